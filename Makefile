@@ -88,9 +88,8 @@ examples: $(VENV)/.dev ## Run every example end to end, train two of them, and p
 	$(BIN)/python scripts/examples.py $(EXAMPLES)
 
 docs: $(VENV)/.dev ## Make the tables that documents are made of, build the site into build/site, check links and commands
-	$(BIN)/python scripts/threats.py --write
 	$(BIN)/python scripts/cli_reference.py --write
-	$(BIN)/python -m pytest -q tests/test_docs.py tests/test_threats.py
+	$(BIN)/python -m pytest -q tests/test_docs.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
 
 docs-serve: $(VENV)/.dev ## Show the documentation at http://127.0.0.1:8000 while you write it

@@ -5,7 +5,7 @@ Workload: `examples/strands_math_agent` served by `agentcore-rl runtime serve`, 
 scripted model (one calculator call, then the answer), each server a process of its own; `RolloutClient` sends the rollouts. In
 the second round the runtime gets SIGKILL when half of the rollouts are in, its processes are awaited, and it is started again on
 the same port and state folder, while the client goes on. Then everything is ended and what is left is counted: processes (every
-orphan becomes a child of this one), session folders, sockets, temporary files, mounts, control groups. Linux only.
+orphan becomes a child of this one), session folders, sockets, temporary files, mounts. Linux only.
 
     python benchmarks/rollouts.py [--quick] [--rollouts N] [--json FILE]
 
@@ -18,7 +18,6 @@ import argparse
 import asyncio
 import contextlib
 import ctypes
-import hashlib
 import json
 import os
 import re
@@ -39,7 +38,6 @@ from agentcore_rl_toolkit.client.testing import TEST_CREDENTIALS
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.gateway.config import ADMIN_KEY_ENV
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine, Seen
-from agentcore_rl_toolkit.isolation.linux import cgroups
 from agentcore_rl_toolkit.store import open_store
 
 AGENT = Path(__file__).parents[1] / "examples" / "strands_math_agent" / "arithmetic_app.py"
@@ -101,7 +99,7 @@ class Stack:
         return answer
 
     async def start_runtime(self, port: int = 0) -> dict[str, Any]:
-        options = ["--port", str(port), "--state-dir", str(self.state)]
+        options = ["--port", str(port), "--state-dir", str(self.state), "--store", str(self.folder / BUCKET)]
         limits = ["--memory-mb", "1024", "--stop-grace", "5"]
         info = await self.start("runtime", "runtime", "serve", "--agent", f"math={AGENT}", *options, *limits)
         self.roots.append(json.loads((self.state / "server.json").read_text())["root"])
@@ -114,19 +112,6 @@ class Stack:
             await asyncio.to_thread(process.wait, 60)
 
     # -- what is left
-    def groups(self) -> list[str]:
-        """Control groups of this stack's sessions."""
-        hierarchy = cgroups.detect()
-        if hierarchy is None:
-            return []
-        tags = tuple("-" + hashlib.sha256(root.encode()).hexdigest()[:8] + "-" for root in self.roots)
-        return [
-            str(p)
-            for parent in hierarchy.parents.values()
-            for p in parent.iterdir()
-            if any(tag in p.name for tag in tags)
-        ]
-
     def left(self) -> dict[str, list[str]]:
         """Everything there should be nothing of, once all servers have ended."""
         temporary = [str(p) for p in self.temporary.rglob("*") if p != self.temporary / f"agentcore-rl-{os.getuid()}"]
@@ -134,11 +119,10 @@ class Stack:
         marked = str(self.folder)
         return {
             "processes": descendants(os.getpid()),
-            "session folders": [str(p) for p in sessions.iterdir()] if sessions.exists() else [],
+            "session folders": [str(p) for p in sessions.glob("*/*")],
             "temporary files": temporary,
             "sockets": [line for line in Path("/proc/net/unix").read_text().splitlines() if marked in line],
             "mounts": [line for line in Path("/proc/self/mounts").read_text().splitlines() if marked in line],
-            "control groups": self.groups(),
         }
 
 
@@ -251,15 +235,13 @@ async def rollouts(
         deadlines=Deadlines(start_s=60, confirm_s=5, run_s=120, stop_s=30),
     )
     items: list[Any] = []
-    groups_seen = killed_sessions = 0
+    killed_sessions = 0
     orphans_s = 0.0
     restart: asyncio.Task[dict[str, Any]] | None = None
     ids = [f"problem-{n}" for n in range(count)]
     batch = client.run_batch_async(problems(count), at_once, input_ids=ids, prepare=prepare, log_interval=0)
     async for item in batch:
         items.append(item)
-        if len(items) == max(1, count // 4):
-            groups_seen = len(stack.groups())
         if kill and restart is None and len(items) >= count // 2:
             killed_sessions = len(await asyncio.to_thread(lambda: session_state(url)["sessions"]))
             stack.processes["runtime"].send_signal(signal.SIGKILL)
@@ -312,7 +294,6 @@ async def rollouts(
         "orphans gone after the kill, s": orphans_s,
         "sessions at the runtime": len(live),
         "descriptors grown": max(0, fds_after - fds_before),
-        "control groups seen": groups_seen,
     }
 
 
@@ -328,7 +309,7 @@ def check(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for name in ("without outcome", "wrong reward", "ok without record", "ok without its turns"):
             add(f"rollouts {name}", row[name], 0, row[name] == 0)
         add("sessions left at the runtime", row["sessions at the runtime"], 0, row["sessions at the runtime"] == 0)
-        for name in ("processes", "session folders", "temporary files", "sockets", "mounts", "control groups"):
+        for name in ("processes", "session folders", "temporary files", "sockets", "mounts"):
             add(f"{name} left", row[name], 0, row[name] == 0)
         if row["kill"]:
             killed, seconds = row["killed with the runtime"], row["orphans gone after the kill, s"]
@@ -369,8 +350,7 @@ def main() -> None:
         print(
             f"{row['round']}: {row['rollouts']} rollouts in {row['seconds']:.1f} s ({row['per_s']:.1f}/s), "
             f"{', '.join(f'{n} {k}' for k, n in row['outcomes'].items())}; {row['sessions used']} sessions, "
-            f"{row['killed with the runtime']} killed with the runtime; {row['model calls']} model calls, "
-            f"{row['control groups seen']} control groups seen"
+            f"{row['killed with the runtime']} killed with the runtime; {row['model calls']} model calls"
         )
     checks = check(rows)
     for one in checks:

@@ -5,7 +5,7 @@ one would ("strands"). A session is started by its first invocation and ended by
 from the kernel's scheduler statistics, so it nearly holds on a busy machine; wall times do not. What is repeated (starts per
 second, warm calls) counts by its least disturbed round, because neighbours' use of the caches shows in CPU too.
 
-    python benchmarks/runtime.py [--quick] [--json FILE] [--isolation auto|namespaces|landlock|process]
+    python benchmarks/runtime.py [--quick] [--json FILE] [--isolation auto|process|none]
 
 `--quick` takes less than 50 seconds; without it 1,000 sessions are held idle (10 GB of memory).
 """

@@ -242,7 +242,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=12, help="of the disturbances")
     parser.add_argument("--interval", type=float, help="seconds between two disturbances")
     parser.add_argument("--deadline", type=float, help="seconds that the rollouts may take together")
-    parser.add_argument("--isolation", default="process", help="isolation tier of the sessions")
+    parser.add_argument("--isolation", default="auto", help="isolation tier of the sessions")
     parser.add_argument("--calm", action="store_true", help="disturb nothing, to see what a rollout costs")
     parser.add_argument("--json", type=Path, help="write rows and checks to this file")
     parser.add_argument("--keep", action="store_true", help="keep files and logs")

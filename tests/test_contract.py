@@ -119,12 +119,6 @@ def test_what_the_published_package_takes_is_taken_and_keyed_as_there(value: con
         10**2000,
     ],
 )
-@pytest.mark.threat(
-    who="a caller with a bad request",
-    tries="name an input or experiment so that the record lies outside its experiment",
-    stopped_by="ids with '..' parts, leading slashes or NUL are refused by client, agent and store",
-    leaves="whoever may invoke an agent chooses the bucket, unless AGENTCORE_RL_ALLOWED_BUCKETS is set",
-)
 def test_ids_that_could_leave_their_place_are_refused_with_what_to_do(bad: object) -> None:
     with pytest.raises(ContractError, match=r"write|remove|give it|repair|text or a number"):
         contract.check_id(bad, "exp_id")  # type: ignore[arg-type]  # the caller may send anything

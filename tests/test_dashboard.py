@@ -76,7 +76,10 @@ def test_each_metric_is_exposed_with_its_labels_after_a_rollout(
         with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=30) as reply:
             return str(reply.read().decode())
 
-    with ScriptedModel(lambda messages, tools: "None.") as model, LocalRuntime({"a": tmp_path / "agent.py"}) as runtime:
+    with (
+        ScriptedModel(lambda messages, tools: "None.") as model,
+        LocalRuntime({"a": tmp_path / "agent.py"}, ["--store", str(tmp_path / "store")]) as runtime,
+    ):
         gateway = Gateway(GatewayConfig(upstreams=(UpstreamConfig(url=model.url, engine="vllm"),)))
         portal.call(gateway.start())
         try:

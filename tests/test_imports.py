@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "logs": set(),
     "proof": set(),
     "store": {"_portal"},
-    "app": {"store", "logs", "proof"},
+    "app": {"store", "logs", "proof", "isolation"},
     "reward": set(),
     "client": {"store", "logs", "proof", "_portal", "_servers"},
     "trajectory": set(),
@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "_installation",
         "_protobuf",
     },
-    "isolation": {"_servers"},
+    "isolation": set(),
     "runtime": {
         "isolation",
         "store",
@@ -143,7 +143,7 @@ ROOMS = {
         "config",
     ],
     "messages": ["render", "dialects", "errors"],
-    "isolation": ["run", "tiers", "base", "engines", "limits", "linux", "relay", "pipe", "spec", "boot"],
+    "isolation": ["tiers", "sandbox", "engines", "limits", "hints"],
     "runtime": [
         *(
             "service",

@@ -138,12 +138,6 @@ def well(served: Served) -> bool:
 # -- web pages
 
 
-@pytest.mark.threat(
-    who="a web page in the user's browser",
-    tries="make a name of its own point to this machine (DNS rebinding) and talk to a server there",
-    stopped_by="every server knows its names and refuses another Host with 421",
-    leaves="names given with --allowed-host are trusted, and so are the web pages there",
-)
 def test_a_foreign_host_is_refused(served: Served) -> None:
     for host in ("evil.example", f"evil.example:{served.address[1]}", f"127.0.0.1.evil.example:{served.address[1]}"):
         status, body = ask(served, f"Host: {host}")
@@ -151,12 +145,6 @@ def test_a_foreign_host_is_refused(served: Served) -> None:
         assert "--allowed-host" in body
 
 
-@pytest.mark.threat(
-    who="a web page in the user's browser",
-    tries="send requests that need no permission (text/plain) to the servers of this machine",
-    stopped_by="every server refuses an Origin that is not its own, null included, with 403",
-    leaves="",
-)
 def test_a_foreign_origin_is_refused_whatever_is_asked(served: Served) -> None:
     own = f"http://127.0.0.1:{served.address[1]}"
     for origin in (
@@ -194,12 +182,6 @@ def test_an_allowed_host_is_answered(tmp_path: Path) -> None:
         assert ask(served, "Host: storage.example")[0] == 421
 
 
-@pytest.mark.threat(
-    who="a web page in the user's browser",
-    tries="open a WebSocket to an agent, or a shell in a session",
-    stopped_by="the handshake is refused with 403 for a foreign Origin, with 421 for a foreign Host",
-    leaves="",
-)
 @pytest.mark.parametrize("path", ["ws", "ws/shells"])
 async def test_websocket_handshakes_are_refused_to_web_pages(server: Callable[[str], Served], path: str) -> None:
     runtime = server("runtime")
@@ -220,12 +202,6 @@ async def test_websocket_handshakes_are_refused_to_web_pages(server: Callable[[s
 # -- keys
 
 
-@pytest.mark.threat(
-    who="another user of this machine",
-    tries="open, read or delete sessions at the gateway, add a server to it, pause it, or change the weight version",
-    stopped_by="a gateway without an admin key makes one, in a file that only its user can read",
-    leaves="--no-admin-key turns it off; a Gateway made in one's own Python has no key unless it is given one",
-)
 def test_a_gateway_is_administered_with_its_key_only(tmp_path: Path) -> None:
     with serving("gateway", tmp_path) as served:
         for method, path in (
@@ -264,12 +240,6 @@ def test_a_gateway_can_be_left_open(tmp_path: Path) -> None:
         assert ask(served, path="/admin/stats")[0] == 200
 
 
-@pytest.mark.threat(
-    who="another user of this machine",
-    tries="load weights into the policy server",
-    stopped_by="new weights need the key that the server makes, in a file that only its user can read",
-    leaves="whoever reaches the port may sample: vLLM's routes take no key",
-)
 def test_a_policy_is_changed_with_its_key_only(server: Callable[[str], Served]) -> None:
     served = server("policy")
     for headers in ((), ("Authorization: Bearer guess",)):
@@ -297,12 +267,6 @@ def test_a_tinker_rehearsal_with_a_key_takes_that_one_only(server: Callable[[str
 # -- heads and connections
 
 
-@pytest.mark.threat(
-    who="a caller with a bad request",
-    tries="send a request head of many megabytes",
-    stopped_by="every server answers 431 above 64 KB",
-    leaves="",
-)
 def test_heads_above_64_kilobytes_are_431(served: Served) -> None:
     assert ask(served, *(f"x-{n}: {'v' * 1000}" for n in range(70)))[0] == 431
     assert well(served)
@@ -320,12 +284,6 @@ def test_a_head_of_60_kilobytes_passes(served: Served) -> None:
     assert status not in (0, 431)
 
 
-@pytest.mark.threat(
-    who="another user of this machine",
-    tries="use up a server's connections with idle ones and with heads that are never finished",
-    stopped_by="above half of the open files the longest idle connections are closed, so a newcomer is always served",
-    leaves="",
-)
 def test_idle_connections_and_unfinished_heads_keep_nobody_out(served: Served) -> None:
     held: list[socket.socket] = []
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import hashlib
 import json
 import os
 import secrets
@@ -18,7 +17,6 @@ from typing import Any
 
 from agentcore_rl_toolkit.client.testing import TEST_CREDENTIALS
 from agentcore_rl_toolkit.gateway.client import ADMIN_KEY_ENV
-from agentcore_rl_toolkit.isolation.linux import cgroups
 
 from .trainer import BUCKET
 
@@ -118,7 +116,16 @@ class Stack:
         if name == "runtime":
             options = ["--agent", f"soak={HERE / 'agent.py'}", "--state-dir", str(self.state), "--isolation", self.tier]
             options += ["--stop-grace", "5", "--memory-mb", "512"]
-            options += ["--idle-timeout", "20", "--writable", str(self.seen), "--session-env", f"SEEN={self.seen}"]
+            options += [
+                "--idle-timeout",
+                "20",
+                "--writable",
+                str(self.seen),
+                "--store",
+                str(self.disk / BUCKET),
+                "--session-env",
+                f"SEEN={self.seen}",
+            ]
             return [*ours, "runtime", "serve", *options, *tail]
         settings = {
             "folder": str(self.folder),
@@ -237,19 +244,6 @@ class Stack:
         return found
 
     # -- what is left
-    def groups(self) -> list[str]:
-        """Control groups of this stack's sessions and templates."""
-        where = cgroups.detect()
-        if where is None:
-            return []
-        tags = tuple("-" + hashlib.sha256(root.encode()).hexdigest()[:8] + "-" for root in self.roots)
-        return [
-            str(group)
-            for parent in set(where.parents.values())
-            for group in parent.iterdir()
-            if any(tag in group.name for tag in tags)
-        ]
-
     def left(self) -> dict[str, list[str]]:
         """Everything there should be nothing of, once all servers have ended."""
         shared = self.temporary / f"agentcore-rl-{os.getuid()}"
@@ -257,7 +251,7 @@ class Stack:
         unfinished = [p for p in (self.disk / BUCKET).rglob("*") if p.is_file() and p.suffix != ".json"]
         return {
             "processes": descendants(os.getpid()),
-            "session folders": [str(p) for p in sessions.iterdir()] if sessions.exists() else [],
+            "session folders": [str(p) for p in sessions.glob("*/*")],
             "temporary files": [str(p) for p in self.temporary.rglob("*") if p != shared],
             "half-written objects": [str(p) for p in unfinished],
             "sockets": [line for line in Path("/proc/net/unix").read_text().splitlines() if marked in line],
@@ -266,7 +260,6 @@ class Stack:
                 for line in Path("/proc/self/mounts").read_text().splitlines()
                 if marked in line and str(self.disk) not in line
             ],
-            "control groups": self.groups(),
         }
 
 

@@ -104,7 +104,7 @@ def main() -> None:
         gateway_at = stack.enter_context(serving("gateway", store, out))
         records = out / "records"
         records.mkdir(exist_ok=True)
-        served = ["runtime", "serve", "--agent", f"math={a.agent}"]
+        served = ["runtime", "serve", "--agent", f"math={a.agent}", "--store", str(records)]
         runtime = stack.enter_context(serving("runtime", served, out))
 
         values = read_settings(a.config)

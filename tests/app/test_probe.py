@@ -94,12 +94,6 @@ async def test_a_gateway_that_does_not_serve_is_said_and_nothing_it_answers(
     assert "models" not in found  # a redirect was not followed
 
 
-@pytest.mark.threat(
-    who="a damaged or foreign file",
-    tries="ask a session what it reaches, in place of a rollout",
-    stopped_by="a probe needs the doctor's experiment and a proof key, and a payload with nothing else in it",
-    leaves="who may invoke the agent may probe it, as it may run it; AGENTCORE_RL_PROBE=0 turns probes off",
-)
 async def test_only_the_doctors_payload_is_a_probe(tmp_path: Path) -> None:
     good = payload(f"file://{tmp_path}")
     wrong: list[tuple[dict[str, Any], AgentSettings | None]] = [

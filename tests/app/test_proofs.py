@@ -81,12 +81,6 @@ def test_an_interrupted_record_is_proven(start_agent: Any) -> None:
     assert check(path.read_bytes(), reply["result_key"], SECRET) is Proof.PROVEN
 
 
-@pytest.mark.threat(
-    who="whoever can write to the bucket",
-    tries="put a record where a session will write its own, so that the session's is not stored",
-    stopped_by="the session's agent replaces a record that it did not write",
-    leaves="a client that reads in between ends the rollout as invalid",
-)
 def test_a_record_that_the_session_did_not_write_is_replaced(agent: Any, tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     path, reply = agent.rollout({"do": "wait", "flag": str(flag)}, proof_key=SECRET)

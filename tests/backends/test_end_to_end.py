@@ -116,7 +116,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
             str(folder / "turns"),
         ]
         gateway = stack.enter_context(serving("gateway", upstream, folder))
-        served = ["runtime", "serve", "--agent", f"math={agent}", "--writable", str(folder / "records")]
+        served = ["runtime", "serve", "--agent", f"math={agent}", "--store", str(folder / "records")]
         runtime = stack.enter_context(serving("runtime", served, folder))
         client = stack.enter_context(
             RolloutClient(

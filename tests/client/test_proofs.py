@@ -50,12 +50,6 @@ def test_every_session_has_a_secret_of_its_own(client: RolloutClient, runtime: S
     assert len({secret_of(runtime, str(item.session_id)) for item in items}) == 5
 
 
-@pytest.mark.threat(
-    who="a session",
-    tries="write another session's record, or move and change a genuine one, where the whole store can be written",
-    stopped_by="a record counts only with the proof that its session alone can make, over every byte and its key",
-    leaves="the spoilt rollout ends as invalid; records of agents that cannot prove theirs are accepted and counted as unproven",
-)
 @pytest.mark.parametrize(
     "how",
     ["without a proof", "with the proof of another session", "moved from another input", "changed", "made-up proof"],
@@ -115,12 +109,6 @@ def test_a_wrong_proof_of_an_agent_that_promised_none_is_a_forgery_too(
     assert isinstance(victim.exception(60), InvalidResultError)
 
 
-@pytest.mark.threat(
-    who="a session",
-    tries="answer an invoke with a folder of its choice, so that the client reads and deletes files of its own machine",
-    stopped_by="the client follows an answer to another bucket, never to other files or memory than those it named itself",
-    leaves="another bucket is read with the client's own credentials",
-)
 @pytest.mark.parametrize("scheme", ["file", "FILE", "memory"])
 def test_an_answer_does_not_choose_what_is_read_here(
     client: RolloutClient, runtime: ScriptedRuntime, tmp_path: Path, scheme: str
@@ -196,12 +184,6 @@ client.map([{WAITING!r}], ledger={str(ledger)!r})
     return fields
 
 
-@pytest.mark.threat(
-    who="another user of this machine",
-    tries="read the key from which the secrets of sessions are derived",
-    stopped_by="it lies beside the ledger in a file with mode 0600, or only in the client's memory, and never in the store",
-    leaves="root, and whoever may read the client's memory",
-)
 def test_the_key_beside_a_ledger_is_for_its_owner_only(
     make_client: MakeClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

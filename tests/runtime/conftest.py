@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import psutil
 import pytest
 from botocore.config import Config
 
@@ -126,6 +127,11 @@ class Server:
         """Whether a live session has printed it."""
         session = self.session(session_id)
         return session is not None and Path(session["log"]).exists() and text in Path(session["log"]).read_text()
+
+    def processes(self) -> list[int]:
+        """All processes below this one: templates, sessions and what they started, sandboxes left out."""
+        found = psutil.Process(self.process.pid).children(recursive=True)
+        return [p.pid for p in found if alive(p.pid) and p.name() != "bwrap"]
 
     def template_pid(self) -> int:
         return int(self.view.get("/_local/status")["templates"][0]["pid"])

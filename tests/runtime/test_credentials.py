@@ -36,12 +36,6 @@ def test_no_process_shows_the_credential(start_server: Callable[..., Server], tm
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.threat(
-    who="a session",
-    tries="read the runtime's credential: environment and command lines of processes, its own environment",
-    stopped_by="sessions get no variable of the runtime but the documented ones, and may read no other process's environment",
-    leaves="the process tier confines nothing",
-)
 @pytest.mark.parametrize("tier", ["namespaces", "landlock"])
 def test_a_session_finds_the_credential_nowhere(start_server: Callable[..., Server], tier: str) -> None:
     server = start_server("--isolation", tier, agent=REBEL, credential="AKLOCAL:secret")

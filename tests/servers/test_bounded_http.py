@@ -110,12 +110,6 @@ async def test_a_head_of_64_kilobytes_passes_and_a_larger_one_is_431() -> None:
             line[1].close()
 
 
-@pytest.mark.threat(
-    who="a caller with a bad request",
-    tries="fill a server's memory with a request head, trailers or blank lines that never end",
-    stopped_by="64 KB without anything the parser can use end the connection, with 431 where a response fits",
-    leaves="",
-)
 @pytest.mark.parametrize(
     "begun",
     [
@@ -156,12 +150,6 @@ async def test_many_trailers_are_not_kept() -> None:
         assert (await response(line))[0] in (0, 431)
 
 
-@pytest.mark.threat(
-    who="another machine",
-    tries="hold connections open by sending their request a byte at a time",
-    stopped_by="a head has 30 s from its first byte (408), a new connection 75 s until one, a pause in a body 60 s",
-    leaves="",
-)
 async def test_a_head_that_trickles_in_has_a_deadline() -> None:
     async with serving(head_s=0.5) as running:
         line = await running.line()
@@ -238,12 +226,6 @@ async def test_two_hosts_are_none() -> None:
         assert (await response(line))[0] == 421
 
 
-@pytest.mark.threat(
-    who="another user of this machine",
-    tries="open thousands of connections and leave them idle, so that nobody else gets one",
-    stopped_by="a bound on connections, above which the longest idle are closed, those that asked nothing first",
-    leaves="requests under way are never closed; one peer may hold three quarters of the bound with them",
-)
 async def test_idle_connections_make_room_and_a_used_one_stays() -> None:
     async with serving(connections=64) as running:
         kept = await running.line()

@@ -39,12 +39,6 @@ def test_a_key_is_found_under_every_loopback_address_of_its_port() -> None:
         assert keys.find(kind, url) is None
 
 
-@pytest.mark.threat(
-    who="another user of this machine",
-    tries="read the key of a server, or leave one for its clients to send",
-    stopped_by="key files have mode 0600 in a folder of mode 0700, and files or folders of others are not believed",
-    leaves="root reads everything",
-)
 def test_nobody_else_can_read_it_and_what_others_can_write_is_not_believed(folder: Path) -> None:
     old = os.umask(0)
     try:

@@ -81,12 +81,6 @@ def test_a_file_without_a_credential_is_refused_and_not_shown(tmp_path: Path, te
     assert ":secret" not in str(raised.value)
 
 
-@pytest.mark.threat(
-    who="another user of this machine",
-    tries="read the runtime's credential from its file",
-    stopped_by="a credential file that others can read is refused",
-    leaves="",
-)
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o660])
 def test_a_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
     with pytest.raises(ConfigError, match="chmod 600"):
@@ -103,12 +97,6 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
         credentials_from({}, tmp_path / "none")
 
 
-@pytest.mark.threat(
-    who="another user of this machine",
-    tries="read the runtime's credential in the process list",
-    stopped_by="secrets are taken from the environment or a file, never from a command line",
-    leaves="values of --session-env K=V and --env K=V, where they are written out; K alone is not shown",
-)
 @pytest.mark.parametrize(
     "command",
     [

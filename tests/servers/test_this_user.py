@@ -32,12 +32,6 @@ def server(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
             yield listener.url, "/"
 
 
-@pytest.mark.threat(
-    who="another user of this machine",
-    tries="read runs in the view, sample through verl's bridge, use the Tinker rehearsal, through loopback",
-    stopped_by="the kernel says whose the connection is: only this user and root are answered",
-    leaves="what runs as this user passes, sessions too; elsewhere than on Linux the loopback passes; a view with `--host`",
-)
 def test_another_user_gets_nothing(server: tuple[str, str], as_another_user: Callable[..., str]) -> None:
     url = "".join(server)
     with urllib.request.urlopen(url, timeout=60) as reply:

@@ -37,12 +37,6 @@ def s3(s3_endpoint: str, aws_env: None, monkeypatch: pytest.MonkeyPatch) -> Iter
     client.close()
 
 
-@pytest.mark.threat(
-    who="whoever can write to the bucket",
-    tries="blind the client with one object under a key that cannot be listed",
-    stopped_by="a listing that meets such a key is made another way, which takes every key",
-    leaves="that listing costs the client some ten times the CPU",
-)
 @pytest.mark.parametrize("foreign", [*FOREIGN, *UNREADABLE])
 @pytest.mark.parametrize("prefix", ["", "team/a"])
 async def test_one_foreign_key_hides_no_record(s3: Any, foreign: str, prefix: str) -> None:
@@ -121,12 +115,6 @@ def fill(store: ObjectStore, root: Path) -> Path:
     return root / "store" / "e"
 
 
-@pytest.mark.threat(
-    who="a session",
-    tries="blind the client with links, FIFOs, circles, deep trees or folders without permission in a shared directory",
-    stopped_by="listings and reads follow no link, open only regular files, and have bounds of depth and size",
-    leaves="a session with the same directory can delete another's record",
-)
 @pytest.mark.parametrize(
     "what",
     ["deep", "circle", "link", "fifo", "socket", "device", "no permission", "not unicode", "control", "folder", "long"],

@@ -63,7 +63,7 @@ def main() -> None:
         os.environ.setdefault(name, "local")  # boto3 signs requests to the local runtime too
     os.environ["TINKER_API_KEY"] = "tml-rehearsal"
     policy = ["policy", "tinker", "--checkpoints", str(folder / "checkpoints")]
-    runtime = ["runtime", "serve", "--agent", f"math={AGENT}"]
+    runtime = ["runtime", "serve", "--agent", f"math={AGENT}", "--store", str(records)]
     with serving("service", policy, folder) as service, serving("runtime", runtime, folder) as local:
         settings = {
             "exp_id": "rehearsal",

@@ -18,7 +18,6 @@ from ..contract import PROBE_FIELD, REFUSED, ROLLOUT_FIELD, RUNS_ONCE_FIELD, Rol
 from ..errors import AgentCoreRLError, ContractError, StorePermissionError
 from ..proof import PROOF_KEY_FIELD, REPLY_FIELD, SCHEME
 from ..store import ObjectStore, open_store, url_matches
-from ..store.handover import HandoverStore
 from .record import PolicyReward, RolloutInfo, find_secrets
 from .rollout import Rollout
 from .runner import AgentRunner
@@ -156,7 +155,7 @@ class Engine:
         text = f"the agent cannot store its record in {config.s3_bucket}: {refusal}"
         if isinstance(refusal, StorePermissionError):
             if str(config.s3_bucket).startswith("file:"):
-                text += f". The session needs a writable directory {config.s3_bucket} (local runtime: --writable)"
+                text += f". The session cannot write to {config.s3_bucket} (local runtime: --store {config.s3_bucket})"
             else:
                 text += f". The agent's role needs s3:PutObject, s3:GetObject and s3:DeleteObject on {config.exp_id}/* there"
         logger.critical("rollout refused: %s", text)
@@ -204,18 +203,12 @@ class Engine:
             return own, True
         with self._lock:
             if url not in self._stores:
-                self._stores[url] = self._open(url)
+                self._stores[url] = open_store(url)
             return self._stores[url], False
 
     def proof_key_of(self, key: str) -> str | None:
         """The secret of the rollout whose record lies at a key, while it runs."""
         return next((r.info.config.proof_key for r in list(self._live) if r.info and r.info.result_key == key), None)
-
-    def _open(self, url: str) -> ObjectStore:
-        store = open_store(url)
-        path = self.settings.records
-        # A session of the local runtime may write nowhere; the runtime takes its record.
-        return HandoverStore(store.url, path, store) if path and store.url.startswith("file:") else store
 
     def _begin(self, rollout: Rollout, identity: Identity | None) -> None:
         self._live.add(rollout)

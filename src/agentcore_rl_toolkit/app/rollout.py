@@ -24,6 +24,7 @@ from typing import Any
 
 from ..contract import INFO_FIELD, Cause, Outcome, RolloutConfig, alive_key, parse_record
 from ..errors import AgentCoreRLError, InvalidResultError, ObjectExistsError, ObjectTooLargeError
+from ..isolation.hints import hint
 from ..logs import log_context
 from ..proof import Proof, check, seal
 from ..store import ObjectStore, jitter
@@ -239,6 +240,9 @@ class Rollout:
                 whose.cause is Cause.INFRASTRUCTURE
             ):  # such as a model call that no engine answered: not the agent's failure
                 outcome = Outcome.LOST
+        why = hint(error)
+        if why is not None:
+            error.add_note(why)
         stop_reason, error_type = describe(error)
         if whose.cause is Cause.POLICY:
             logger.warning("the policy failed (%s): %s: %s", whose.failure, error_type, stop_reason)

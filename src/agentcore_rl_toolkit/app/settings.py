@@ -26,7 +26,6 @@ class AgentSettings:
     max_record_bytes: int = 100_000_000
     reseed: bool = True
     probe: bool = True  # answer `agentcore-rl doctor`
-    records: str = ""  # the local runtime's socket for records that go to directories
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> AgentSettings:

@@ -24,7 +24,7 @@ from ..contract import Cause
 from ..errors import ConfigError, GatewayError, LocalRuntimeError
 from ..store import parse_url
 from ..store.names import path_of
-from .options import as_json, from_environment
+from .options import as_json, from_environment, sandbox_words, with_sandbox
 from .output.commands import nearby, program
 from .output.terminal import visible
 from .output.waiting import Waiting
@@ -100,6 +100,7 @@ class Target:
 @click.option("--sessions-per-minute", type=POSITIVE, help="New sessions per minute (AgentCore: 400 for containers).")
 @click.option("--endpoint-url", help="Another AgentCore data plane, of a deployed agent.")
 @click.option("--session-env", multiple=True, metavar="K=V", help="A variable for a local agent; may be repeated.")
+@with_sandbox
 @click.option(
     "--allow-failures",
     default=0,
@@ -193,7 +194,7 @@ def _check(options: dict[str, Any]) -> None:
     if options["agent"] is None:
         from .training.stack import Stack
 
-        if options["session_env"] or Stack.running() is None:
+        if _own_sessions(options) or Stack.running() is None:
             raise ConfigError("--agent ARN|FILE is missing, and no `agentcore-rl up` runs in this folder")
     if options["model"]:
         from .training.stack import model_folder
@@ -209,6 +210,8 @@ def _check(options: dict[str, Any]) -> None:
             raise ConfigError(
                 "--session-env is for an agent that is served here; a deployed one has variables of its own"
             )
+        if options["readable"] or options["writable"]:
+            raise ConfigError("--readable and --writable are for an agent that is served here")
     elif options["endpoint_url"]:
         raise ConfigError("--endpoint-url is for a deployed agent, given as --agent ARN; a file is served here")
 
@@ -239,6 +242,11 @@ def _check_credentials() -> None:
 
     if botocore.session.get_session().get_credentials() is None:
         raise ConfigError(f"no credentials: {HOW_TO_HAVE_THEM}")
+
+
+def _own_sessions(options: dict[str, Any]) -> bool:
+    """Whether sessions are asked for that a running `agentcore-rl up` does not have."""
+    return bool(options["session_env"] or options["readable"] or options["writable"])
 
 
 def _deployed(options: dict[str, Any]) -> bool:
@@ -370,7 +378,7 @@ def _target(options: dict[str, Any], out: Path) -> Iterator[Target]:
 
     agent: str | None = options["agent"]
     model: Path | str | None = options["model"]
-    stack = Stack.running() if not options["session_env"] else None
+    stack = Stack.running() if not _own_sessions(options) else None
     if agent is not None and agent.startswith("arn:") and (stack is None or agent != stack.agent_arn):
         if not options["bucket"]:
             raise ConfigError("--bucket is needed: where does the deployed agent store its results?")
@@ -385,16 +393,26 @@ def _target(options: dict[str, Any], out: Path) -> Iterator[Target]:
     use_local_credentials()
     if stack is not None and (agent in (None, stack.agent_arn) or file == Path(stack.agent)):
         if model in (None, NO_MODEL) or str(model) == stack.model:
+            bucket = options["bucket"] or stack.store  # its sessions have no other directory
             yield Target(arn=stack.agent_arn, bucket=bucket, endpoint_url=stack.runtime_url, stack=stack)
             return
         file = file or Path(stack.agent)
         click.echo("`agentcore-rl up` runs here with another model: this evaluation starts its own services", err=True)
     assert file is not None  # without one the running stack's agent is it
+    words = sandbox_words(options["readable"], options["writable"])
+    if bucket.startswith("file://"):
+        words.append(f"--store={bucket}")
     if options["base_url"] or model == NO_MODEL:
-        with _serve(file, out, options["session_env"]) as ready:
+        with _serve(file, out, options["session_env"], words) as ready:
             yield Target(arn=ready["agents"]["agent"], bucket=bucket, endpoint_url=ready["url"])
         return
-    with own(file, folder=out, model=Path(model) if model else None, session_env=options["session_env"]) as stack:
+    with own(
+        file,
+        folder=out,
+        model=Path(model) if model else None,
+        session_env=options["session_env"],
+        runtime_options=words,
+    ) as stack:
         yield Target(arn=stack.agent_arn, bucket=bucket, endpoint_url=stack.runtime_url, stack=stack)
 
 
@@ -438,13 +456,13 @@ def _texts_of(target: Target) -> TokenTexts | None:
 
 
 @contextlib.contextmanager
-def _serve(path: Path, out: Path, session_env: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+def _serve(path: Path, out: Path, session_env: tuple[str, ...], runtime_options: list[str]) -> Iterator[dict[str, Any]]:
     from ..runtime.wire import HANDED, parse_environment
 
     ready = out / f".runtime-{os.getpid()}.json"
     command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve", "--agent", f"agent={path}"]
     command += ["--ready-file", str(ready), "--parent-pid", str(os.getpid())]
-    command += ["--state-dir", str(out / "sessions")]
+    command += ["--state-dir", str(out / "sessions"), *runtime_options]
     environment = {**os.environ, HANDED: json.dumps(parse_environment(session_env))}
     with (out / "runtime.log").open("wb") as log:
         # A group of its own: Ctrl-C reaches this process first, which ends the sessions before their runtime.

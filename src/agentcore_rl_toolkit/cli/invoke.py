@@ -16,7 +16,7 @@ import click
 
 from ..contract import Cause
 from ..errors import AgentCoreRLError, ConfigError
-from .options import as_json
+from .options import as_json, sandbox_words, with_sandbox
 from .output import dialogue
 from .output.terminal import visible
 
@@ -32,10 +32,18 @@ if TYPE_CHECKING:
     "--model", type=click.Path(path_type=Path), metavar="DIR", help="The model [default: the built-in policy]."
 )
 @click.option("--session-env", multiple=True, metavar="K=V", help="A variable that the agent reads; may be repeated.")
+@with_sandbox
 @click.option("--timeout", default=120.0, show_default=True, help="Seconds for the rollout.")
 @as_json
 def command(
-    payload: str, agent: str | None, model: Path | None, session_env: tuple[str, ...], timeout: float, as_json: bool
+    payload: str,
+    agent: str | None,
+    model: Path | None,
+    session_env: tuple[str, ...],
+    readable: tuple[str, ...],
+    writable: tuple[str, ...],
+    timeout: float,
+    as_json: bool,
 ) -> None:
     """Run one rollout of PAYLOAD, a JSON object, and print what became of it.
 
@@ -53,7 +61,7 @@ def command(
     if not isinstance(value, dict):
         raise ConfigError('the payload must be a JSON object, such as \'{"prompt": "..."}\'')
     try:
-        with _stack(agent, model, session_env) as stack:
+        with _stack(agent, model, session_env, sandbox_words(readable, writable)) as stack:
             rollout = asyncio.run(_roll(stack, value, timeout))
             log = _log_of(stack, rollout.session_id) if not rollout.usable else ""
     except ConfigError:
@@ -76,11 +84,13 @@ def command(
 
 
 @contextlib.contextmanager
-def _stack(agent: str | None, model: Path | None, session_env: Sequence[str]) -> Iterator[Stack]:
+def _stack(
+    agent: str | None, model: Path | None, session_env: Sequence[str], runtime_options: Sequence[str]
+) -> Iterator[Stack]:
     """The running stack with this agent and model, else one for this call."""
     from .training.stack import Stack, agent_file, model_folder, own
 
-    running = Stack.running() if not session_env else None
+    running = Stack.running() if not (session_env or runtime_options) else None
     file, folder = agent_file(agent) if agent is not None else None, model_folder(model)
     if file is None and running is not None:
         file = Path(running.agent)
@@ -92,7 +102,9 @@ def _stack(agent: str | None, model: Path | None, session_env: Sequence[str]) ->
         return
     with (
         tempfile.TemporaryDirectory(prefix="agentcore-rl-invoke-", ignore_cleanup_errors=True) as scratch,
-        own(file, folder=Path(scratch), model=folder, session_env=session_env) as stack,
+        own(
+            file, folder=Path(scratch), model=folder, session_env=session_env, runtime_options=runtime_options
+        ) as stack,
     ):
         yield stack
 

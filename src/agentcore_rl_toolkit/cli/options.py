@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,33 @@ allowed_hosts = click.option(
     help="Another name of this server, of a load balancer or a service; * for any part of it. Repeatable "
     "[env: AGENTCORE_RL_ALLOWED_HOSTS, separated by blanks].",
 )
+
+_PATH = click.Path(resolve_path=True)
+sandbox_options = (
+    click.option(
+        "--readable",
+        multiple=True,
+        type=_PATH,
+        metavar="DIR",
+        help="A folder or file that sessions see beside the agent's project; repeatable.",
+    ),
+    click.option(
+        "--writable", multiple=True, type=_PATH, metavar="DIR", help="A folder that sessions may write to; repeatable."
+    ),
+)
+
+
+def with_sandbox(command: F) -> F:
+    """Add `sandbox_options` to a command."""
+    for option in reversed(sandbox_options):
+        command = option(command)
+    return command
+
+
+def sandbox_words(readable: Iterable[str], writable: Iterable[str]) -> list[str]:
+    """The same options for `runtime serve`."""
+    return [f"--readable={path}" for path in readable] + [f"--writable={path}" for path in writable]
+
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from .options import as_json, engine_options
+from .options import as_json, engine_options, with_sandbox
 
 BACKENDS = ("loop", "trl", "slime", "verl", "rllm", "tinker")
 
@@ -69,6 +69,7 @@ BACKENDS = ("loop", "trl", "slime", "verl", "rllm", "tinker")
     help="Send the metrics there too. Repeatable.",
 )
 @click.option("--session-env", multiple=True, metavar="K=V", help="A variable every session sees. Repeatable.")
+@with_sandbox
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the run. [default: runs/...]")
 @click.option("--resume", is_flag=True, help="Go on with the newest unfinished run, or with the one in --out.")
 @click.option("--dry-run", is_flag=True, help="With --config of another trainer: check it and print what would run.")

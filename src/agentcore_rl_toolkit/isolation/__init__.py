@@ -1,8 +1,1 @@
-"""Isolation tiers for session processes. The contract with a launcher is in `tiers`."""
-
-from __future__ import annotations
-
-from .spec import IsolationSpec, Limits
-from .tiers import Tier, TierReport, available_tiers, choose_tier
-
-__all__ = ["IsolationSpec", "Limits", "Tier", "TierReport", "available_tiers", "choose_tier"]
+"""How sessions are kept from this user's files: the tiers, and what each of them needs."""

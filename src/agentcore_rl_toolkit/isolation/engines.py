@@ -1,9 +1,9 @@
 """Finds a container engine on this machine: Docker, or Podman, whose service speaks Docker's HTTP API.
 
-Looked for, in this order: the address in ``DOCKER_HOST`` (``CONTAINER_HOST`` for Podman), Docker's socket, the endpoint of the
-current ``docker`` context, Podman's sockets, the ``podman`` program (the caller then starts its service).
+Looked for, in this order: the address in ``DOCKER_HOST`` or ``CONTAINER_HOST``, Docker's socket, the endpoint of the current
+``docker`` context, Podman's sockets, the ``podman`` program (the caller then starts its service).
 
-Source: Docker Engine API v1.41, ``/_ping`` and ``/version``.
+Source: Docker Engine API v1.41, ``/version``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import Any, Literal
 from ..errors import ConfigError
 
 EngineName = Literal["docker", "podman"]
-ENGINES = ("auto", "docker", "podman")
 _TIMEOUT_S = 10.0
 INSTALL = (
     "install Docker (https://docs.docker.com/engine/install) or Podman (on Debian and Ubuntu: apt-get install podman)"
@@ -40,158 +39,82 @@ class EngineAddress:
         return f"{self.name} at {self.url}" if self.url is not None else f"{self.name} ({self.program})"
 
 
-def find_engine(wanted: str = "auto") -> EngineAddress:
+def find_engine() -> EngineAddress:
     """The first engine that answers. Blocks. Raises: ConfigError that says what was tried and what to install."""
-    if wanted not in ENGINES:
-        raise ConfigError(f"the container engine must be one of {', '.join(ENGINES)}, got {wanted!r}")
     tried: list[str] = []
-    for url in _candidates(wanted):
+    for url in dict.fromkeys(_candidates()):
+        if url.startswith("unix://") and not os.path.exists(url.removeprefix("unix://")):
+            continue
         try:
-            name = _who_answers(url)
+            return EngineAddress(name=_name_of(url), url=url)
         except (OSError, ValueError, http.client.HTTPException) as e:
             tried.append(f"{url}: {e}")
-            continue
-        if wanted in ("auto", name):
-            return EngineAddress(name=name, url=url)
-        tried.append(f"{url}: it is {name}")
-    if wanted in ("auto", "podman"):
-        program = shutil.which("podman")
-        why = "podman is not on PATH" if program is None else _podman_fails(program)
-        if why is None:
-            return EngineAddress(name="podman", program=program)
-        tried.append(why)
-    asked = "no container engine" if wanted == "auto" else f"{wanted}: no such container engine"
-    raise ConfigError(f"{asked} can be used here ({'; '.join(tried)}); {INSTALL}")
+    program = shutil.which("podman")
+    why = "podman is not on PATH" if program is None else _failure([program, "info"])
+    if why is None:
+        return EngineAddress(name="podman", program=program)
+    raise ConfigError(f"no container engine can be used here ({'; '.join([*tried, why])}); {INSTALL}")
 
 
-def engine_unavailable() -> str | None:
-    """Why no container engine can be used; None when one can."""
-    try:
-        find_engine()
-    except ConfigError as e:
-        return str(e)
-    return None
-
-
-def gvisor_unavailable() -> str | None:
-    """Why containers cannot run behind gVisor; None when they can."""
-    try:
-        engine = find_engine()
-    except ConfigError as e:
-        return str(e)
-    if engine.program is not None:
-        return None if shutil.which("runsc") else "runsc is not on PATH (on Debian: apt-get install runsc)"
-    if engine.name == "podman":
-        return f"{engine} runs already, with the runtime it was started with; gVisor needs a service of its own"
-    return _docker_lacks_runsc(engine)
-
-
-def _docker_lacks_runsc(engine: EngineAddress) -> str | None:
-    try:
-        known = _ask(engine.url or "", "/info").get("Runtimes") or {}
-    except (OSError, ValueError, http.client.HTTPException) as e:
-        return f"{engine}: {e}"
-    return (
-        None
-        if "runsc" in known
-        else f"{engine} does not know the runtime runsc; see https://gvisor.dev/docs/user_guide"
-    )
-
-
-def _candidates(wanted: str) -> Iterator[str]:
-    """Addresses to try, without those of socket files that do not exist."""
-    seen = set()
-    for url in (*_configured(wanted), *_usual(wanted)):
-        if url in seen or (url.startswith("unix://") and not os.path.exists(url.removeprefix("unix://"))):
-            continue
-        seen.add(url)
-        if url.startswith(("unix://", "tcp://")):
-            yield url
-
-
-def _configured(wanted: str) -> Iterator[str]:
-    names = {"docker": ("DOCKER_HOST",), "podman": ("CONTAINER_HOST",)}.get(wanted, ("DOCKER_HOST", "CONTAINER_HOST"))
-    for name in names:
-        if os.environ.get(name):
+def _candidates() -> Iterator[str]:
+    """Addresses to try."""
+    for name in ("DOCKER_HOST", "CONTAINER_HOST"):
+        if os.environ.get(name, "").startswith(("unix://", "tcp://")):
             yield os.environ[name]
-
-
-def _usual(wanted: str) -> Iterator[str]:
     runtime_dir = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
-    if wanted != "podman":
-        yield from ("unix:///var/run/docker.sock", f"unix://{runtime_dir}/docker.sock")
-        endpoint = _context_endpoint()
-        if endpoint is not None:
-            yield endpoint
-    if wanted != "docker":
-        if os.geteuid() == 0:
-            yield "unix:///run/podman/podman.sock"
-        yield f"unix://{runtime_dir}/podman/podman.sock"
-
-
-def _context_endpoint() -> str | None:
+    yield from ("unix:///var/run/docker.sock", f"unix://{runtime_dir}/docker.sock")
     program = shutil.which("docker")
-    if program is None:
-        return None
-    command = [program, "context", "inspect", "--format", "{{.Endpoints.docker.Host}}"]
+    if program is not None:
+        asked = [program, "context", "inspect", "--format", "{{.Endpoints.docker.Host}}"]
+        try:
+            done = subprocess.run(asked, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            done = None
+        if done is not None and done.returncode == 0 and done.stdout.startswith(("unix://", "tcp://")):
+            yield done.stdout.strip()
+    if os.geteuid() == 0:
+        yield "unix:///run/podman/podman.sock"
+    yield f"unix://{runtime_dir}/podman/podman.sock"
+
+
+def _failure(command: list[str]) -> str | None:
+    """Why a command does not work; None when it does."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None if done.returncode == 0 else None
-
-
-def _podman_fails(program: str) -> str | None:
-    try:
-        done = subprocess.run([program, "info"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as e:
-        return f"{program}: {e}"
+        return f"{command[0]}: {e}"
     lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
-    return None if done.returncode == 0 else f"{program} info: {lines[-1]}"
-
-
-def split_url(url: str) -> tuple[str | None, tuple[str, int] | None]:
-    """The path of a unix socket, or host and port. Raises: ConfigError for any other kind of address."""
-    if url.startswith("unix://"):
-        return url.removeprefix("unix://"), None
-    host, _, port = url.removeprefix("tcp://").rpartition(":")
-    if not url.startswith("tcp://") or not host or not port.isdecimal():
-        raise ConfigError(
-            f"the container engine's address {url!r} must be unix:///path or tcp://host:port (without TLS)"
-        )
-    return None, (host.strip("[]"), int(port))
+    return None if done.returncode == 0 else f"{' '.join(command)}: {lines[-1]}"
 
 
 class _Connection(http.client.HTTPConnection):
+    """To ``unix:///path`` or ``tcp://host:port`` (without TLS)."""
+
     def __init__(self, url: str) -> None:
         super().__init__("localhost", timeout=_TIMEOUT_S)
-        self._path, self._address = split_url(url)
+        self._url = url
 
     def connect(self) -> None:
-        if self._path is None:
-            self.sock = socket.create_connection(self._address or ("", 0), _TIMEOUT_S)
+        if self._url.startswith("unix://"):
+            self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self.sock.settimeout(_TIMEOUT_S)
+            self.sock.connect(self._url.removeprefix("unix://"))
             return
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(_TIMEOUT_S)
-        self.sock.connect(self._path)
+        host, _, port = self._url.removeprefix("tcp://").rpartition(":")
+        self.sock = socket.create_connection((host.strip("[]"), int(port)), _TIMEOUT_S)
 
 
-def _who_answers(url: str) -> EngineName:
-    version = _ask(url, "/version")
-    podman = any("podman" in str(c.get("Name", "")).lower() for c in version.get("Components") or ())
-    return "podman" if podman else "docker"
-
-
-def _ask(url: str, path: str) -> dict[str, Any]:
-    """One GET. Raises: OSError, ValueError, HTTPException."""
+def _name_of(url: str) -> EngineName:
+    """Which engine answers there. Raises: OSError, ValueError, HTTPException."""
     connection = _Connection(url)
     try:
-        connection.request("GET", path)
+        connection.request("GET", "/version")
         reply = connection.getresponse()
         body = reply.read()
-        if reply.status != 200:
-            raise ValueError(f"it answers {reply.status} to {path}")
-        answer: dict[str, Any] = json.loads(body)
-        return answer
     finally:
         connection.close()
+    if reply.status != 200:
+        raise ValueError(f"it answers {reply.status}")
+    version: dict[str, Any] = json.loads(body)
+    podman = any("podman" in str(part.get("Name", "")).lower() for part in version.get("Components") or ())
+    return "podman" if podman else "docker"

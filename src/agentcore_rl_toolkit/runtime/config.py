@@ -17,34 +17,30 @@ from .api.quotas import PROFILES, QuotaProfile
 
 @dataclass(frozen=True, kw_only=True)
 class IsolationConfig:
-    """How sessions are kept apart.
+    """What sessions may use of this machine.
 
-    ``tier``: auto (the strongest one here that can hold ``network``), or namespaces, landlock, process, docker, gvisor.
-    ``writable`` and ``read_only``: paths sessions may use besides their own folder and the agent's. ``network``: host,
-    loopback (only ``endpoints``, as 127.0.0.1:PORT) or none. Limits are per session; None: no limit. Units: bytes, cores.
-    ``disk_bytes`` bounds all files that a session writes, together. ``engine``: auto, docker or podman, for container
-    sessions. ``image``: what the docker and gvisor tiers run agents in that are given by path; None: this machine's own
-    programs.
+    ``tier``: auto (process where Bubblewrap is, else none), process, none or container. ``readable`` and ``writable``: folders
+    that sessions may use besides their own and the agent's project. ``store``: the folder of the ``file://`` store that they
+    write their records to. ``memory_bytes``: the limit of each process of a session, in a container that of the session;
+    None: no limit.
+    ``container_runtime``: the engine's runtime for containers, such as runsc; None: its default.
     """
 
     tier: str = "auto"
+    readable: tuple[Path, ...] = ()
     writable: tuple[Path, ...] = ()
-    read_only: tuple[Path, ...] = ()
-    network: Literal["host", "loopback", "none"] = "host"
-    endpoints: tuple[str, ...] = ()
+    store: Path | None = None
     memory_bytes: int | None = None
-    cpus: float | None = None
-    processes: int | None = None
-    file_bytes: int | None = None
-    disk_bytes: int | None = None
-    engine: Literal["auto", "docker", "podman"] = "auto"
-    image: str | None = None
+    container_runtime: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("memory_bytes", "cpus", "processes", "file_bytes", "disk_bytes"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"{name} must be above 0, got {value!r}; leave it out for no limit")
+        if self.memory_bytes is not None and self.memory_bytes <= 0:
+            raise ConfigError(f"memory_bytes must be above 0, got {self.memory_bytes!r}; leave it out for no limit")
+
+    @property
+    def writable_folders(self) -> tuple[Path, ...]:
+        """What sessions may write to: the named folders and the store."""
+        return self.writable if self.store is None else (*self.writable, self.store)
 
 
 @dataclass(frozen=True, kw_only=True)

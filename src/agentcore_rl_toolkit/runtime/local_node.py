@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hashlib
 import logging
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from .._servers.peers import owner_of
 from ..errors import AgentLoadError
-from ..isolation import choose_tier
-from ..isolation.linux import cgroups
-from ..isolation.relay import Relay
-from ..isolation.tiers import loader_unavailable
+from ..isolation import hints, sandbox
+from ..isolation.tiers import choose_tier
 from .agents.agent import Agent, runtime_arn
 from .config import RuntimeConfig
 from .containers.node import ContainerNode
 from .launcher.handle import TemplateProcess, TemplateSpec
-from .roots import MARKER, marker
 from .sessions.node import INHERITED, SessionOrder
-from .sessions.records import VARIABLE, Records, Writer
 
 log = logging.getLogger(__name__)
 
-CONTAINER_TIERS = ("docker", "gvisor")
 # OpenBLAS, and so numpy, starts its threads when it is imported; a process that has threads cannot be forked.
 UNTHREADED = {"OPENBLAS_NUM_THREADS": "1"}
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
 class LocalNode:
@@ -47,42 +40,23 @@ class LocalNode:
         self._state_dir = state_dir
         self._sessions = sessions  # the folder of theirs
         self._root = root
-        self._endpoints = config.isolation.endpoints
         self._templates: dict[tuple[str, int], TemplateProcess] = {}
         self._locks: dict[tuple[str, int], asyncio.Lock] = {}
-        self._relay: Relay | None = None
         self._container_node: ContainerNode | None = None
-        # Of control groups, which the next runtime knows by it for those of a killed one.
-        self._tag = cgroups.owned(hashlib.sha256(str(root).encode()).hexdigest()[:8] + "-")
-        self._confines_loading = False
-        self._records: Records | None = None
         self.tier = ""
 
     async def start(self) -> None:
         """Choose the isolation tier. Raises: ConfigError when the one asked for is not usable here."""
-        wanted = self._config.isolation
-        tier = await asyncio.to_thread(choose_tier, wanted.tier, network=wanted.network)
-        self.tier = tier.name
-        if tier.name in ("namespaces", "landlock"):
-            why = await asyncio.to_thread(loader_unavailable, tier.name)
-            self._confines_loading = why is None
-            if why is not None:
-                log.warning("agents are loaded without confinement, only their sessions are confined: %s", why)
-        if sys.platform.startswith("linux"):  # elsewhere nobody could say which session connects
-            self._records = Records(self._root / "records", self._writer_of)
-            await self._records.start()
-        if tier.name in CONTAINER_TIERS:
+        self.tier, why = await asyncio.to_thread(choose_tier, self._config.isolation.tier)
+        if why is not None:
+            log.warning("sessions have no sandbox, nothing keeps them from this user's files: %s", why)
+        if self.tier == "container":
             await self._containers().open()
-        if tier.name == "process":
-            log.warning("sessions are plain processes: nothing keeps them from other files and processes of this user")
-        if wanted.network == "loopback" and self._endpoints and tier.name == "namespaces":
-            self._relay = Relay(self._root / "relay", self._endpoints)
-            await self._relay.start()
 
-    def carried(self, client: tuple[str, int], server: tuple[str, int]) -> tuple[int, str] | None:
-        """Whose the connection between these two ends is, where a relay of this node carries it: see `Relay.owner_of`."""
-        relays = (self._relay, self._container_node.relay if self._container_node is not None else None)
-        return next((o for relay in relays if relay is not None and (o := relay.owner_of(client, server))), None)
+    @property
+    def writable(self) -> tuple[Path, ...] | None:
+        """The folders of this machine that sessions can write to besides their own; None: all that this user can."""
+        return None if self.tier == "none" else self._config.isolation.writable_folders
 
     async def prepare(self, agent: Agent) -> None:
         """Load the agent's template, or see to its image. Raises: AgentLoadError with its traceback."""
@@ -115,7 +89,6 @@ class LocalNode:
                 "version": version,
                 "start": t.mode,
                 "reason": t.reason,
-                "confined": t.confined and bool(t.spec.isolation.get("tier", "process") != "process"),
                 "pid": t.pid,
                 "sessions": len(t.sessions),
             }
@@ -145,37 +118,15 @@ class LocalNode:
     async def close(self) -> None:
         """End every template and container."""
         await asyncio.gather(*(t.close() for t in self._templates.values()))
-        await asyncio.to_thread(_remove_empty, self._sessions)
-        # What a killed predecessor left whose processes were gone only after our start.
-        await asyncio.to_thread(cgroups.sweep)
         if self._container_node is not None:
             await self._container_node.close()
-        if self._relay is not None:
-            await self._relay.aclose()
-        if self._records is not None:
-            await self._records.aclose()
-
-    def _writer_of(self, pid: int) -> Writer | None:
-        """The session of this node that a process belongs to."""
-        found = [p for template in self._templates.values() for p in template.sessions.values()]
-        firsts: dict[int, Writer] = {first: p for p in found for first in (p.pid, *p.command_pids) if first}
-        if self._container_node is not None:
-            firsts |= {p.pid: p for p in self._container_node.running if p.pid}
-        return owner_of(pid, firsts)
 
     def _in_container(self, agent: Agent) -> bool:
-        return agent.image is not None or self.tier in CONTAINER_TIERS
+        return agent.image is not None or self.tier == "container"
 
     def _containers(self) -> ContainerNode:
         if self._container_node is None:
-            self._container_node = ContainerNode(
-                self._config.isolation,
-                root=self._root,
-                environment=self.environment,
-                endpoints=self._endpoints,
-                gvisor=self.tier == "gvisor",
-                records=self._records.path if self._records is not None else None,
-            )
+            self._container_node = ContainerNode(self._config.isolation, root=self._root, environment=self.environment)
         return self._container_node
 
     async def _template(self, agent: Agent) -> TemplateProcess:
@@ -194,30 +145,36 @@ class LocalNode:
 
     async def _load(self, agent: Agent) -> TemplateProcess:
         log_path = self._state_dir / "logs" / f"{agent.name}.template.log"
-        log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         home = self._root / "home" / agent.name
-        places = (
+        own = (
+            home,
             self._sessions / agent.folder,
             self._state_dir / "logs" / agent.name,
             self._root / "s" / agent.folder,
         )
-        for folder in (home, *places):
+        for folder in own:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        loader = {
-            "home": str(home),
-            "writable": [str(p) for p in places],
-            "group": f"{self._tag}{agent.folder}",
-        }
+        env = {**UNTHREADED, **self.environment(agent), "HOME": str(home), "TMPDIR": str(home)}
+        prefix: list[str] = []
+        if self.tier == "process":
+            isolation = self._config.isolation
+            for folder in isolation.writable_folders:
+                folder.mkdir(parents=True, exist_ok=True)
+            paths = await asyncio.to_thread(sandbox.interpreter_paths, agent.python)
+            readable = (*paths, PACKAGE, sandbox.project_of(agent.script), *isolation.readable)
+            prefix = sandbox.command(readable, (*own, *isolation.writable_folders))
+            env[hints.VARIABLE] = hints.describe(
+                [*sandbox.SYSTEM, *map(str, readable)], [*map(str, isolation.writable_folders)]
+            )
         template = TemplateProcess(
             TemplateSpec(
                 script=agent.script,
                 python=agent.python,
-                env={**UNTHREADED, **self.environment(agent), "HOME": str(home), "TMPDIR": str(home)},
+                env=env,
                 mode=self._config.start_mode,
                 strict_snapshot=self._config.strict_snapshot,
-                isolation=self._isolation(agent),
-                loader=loader if self._confines_loading else None,
-                disk_bytes=self._config.isolation.disk_bytes,
+                sandbox=prefix,
+                memory_bytes=self._config.isolation.memory_bytes,
                 log_path=log_path,
             )
         )
@@ -226,33 +183,6 @@ class LocalNode:
         except AgentLoadError as e:
             raise AgentLoadError(f"agent {agent.name}: {e}") from e
         return template
-
-    def _isolation(self, agent: Agent) -> dict[str, Any]:
-        c = self._config.isolation
-        limits = {
-            "memory_bytes": c.memory_bytes,
-            "cpus": c.cpus,
-            "processes": c.processes,
-            "file_bytes": c.file_bytes if c.file_bytes is not None else c.disk_bytes,
-        }
-        if self.tier == "process" and not any(limits.values()):
-            return {}
-        package = Path(__file__).resolve().parents[1]
-        return {
-            "tier": self.tier,
-            "name_prefix": self._tag,
-            "read_only": [str(p) for p in (agent.script.parent, package, *c.read_only, *self._sockets())],
-            "writable": [str(p) for p in c.writable],
-            # An agent's folder may lie around them: everything of this and of other runtimes, but what is named on its own.
-            "hidden": [str(self._root.parent), str(self._state_dir)],
-            "limits": limits,
-            "network": c.network,
-            "endpoints": list(self._endpoints) if c.network == "loopback" else [],
-            "relay": str(self._relay.path) if self._relay is not None else None,
-        }
-
-    def _sockets(self) -> tuple[Path, ...]:
-        return (self._records.path,) if self._records is not None else ()
 
     def environment(self, agent: Agent) -> dict[str, str]:
         """Everything an agent's process sees: a few inherited names, what AWS sets, then what the user set."""
@@ -266,17 +196,7 @@ class LocalNode:
             "AWS_EC2_METADATA_DISABLED": "true",
             "OTEL_RESOURCE_ATTRIBUTES": f"cloud.resource_id={arn}",
             "PYTHONUNBUFFERED": "1",
-            MARKER: marker(self._root),
         }
-        if self._records is not None:
-            env[VARIABLE] = str(self._records.path)
         if sys.platform == "darwin":
             env["OBJC_DISABLE_INITIALIZE_FORK_SAFETY"] = "YES"  # else a forked child that uses Foundation is killed
         return {**env, **self._config.session_env, **agent.env}
-
-
-def _remove_empty(folder: Path) -> None:
-    """Remove the folders of agent versions, in which no session has left anything."""
-    for inner in folder.iterdir() if folder.is_dir() else ():
-        with contextlib.suppress(OSError):
-            inner.rmdir()

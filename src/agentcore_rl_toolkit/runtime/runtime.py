@@ -28,8 +28,9 @@ from .launcher.session_log import KeptLogs, log_bytes
 from .local_node import LocalNode
 from .metrics import Metrics
 from .sessions.session import Session
+from .sessions.stores import refused_store
 from .sessions.table import SessionFolders, SessionTable
-from .wire import Route, WireError
+from .wire import Route, WireError, invalid
 
 log = logging.getLogger(__name__)
 LOCAL_ROLE = "arn:aws:iam::{account}:role/local"
@@ -201,6 +202,13 @@ class Runtime:
         await self.node.forget(agent)
 
     # -- serving
+    def check_store(self, payload: Sequence[bytes]) -> None:
+        """Refuse a rollout whose record its session could not write. Raises: WireError 400 with the option to give."""
+        writable = self.node.writable if isinstance(self.node, LocalNode) else None
+        refusal = None if writable is None else refused_store(payload, writable)
+        if refusal is not None:
+            raise invalid(refusal, field="payload")
+
     async def find(self, route: Route) -> Agent:
         """The agent version a request is for; waits while there is none but one being loaded.
 
@@ -235,7 +243,7 @@ class Runtime:
         return {
             "pid": os.getpid(),
             "state_dir": str(self.state_dir),
-            "isolation": {"tier": self.node.tier, "network": self.config.isolation.network},
+            "isolation": {"tier": self.node.tier},
             **self.counts(),
             "templates": self.node.describe(),
             "agents": [

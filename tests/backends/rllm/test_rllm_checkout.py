@@ -79,7 +79,7 @@ def test_rllms_runtime_gets_rewards_errors_and_timeouts(tmp_path: Path) -> None:
     records = tmp_path / "records"
     records.mkdir()
     agent = f"plain={HERE / 'plain_agent.py'}"
-    with serving(tmp_path, "runtime", "serve", "--agent", agent, "--writable", str(records)) as at:
+    with serving(tmp_path, "runtime", "serve", "--agent", agent, "--store", str(records)) as at:
         arguments = (at["agents"]["plain"], f"file://{records}")
         found = driven(sys.executable, "drive.py", "RESULTS", *arguments, endpoint=at["url"])
     good, failed, late = found
@@ -120,7 +120,7 @@ def rolled(rllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     agent = f"math={HERE.parent / 'fails_once.py'}"
     with (
         serving(folder, "policy", "serve") as policy,
-        serving(folder, "runtime", "serve", "--agent", agent, "--writable", str(records)) as runtime,
+        serving(folder, "runtime", "serve", "--agent", agent, "--store", str(records)) as runtime,
     ):
         at = {
             "policy": policy["url"],

@@ -84,7 +84,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         # Slow enough a token that calls are cut off in the middle, and not only before their first one.
         served += ["--pace", "0.004"]
         engine = stack.enter_context(serving("engine", served, folder))
-        local = [*cli, "runtime", "serve", "--agent", f"math={agent}", "--writable", str(folder / "records")]
+        local = [*cli, "runtime", "serve", "--agent", f"math={agent}", "--store", str(folder / "records")]
         runtime = stack.enter_context(serving("runtime", local, folder))
         place = {
             "engine": engine["url"],

@@ -80,7 +80,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     with contextlib.ExitStack() as stack:
         stack.callback(model.close)
         server = stack.enter_context(TinkerServer(model).running())
-        served = ["runtime", "serve", "--agent", f"math={agent}", "--writable", str(records)]
+        served = ["runtime", "serve", "--agent", f"math={agent}", "--store", str(records)]
         runtime = stack.enter_context(serving("runtime", served, tmp_path))
         config = TinkerRunConfig(
             exp_id="run",

@@ -82,7 +82,7 @@ def math_agent(folder: Path) -> Iterator[dict[str, Any]]:
         )
     )
     agent = Path(__file__).parents[1] / "fails_once.py"
-    command = ["runtime", "serve", "--agent", f"math={agent}", "--writable", str(folder / "records")]
+    command = ["runtime", "serve", "--agent", f"math={agent}", "--store", str(folder / "records")]
     ready = folder / "runtime.json"
     command += ["--ready-file", str(ready), "--parent-pid", str(os.getpid())]
     with (folder / "runtime.log").open("wb") as log:

@@ -19,12 +19,6 @@ from agentcore_rl_toolkit.errors import LocalRuntimeError, RolloutError
 TITLE, CLIPBOARD, UP = "\x1b]0;owned\x07", "\x1b]52;c;cm0gLXJm\x07", "\x1b[1A\x1b[2K"
 
 
-@pytest.mark.threat(
-    who="an agent's model output",
-    tries="command the terminal of whoever reads a log or an error: title, clipboard, erasing lines, turned text",
-    stopped_by="every command that prints such text writes control characters out",
-    leaves="`runtime logs --raw`, which is for pipes",
-)
 def test_commands_to_a_terminal_are_written_out() -> None:
     assert visible(f"a{TITLE}b{CLIPBOARD}c") == "a\\e]0;owned\\ab\\e]52;c;cm0gLXJm\\ac"
     assert visible(f"one\ntwo{UP}") == "one\ntwo\\e[1A\\e[2K"

@@ -28,7 +28,7 @@ LATE_S = 10.0  # of a machine with five times as many busy processes as cores; t
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("runtime"), agent=AGENT)
+    server = Server(tmp_path_factory.mktemp("runtime"), "--isolation", "none", agent=AGENT)
     yield server
     server.stop()
 
@@ -81,7 +81,7 @@ def test_a_runtime_that_asks_for_signatures_answers_signed_questions(
     start_server: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
-    server = start_server(agent=AGENT, credential="AKMINE:s3cr3t-of-mine")
+    server = start_server("--isolation", "none", agent=AGENT, credential="AKMINE:s3cr3t-of-mine")
     session = boto3.Session("AKMINE", "s3cr3t-of-mine", region_name="us-west-2")
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", session)
     with RolloutClient(server.arn, f"file://{tmp_path}/s", "e", endpoint_url=server.url) as client:

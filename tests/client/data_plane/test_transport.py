@@ -71,12 +71,6 @@ def test_read_timeout_is_uncertain_and_not_sent_again(runtime: ScriptedRuntime) 
     assert runtime.requests["invoke"] == 1
 
 
-@pytest.mark.threat(
-    who="a session",
-    tries="fill the client's memory with an answer to the invoke that has no end",
-    stopped_by="1 MB of it is read; a longer one makes the rollout invalid",
-    leaves="",
-)
 def test_an_answer_without_end_is_read_to_its_bound_only(runtime: ScriptedRuntime) -> None:
     def reply(size: int) -> bytes:
         return json.dumps({"script": {"reply": {"result_key": "e/i/s.json", "x": "x" * size}}}).encode()

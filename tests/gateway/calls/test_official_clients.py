@@ -256,12 +256,6 @@ async def test_a_field_of_the_operators_engine_passes_when_it_is_allowed(
     assert engine.calls[0].body["wings"] == 2
 
 
-@pytest.mark.threat(
-    who="a caller with a bad request",
-    tries="JSON of 100,000 levels, halves of surrogate pairs, infinite and huge numbers at the gateway",
-    stopped_by="they are refused with 400 before an engine sees them",
-    leaves="",
-)
 @pytest.mark.parametrize("path", ["chat/completions", "completions", "messages", "responses"])
 async def test_bodies_that_no_engine_could_take_are_400(
     session: SessionHandle, engine: ScriptedEngine, path: str

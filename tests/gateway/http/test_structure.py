@@ -96,12 +96,6 @@ def send(port: int, path: str, key: str, body: bytes) -> bytes:
         return peer.recv(1000)
 
 
-@pytest.mark.threat(
-    who="a caller with a bad request",
-    tries="stop the gateway for all others with a body of millions of members, lists, tools, messages or escapes",
-    stopped_by="parts are counted and bounded before any is decoded",
-    leaves="a body that is one text of 64 MB takes about 0.4 s of CPU",
-)
 @pytest.mark.parametrize(
     ("route", "rendered"),
     [*((r, False) for r in HEADS), pytest.param("chat/completions", True, marks=pytest.mark.nightly)],

@@ -159,12 +159,6 @@ def watched(family, renderer) -> Any:
     return Renderer(renderer.tokenizer, template, grammar=renderer.grammar)
 
 
-@pytest.mark.threat(
-    who="a session",
-    tries="cut text out of a prompt with a message that holds the renderer's own marker",
-    stopped_by="the marker is random, another one for each rendering, and stands nowhere in the conversation",
-    leaves="",
-)
 def test_no_word_of_the_renderer_cuts_a_message(family, watched, tools) -> None:
     message, results = calling("look_up"), [result("found it")]
     turns: list[tuple[dict[str, Any], list[dict[str, Any]]]] = [(answer("one"), [USER]), (message, results)]

@@ -82,12 +82,6 @@ def test_bias_penalties_and_stop_strings_reach_the_sampler(server: Any, hf: tupl
     assert not set(banned["token_ids"]) & {5, 6}
 
 
-@pytest.mark.threat(
-    who="a caller with a bad request",
-    tries="JSON of 100,000 levels, infinite and huge numbers, ids that the model lacks at the policy's server",
-    stopped_by="they are refused with 400 before anything is made of them",
-    leaves="",
-)
 @pytest.mark.parametrize(
     "body",
     [

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 import uuid
 
 import uvicorn
@@ -25,9 +24,11 @@ async def answer(payload, session):
         return {"slept": payload["s"], "calls": calls}
     if what == "where":
         return {"cwd": os.getcwd(), "files": sorted(os.listdir()), "env": dict(os.environ)}
-    if what == "spawn":  # leaves a process of its own session behind
-        command = [sys.executable, "-c", "import time; time.sleep(600)"]
-        return {"child": subprocess.Popen(command, start_new_session=True).pid}  # noqa: ASYNC220
+    if what == "spawn":
+        # a daemon: in a session of its own, and its parent is gone
+        text = "sleep 600 >/dev/null 2>&1 & echo $!"
+        started = subprocess.run(["/bin/sh", "-c", text], start_new_session=True, capture_output=True, check=True)  # noqa: ASYNC221
+        return {"child": int(started.stdout)}
     if what == "print":
         print(payload["text"])
         return {}

@@ -1,11 +1,10 @@
-# ruff: noqa: ASYNC220, ASYNC230
+# ruff: noqa: ASYNC221, ASYNC230
 """An agent whose payload says what it should do. Used by the tests of the local runtime."""
 
 import asyncio
 import os
 import random
 import socket
-import ssl
 import subprocess
 import sys
 import time
@@ -17,7 +16,6 @@ from bedrock_agentcore.runtime import BedrockAgentCoreApp
 app = BedrockAgentCoreApp()
 released = defaultdict(lambda: asyncio.Semaphore(0))
 LOADED = uuid.uuid4().hex  # differs with every run of this module
-ssl.RAND_bytes(1)  # seeds the generator that TLS takes its keys from before there is a session
 calls = 0
 
 
@@ -71,7 +69,6 @@ async def main(payload, context):
             "home": os.environ["HOME"],
             "env": dict(os.environ),
             "random": random.random(),
-            "tls_random": ssl.RAND_bytes(8).hex(),
             "host": socket.gethostname(),
         }
     if what == "read":
@@ -80,9 +77,11 @@ async def main(payload, context):
                 return {"read": f.read()[:100]}
         except OSError as e:
             return {"error": type(e).__name__}
-    if what == "spawn":  # leaves a process of its own session behind
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-        return {"child": child.pid}
+    if what == "spawn":
+        # a daemon: in a session of its own, and its parent is gone
+        text = "sleep 600 >/dev/null 2>&1 & echo $!"
+        started = subprocess.run(["/bin/sh", "-c", text], start_new_session=True, capture_output=True, check=True)
+        return {"child": int(started.stdout)}
     if what == "print":
         print(payload["text"])
         return {}

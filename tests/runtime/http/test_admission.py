@@ -108,12 +108,6 @@ def confined(request: pytest.FixtureRequest, reserve_port: Any, tmp_path_factory
     assert server.stop() == 0, server.output.read_text()
 
 
-@pytest.mark.threat(
-    who="a session",
-    tries="invoke, command, stop or open a shell in another session through the runtime's port",
-    stopped_by="the runtime asks the kernel who holds the connection: a session may call its own session only",
-    leaves="the process tier confines nothing: a session could send by another process of the user",
-)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_session_cannot_reach_another_session(confined: Server, way: str) -> None:
     victim, attacker = new_session_id(), new_session_id()
@@ -142,12 +136,6 @@ def test_a_session_may_end_itself(confined: Server) -> None:
     wait_for(lambda: confined.ended(me))
 
 
-@pytest.mark.threat(
-    who="a session",
-    tries="start sessions of its own through the runtime's port",
-    stopped_by="the runtime refuses a session everything but its own session, unless started with --session-calls started",
-    leaves="",
-)
 @pytest.mark.parametrize("target", [None, "fresh"])
 def test_a_session_cannot_start_sessions(confined: Server, target: str | None) -> None:
     before = confined.view.get("/_local/status")["started"]
@@ -179,12 +167,6 @@ for target in {mine!r}, {other!r}:
     assert output.split() == ["200", "403"]
 
 
-@pytest.mark.threat(
-    who="a session",
-    tries="connect to another session's server by the path of its unix socket",
-    stopped_by="sessions serve the runtime's process only, as the kernel names it; in namespaces the path is not there",
-    leaves="",
-)
 def test_a_session_cannot_reach_the_server_of_another(confined: Server) -> None:
     victim, attacker = new_session_id(), new_session_id()
     confined.invoke({"do": "look"}, victim)
@@ -195,12 +177,6 @@ def test_a_session_cannot_reach_the_server_of_another(confined: Server) -> None:
         assert len(answers) >= 2  # it found them
 
 
-@pytest.mark.threat(
-    who="a session",
-    tries="learn of other agents and sessions from the runtime's open pages",
-    stopped_by="/_local/status and /_local/metrics show it counters only",
-    leaves="how many sessions there are",
-)
 def test_open_pages_name_nothing_to_a_session(confined: Server) -> None:
     victim = new_session_id()
     confined.invoke({"do": "look"}, victim)
@@ -211,12 +187,6 @@ def test_open_pages_name_nothing_to_a_session(confined: Server) -> None:
             assert secret not in answer["text"]
 
 
-@pytest.mark.threat(
-    who="a session",
-    tries="learn what became of another session",
-    stopped_by="the runtime tells a session of those that it started itself, and of no other",
-    leaves="",
-)
 def test_a_session_learns_nothing_of_how_another_ended(confined: Server) -> None:
     victim = new_session_id()
     confined.invoke({"do": "look"}, victim)
@@ -240,12 +210,6 @@ def test_agents_may_call_agents_where_that_is_allowed(start_server: Callable[...
     assert call_from_inside(server, "invoke", fresh, victim)["status"] == 403  # somebody else's
 
 
-@pytest.mark.threat(
-    who="a session",
-    tries="call sessions of another runtime of this machine",
-    stopped_by="the kernel says that the caller has given up gaining privileges, as sessions have",
-    leaves="",
-)
 @pytest.mark.parametrize("tier", ["namespaces", "landlock", "process"])
 def test_a_session_cannot_call_another_runtime(
     rebel: Server, elsewhere: Server, start_server: Callable[..., Server], tier: str
@@ -292,12 +256,6 @@ def test_clients_of_this_machine_need_nothing(rebel: Server) -> None:
     assert done.stdout.strip() == "200"
 
 
-@pytest.mark.threat(
-    who="another user of this machine",
-    tries="manage a runtime, or invoke, command and stop its sessions, through loopback",
-    stopped_by="the kernel says whose the connection is: only this user and root need no signature",
-    leaves="elsewhere than on Linux every caller on the loopback passes",
-)
 def test_other_users_of_this_machine_are_refused(
     rebel: Server, start_server: Callable[..., Server], as_another_user: Callable[..., str]
 ) -> None:

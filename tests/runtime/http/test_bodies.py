@@ -51,12 +51,6 @@ def refused(server: Server, payload: dict[str, Any], session_id: str) -> ClientE
     return error.value
 
 
-@pytest.mark.threat(
-    who="a session",
-    tries="fill the runtime's memory with an error that has 1.5 GB, or no end",
-    stopped_by="of an error's body 1 MB is read, for 5 s, and none of it is kept",
-    leaves="",
-)
 @pytest.mark.parametrize("mb", [1500, None], ids=["1.5 GB", "endless"])
 def test_an_agents_error_costs_the_runtime_no_memory(endless: Server, mb: int | None) -> None:
     session_id = new_session_id()
@@ -75,12 +69,6 @@ def test_headers_without_end_are_no_reply(endless: Server) -> None:
     assert error.response["ResponseMetadata"]["HTTPStatusCode"] == 424
 
 
-@pytest.mark.threat(
-    who="a session",
-    tries="fill the runtime's memory with an answer to /ping that has no end",
-    stopped_by="64 KB of it are read; a longer one counts as none",
-    leaves="",
-)
 def test_an_endless_ping_costs_the_runtime_no_memory(start_server: Callable[..., Server]) -> None:
     server = start_server("--idle-timeout", "2", agent=AGENTS / "endless.py")
     session_id = new_session_id()
@@ -128,12 +116,6 @@ def guarded(start_server: Callable[..., Server]) -> Server:
     return start_server(credential="AKLOCAL:secret")
 
 
-@pytest.mark.threat(
-    who="another machine",
-    tries="make a runtime that asks for signatures read 100 MB from a stranger",
-    stopped_by="key, time and, where the request says its body's hash, the signature are checked before the body is read",
-    leaves="a request that says no hash (boto3's) and a known key: 1 GB of such bodies at a time, all together",
-)
 def test_a_stranger_is_refused_before_sending_a_body(guarded: Server) -> None:
     body = json.dumps({"do": "echo"}).encode()
     old = signed(guarded, body)

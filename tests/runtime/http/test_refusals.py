@@ -206,12 +206,6 @@ UNFIT = {
 }
 
 
-@pytest.mark.threat(
-    who="a caller with a bad request",
-    tries="JSON of 100,000 levels, halves of surrogate pairs, infinite numbers, where the control plane or the runtime parse",
-    stopped_by="one reader for all of them, with a bound of depth; the answer is 400",
-    leaves="",
-)
 @pytest.mark.parametrize("body", UNFIT.values(), ids=UNFIT)
 def test_json_that_cannot_be_kept_is_400(server: Server, session_id: str, body: bytes) -> None:
     arn, runtime_id = quote(server.arn, safe=""), server.arn.rpartition("/")[2]
@@ -239,12 +233,6 @@ def test_json_that_cannot_be_kept_is_400(server: Server, session_id: str, body: 
     assert server.session(session_id) is not None  # no refused stop has stopped it
 
 
-@pytest.mark.threat(
-    who="a caller with a bad request",
-    tries="take a name for good by a CreateAgentRuntime that fails",
-    stopped_by="a change that cannot be saved is taken back",
-    leaves="a version that does not load is CREATE_FAILED and is deleted by name, as on AWS",
-)
 def test_a_change_that_could_not_be_saved_was_not_made(tmp_path: Path) -> None:
     registry = Registry(region="us-west-2", account_id="1" * 12, path=tmp_path / "agents.json")
     record = registry.create("kept", {"roleArn": "x"})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -106,16 +105,15 @@ def test_session_that_ignores_sigterm_is_killed_with_all_it_started(
     start_server: Callable[..., Server], session_id: str
 ) -> None:
     server = start_server("--stop-grace", "1")
-    child_name = server.invoke({"do": "spawn"}, session_id)
-    assert child_name["child"] > 0
-    before = marked_processes(server)
-    assert len(before) >= 3  # template, session, its child
+    daemon = server.invoke({"do": "spawn"}, session_id)["child"]
+    assert daemon in server.processes()
     client = server.client(read_timeout=2)
     with pytest.raises(ReadTimeoutError):
         server.invoke({"do": "spin", "s": 30}, session_id, client=client)  # its loop is blocked: SIGTERM has no effect
     server.default_client.stop_runtime_session(agentRuntimeArn=server.arn, runtimeSessionId=session_id)
     assert wait_for(lambda: server.ended(session_id))["exit_status"] == -9
-    wait_for(lambda: marked_processes(server) == [server.template_pid()])
+    wait_for(lambda: server.processes() == [server.template_pid()])
+    assert not alive(daemon)
 
 
 def test_failed_start_is_424_with_the_cause_in_the_local_detail(
@@ -167,7 +165,7 @@ def test_a_burst_of_new_sessions_loses_none_and_leaves_nothing(
 
     with concurrent.futures.ThreadPoolExecutor(80) as pool:
         assert list(pool.map(rollout, ids)) == [1] * 80
-    wait_for(lambda: len(marked_processes(server)) == 1)
+    wait_for(lambda: len(server.processes()) == 1)
     wait_for(lambda: not list((tmp_path / "state" / "sessions").glob("*/*")))
     assert server.view.get("/_local/status")["ended"] == {"stopped": 80}
 
@@ -217,22 +215,15 @@ def test_sessions_share_no_files_environment_or_random_numbers(server: Server) -
     assert first["tmp"] == f"{first['cwd']}/tmp"
     assert first["home"] == first["cwd"]
     assert first["random"] != second["random"]
-    assert first["tls_random"] != second["tls_random"]
     assert "probe.py" in first["files"]
     assert "SECRET_OF_THE_HOST" not in first["env"]
     assert server.invoke({"do": "read", "path": "note"}, a) == {"read": "mine"}
-    if server.info["isolation"] != "process":
-        assert server.invoke({"do": "read", "path": f"{first['cwd']}/note"}, b)["error"] in (
-            "PermissionError",
-            "FileNotFoundError",
-        )
 
 
 def test_strict_snapshot_repeats_random_numbers(start_server: Callable[..., Server]) -> None:
     server = start_server("--strict-snapshot")
     found = [server.invoke({"do": "where"}, new_session_id()) for _ in range(3)]
     assert len({one["random"] for one in found}) == 1
-    assert len({one["tls_random"] for one in found}) == 3  # keys are no part of a snapshot
 
 
 def test_session_env_reaches_the_agent(start_server: Callable[..., Server]) -> None:
@@ -243,35 +234,6 @@ def test_session_env_reaches_the_agent(start_server: Callable[..., Server]) -> N
 def test_output_is_in_the_sessions_log(server: Server, session_id: str) -> None:
     server.invoke({"do": "print", "text": "hello from inside"}, session_id)
     assert "hello from inside" in "".join(server.view.log(session_id[:12]))
-
-
-def marked_processes(server: Server) -> list[int]:
-    """Every process of this runtime, found as a cleaner would, but itself and what waits outside a template's namespace."""
-    from agentcore_rl_toolkit.runtime import roots
-
-    root = json.loads((Path(server.view.get("/_local/status")["state_dir"]) / "server.json").read_text())["root"]
-    wanted = f"{roots.MARKER}={roots.marker(Path(root))}".encode()
-    parents = [Path(f"/proc/{t['pid']}/stat") for t in server.view.get("/_local/status")["templates"]]
-    outside = {int(p.read_text().rpartition(")")[2].split()[1]) for p in parents if p.exists()}
-    return sorted(pid for pid, env in roots._environments() if wanted in env and alive(pid) and pid not in outside)
-
-
-def test_template_that_dies_takes_its_sessions_and_is_replaced(
-    start_server: Callable[..., Server], session_id: str
-) -> None:
-    import os
-
-    server = start_server()
-    server.invoke({"do": "spawn"}, session_id)
-    pid = server.session(session_id)["pid"]
-    old = server.template_pid()
-    os.kill(old, 9)
-    ended: Any = wait_for(lambda: server.session(session_id) is None)
-    assert ended
-    wait_for(lambda: not alive(pid))
-    assert server.invoke({}, session_id)["calls"] == 1
-    assert server.template_pid() != old
-    wait_for(lambda: len(marked_processes(server)) == 2)
 
 
 class Running:

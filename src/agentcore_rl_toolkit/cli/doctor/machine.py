@@ -111,15 +111,13 @@ def loopback() -> Finding:
 
 def isolation() -> Finding:
     try:
-        from ...isolation import available_tiers
+        from ...isolation.tiers import no_sandbox
     except ModuleNotFoundError as e:
         return fail("isolation", f"no {e.name}", install_command("runtime"))
-    reports = {report.name: report for report in available_tiers()}
-    best = next(reports[n] for n in ("namespaces", "landlock", "process") if reports[n].available)
-    if best.name != "process":
-        return ok("isolation", f"sessions run in the tier {best.name!r}")
-    why = "; ".join(f"{n}: {reports[n].unavailable}" for n in ("namespaces", "landlock"))
-    return note("isolation", f"sessions are plain processes ({why})", "docs/isolation.md says what each tier needs")
+    why = no_sandbox()
+    if why is None:
+        return ok("isolation", "agents run in a Bubblewrap sandbox")
+    return note("isolation", f"agents run without a sandbox ({why})", "docs/isolation.md says what each tier needs")
 
 
 def disk() -> Finding:

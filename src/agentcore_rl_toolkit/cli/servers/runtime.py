@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ..options import allowed_hosts, as_json
+from ..options import allowed_hosts, as_json, sandbox_options
 from ..output.screen import Command
 from ..output.terminal import visible
 from ..output.waiting import Waiting
@@ -63,23 +63,16 @@ _SERVE_OPTIONS = [
         help="Idle clock.",
     ),
     click.option(
-        "--isolation", default="auto", show_default=True, help="namespaces, landlock, process, docker or gvisor."
-    ),
-    click.option(
-        "--engine",
-        type=click.Choice(["auto", "docker", "podman"]),
+        "--isolation",
+        type=click.Choice(["auto", "process", "none", "container"]),
         default="auto",
         show_default=True,
-        help="Container engine, for agents that are images and for --isolation docker or gvisor.",
+        help="process: a Bubblewrap sandbox per agent; container: a container per session; auto: process where it is available.",
     ),
-    click.option("--image", help="What --isolation docker runs agent files in [default: this machine's programs]."),
-    click.option("--writable", multiple=True, type=_FOLDER, help="A folder sessions may write to; repeatable."),
-    click.option("--network", type=click.Choice(["host", "loopback", "none"]), default="host", show_default=True),
-    click.option("--endpoint", "endpoints", multiple=True, metavar="127.0.0.1:PORT", help="Reachable with loopback."),
-    click.option("--memory-mb", type=int, help="Memory limit of a session."),
-    click.option("--cpus", type=float, help="CPU limit of a session, in cores."),
-    click.option("--processes", type=int, help="Limit on processes and threads of a session."),
-    click.option("--disk-mb", type=int, help="Limit on all files of a session together."),
+    click.option("--runtime", "container_runtime", metavar="NAME", help="Of containers, such as runsc (gVisor)."),
+    *sandbox_options,
+    click.option("--store", metavar="file:///DIR", help="The store that sessions write their records to."),
+    click.option("--memory-mb", type=int, help="Memory limit of each process of a session, or of its container."),
     click.option("--quotas", default="unlimited", show_default=True, help="Profile: unlimited, aws-2026 or aws-2025."),
     click.option("--tps", type=float, help="Requests per second per agent and operation, instead of the profile's."),
     click.option("--new-sessions-per-minute", type=float, help="Instead of the profile's."),
@@ -121,7 +114,7 @@ _SERVE_OPTIONS = [
     cls=Command,
     sections={
         "Agents": ("agents", "session_env"),
-        "Sessions": ("isolation", "memory_mb", "idle_timeout", "quotas"),
+        "Sessions": ("isolation", "readable", "writable", "store"),
         "This server": ("host", "port", "state_dir"),
     },
 )
@@ -139,12 +132,13 @@ def serve(**options: Any) -> None:
     from ...runtime.api.quotas import profile
     from ...runtime.config import IsolationConfig, RuntimeConfig, TimeLimits
     from ...runtime.service import run
+    from ...runtime.sessions.stores import store_folder
     from ...runtime.wire import handed_environment, parse_environment
 
     if options["on_command_line"]:
         raise ConfigError(f"--credential is not taken: {ON_A_COMMAND_LINE}")
     credentials = credentials_from(os.environ, options["credential_file"])
-    folder, memory, disk = (options[name] for name in ("state_dir", "memory_mb", "disk_mb"))
+    folder, memory = (options[name] for name in ("state_dir", "memory_mb"))
     config = RuntimeConfig(
         region=options["region"],
         account_id=options["account_id"],
@@ -172,15 +166,11 @@ def serve(**options: Any) -> None:
         faults=FaultPlan.load(options["faults_file"]) if options["faults_file"] is not None else FaultPlan(),
         isolation=IsolationConfig(
             tier=options["isolation"],
-            writable=tuple(path.resolve() for path in options["writable"]),
-            network=options["network"],
-            endpoints=options["endpoints"],
+            readable=tuple(map(Path, options["readable"])),
+            writable=tuple(map(Path, options["writable"])),
+            store=store_folder(options["store"]) if options["store"] is not None else None,
             memory_bytes=memory * 2**20 if memory is not None else None,
-            cpus=options["cpus"],
-            processes=options["processes"],
-            disk_bytes=disk * 2**20 if disk is not None else None,
-            engine=options["engine"],
-            image=options["image"],
+            container_runtime=options["container_runtime"],
         ),
         credentials=credentials,
         callers=options["callers"],
@@ -234,9 +224,6 @@ _url_option = click.option("--url", help="The runtime's address [default: the ne
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False), required=False)
 @click.option("--image", help="A container image instead of a file: one container per session.")
 @click.option("--build", "build_dir", type=_FOLDER, help="A folder with a Dockerfile, to be built into the image.")
-@click.option(
-    "--engine", type=click.Choice(["auto", "docker", "podman"]), default="auto", show_default=True, help="For --build."
-)
 @click.option("--name", required=True, help="A letter, then up to 47 letters, digits or underscores.")
 @click.option(
     "--env", "env", multiple=True, metavar="K=V", help="A variable of this agent; K alone: as it is here; repeatable."
@@ -247,7 +234,6 @@ def deploy(
     file: Path | None,
     image: str | None,
     build_dir: Path | None,
-    engine: str,
     name: str,
     env: tuple[str, ...],
     url: str | None,
@@ -267,7 +253,7 @@ def deploy(
         raise ConfigError("give one of: an agent's FILE, --image NAME, --build DIR")
     view = RuntimeView.find(url)
     if build_dir is not None:
-        image = images.build(build_dir, name, engine=engine)
+        image = images.build(build_dir, name)
     waiting = Waiting(f"deploying {file or image}: its environment is built, then it is loaded")
     what = file.resolve() if file is not None else str(image)
     arn = view.deploy(what, name, parse_environment(env), on_wait=waiting)

@@ -13,6 +13,7 @@ import click
 
 from ..._installation import missing_extra
 from ...errors import AgentCoreRLError, ConfigError
+from ..options import sandbox_words
 from ..output.commands import nearby, program
 from .run import Job, load_loop, print_broken, print_end, print_stopped, quiet_libraries, run
 from .settings import LEARNING_RATES, LocalRun, new_run, old_run, read, variable_names
@@ -82,6 +83,7 @@ def _train(backend: str, settings: LocalRun, run_dir: Path, title: str, stack: S
         held_out=held_out,
         trackers=settings.tracker,
         session_env=settings.session_env,
+        runtime_options=sandbox_words(settings.readable, settings.writable),
         engine=settings.engine,
         engine_python=settings.engine_python,
     )
@@ -98,9 +100,9 @@ def _train(backend: str, settings: LocalRun, run_dir: Path, title: str, stack: S
 
 def _running(settings: LocalRun, console: Console) -> Stack | None:
     """The running stack of this folder, if it has this agent and model."""
-    if settings.session_env:
+    if settings.session_env or settings.readable or settings.writable:
         if Stack.running() is not None:
-            notice = "`agentcore-rl up` runs here, without this --session-env: this run starts its own services"
+            notice = "`agentcore-rl up` runs here, without these options of sessions: this run starts its own services"
             console.print(notice, style="dim")
         return None
     stack = Stack.serving(settings.agent, settings.model, settings.engine)

@@ -54,6 +54,7 @@ class Job:
     held_out: Sequence[Mapping[str, Any]]
     trackers: Sequence[str] = ()
     session_env: Sequence[str] = dataclasses.field(default=(), repr=False)
+    runtime_options: Sequence[str] = ()
     engine: str = "policy"
     engine_python: Path | None = None
 
@@ -100,6 +101,7 @@ def start_for(job: Job, services: Services, admin_key: str) -> Stack:
         admin_key=admin_key,
         report=say_what_is_slow,
         session_env=job.session_env,
+        runtime_options=job.runtime_options,
         engine=job.engine,
         engine_python=job.engine_python,
     )

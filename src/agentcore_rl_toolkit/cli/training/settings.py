@@ -23,6 +23,8 @@ from .stack import ENGINES, model_folder
 from .trackers import TRACKERS, check_installed
 
 _PATHS = ("agent", "data", "eval_data", "model", "engine_python")
+_FOLDERS = ("readable", "writable")
+_LISTS = ("tracker", "session_env", *_FOLDERS)
 # Peak rates for the built-in policy. On batches whose rewards are all equal TRL's AdamW goes on along its momentum, where the
 # loop skips the step: at the loop's rate one seed of three ended below 85 % there.
 LEARNING_RATES = {"loop": 5e-4, "trl": 4e-4}
@@ -41,7 +43,8 @@ class LocalRun:
     ``hold_calls`` weights change between model calls only. Every ``eval_every`` steps the held-out rows are run beside the
     training, by a copy of the weights on a second engine; 0: before and after only.
     ``policy_failures`` is `CollectConfig`'s. ``tracker`` names what gets the metrics besides `metrics.jsonl`. ``session_env``
-    are variables of the sessions, as K=V, or K for the value that it has here.
+    are variables of the sessions, as K=V, or K for the value that it has here; ``readable`` and ``writable`` are what they may
+    use of this machine besides the agent's project.
     Raises: ConfigError.
     """
 
@@ -66,6 +69,8 @@ class LocalRun:
     seed: int = 0
     tracker: tuple[str, ...] = ()
     session_env: tuple[str, ...] = dataclasses.field(default=(), repr=False)
+    readable: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_numbers(
@@ -127,6 +132,8 @@ def read(flags: Mapping[str, Any], file: Path | None) -> LocalRun:
         for name in _PATHS:
             if isinstance(values.get(name), str):
                 values[name] = str((file.parent / values[name]).resolve())
+        for name in _FOLDERS:
+            values[name] = [str((file.parent / path).resolve()) for path in values.get(name, ())]
     given = {k: (str(Path(v).resolve()) if k in _PATHS else v) for k, v in flags.items() if v not in (None, ())}
     for one, other in (("eval_data", "held_out"), ("held_out", "eval_data")):
         if one in given and other not in given:  # two ways to say the same: the option wins
@@ -147,7 +154,7 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         if variable.startswith(ENVIRONMENT) and text:
             if name not in fields:
                 raise ConfigError(f"{variable} is no setting; there are {', '.join(sorted(fields))}")
-            values[name] = text.split(",") if name in ("tracker", "session_env") else text
+            values[name] = text.split(",") if name in _LISTS else text
             if fields[name] == "int":
                 try:
                     values[name] = int(text)

@@ -26,7 +26,6 @@ from ...errors import AgentCoreRLError, ConfigError, LocalRuntimeError
 from ...runs import is_run
 from ..output.terminal import visible
 from ..output.waiting import Waiting
-from ..servers.vllm import MODEL_ID as MODEL_ID
 from ..servers.vllm import context_of, find_python
 from .services import READY_DEADLINE_S, Service, Services, cause_of
 
@@ -196,6 +195,8 @@ def start(
             "serve",
             "--state-dir",
             str(folder / "sessions"),
+            "--store",
+            f"file://{store}",
             *(["--agent", f"{AGENT_NAME}={agent}"] if here else []),
             *runtime_options,
         ],
@@ -285,7 +286,14 @@ def _gateway(upstream: Upstream, turns: Path, model: Path | None) -> list[str]:
 
 
 @contextlib.contextmanager
-def own(agent: Path, *, folder: Path, model: Path | None, session_env: Sequence[str] = ()) -> Iterator[Stack]:
+def own(
+    agent: Path,
+    *,
+    folder: Path,
+    model: Path | None,
+    session_env: Sequence[str] = (),
+    runtime_options: Sequence[str] = (),
+) -> Iterator[Stack]:
     """A stack for one command, gone when the block ends. What it leaves is below ``folder``. Raises: as `start`."""
     key = secrets.token_urlsafe(24)
     with Services(folder / "logs", env={**QUIET, "AGENTCORE_RL_GATEWAY_ADMIN_KEY": key}) as services:
@@ -297,6 +305,7 @@ def own(agent: Path, *, folder: Path, model: Path | None, session_env: Sequence[
             admin_key=key,
             report=say_what_is_slow,
             session_env=session_env,
+            runtime_options=runtime_options,
         )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from ...errors import AgentCoreRLError, ConfigError
-from ..options import engine_options
+from ..options import engine_options, sandbox_words, with_sandbox
 from ..output.terminal import visible
 from .services import Services
 from .stack import FOLDER, QUIET, Stack, agent_file, describe, explain, model_folder, start
@@ -32,6 +32,7 @@ from .stack import FOLDER, QUIET, Stack, agent_file, describe, explain, model_fo
     metavar="K=V",
     help="A variable every session sees; K alone: as it is here; repeatable.",
 )
+@with_sandbox
 @click.option(
     "--keep", type=click.Path(file_okay=False, path_type=Path), help="Keep records, turns and logs in this folder."
 )
@@ -44,6 +45,8 @@ def command(
     engine: str | None,
     engine_python: Path | None,
     session_env: tuple[str, ...],
+    readable: tuple[str, ...],
+    writable: tuple[str, ...],
     keep: Path | None,
     gateways: int,
 ) -> None:
@@ -59,8 +62,14 @@ def command(
     try:
         with contextlib.ExitStack() as exits:
             folder = keep.resolve() if keep is not None else Path(exits.enter_context(_scratch()))
-            serving = {"model": folder_of_model, "engine": engine or "policy", "engine_python": engine_python}
-            asyncio.run(_serve(file, folder, serving, gateways, session_env))
+            serving = {
+                "model": folder_of_model,
+                "engine": engine or "policy",
+                "engine_python": engine_python,
+                "session_env": session_env,
+                "runtime_options": sandbox_words(readable, writable),
+            }
+            asyncio.run(_serve(file, folder, serving, gateways))
     except KeyboardInterrupt:
         click.echo("stopped", err=True)
         sys.exit(130)
@@ -75,9 +84,7 @@ def _scratch() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="agentcore-rl-up-", ignore_cleanup_errors=True)
 
 
-async def _serve(
-    agent: Path, folder: Path, serving: dict[str, Any], gateways: int, session_env: tuple[str, ...]
-) -> None:
+async def _serve(agent: Path, folder: Path, serving: dict[str, Any], gateways: int) -> None:
     """Raises: KeyboardInterrupt on SIGTERM and SIGINT; ServiceError when a service dies."""
     admin_key = secrets.token_urlsafe(24)
     stopped = asyncio.Event()
@@ -94,7 +101,6 @@ async def _serve(
                 admin_key=admin_key,
                 gateways=gateways,
                 report=lambda name, text: click.echo(visible(f"{name:<12}{text}")),
-                session_env=session_env,
             )
         )
         stop = asyncio.create_task(stopped.wait())

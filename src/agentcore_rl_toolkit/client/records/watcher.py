@@ -330,7 +330,7 @@ def _lost(waiter: Waiter, silent_s: float) -> RolloutLostError:
     else:  # its agent promised some, and in most cases keeps the promise, elsewhere
         why = (
             "the session died at once, or its agent writes elsewhere: to another endpoint, or to a directory that is private "
-            "to the session (local runtime: --writable)"
+            "to the session (local runtime: --store)"
         )
     return RolloutLostError(
         f"no sign of life for {silent_s:.0f} s and no record: {why}. Its log at the runtime says which", key=waiter.key

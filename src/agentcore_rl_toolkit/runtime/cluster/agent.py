@@ -11,37 +11,31 @@ import argparse
 import asyncio
 import base64
 import contextlib
-import functools
 import json
-import logging
 import os
 import signal
 import sys
 import tarfile
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from ... import __version__
 from ..._servers.open_files import raise_file_limit
-from ..._servers.peers import peer_pid
 from ...errors import AgentCoreRLError, AgentLoadError, LocalRuntimeError
 from .. import roots
 from ..agents import environments
 from ..agents.agent import Agent
 from ..config import IsolationConfig, RuntimeConfig
-from ..launcher import trees
+from ..launcher import folders
 from ..launcher.session_log import read_log
 from ..local_node import LocalNode
 from ..sessions.command_output import CommandOutput
-from ..sessions.grants import Grant
 from ..sessions.node import SessionOrder
 from ..sessions.usage import usage
 from . import bundles
 from .front import Front
 
-log = logging.getLogger(__name__)
 FIRST_CONTACT_S = 60.0
 CLEAN_UP_THREADS = 4
 LOG_BYTES = 256 * 1024  # of a session's log, handed over at its end
@@ -72,7 +66,6 @@ class NodeAgent:
         self._ordered: dict[str, float | None] = {}  # not yet running; a number: stop it with this grace
         self._tasks: set[asyncio.Task[None]] = set()
         self._clean_up = ThreadPoolExecutor(CLEAN_UP_THREADS, thread_name_prefix="clean-up")
-        self._hurry = threading.Event()
         self._controlled = False
 
     def front(self) -> Front:
@@ -120,11 +113,6 @@ class NodeAgent:
                     order = self._orders.get(message["id"])
                     data = read_log(order.log_path, message["offset"], LOG_BYTES) if order is not None else b""
                     front.send(re=message["n"], data=base64.b64encode(data).decode())
-                case "grant":
-                    process = self._processes.get(message["id"])
-                    if process is not None:
-                        await process.grant(Grant(message["store"], frozenset(message["keys"])))
-                    front.send(re=message["n"])
                 case "usage":
                     process = self._processes.get(message["id"])
                     pid = getattr(process, "pid", None)
@@ -144,9 +132,9 @@ class NodeAgent:
 
     async def _configure(self, message: dict[str, Any]) -> dict[str, Any]:
         given, isolation = message["config"], dict(message["isolation"])
-        for name in ("writable", "read_only"):
+        for name in ("writable", "readable"):
             isolation[name] = tuple(Path(path) for path in isolation[name])
-        isolation["endpoints"] = tuple(isolation["endpoints"])
+        isolation["store"] = None if isolation["store"] is None else Path(isolation["store"])
         config = RuntimeConfig(isolation=IsolationConfig(**isolation), **given)
         self._silence_s = message["silence_s"]
         node = LocalNode(
@@ -235,10 +223,7 @@ class NodeAgent:
             await self._remove(order)
 
     async def _remove(self, order: SessionOrder) -> None:
-        remove = functools.partial(trees.remove, order.directory, stop=self._hurry.is_set)
-        why = await asyncio.get_running_loop().run_in_executor(self._clean_up, remove)
-        if why is not None and not self._hurry.is_set():
-            log.warning("what session %s left in %s cannot be removed: %s", order.session_id, order.directory, why)
+        await asyncio.get_running_loop().run_in_executor(self._clean_up, folders.remove, order.directory)
         for path in (order.log_path, Path(order.socket_path)):
             with contextlib.suppress(OSError):
                 await asyncio.to_thread(path.unlink, missing_ok=True)
@@ -276,13 +261,10 @@ class NodeAgent:
                 front.send(k=stream.decode(), d=base64.b64encode(data).decode())
                 await front.drain()
 
-        def own(writer: asyncio.StreamWriter) -> bool:
-            return peer_pid(writer.get_extra_info("socket")) in (None, process.template.pid)
-
         text = (await reader.readline()).decode()
         identity = f"c{purpose['id']}"
         path = f"{self._orders[purpose['session']].socket_path}{identity}"
-        async with CommandOutput(path, own, copy) as output:
+        async with CommandOutput(path, copy) as output:
             command = process.command(identity, json.loads(text), path)
             orders = asyncio.create_task(reader.readline())  # the router says one word more, or hangs up: kill
             await asyncio.wait((orders, command.ended), return_when=asyncio.FIRST_COMPLETED)
@@ -303,7 +285,6 @@ class NodeAgent:
         """End every session now and remove every file."""
         if self._node is not None:
             await self._node.close()
-        self._hurry.set()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

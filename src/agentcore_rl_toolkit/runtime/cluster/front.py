@@ -11,8 +11,8 @@ import json
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from ...isolation.pipe import Pipe
 from . import handshake
+from .pipe import Pipe
 
 Handler = Callable[[dict[str, Any], asyncio.StreamReader, "Front"], Coroutine[Any, Any, None]]
 BUFFER_BYTES = 2**20

@@ -265,8 +265,9 @@ class Cluster:
     def _configuration(self) -> dict[str, Any]:
         c = self._config
         isolation = asdict(c.isolation)
-        for name in ("writable", "read_only"):
+        for name in ("writable", "readable"):
             isolation[name] = [str(path) for path in isolation[name]]
+        isolation["store"] = None if isolation["store"] is None else str(isolation["store"])
         return {
             "config": {
                 "region": c.region,

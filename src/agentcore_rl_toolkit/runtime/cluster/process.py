@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 from ...errors import LocalRuntimeError
 from ..sessions.connection import UpstreamLostError
-from ..sessions.grants import Grant
 
 LINE_BYTES = 2**20
 CAUSE_WAIT_S = 3.0
@@ -68,10 +67,6 @@ class RemoteProcess:
         """What the session has written so far, from an offset on. Raises: LocalRuntimeError."""
         answer = await self._link.request("log", id=self.id, offset=offset)
         return base64.b64decode(answer["data"])
-
-    async def grant(self, grant: Grant) -> None:
-        """Let it keep one more record, on its node. Raises: LocalRuntimeError."""
-        await self._link.request("grant", id=self.id, store=grant.store, keys=sorted(grant.keys))
 
     async def usage(self) -> tuple[int | None, float | None]:
         """Memory in bytes and CPU seconds so far. Raises: LocalRuntimeError."""

@@ -19,7 +19,6 @@ from typing import Any
 
 from ..._installation import missing_extra
 from ...errors import ConfigError, LocalRuntimeError
-from ..roots import MARKER
 from .machines import AgentAddress, ClusterConfig, Machine
 
 ACTOR_CPUS = 0.1
@@ -42,7 +41,7 @@ class AgentKeeper:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # The mark: a runtime on the same machine takes nothing that comes from here for its user's.
-            env={k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {MARKER: "node agent"},
+            env={k: v for k, v in os.environ.items() if not k.startswith("RAY_")},
             start_new_session=True,  # a signal to the actor's group is not one to the agent's sessions
         )
         assert self._process.stdin is not None

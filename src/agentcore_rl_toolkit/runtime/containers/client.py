@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import shutil
-import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,21 +35,18 @@ class EngineError(LocalRuntimeError):
 class Engine:
     """One engine. ``await start()`` first; `close` ends a service that was started for it.
 
-    ``env`` is added to that service's environment, by which it is found when nobody could close it.
+    ``runtime``: what Podman's service runs containers with, such as runsc.
 
     Raises: MissingExtraError without aiodocker.
     """
 
-    def __init__(
-        self, address: EngineAddress, folder: Path, *, gvisor: bool = False, env: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, address: EngineAddress, folder: Path, *, runtime: str | None = None) -> None:
         try:
             import aiodocker
         except ImportError as e:
             raise missing_extra("sessions in containers need aiodocker", "containers") from e
         self.address = address
-        self._env = dict(env or {})
-        self.gvisor = gvisor
+        self._runtime = runtime
         self._folder = folder
         self._service: asyncio.subprocess.Process | None = None
         self._docker = aiodocker.Docker(address.url or f"unix://{folder / 'podman'}")
@@ -68,13 +63,14 @@ class Engine:
         log = self._folder / "podman.log"
         command = [str(self.address.program), *self._podman_options()]
         command += ["system", "service", "--time=0", f"unix://{self._folder / 'podman'}"]
+        ends_with_us = ["/bin/sh", "-c", '"$@" & read _; kill $!', "sh"]  # its input ends with this process
         with log.open("wb") as output:
             self._service = await asyncio.create_subprocess_exec(
+                *ends_with_us,
                 *command,
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=asyncio.subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, **self._env},
                 cwd=self._folder,  # its monitors write files where it stands
                 start_new_session=True,
             )
@@ -93,8 +89,9 @@ class Engine:
 
     def _podman_options(self) -> list[str]:
         options = []
-        if self.gvisor:
-            options += ["--runtime", str(gvisor_program(self._folder))]
+        if self._runtime is not None:
+            program = str(gvisor_program(self._folder)) if self._runtime == "runsc" else self._runtime
+            options += ["--runtime", program]
         elif Path(HYBRID_GROUPS).is_dir() and shutil.which("runc") is not None:
             options += ["--runtime", "runc"]  # Podman's first choice, crun, refuses mixed control groups
         if not Path(SYSTEMD).is_dir():
@@ -103,14 +100,9 @@ class Engine:
 
     async def close(self) -> None:
         await self._docker.close()
-        if self._service is not None and self._service.returncode is None:
-            self._service.send_signal(signal.SIGTERM)
-            try:
-                async with asyncio.timeout(5.0):
-                    await self._service.wait()
-            except TimeoutError:
-                self._service.kill()
-                await self._service.wait()
+        if self._service is not None and self._service.stdin is not None:
+            self._service.stdin.close()
+            await self._service.wait()
 
     @contextlib.asynccontextmanager
     async def asked(self, timeout_s: float | None = CALL_TIMEOUT_S) -> AsyncIterator[aiodocker.Docker]:

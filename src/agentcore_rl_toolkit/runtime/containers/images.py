@@ -52,14 +52,14 @@ def _warn_of_architecture(name: str, architecture: str) -> None:
         log.warning("image %s is for amd64; AgentCore Runtime runs linux/arm64 images only", name)
 
 
-def build(folder: Path, name: str, *, engine: str = "auto") -> str:
+def build(folder: Path, name: str) -> str:
     """Build the Dockerfile (or Containerfile) of a folder with the engine's own program, output to the terminal. Blocks.
 
     Returns the image's name. Raises: ConfigError without a file to build or a program to build it, LocalRuntimeError.
     """
     if not any((folder / file).is_file() for file in ("Dockerfile", "Containerfile")):
         raise ConfigError(f"there is no Dockerfile in {folder}")
-    address = find_engine(engine)
+    address = find_engine()
     command = _build_command(address)
     image = f"localhost/agentcore-rl/{name.lower()}:latest"
     try:

@@ -18,11 +18,8 @@ from ..agents.agent import Agent
 from ..api import control, signatures
 from ..api.faults import INIT_TIMEOUT, Effects
 from ..api.idempotency import Tokens
-from ..local_node import LocalNode
-from ..roots import MARKER
 from ..runtime import Runtime
 from ..sessions.connection import UpstreamLostError
-from ..sessions.grants import add, grant_of
 from ..sessions.session import Key, Session
 from ..wire import (
     SESSION_HEADER,
@@ -48,7 +45,6 @@ from .websocket import bridge, with_query
 
 Scope = dict[str, Any]
 
-READ_ON_LOOP = 256 * 1024  # bytes of a payload; of longer ones what they ask for is read in a thread
 CARD = "invocations/.well-known/agent-card.json"
 OPERATIONS = {
     ("POST", "invocations"): INVOKE,
@@ -71,9 +67,7 @@ class RuntimeApp:
         self._tokens = Tokens()
         self._receiving = Receiving()
         self._shells = Shells()
-        node = runtime.node
-        carried = (node.carried,) if isinstance(node, LocalNode) else ()
-        self.callers: Callers[Session] = Callers(self._sessions_here, *carried, mark=MARKER)
+        self.callers: Callers[Session] = Callers(self._sessions_here)
         self.direct = DirectInvocations(runtime, self.callers, self.finish)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -248,12 +242,12 @@ class RuntimeApp:
             await self._stop(key, body, send)
             return
         command = parse_command(b"".join(body)) if operation == "InvokeAgentRuntimeCommand" else None
+        if operation == INVOKE:
+            self.runtime.check_store(body)
         session = await self._acquire(agent, key, effects, caller)
         if command is not None:
             await self._command(session, *command, headers, send)
             return
-        if operation == INVOKE and caller.session is None:
-            await self._grant(session, body, caller)
         if effects.duplicate:
             again = await self._acquire(agent, key, Effects(), caller)
             task = asyncio.create_task(self._twice(again, headers, body))
@@ -302,23 +296,6 @@ class RuntimeApp:
         token = control.parse_body(b"".join(body)).get("clientToken")
         status, answer = await (self._tokens.answer((key, token), "", work) if isinstance(token, str) else work())
         await reply(send, status, json.dumps(answer).encode(), [(SESSION_HEADER, key[2].encode())])
-
-    async def _grant(self, session: Session, body: list[bytes], caller: Caller[Session]) -> None:
-        """Let a session keep the record that its caller asks for with this payload.
-
-        A stranger (``--callers any``) names no directory of this machine: the runtime would write there as its user.
-        """
-        if sum(map(len, body)) > READ_ON_LOOP:
-            grant = await asyncio.to_thread(grant_of, body, session.id)
-        else:
-            grant = grant_of(body, session.id)
-        in_directory = grant is not None and grant.store.startswith("file:")
-        if grant is None or (in_directory and not caller.is_user):
-            return
-        if add(session.grants, grant) and in_directory:
-            take = getattr(session.process, "grant", None)  # pods have none
-            if take is not None:
-                await take(grant)
 
     async def _command(self, session: Session, text: str, timeout_s: float, headers: Headers, send: Send) -> None:
         try:

@@ -81,7 +81,7 @@ async def _run(session: Session, command: str, timeout_s: float, emit: Emit) -> 
 
     await emit({"contentStart": {}})
     status = "COMPLETED"
-    async with CommandOutput(path, session.is_from_its_commands, copy) as output:
+    async with CommandOutput(path, copy) as output:
         process = session.process.command(str(number), command, path)
         try:
             async with asyncio.timeout(timeout_s):

@@ -20,8 +20,8 @@ from ..._servers.callers import Callers
 from ..api import signatures
 from ..runtime import Runtime
 from ..sessions.connection import Connection, header
-from ..sessions.grants import ASKS_FOR_A_RECORD
 from ..sessions.session import Session
+from ..sessions.stores import ASKS_FOR_A_RECORD
 from ..wire import SESSION_HEADER, Named, Route, WireError, check_headers, split_path
 from .invoke import INVOKE, WHOLE_BYTES, Asked, Work, relay, reply_headers, request_headers, request_id_of
 from .protocol import Request, RuntimeProtocol, Send

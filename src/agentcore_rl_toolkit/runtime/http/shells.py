@@ -88,9 +88,6 @@ class Shell:
         self._limit = asyncio.get_running_loop().call_later(MAX_SHELL_S, self.command.kill)
 
     async def _joined(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if not self.session.is_from_its_commands(writer):
-            writer.close()
-            return
         name = await reader.read(1)
         self._joined_by.add(name)
         if self._joined_by >= {b"o", b"e"}:  # both: the socket is closed once it is open

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import signal
 import sys
 import time
 
@@ -32,13 +34,22 @@ def adopt_orphans() -> bool:
 
 
 def children(pid: int | None = None) -> list[int]:
-    """Direct children of a single-threaded process (default: this one). Empty where the kernel does not tell."""
-    who = os.getpid() if pid is None else pid
-    try:
-        with open(f"/proc/{who}/task/{who}/children") as f:
-            return [int(word) for word in f.read().split()]
-    except OSError:
-        return []
+    """Direct children of a process (default: this one), of all its threads. Empty where the kernel does not tell."""
+    tasks = f"/proc/{os.getpid() if pid is None else pid}/task"
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in os.listdir(tasks):
+            with contextlib.suppress(OSError), open(f"{tasks}/{task}/children") as f:
+                found += map(int, f.read().split())
+    return found
+
+
+def kill_below(pid: int) -> None:
+    """Kill everything that descends from a process, the process itself left out."""
+    for child in children(pid):
+        kill_below(child)
+        with contextlib.suppress(OSError):
+            os.kill(child, signal.SIGKILL)
 
 
 def thread_count() -> int | None:

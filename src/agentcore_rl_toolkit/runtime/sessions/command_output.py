@@ -12,13 +12,10 @@ Copy = Callable[[bytes, asyncio.StreamReader], Awaitable[None]]
 
 
 class CommandOutput:
-    """Listens at ``path`` while it is entered. ``own`` says whether a connection is the command's; ``copy`` reads one stream to
-    its end.
-    """
+    """Listens at ``path`` while it is entered. ``copy`` reads one stream to its end."""
 
-    def __init__(self, path: str, own: Callable[[asyncio.StreamWriter], bool], copy: Copy) -> None:
+    def __init__(self, path: str, copy: Copy) -> None:
         self._path = path
-        self._own = own
         self._copy = copy
         self._copying: list[asyncio.Task[None]] = []
 
@@ -32,9 +29,6 @@ class CommandOutput:
             os.unlink(self._path)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if not self._own(writer):
-            writer.close()
-            return
         task = asyncio.current_task()
         assert task is not None
         self._copying.append(task)

@@ -6,21 +6,17 @@ import asyncio
 import contextlib
 import hashlib
 import math
-import os
 import re
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..._parsing import parse_json
-from ..._servers.peers import peer_pid
 from ..agents.agent import Agent
-from ..launcher import trees
+from ..launcher import folders
 from .activity import ActivityClock
 from .connection import Connection, connect, connect_over
-from .grants import Grant
 
 KEPT_CONNECTIONS = 4
 _LATEST_S = 2**40  # beyond any time that a clock shows
@@ -52,7 +48,6 @@ class Session:
     idle_connections: list[Connection] = field(default_factory=list)
     check_at_s: float = math.inf
     ending: dict[str, Any] | None = None
-    grants: list[Grant] = field(default_factory=list)  # what it may keep in a store
     started_by: Session | None = None  # another session, which may call it then
 
     @property
@@ -62,12 +57,6 @@ class Session:
     @property
     def over(self) -> bool:
         return self.state not in ("starting", "ready")
-
-    def is_from_its_commands(self, writer: Any) -> bool:
-        """Whether a connection to a socket that its commands write to comes from there, and not from another session."""
-        template = getattr(self.process, "template", None)  # which connects for them; elsewhere this process does
-        pid = peer_pid(writer.get_extra_info("socket"))
-        return pid in (None, os.getpid(), getattr(template, "pid", None))
 
     def kept_connection(self) -> Connection | None:
         """A connection that an earlier request left usable."""
@@ -136,15 +125,14 @@ def is_over(session: Session) -> bool:
     return session.over
 
 
-def remove_files(session: Session, stop: Callable[[], bool]) -> str | None:
-    """Remove an ended session's folder and socket, and its log when it is empty. Blocks. Returns: why something is left."""
-    why = trees.remove(session.directory, stop=stop)
+def remove_files(session: Session) -> None:
+    """Remove an ended session's folder and socket, and its log when it is empty. Blocks."""
+    folders.remove(session.directory)
     with contextlib.suppress(OSError):
         Path(session.socket_path).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         if session.log_path.lstat().st_size == 0:
             session.log_path.unlink()
-    return why
 
 
 def log_name(session_id: str, *, endpoint: str) -> str:

@@ -12,7 +12,6 @@ import heapq
 import itertools
 import logging
 import math
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -38,7 +37,7 @@ PING_TIMEOUT_S = 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.5  # between the questions of a start
 INIT_FAILED = "Runtime initialization failed."
 REMEMBERED_ENDINGS = 1_000
-CLEAN_UP_THREADS, CLEAN_UP_AT_END_S = 4, 5.0
+CLEAN_UP_THREADS = 4
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,6 @@ class SessionTable:
         self._stopping: set[Session] = set()
         # A session can leave files that take minutes to remove: they keep nothing else waiting.
         self._clean_up = ThreadPoolExecutor(CLEAN_UP_THREADS, thread_name_prefix="clean-up")
-        self._hurry = threading.Event()
         self._checks: list[tuple[float, int, Session]] = []
         self._new_check = asyncio.Event()
         # A machine has fewer cores than AWS: were all sessions of a burst to start at once, each would miss its init timeout.
@@ -150,10 +148,8 @@ class SessionTable:
         processes = [s.process.ended for s in self._stopping if s.process is not None]
         if processes:
             await asyncio.wait(processes)
-        hurry = asyncio.get_running_loop().call_later(CLEAN_UP_AT_END_S, self._hurry.set)
         while self._tasks:
             await asyncio.wait(self._tasks)
-        hurry.cancel()
         self._clean_up.shutdown(wait=False)
 
     def describe(self) -> list[dict[str, Any]]:
@@ -273,11 +269,7 @@ class SessionTable:
                 "cpu_s": session.process.cpu_s,
                 "max_rss_bytes": session.process.max_rss_bytes,
             }
-        why = await asyncio.get_running_loop().run_in_executor(
-            self._clean_up, remove_files, session, self._hurry.is_set
-        )
-        if why is not None and not self._hurry.is_set():
-            log.warning("what session %s left in %s cannot be removed: %s", session.id, session.directory, why)
+        await asyncio.get_running_loop().run_in_executor(self._clean_up, remove_files, session)
         self.on_gone(session)
 
     # -- watching

@@ -1,12 +1,13 @@
 """Every process below a template: sessions and the commands that run beside them, from fork to reaped.
 
-Each session adopts its own orphans (Linux), so whatever it started is found below it while it lives; when it ends, its
-leftovers become children
-of the template and are killed at once. Orphans of a command belong to the command's session and live as long as that.
+A session leads a process group and adopts its own orphans (Linux), so whatever it started is found below it while it lives, also
+what has detached itself. What it leaves at its end becomes a child of the template and is killed at once. Orphans of a command
+belong to the command's session and live as long as that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import os
 import signal
@@ -14,19 +15,15 @@ import socket
 import sys
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ..launcher import linux, trees
+from ..launcher import linux
 from .child import Command, Session, become_command, become_session
-from .confine import Confinement
-from .guardian import end_children
 from .warm import Learning
 
 Report = Callable[..., None]
 END_TIMEOUT_S = 20.0
-REMEMBERED = 1024  # sessions that ended, whose folders the runtime removes: where it is gone, the template does
 
 
 class Keeper:
@@ -34,23 +31,24 @@ class Keeper:
 
     def __init__(
         self,
-        isolation: dict[str, Any],
+        memory_bytes: int | None,
         report: Report,
         serve: Callable[[Session], None],
         release: Callable[[], None],
         learning: Learning | None,
     ) -> None:
-        self._confinement = Confinement(isolation)
+        self._memory_bytes = memory_bytes
         self._report = report
         self._serve = serve
         self._release = release
         self._learning = learning
         self._sessions: dict[int, Session] = {}  # by process id
         self._by_id: dict[str, Session] = {}
-        self._ended: deque[Session] = deque(maxlen=REMEMBERED)
         self._commands: dict[int, Command] = {}
+        self._orphans: dict[int, Session] = {}  # of commands that have ended
         self._deadlines: list[tuple[float, str]] = []
-        self._template_pid = os.getpid()
+        self._pid = os.getpid()
+        self._agents_own = set(linux.children())  # helpers that the agent's module code has started
         self._lifeline_read, self._lifeline_write = os.pipe()
 
     def obey(self, order: dict[str, Any]) -> None:
@@ -64,7 +62,7 @@ class Keeper:
         elif order["op"] == "kill_command":
             for pid, command in self._commands.items():
                 if command.id == order["id"]:
-                    _signal_group(pid, signal.SIGKILL)
+                    _kill(pid)
 
     # -- starting
     def _spawn(self, order: dict[str, Any]) -> None:
@@ -74,13 +72,10 @@ class Keeper:
             session.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             session.listener.bind(session.socket_path)
             session.listener.listen(128)
-            pid = self._confinement.fork(session.directory)
+            pid = self._fork(lambda: self._be_session(session))
         except Exception as e:  # whatever it is, it is this session's failure and the runtime's to report
-            self._not_in_a_child()
             self._report(ev="failed", id=session.id, error=f"{type(e).__name__}: {e}")
             return
-        if pid == 0:
-            self._in_child(lambda: self._be_session(session))
         session.listener.close()
         if self._learning is not None:
             self._learning.count_session()
@@ -89,12 +84,9 @@ class Keeper:
         self._report(ev="spawned", id=session.id, pid=pid)
 
     def _be_session(self, session: Session) -> None:
-        self._release()
-        os.close(self._lifeline_write)
         session.lifeline_fd = self._lifeline_read
         session.learning = self._learning.student() if self._learning is not None else None
-        become_session(session, None if self._confinement.own_parent_check else self._template_pid)
-        self._confinement.confine(session.directory)
+        become_session(session, self._pid, self._memory_bytes)
         self._serve(session)
 
     def _run_command(self, order: dict[str, Any]) -> None:
@@ -105,31 +97,21 @@ class Keeper:
         command = Command(order, session)
         try:
             command.connect()
-            pid = self._confinement.fork_beside(session.pid, session.directory)
+            pid = self._fork(lambda: become_command(command, self._pid, self._memory_bytes))
         except Exception as e:
-            self._not_in_a_child()
             self._report(ev="command_exit", id=command.id, status=-1, error=f"{type(e).__name__}: {e}")
             return
-        if pid == 0:
-            self._in_child(lambda: self._be_command(command))
         command.close()
-        command.pid = pid
         self._commands[pid] = command
-        self._report(ev="command_started", id=command.id, pid=pid)
 
-    def _be_command(self, command: Command) -> None:
-        self._release()
-        os.close(self._lifeline_write)
-        become_command(command, in_namespace=self._confinement.own_parent_check)
-
-    def _not_in_a_child(self) -> None:
-        """A fork that confines may fail on the other side of it."""
-        if os.getpid() != self._template_pid:
-            traceback.print_exc()
-            os._exit(1)
-
-    def _in_child(self, work: Callable[[], None]) -> None:
+    def _fork(self, work: Callable[[], None]) -> int:
+        """The process id of a child that does the work and never returns."""
+        pid = os.fork()
+        if pid:
+            return pid
         try:
+            self._release()
+            os.close(self._lifeline_write)
             work()
         except BaseException:
             traceback.print_exc()
@@ -142,9 +124,10 @@ class Keeper:
         if session is None:
             return
         if grace_s <= 0:
-            _signal_group(session.pid, signal.SIGKILL)
+            _kill(session.pid)
             return
-        _signal(session.pid, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(session.pid, signal.SIGTERM)
         heapq.heappush(self._deadlines, (time.monotonic() + grace_s, session_id))
 
     def timeout_s(self) -> float | None:
@@ -152,33 +135,33 @@ class Keeper:
         return max(0.0, self._deadlines[0][0] - time.monotonic()) if self._deadlines else None
 
     def kill_overdue(self) -> None:
-        """SIGKILL the groups of sessions whose grace is over."""
+        """Kill the sessions whose grace is over, with all that they started."""
         while self._deadlines and self._deadlines[0][0] <= time.monotonic():
             session = self._by_id.get(heapq.heappop(self._deadlines)[1])
             if session is not None:
-                _signal_group(session.pid, signal.SIGKILL)
+                _kill(session.pid)
         if not self._by_id:
             self._deadlines.clear()
 
     def reap(self) -> None:
-        """Collect every process that ended."""
+        """Collect every process that ended, and kill what is left of ended sessions."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
-                return
+                break
             if pid == 0:
-                return
+                break
             code = os.waitstatus_to_exitcode(status)
             if pid in self._commands:
                 command = self._commands.pop(pid)
-                command.session.orphans.update(self._unknown_children())
+                self._orphans |= dict.fromkeys(self._strays(), command.session)
                 self._report(ev="command_exit", id=command.id, status=code)
+            elif pid in self._orphans:
+                self._orphans |= dict.fromkeys(self._strays(), self._orphans.pop(pid))
             elif pid in self._sessions:
                 session = self._sessions.pop(pid)
                 self._by_id.pop(session.id, None)
-                self._ended.append(session)
-                kills = self._confinement.out_of_memory_kills(session.directory)
                 self._bury(session)
                 self._report(
                     ev="exit",
@@ -186,52 +169,48 @@ class Keeper:
                     status=code,
                     cpu_s=round(usage.ru_utime + usage.ru_stime, 6),
                     max_rss=usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
-                    out_of_memory_kills=kills,
                 )
+        for stray in self._strays():
+            _kill(stray)
 
     def _bury(self, session: Session) -> None:
-        """Kill what an ended session left behind."""
-        _signal_group(session.pid, signal.SIGKILL)
+        """Kill what an ended session left behind; what has detached itself is a stray now."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(session.pid, signal.SIGKILL)
         for pid, command in self._commands.items():
             if command.session is session:
-                _signal_group(pid, signal.SIGKILL)
-        for orphan in (*session.orphans, *self._unknown_children()):
-            _signal(orphan, signal.SIGKILL)
-        self._confinement.release(session.directory)
+                _kill(pid)
+        for pid in [pid for pid, owner in self._orphans.items() if owner is session]:
+            del self._orphans[pid]
+            _kill(pid)
 
-    def _unknown_children(self) -> set[int]:
-        known = {orphan for session in self._sessions.values() for orphan in session.orphans}
-        return {p for p in linux.children() if p not in self._sessions and p not in self._commands} - known
+    def _strays(self) -> list[int]:
+        """Children that neither are sessions or commands nor belong to a session that lives."""
+        known = {*self._sessions, *self._commands, *self._orphans, *self._agents_own}
+        return [pid for pid in linux.children() if pid not in known]
 
     def end_everything(self) -> None:
-        """Kill all, remove their folders and end this process."""
-        for pid in (*self._sessions, *self._commands):
-            _signal_group(pid, signal.SIGKILL)
+        """Kill all and end this process."""
         deadline = time.monotonic() + END_TIMEOUT_S
-        end_children(END_TIMEOUT_S)
-        for session in self._sessions.values():
-            self._confinement.release(session.directory)
-        for session in (
-            *self._sessions.values(),
-            *self._ended,
-        ):  # those that ended: the runtime may not have come to it
-            trees.remove(session.directory, within_s=max(1.0, deadline - time.monotonic()))
+        for pid in (*self._sessions, *self._commands):
+            _kill(pid)
+        while time.monotonic() < deadline:
+            for pid in linux.children():  # those that become children of this process by it, too
+                _kill(pid)
             try:
-                os.unlink(session.socket_path)
-            except OSError:
-                continue
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    continue
+            except ChildProcessError:
+                break
+            time.sleep(0.005)
         os._exit(0)
 
 
-def _signal(pid: int, number: int) -> None:
+def _kill(pid: int) -> None:
+    """Kill a process, its group, and everything below it."""
+    linux.kill_below(pid)
     try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return
-
-
-def _signal_group(pid: int, number: int) -> None:
-    try:
-        os.killpg(pid, number)
+        os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):  # macOS answers EPERM for a group of zombies
-        _signal(pid, number)  # it may not have made its group yet
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)  # it may not have made its group yet

@@ -3,21 +3,15 @@
 Theory of operation. The runtime starts one template per agent and version and talks to it over a socket, one JSON object per
 line. In fork mode the script is executed here; at the point where it would start its server, the loop below runs instead and
 every session is a fork that carries on from that point: imports, module state and open configuration are shared
-copy-on-write.
-The agent's module code is no more trusted than its sessions: the process is confined as they are before it runs any of it.
-In exec mode (a script with threads or a running event loop cannot be forked safely) nothing is imported here, and each
-session
-runs the whole script from its start in a fresh fork.
+copy-on-write. In exec mode (a script with threads or a running event loop cannot be forked safely) nothing is imported here, and
+each session runs the whole script from its start in a fresh fork.
 
 Orders: ``spawn`` {id, socket, dir, log, env}, ``stop`` {id, grace_s}, ``command`` {id, session, socket, command},
-``kill_command``
-{id}. Reports: ``ready`` {mode, reason}, ``unforkable`` {reason}, ``error`` {traceback}, ``spawned`` {id, pid},
-``failed`` {id,
-error}, ``exit`` {id, status, cpu_s, max_rss}, ``command_started`` {id, pid}, ``command_exit`` {id, status}.
+``kill_command`` {id}. Reports: ``ready`` {mode, reason, pid}, ``unforkable`` {reason}, ``error`` {traceback},
+``spawned`` {id, pid}, ``failed`` {id, error}, ``exit`` {id, status, cpu_s, max_rss}, ``command_exit`` {id, status}.
 
-Nothing outlives its parent: when the control socket closes (the runtime is gone, by whatever signal), every process is
-killed and the session folders are removed. When the template itself is killed, the kernel kills the sessions (Linux), or
-their lifeline pipe closes (elsewhere); what they had started ends with their pid namespace, or by the `guardian`.
+Nothing outlives its parent: when the control socket closes (the runtime is gone, by whatever signal), every process is killed.
+When the template itself is killed, the kernel kills the sessions (Linux), or their lifeline pipe closes (elsewhere).
 """
 
 from __future__ import annotations
@@ -34,10 +28,10 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from ...isolation.hints import hint
 from ..launcher import linux
-from . import aws_keys, guardian, rehearsal, serve, warm
+from . import warm
 from .child import Session
-from .confine import Confinement
 from .keeper import Keeper
 from .script import run_script
 from .serve import make_config
@@ -76,11 +70,8 @@ class Template:
 
     def loop(self, options: dict[str, Any], serve: Serve, *, learn: bool) -> None:
         """Serve orders until the runtime goes away. Forked sessions run ``serve`` and never come back."""
-        linux.adopt_orphans()
-        if os.getpid() != 1:  # what stays behind of a process that entered namespaces sees to that itself
-            linux.die_with_parent(0)  # from here on a closed control socket says it, and leaves time to clean up
+        linux.die_with_parent(0)  # from here on a closed control socket says it, and leaves time to end the sessions
         previous = signal.signal(signal.SIGCHLD, _ignore)
-        hangup = signal.signal(signal.SIGHUP, _ignore)  # the guardian's word for a closed control socket
         wake_read, wake_write = os.pipe()
         for fd in (wake_read, wake_write):
             os.set_blocking(fd, False)
@@ -96,13 +87,12 @@ class Template:
             """In a forked child: give up what belongs to the template."""
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, previous if previous is not None else signal.SIG_DFL)
-            signal.signal(signal.SIGHUP, hangup if hangup is not None else signal.SIG_DFL)
             selector.close()
             os.close(wake_read)
             os.close(wake_write)
             self.control.close()
 
-        keeper = Keeper(options.get("isolation", {}), self.report, serve, release, learning)
+        keeper = Keeper(options.get("memory_bytes"), self.report, serve, release, learning)
         while True:
             for key, _ in selector.select(keeper.timeout_s()):
                 if key.fd == wake_read:
@@ -131,27 +121,16 @@ def main(control: str) -> None:
     """Run the template over this inherited socket until the runtime goes away."""
     control_fd = int(control)
     linux.die_with_parent(signal.SIGKILL)
-    serve.runtime_pid = os.getppid()
+    linux.adopt_orphans()
     os.set_inheritable(control_fd, False)
     os.closerange(3, control_fd)  # what the runtime's loop leaves open besides: further descriptors of our log
     os.closerange(control_fd + 1, os.sysconf("SC_OPEN_MAX"))
     template = Template(socket.socket(fileno=control_fd))
     options = template.read_options()
-    # In pid namespaces sessions end with all they started, and so does a template that is in one.
-    guarded = sys.platform == "linux" and options.get("isolation", {}).get("tier") != "namespaces"
-    if guarded:
-        guardian.stay_behind()
     script, argv = options["script"], options.get("argv", [])
-    if options["mode"] != "exec":  # there, sessions run all of the agent's code, and they are confined
-        try:
-            options["confined"] = _confine(options)
-        except Exception:
-            template.report(ev="error", traceback=traceback.format_exc())
-            os._exit(1)
     warm.defer_certificates()
-    aws_keys.follow_environment()
     if options["mode"] == "exec":
-        template.report(ev="ready", mode="exec", reason=options.get("reason"), pid=os.getpid(), guarded=guarded)
+        template.report(ev="ready", mode="exec", reason=options.get("reason"), pid=os.getpid())
         template.loop(options, lambda session: session.run_cold(script, argv), learn=False)
 
     def take_over(app: Any, uvicorn_options: dict[str, Any]) -> None:
@@ -160,53 +139,36 @@ def main(control: str) -> None:
             raise CannotForkError(reason)
         config = make_config(app, uvicorn_options)
         warm.import_quietly([*warm.late_imports(), *options.get("preload", ())])
-        if reason is None:
-            rehearsal.rehearse()
         if options.get("strict_snapshot"):
             Session.keep_random_state()
         gc.collect()
         gc.freeze()
-        template.report(
-            ev="ready",
-            mode="fork",
-            reason=reason and f"forced, although {reason}",
-            confined=options["confined"],
-            pid=os.getpid(),
-            guarded=guarded,
-            groups=options.get("groups", ()),
-        )
+        forced = reason and f"forced, although {reason}"
+        template.report(ev="ready", mode="fork", reason=forced, pid=os.getpid())
         template.loop(options, lambda session: session.serve(config), learn=reason is None)
 
     try:
         run_script(script, argv, take_over)
     except CannotForkError as e:
         template.report(ev="unforkable", reason=str(e))
-    except BaseException:
-        template.report(ev="error", traceback=_agents_traceback())
+    except BaseException as e:
+        template.report(ev="error", traceback=_agents_traceback(e))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
-def _confine(options: dict[str, Any]) -> bool:
-    if options.get("loader") is None:
-        return False
-    confinement = Confinement(options.get("isolation", {}))
-    Session.names_before = os.listdir(os.path.dirname(options["script"]))
-    confined = confinement.confine_loader(options["loader"])
-    options["groups"] = [str(path) for path in confinement.groups]
-    return confined
-
-
-def _agents_traceback() -> str:
-    """The current exception without the launcher's own frames."""
-    kind, error, trace = sys.exc_info()
+def _agents_traceback(error: BaseException) -> str:
+    """An exception without the launcher's own frames."""
+    trace = error.__traceback__
     here = os.path.dirname(os.path.abspath(__file__))
     while (
         trace is not None and os.path.dirname(trace.tb_frame.f_code.co_filename) == here and trace.tb_next is not None
     ):
         trace = trace.tb_next
-    return "".join(traceback.format_exception(kind, error, trace))
+    text = "".join(traceback.format_exception(type(error), error, trace))
+    why = hint(error)
+    return text if why is None else f"{text}{why}\n"
 
 
 def why_not_forkable() -> str | None:

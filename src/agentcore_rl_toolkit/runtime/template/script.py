@@ -9,8 +9,6 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from .serve import only_for_the_runtime
-
 AGENT_PORTS = (8080, 8000, 9000)  # of the HTTP, MCP and A2A contracts
 TakeOver = Callable[[Any, dict[str, Any]], None]
 
@@ -20,7 +18,7 @@ class ScriptEndedError(Exception):
 
 
 def run_script(
-    path: str, argv: list[str], take_over: TakeOver, serve_here: Callable[[Any], tuple[Any, int | None]] | None = None
+    path: str, argv: list[str], take_over: TakeOver, serve_here: Callable[[], socket.socket] | None = None
 ) -> None:
     """Execute the file as ``__main__``; ``uvicorn.run(app, **options)`` becomes ``take_over(app, options)``.
 
@@ -90,7 +88,7 @@ class _OtherServers:
 def _take_over_servers(
     server_type: Any,
     take_over: TakeOver,
-    serve_here: Callable[[Any], tuple[Any, int | None]] | None,
+    serve_here: Callable[[], socket.socket] | None,
     watch: _OtherServers,
 ) -> None:
     startup = server_type.startup
@@ -102,9 +100,7 @@ def _take_over_servers(
         elif serve_here is None:
             take_over(self.config.app, {})  # refuses: an event loop is running
         else:
-            listener, _ = serve_here(self)
-            only_for_the_runtime(self.config)
             server_type._served_here = True
-            await startup(self, [listener])
+            await startup(self, [serve_here()])
 
     server_type.startup = start

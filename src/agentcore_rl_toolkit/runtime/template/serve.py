@@ -14,9 +14,6 @@ import socket
 import sys
 from typing import Any
 
-from ..._servers.peers import OUTSIDE, peer_pid
-
-runtime_pid: int | None = None  # set by the template, before it becomes a process of another namespace
 IDLE_TICK_S = 60.0  # uvicorn's `Date` header and its callbacks are refreshed this often; nobody outside sees them
 KEEP_ALIVE_S = 10**7  # the runtime owns the connections and closes them; a race between both ends would lose a request
 
@@ -29,37 +26,7 @@ def make_config(app: Any, options: dict[str, Any]) -> Any:
     kept["timeout_keep_alive"] = KEEP_ALIVE_S
     config = uvicorn.Config(app, **kept)
     config.load()
-    only_for_the_runtime(config)
     return config
-
-
-def only_for_the_runtime(config: Any) -> None:
-    """Let the server drop whoever connects and is not the runtime.
-
-    The path of its socket is no secret everywhere: where the kernel lists the sockets of all sessions (Landlock), another session
-    could connect to this one's.
-    """
-    served: Any = config.http_protocol_class
-    if runtime_pid is None or getattr(served, "only_for", None) is not None:
-        return
-    allowed = (None, OUTSIDE, runtime_pid)
-
-    class ForTheRuntime(served):  # type: ignore[misc]  # its type is the agent's choice
-        only_for = runtime_pid
-        refused = False
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            sock = transport.get_extra_info("socket")
-            if sock is not None and sock.family == socket.AF_UNIX and peer_pid(sock) not in allowed:
-                self.refused = True
-                transport.abort()
-
-        def data_received(self, data: bytes) -> None:
-            if not self.refused:
-                super().data_received(data)
-
-    config.http_protocol_class = ForTheRuntime
 
 
 def serve(config: Any, listener: socket.socket, lifeline_fd: int | None, learning: Any = None) -> int:
@@ -89,7 +56,7 @@ def serve(config: Any, listener: socket.socket, lifeline_fd: int | None, learnin
     # uvicorn raises the signal again once it has drained. A handler of the agent's own then runs, as on AWS; the default
     # action would end the process before its exit functions ran.
     for number in (signal.SIGTERM, signal.SIGINT):
-        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler, stop_early):
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, _nothing)
     server = SessionServer(config)
     try:
@@ -117,11 +84,6 @@ def leave(status: int) -> None:
             except (OSError, ValueError, AttributeError):
                 continue
         os._exit(status)
-
-
-def stop_early(signum: int, frame: Any) -> None:
-    """SIGTERM before the server is up. A handler, because the first process of a namespace ignores what it does not handle."""
-    os._exit(128 + signum)
 
 
 def _nothing(signum: int, frame: Any) -> None:

@@ -85,23 +85,6 @@ def safe_to_import(names: list[str]) -> list[str]:
     return names_ok
 
 
-def works_in_a_fork(work: Callable[[], object]) -> bool:
-    """Whether this work comes to its end in a fork of this process, without an error and without a thread left behind."""
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            signal.alarm(_PROBE_TIMEOUT_S)
-            null = os.open(os.devnull, os.O_RDWR)
-            os.dup2(null, 1)
-            os.dup2(null, 2)
-            work()
-            status = 0 if linux.without_threads(_THREADS_END_S) else 1
-        finally:
-            os._exit(status)
-    return os.waitpid(pid, 0)[1] == 0
-
-
 def defer_certificates() -> None:
     """Let TLS contexts read their certificate bundle at first use.
 

@@ -21,7 +21,7 @@ def load(name: str) -> Any:
     """The module ``name`` (as in ``runtime.template.process``) of this copy of the package."""
     if ALIAS not in sys.modules:
         package = sys.modules[ALIAS] = types.ModuleType(ALIAS)
-        package.__path__ = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
+        package.__path__ = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))]
         package.__spec__ = importlib.machinery.ModuleSpec(ALIAS, None, is_package=True)
     return importlib.import_module(f"{ALIAS}.{name}")
 

@@ -1,0 +1,55 @@
+"""Says that a path is outside of the sandbox, where an error of the agent comes from that. Standard library only, Python 3.10.
+
+Inside, a file that the sandbox does not show looks as if it did not exist. The runtime names what it shows in a variable.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+VARIABLE = "AGENTCORE_RL_SANDBOX"
+_SQLITE = ("unable to open database file", "attempt to write a readonly database")
+
+
+def describe(readable: Sequence[str], writable: Sequence[str]) -> str:
+    """The variable's value."""
+    return json.dumps({"readable": list(readable), "writable": list(writable)})
+
+
+def hint(error: BaseException, environment: Mapping[str, str] = os.environ) -> str | None:
+    """What to add to this error; None outside of a sandbox, and where the sandbox is not the reason."""
+    try:
+        shown = json.loads(environment.get(VARIABLE, ""))
+        readable, writable = list(shown["readable"]), list(shown["writable"])
+    except (ValueError, LookupError, TypeError):
+        return None
+    writing = f"Sessions write to their own folder, to the store and to: {', '.join(writable) or 'nothing else'}"
+    if type(error).__name__ == "OperationalError" and any(text in str(error) for text in _SQLITE):
+        return f"The sandbox of the session may be the reason. {writing}; add one with --writable DIR."
+    if isinstance(error, ModuleNotFoundError):
+        hidden = [p for p in sys.path if os.path.isabs(p) and not os.path.exists(p) and not _below(p, readable)]
+        if not hidden:
+            return None
+        return (
+            f"The import path names {', '.join(hidden)}, which the sandbox does not show; add it with --readable DIR."
+        )
+    if not isinstance(error, OSError) or not isinstance(error.filename, (str, bytes)):
+        return None
+    path = os.path.abspath(os.fsdecode(error.filename))
+    if _below(path, [*writable, os.getcwd()]):
+        return None
+    if not _below(path, readable):
+        return (
+            f"{path} is not in the sandbox of the session, whether it exists outside or not; add its folder with --readable DIR, "
+            "or --writable DIR to write there."
+        )
+    if isinstance(error, PermissionError) or error.errno == 30:  # EROFS
+        return f"{path} is read-only in the sandbox of the session. {writing}; add one with --writable DIR."
+    return None
+
+
+def _below(path: str, folders: Sequence[str]) -> bool:
+    return any(path == folder or path.startswith(folder.rstrip("/") + "/") for folder in folders)

@@ -1,0 +1,88 @@
+"""The Bubblewrap sandbox of an agent version: what is in it, and the command that enters it.
+
+Read-only inside are the system's folders, the interpreter, this package, the agent's project and what ``--readable`` names;
+writable are the folders of the sessions, what ``--writable`` names, and the store. Network, processes and users are as outside.
+
+``/proc`` is the real one, whole: only then can a Bubblewrap inside (an agent that runs tools in sandboxes of its own) make a
+sandbox, as root and as an ordinary user.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ..errors import AgentLoadError
+
+BWRAP_S = 30.0
+TMP_BYTES = 2**30  # of /tmp, which all sessions of a version share; a session's own TMPDIR is on disk
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix/store", "/sys")
+_ASK = "import json, sys; print(json.dumps([sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path]))"
+
+
+def command(readable: Sequence[Path] = (), writable: Sequence[Path] = ()) -> list[str]:
+    """The words in front of a command that run it in the sandbox. Paths that do not exist are left out."""
+    words = ["bwrap", "--die-with-parent", "--size", str(TMP_BYTES), "--perms", "1777", "--tmpfs", "/tmp"]
+    for name in SYSTEM:
+        if os.path.islink(name):
+            words += ["--symlink", os.readlink(name), name]
+        elif os.path.isdir(name):
+            words += ["--ro-bind", name, name]
+    words += ["--dev", "/dev", "--bind", "/proc", "/proc", "--dir", "/run", "--symlink", "../tmp", "/var/tmp"]
+    resolver = os.path.realpath("/etc/resolv.conf")  # it may lie in /run
+    binds = dict.fromkeys(_named((Path(resolver), *readable)), "--ro-bind")
+    binds |= {path: "--dev-bind" if path.startswith("/dev/") else "--bind" for path in _named(writable)}
+    bound = dict.fromkeys(SYSTEM, "--ro-bind")
+    for path in sorted(
+        binds, key=lambda p: p.count("/")
+    ):  # an inner one is mounted over the outer one, where that differs
+        above = next((bound[str(p)] for p in Path(path).parents if str(p) in bound), None)
+        if above is None or (above == "--ro-bind" and binds[path] != above):
+            bound[path] = binds[path]
+            words += [binds[path], path, path]
+    return [*words, "--remount-ro", "/"]
+
+
+def _named(paths: Iterable[Path]) -> list[str]:
+    """Each path as it is called and as it really is: links lead to the latter."""
+    found = dict.fromkeys(name for path in paths for name in (str(path), os.path.realpath(path)))
+    return [name for name in found if os.path.exists(name)]
+
+
+def project_of(script: Path) -> Path:
+    """What is shown of an agent's project: the top of its git checkout, else the folder of its pyproject.toml, else its own.
+
+    The home folder and what lies around it are no project: of an agent in there the file alone is shown.
+    """
+    above = [folder for folder in script.parents if not Path.home().is_relative_to(folder)]
+    for mark in (".git", "pyproject.toml"):
+        for folder in above:
+            if (folder / mark).exists():
+                return folder
+    return script.parent if script.parent in above else script
+
+
+def interpreter_paths(python: Path) -> list[Path]:
+    """Where an interpreter and what it imports lie: its prefixes, its import path, and the links that lead to it. Blocks.
+
+    Raises: AgentLoadError when it cannot be run.
+    """
+    if python == Path(sys.executable):
+        found = [sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path]
+    else:
+        try:
+            done = subprocess.run([str(python), "-c", _ASK], capture_output=True, text=True, timeout=60, check=True)
+            found = json.loads(done.stdout)
+        except (OSError, ValueError, subprocess.SubprocessError) as e:
+            raise AgentLoadError(f"cannot run {python}: {e}") from e
+    shared = ("/", "/tmp", "/var/tmp", str(Path.home()), str(Path.cwd()))
+    paths = [Path(p) for p in found if os.path.isabs(p) and p not in shared]
+    link = python
+    while link.is_symlink():
+        link = link.parent / link.readlink()
+        paths.append(link)
+    return list(dict.fromkeys(paths))
