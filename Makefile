@@ -6,9 +6,6 @@ BIN := $(VENV)/bin
 COMPILE := $(if $(CI),,--compile-bytecode)
 UV := $(BIN)/uv pip install -q --python $(BIN)/python $(COMPILE) -c constraints.txt
 
-# Compiled at installation where there is a compiler.
-COMPILED := src/agentcore_rl_toolkit/gateway/capture/_scan.c src/agentcore_rl_toolkit/gateway/http/_room.c
-
 # Shared machines stall: on CI a failed test is tried up to twice more, and the summary says so.
 RERUNS := $(if $(CI),--reruns 2 -rR)
 
@@ -37,12 +34,12 @@ $(VENV)/.torch: constraints.txt $(VENV)/.base
 	$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt torch
 	@touch $@
 
-$(VENV)/.local: pyproject.toml hatch_build.py $(COMPILED) $(VENV)/.torch
+$(VENV)/.local: pyproject.toml $(VENV)/.torch
 	$(UV) -e '.[local]'
 	@touch $@
 
 # xgrammar, what engines force grammars with, is asked for by one file of tests; whole it would bring 200 MB of Triton along.
-$(VENV)/.dev: pyproject.toml hatch_build.py $(COMPILED) $(VENV)/.torch
+$(VENV)/.dev: pyproject.toml $(VENV)/.torch
 	$(UV) -e '.[dev]'
 	-$(UV) --no-deps xgrammar apache-tvm-ffi
 	@touch $@ $(VENV)/.local

@@ -29,7 +29,6 @@ from .sessions.registry import Sessions, store_secret
 from .sessions.retention import Retention
 from .sessions.settings import SessionSettings, check_sampling
 from .store.writer import Store
-from .upstreams.read_pacing import Pacer
 from .upstreams.router import Router
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ class Gateway:
         except GatewayError as e:
             self.store.close()
             raise ConfigError(str(e)) from e
-        self.router = Router(config.upstreams, connect_s=config.limits.connect_s, pacer=Pacer())
+        self.router = Router(config.upstreams, connect_s=config.limits.connect_s)
         self.calls = Context(config, counters=self.counters, sessions=self.sessions, router=self.router)
         self.retention = Retention(self.sessions, self.counters, age_s=config.retention_s, size=config.retention_bytes)
         self.token_mode: TokenMode | None = None

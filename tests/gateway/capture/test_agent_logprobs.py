@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,28 +10,15 @@ import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient
-from agentcore_rl_toolkit.gateway.capture import scan
-from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
 Start = Callable[..., Awaitable[Gateway]]
 ASKED = [{}, {"logprobs": False}, {"logprobs": True, "top_logprobs": 1}, {"return_token_ids": True}]
 
 
-@pytest.fixture(params=["compiled", "plain Python"])
-def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "plain Python":
-        monkeypatch.setattr(scan, "lift", lambda reply: None)
-        monkeypatch.setattr(scan, "lift_events", lambda stream: None)
-        monkeypatch.setattr(scan, "plain_events", scan._plain_events)
-        monkeypatch.setattr(scan, "whole_events", scan._whole_events)
-    elif not scan.COMPILED:
-        pytest.skip("built without the C extension")
-
-
 @pytest.mark.parametrize("asked", ASKED)
 async def test_an_agent_gets_the_numbers_it_asked_for(
-    engine: ScriptedEngine, start_gateway: Start, reader: None, asked: dict[str, Any]
+    engine: ScriptedEngine, start_gateway: Start, asked: dict[str, Any]
 ) -> None:
     gateway = await start_gateway(engine)
     [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
@@ -62,7 +47,7 @@ async def test_an_agent_gets_the_numbers_it_asked_for(
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("asked", ASKED)
 async def test_a_stream_brings_the_numbers_that_were_asked_for(
-    engine: ScriptedEngine, start_gateway: Start, reader: None, asked: dict[str, Any], n: int
+    engine: ScriptedEngine, start_gateway: Start, asked: dict[str, Any], n: int
 ) -> None:
     gateway = await start_gateway(engine)
     [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
@@ -102,34 +87,3 @@ async def test_completions_are_streamed_without_them_too(engine: ScriptedEngine,
     [turn] = (await GatewayClient(gateway.url).fetch_async([session.session_id]))[session.session_id].turns
     assert list(turn.prompt_ids) == engine.calls[0].prompt_ids
     assert turn.completion_ids == engine.calls[0].completion_ids[0]
-
-
-@pytest.mark.parametrize("asked", ASKED)
-async def test_a_reply_whose_turn_comes_later_is_the_same(
-    engine: ScriptedEngine, start_gateway: Start, monkeypatch: pytest.MonkeyPatch, reader: None, asked: dict[str, Any]
-) -> None:
-    """Under load a reply is read when it comes and recorded when there is time."""
-    gateway = await start_gateway(engine)
-    early_ones: list[Any] = []
-
-    def run(work: Callable[[], object], early: Callable[[], object] | None = None) -> None:
-        assert early is not None
-        early()
-        early_ones.append(early)
-        asyncio.get_running_loop().call_later(0.01, work)
-
-    monkeypatch.setattr(gateway.calls.slices, "run", run)
-    [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
-    engine.replies.append({"content": "w11 w12 w13"})
-    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **asked}
-    status, reply = await request("POST", session.base_url + "/chat/completions", body=body, key=session.api_key)
-    [choice] = json.loads(reply)["choices"]
-    assert (status, choice["message"]["content"]) == (200, "w11 w12 w13")
-    wanted = any(asked.values())
-    assert bool(choice["token_ids"]) is wanted
-    assert bool(choice["logprobs"]) is wanted
-    assert len(early_ones) == 1
-    [turn] = (await GatewayClient(gateway.url).fetch_async([session.session_id]))[session.session_id].turns
-    assert turn.completion_ids == engine.calls[0].completion_ids[0]
-    assert list(turn.prompt_ids) == engine.calls[0].prompt_ids
-    assert None not in turn.logprobs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import platform
 import resource
 import shutil
@@ -54,21 +53,6 @@ def extras() -> list[Finding]:
         finding = fail if extra in _OF_THIS_MACHINE else note
         found.append(finding(f"extra {extra}", f"no {', '.join(missing)}: {use}", install_command(extra)))
     return found
-
-
-def compiled() -> Finding:
-    """Whether the gateway's C parts were built at installation."""
-    if os.environ.get("AGENTCORE_RL_PURE"):
-        return note(
-            "compiled parts", "left out by AGENTCORE_RL_PURE", "unset it: replies are read twice as fast with them"
-        )
-    parts = ("capture._scan", "http._room")
-    missing = [n for n in parts if importlib.util.find_spec(f"agentcore_rl_toolkit.gateway.{n}") is None]
-    if not missing:
-        return ok("compiled parts", "the gateway's are built")
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    first = "" if compiler else "install a C compiler (Debian: apt-get install build-essential python3-dev), then "
-    return note("compiled parts", "not built: the gateway works, and is slower", f"{first}{install_command('gateway')}")
 
 
 def torch_build() -> Finding:
@@ -158,7 +142,6 @@ CHECKS = (
     ("python", python),
     ("toolkit", installation),
     ("extras", extras),
-    ("compiled parts", compiled),
     ("torch", torch_build),
     ("ports", loopback),
     ("isolation", isolation),

@@ -17,13 +17,13 @@ from ...errors import UpstreamError
 from ...messages.dialects import DIALECTS, Delta, Dialect, ModelRequest, RequestError, StreamEncoder
 from ...messages.dialects.passthrough import Fields
 from ...messages.errors import NOT_JSON, error_body
-from ..capture import agent_logprobs, scan
-from ..capture.events import are_events, event_end, gather
+from ..capture import agent_logprobs
+from ..capture.events import DONE, gather
 from ..capture.prefix_index import Prefixes
 from ..capture.record import CallRecord
 from ..capture.replay import replay
 from ..capture.reply import Captured
-from ..capture.stream import endings
+from ..capture.stream import Event, StreamReader
 from ..engines.errors import event_error
 from ..http.connection import AgentConnection
 from ..http.messages import (
@@ -201,8 +201,10 @@ class RelayingAgent(AgentSide):
 
     def __init__(self, conn: AgentConnection, dialect: str) -> None:
         super().__init__(conn, dialect)
+        self.reader: StreamReader | None = None  # of a stream that has begun
         self.carry: list[bytes] = []  # of an event that is not whole yet
         self.gone = 0  # bytes of a stream that have been written
+        self.ended = False  # whether it has said why it ends
 
     def _long(self, body: bytes, path: bytes, session: Session) -> LongRequest | None:
         return understand(body, session.texts.messages) if path == b"chat/completions" else None
@@ -211,42 +213,37 @@ class RelayingAgent(AgentSide):
         conn = self.conn
         if conn is None:
             return
-        if self.held is not None:
-            self.held.append(data)
-            return
-        data = self._plain(gather(self.carry, data), engine)
+        data = gather(self.carry, data)
         if not data:
             return
-        if not self.begun and data.startswith(_ERROR_EVENT):
-            self.held, self.carry = [data, *self.carry], []  # it can still be answered with a true status
-            return
-        # Counting is all that most reads need: an event of anything but JSON would be one more end than beginnings.
-        if data.count(b"\n\n") != data.count(b"data: {") and not are_events(data):
-            raise UpstreamError("the inference server sent something else in the middle of its reply")
-        end = scan.find_end(data, True)
-        if end >= 0 and self.n > 1:
-            end = self._last_end(data, end)
-        if end >= 0:
-            cut = scan.whole_events(data, end)
-            self.held, self.carry, data = [data[cut:], *self.carry], [], data[:cut]
-            if not cut:
-                return
-        self.gone += len(data)
-        conn.write(self.begin(data, engine))
+        if self.reader is None:
+            self.reader = StreamReader(entries=agent_logprobs.asked_for(self.fields))
+            if data.startswith(_ERROR_EVENT):
+                self.held = []  # it can still be answered with a true status
+        out: list[bytes] = []
+        for lines, said, event in self.reader.read(data, plain=self._plain(engine)):
+            if event is None and said not in (None, DONE) and said.lstrip()[:1] != b"{":
+                raise UpstreamError("the inference server sent something else in the middle of its reply")
+            if self.held is None and (said == DONE or (event is not None and self._ends(event))):
+                self.held = []
+            (out if self.held is None else self.held).append(lines)
+        if out:
+            events = _joined(out)
+            self.gone += len(events)
+            conn.write(self.begin(events, engine))
 
-    def _plain(self, events: bytes, engine: EngineSide) -> bytes:
-        """Whole events without the numbers that the agent did not ask for."""
-        return events if self.numbers or engine.incoming.kind == "openai" else scan.plain_events(events)
+    def _plain(self, engine: EngineSide) -> bool:
+        """Whether it gets the reply without the numbers that it did not ask for."""
+        return not self.numbers and engine.incoming.kind != "openai"
 
-    def _last_end(self, data: bytes, end: int) -> int:
-        """Where the last of several choices ends in these events, the first of which ends at `end`; -1: not here."""
-        while end >= 0 and data[end : end + 5] != b"data:":  # which is [DONE]
-            begin, stop = scan.whole_events(data, end), event_end(data, end)
-            if self.met(endings(data[begin:stop])):
-                return end
-            following = scan.find_end(data[stop:], True)
-            end = -1 if following < 0 else stop + following
-        return end
+    def _ends(self, event: Event) -> bool:
+        """Whether the last of its choices ends with this event."""
+        for choice in event.choices:
+            if choice.finish_reason is not None:
+                self.ended = True
+                if self.n == 1 or self.met([choice.index]):
+                    return True
+        return False
 
     def headers(self, engine: EngineSide) -> list[tuple[bytes, bytes]]:
         return passed(engine.incoming.headers)
@@ -263,17 +260,17 @@ class RelayingAgent(AgentSide):
         if captured.complete and captured.choices:
             return None
         textual = engine.incoming.kind == "openai" and captured.problem is not None
-        if textual and any(True for _ in endings(engine.incoming.body())):
+        if textual and self.ended:
             return None  # the agent may understand such an endpoint although nothing can be recorded of it
         return RequestError("the inference server ended its reply before it was whole", kind="upstream")
 
     def end(self, record: CallRecord, engine: EngineSide) -> bytes:
-        return self._plain(b"".join(self.held if self.held is not None else self.carry), engine)
+        return _joined(self.held or ()) + b"".join(self.carry)
 
     def write_whole(self, conn: AgentConnection, record: CallRecord, captured: Captured, engine: EngineSide) -> None:
         body = engine.incoming.body()
         if not self.numbers:
-            body = captured.plain or scan.without_numbers(body)
+            body = captured.plain or body
         headers = passed(engine.incoming.headers)
         if headers == _PLAIN and self.keep_alive:
             head = _PLAIN_HEAD % len(body)
@@ -294,10 +291,16 @@ class RelayingAgent(AgentSide):
 
     def forget(self) -> None:
         super().forget()
-        self.carry = []
+        self.reader, self.carry, self.ended = None, [], False
 
     def sent(self, engine: EngineSide) -> bytes:
-        return self._plain(b"".join(engine.incoming.parts), engine)[: self.gone]
+        found = StreamReader().read(gather([], b"".join(engine.incoming.parts)), plain=self._plain(engine))
+        return _joined([lines for lines, *_ in found])[: self.gone]
+
+
+def _joined(events: Iterable[bytes]) -> bytes:
+    """Events, from the lines of each."""
+    return b"".join([b"%b\n\n" % lines for lines in events])
 
 
 class TranslatingAgent(AgentSide):

@@ -238,11 +238,6 @@ class Call:
     def complete(self) -> None:
         """The reply is whole."""
         self.become(State.COMPLETE)
-        self._context.slices.run(self._record_in_turn, self.engine.read_early)
-
-    def _record_in_turn(self) -> None:
-        if self.ended:  # its agent may have left while it waited
-            return
         try:
             self._record()
         except Exception as e:
@@ -435,10 +430,6 @@ class Call:
     def agent_ready(self) -> None:
         if self._transport is not None:
             self._transport.resume_reading()
-
-    def may_read(self) -> bool:
-        conn = self.agent.conn
-        return conn is None or conn.paused_since is None
 
     def comment(self, text: bytes) -> bool:
         """Write a comment line to an agent that waits for a stream. False: none waits any more."""

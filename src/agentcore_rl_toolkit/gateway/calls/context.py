@@ -12,7 +12,6 @@ from ..sessions.registry import Sessions
 from ..upstreams.router import Router
 from .outage import Outage
 from .running import RunningCalls
-from .work_slices import Slices
 
 
 class Context:
@@ -27,7 +26,6 @@ class Context:
         self.router = router
         self.running = RunningCalls(config.limits, counters, weight_version=config.weight_version)
         self.outage = Outage(router, self.running, config.limits, counters, token_ids=config.model_dir is not None)
-        self.slices = Slices()
         self.started_s = time.time()
         prefix = secrets.token_hex(5)  # ids of one run of the gateway must not meet those of the last one
         self.call_ids = (f"{prefix}-{n:x}" for n in itertools.count())

@@ -17,13 +17,12 @@ A reply counts as taken until there is a sign to the contrary, when its connecti
 from __future__ import annotations
 
 import logging
+import re
 import time
 from dataclasses import dataclass
 from typing import Any
 
 from ...errors import CaptureError, GatewayError
-from ..capture import scan
-from ..capture.events import event_end
 from ..capture.record import OK, UNTRAINABLE, CallRecord, decode
 from ..http.messages import LAST_CHUNK, hung_up
 from ..sessions.session import REMEMBERED, RecordedReply, Session, repeats_of
@@ -138,7 +137,11 @@ def _forget(context: Context, session: Session, answer: RecordedReply) -> None:
     session.forget_texts()
 
 
+_END = re.compile(rb'"finish_reason"[ \n\r\t]*:[ \n\r\t]*"|data: ?\[DONE\]')
+
+
 def behind_the_end(events: bytes) -> int:
     """How many of the last bytes of a stream an agent needs not: those behind its finish reason, where that is chat's."""
-    end = scan.find_end(events, True)
-    return len(LAST_CHUNK) + (len(events) - event_end(events, end) if end >= 0 else 0)
+    end = _END.search(events)
+    after = -1 if end is None else events.find(b"\n\n", end.start())
+    return len(LAST_CHUNK) + (len(events) - after - 2 if after >= 0 else 0)

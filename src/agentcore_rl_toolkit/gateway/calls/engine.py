@@ -8,7 +8,6 @@ from ...messages.dialects import Delta
 from ...messages.dialects.passthrough import Fields
 from ...messages.errors import RequestError
 from ..capture.reply import Captured
-from ..http.body import Bytes
 from ..sessions.session import RunningCall
 from ..upstreams.router import Worker
 from .running import RunningCalls
@@ -101,7 +100,7 @@ class EngineSide(Protocol):
         """Do what comes before a server is chosen; then ``owner.go()``."""
         ...
 
-    def request_for(self, worker: Worker) -> tuple[bytes, tuple[Bytes, ...]]:
+    def request_for(self, worker: Worker) -> tuple[bytes, tuple[bytes, ...]]:
         """Path and body, in pieces, for this server. Raises: RequestError."""
         ...
 
@@ -115,10 +114,6 @@ class EngineSide(Protocol):
 
     def feed(self, data: bytes) -> list[Delta]:
         """Read whole events of a stream. Raises: CaptureError, UpstreamError."""
-        ...
-
-    def read_early(self) -> None:
-        """The reply is whole, and will be captured in a while: do now what is best done while its bytes are near."""
         ...
 
     def capture(self) -> Captured:
@@ -166,7 +161,6 @@ class Owner(RunningCall, Protocol):
     def pass_error(self, status: int, body: bytes) -> None: ...
     def fail(self, error: RequestError) -> None: ...
     def broke(self, error: Exception) -> None: ...
-    def may_read(self) -> bool: ...
     def comment(self, text: bytes) -> bool:
         """Write a comment line to an agent that waits for a stream. False: none waits any more."""
         ...

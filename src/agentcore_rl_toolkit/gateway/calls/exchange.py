@@ -159,7 +159,7 @@ class Exchange:
         self._owner.become(State.SENT)
         size = len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
         head = worker.head(path, size, self._route.session.id_bytes)
-        connection.send(self, head, *pieces, whole=not self._stream)
+        connection.send(self, head, *pieces)
 
     def _leave(self) -> Worker | None:
         self._up = None
@@ -198,9 +198,6 @@ class Exchange:
                 self._owner.fail(RequestError(why, kind="upstream"))
         except Exception as e:
             self._owner.broke(e)
-
-    def may_read(self) -> bool:
-        return self._owner.may_read()
 
     def on_lost(self, error: Exception | None, *, reused: bool, began: bool) -> None:
         worker = self._leave()

@@ -15,7 +15,6 @@ import msgspec
 from ...messages.dialects.passthrough import Fields
 from ...messages.errors import NOT_JSON
 from ..capture.prefix_index import Prefixes, Seen
-from ..http.body import Bytes
 from ..http.structure import check_structure
 
 LONG = 32 * 2**10  # bytes of request body from which this is worth its bookkeeping
@@ -43,7 +42,7 @@ class LongRequest:
     __slots__ = ("body", "crc", "fields", "read", "seen", "text")
 
     def __init__(
-        self, fields: Fields, text: Bytes, crc: int, *, body: bytes = b"", read: bytes = b"", seen: Seen | None = None
+        self, fields: Fields, text: bytes, crc: int, *, body: bytes = b"", read: bytes = b"", seen: Seen | None = None
     ) -> None:
         self.body = body
         self.fields = fields
@@ -56,7 +55,7 @@ class LongRequest:
         """The same for the same request, however much of it was known before."""
         return digest_of(b"%d %d " % (self.crc, len(self.text)), _to_json(self.fields))
 
-    def pieces(self, fields: Fields) -> tuple[Bytes, ...]:
+    def pieces(self, fields: Fields) -> tuple[bytes, ...]:
         """The request with other fields, in pieces: the history is not copied once more to be sent."""
         rest = _to_json(fields)
         return b'{"messages":', self.text, (b"]," if len(rest) > 2 else b"]") + rest[1:]
@@ -114,5 +113,5 @@ def _continued(body: bytes, known: Prefixes, name: str) -> LongRequest | None:
     new = bytes(fields.pop(name, msgspec.Raw(b"")))
     if read[start : start + len(new)] != new or new[:1] != b"[" or (new == b"[]") is goes_on:
         return None
-    text = memoryview(body)[start : end + len(new) - 1 if goes_on else end]
+    text = body[start : end + len(new) - 1 if goes_on else end]
     return LongRequest(fields, text, zlib.crc32(text[seen.length :], seen.crc), body=body, read=read, seen=seen)

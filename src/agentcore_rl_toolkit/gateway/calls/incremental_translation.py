@@ -16,7 +16,6 @@ import msgspec
 
 from ...messages.dialects import Dialect, ModelRequest, RequestError
 from ..capture.prefix_index import Prefixes, Seen
-from ..http.body import Bytes
 from .incremental import LongRequest
 
 LISTS = {"chat": "messages", "anthropic": "messages", "responses": "input"}  # the member with the history, by dialect
@@ -38,7 +37,7 @@ class Translated(Seen):
 
     def __init__(
         self,
-        text: Bytes,
+        text: bytes,
         crc: int,
         *,
         lead: bytes,

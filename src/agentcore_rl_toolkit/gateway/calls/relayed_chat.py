@@ -10,15 +10,14 @@ from ...messages.dialects import Delta, passthrough
 from ...messages.dialects.canonical import new_id
 from ...messages.dialects.passthrough import Fields
 from ...messages.errors import unsupported
-from ..capture import agent_logprobs, scan
+from ..capture import agent_logprobs
 from ..capture.events import gather
 from ..capture.record import CONSTRAINED
-from ..capture.reply import LARGE, Captured, read_reply
+from ..capture.reply import Captured, read_reply
 from ..capture.stream import StreamReader, read_stream
-from ..http.body import Bytes
 from ..sessions.session import Session
 from ..upstreams.router import Worker
-from .agent import AgentSide, TranslatingAgent
+from .agent import AgentSide, RelayingAgent, TranslatingAgent
 from .context import Context
 from .engine import Incoming, Owner
 from .exchange import pick
@@ -42,11 +41,10 @@ class RelayedChat:
         self.incoming = Incoming(context.running)
         self.particular: tuple[str, ...] = ()
         self._path = b""
-        self._body: tuple[Bytes, ...] = ()
-        self._textual: tuple[Bytes, ...] | None = None  # for a plain OpenAI endpoint, where there are others as well
+        self._body: tuple[bytes, ...] = ()
+        self._textual: tuple[bytes, ...] | None = None  # for a plain OpenAI endpoint, where there are others as well
         self._carry: list[bytes] = []
         self._reader: StreamReader | None = None
-        self._lifted: scan.Lifted | None = None  # what was read of a whole reply early
 
     # -- the request
 
@@ -90,7 +88,7 @@ class RelayedChat:
     def prepare(self, owner: Owner, call_id: str) -> None:
         owner.go()
 
-    def request_for(self, worker: Worker) -> tuple[bytes, tuple[Bytes, ...]]:
+    def request_for(self, worker: Worker) -> tuple[bytes, tuple[bytes, ...]]:
         if self._textual is not None and worker.config.engine == "openai":
             return self._path, self._textual
         return self._path, self._body
@@ -101,7 +99,7 @@ class RelayedChat:
     # -- the reply
 
     def forget(self) -> None:
-        self._lifted = self._reader = None
+        self._reader = None
         self._carry = []
 
     def feed(self, data: bytes) -> list[Delta]:
@@ -109,25 +107,15 @@ class RelayedChat:
             self._reader = StreamReader(entries=self._asks_logprobs())
         return self._reader.feed(gather(self._carry, data))
 
-    def read_early(self) -> None:
-        incoming = self.incoming
-        if self._agent.stream or incoming.received > LARGE or self._asks_logprobs():
-            return
-        self._lifted = scan.lift(incoming.body())
-        if self._lifted is not None and not self._agent.numbers:
-            incoming.parts = [
-                self._lifted[0]
-            ]  # all that the agent gets; the next reply is read into the other's memory
-
     def capture(self) -> Captured:
         incoming, agent = self.incoming, self._agent
-        if self._reader is not None:
-            captured = self._reader.captured()
+        reader = agent.reader if isinstance(agent, RelayingAgent) else self._reader
+        if reader is not None:
+            captured = reader.captured()
         elif agent.stream:
             captured = read_stream(incoming.parts, entries=self._asks_logprobs())
         else:
-            captured = read_reply(incoming.body(), self._lifted, entries=self._asks_logprobs())
-        self._lifted = None
+            captured = read_reply(incoming.body(), entries=self._asks_logprobs())
         if not self._context.train_constrained and passthrough.constrained(agent.fields):
             captured.untrainable = CONSTRAINED
         if self._translating is not None:

@@ -10,10 +10,10 @@ import msgspec
 
 from ...errors import CaptureError
 from ...messages.dialects.passthrough import Fields
-from ..http.body import Bytes
 from .prefix_index import TRANSLATED, Prefixes, Seen
 from .record import INVALID, NO_BASE, OK, PARTIAL, UNTRAINABLE, Base, CallRecord
-from .reply import Captured, parse_ids
+from .reply import Captured
+from .token_numbers import parse_ids
 
 _to_json = msgspec.json.Encoder().encode
 _HISTORY = ("messages", "prompt", "input")
@@ -43,7 +43,7 @@ class Texts:
 class LongMessages(Protocol):
     """A message list's JSON without its closing bracket, its CRC-32, and what it was found to begin with."""
 
-    text: Bytes
+    text: bytes
     crc: int
     seen: Seen | None
 
@@ -141,7 +141,7 @@ def _prompt(texts: Texts, captured: Captured, call_id: str) -> tuple[Base, bytes
 
 
 def _messages(
-    texts: Texts, text: Bytes, call_id: str, crc: int | None = None, found: Seen | None = None
+    texts: Texts, text: bytes, call_id: str, crc: int | None = None, found: Seen | None = None
 ) -> tuple[Base, bytes]:
     """What of a message list (without its closing bracket) is new, and what it goes on from."""
     seen = texts.messages.longest(text, found=found)

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from ..http.body import Bytes, begins, kept
-
 _TAIL = 24
 _KEEP = 8  # branches of a session that are followed at the same time; an older one costs disk space, not correctness
 _LONG = 32 * 2**10  # hashing a longer text every turn would make turns dearer as the session grows
@@ -28,28 +26,28 @@ class Seen:
     __slots__ = ("call_id", "choices", "crc", "digest", "length", "tail", "text", "units")
 
     def __init__(
-        self, text: Bytes, call_id: str, units: int, choices: tuple[tuple[int, int], ...] = (), crc: int = 0
+        self, text: bytes, call_id: str, units: int, choices: tuple[tuple[int, int], ...] = (), crc: int = 0
     ) -> None:
         self.length = len(text)
         self.crc = crc
-        self.text: Bytes | None = kept(text)
+        self.text: bytes | None = text
         self.tail = b""
         self.digest = 0
         self.call_id = call_id
         self.units = units
         self.choices = choices
 
-    def begins(self, text: Bytes, start: int = 0) -> bool:
+    def begins(self, text: bytes, start: int = 0) -> bool:
         """Whether `text` begins with this one at `start`."""
         if self.text is not None:
-            return begins(text, self.text, start)
+            return text.startswith(self.text, start)
         end = start + self.length
-        return text[max(start, end - _TAIL) : end] == self.tail and hash(bytes(text[start:end])) == self.digest
+        return text[max(start, end - _TAIL) : end] == self.tail and hash(text[start:end]) == self.digest
 
     def fold(self) -> None:
         """Keep only what is needed to recognise the text."""
         if self.text is not None:
-            self.tail, self.digest = bytes(self.text[-_TAIL:]), hash(bytes(self.text))
+            self.tail, self.digest = self.text[-_TAIL:], hash(self.text)
             self.text = None
 
 
@@ -97,7 +95,7 @@ class Prefixes:
         self._budget = budget
         self._seen: list[Seen] = []
 
-    def longest(self, text: Bytes, start: int = 0, *, found: Seen | None = None) -> Seen | None:
+    def longest(self, text: bytes, start: int = 0, *, found: Seen | None = None) -> Seen | None:
         """The longest remembered text that `text` has at `start`, or None. One `found` there before is not compared again."""
         best: Seen | None = None
         size = len(text) - start

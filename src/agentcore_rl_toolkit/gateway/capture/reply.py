@@ -1,4 +1,4 @@
-"""What a finished reply says, read once after the agent has its bytes: numbers by `scan`, the rest by typed decoders.
+"""What a finished reply says, read once by typed decoders.
 
 Replies are JSON in the shapes of OpenAI's chat and text completions with the token fields of vLLM:
 ``prompt_token_ids`` at the top (chat) or in the choice (completions), ``choices[].token_ids``,
@@ -10,49 +10,38 @@ Structs without a place in the garbage collector's lists (``gc=False``) make thi
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from ...errors import CaptureError
 from ...messages.errors import NOT_JSON
-from ..http.body import Bytes
 from ..http.structure import check_reply
-from . import scan
 from .experts import binary
-from .record import ChoiceRecord, pack_ids, pack_logprobs
+from .record import ChoiceRecord
+from .token_numbers import (
+    ABSENT,
+    Numbered,
+    brackets,
+    own_words,
+    packed_ids,
+    packed_logprobs,
+    raw,
+    take_prompt,
+    without_numbers,
+)
 from .versions import Versions, put
 
-_NULL = b"null"
-ABSENT = msgspec.Raw(_NULL)  # a union with None would make the decoder build the value
 
-
-class Logprob(msgspec.Struct, gc=False):
-    logprob: float
-
-
-class Logprobs(msgspec.Struct, gc=False):
-    content: list[Logprob] | None = None
-    token_logprobs: list[float | None] | None = None
-
-
-class _Choice(msgspec.Struct, gc=False):
-    index: int = 0
+class _Choice(Numbered, gc=False):
     message: msgspec.Raw = ABSENT
     text: str | None = None
-    token_ids: list[int] | None = None
-    prompt_token_ids: msgspec.Raw = ABSENT
-    logprobs: Logprobs | None = None
     finish_reason: str | None = None
     routed_experts: msgspec.Raw = ABSENT
     weight_version_first: int | str | None = None  # the built-in policy's
     weight_version_last: int | str | None = None
     stop_reason: msgspec.Raw = ABSENT  # vLLM's
     matched_stop: msgspec.Raw = ABSENT  # SGLang's
-
-
-class _EntriesChoice(_Choice, gc=False):
-    logprobs: dict[str, Any] | None = None  # type: ignore[assignment]  # in the engine's words, for the agent
 
 
 class Sglext(msgspec.Struct, gc=False):
@@ -77,34 +66,15 @@ class _Reply(msgspec.Struct, gc=False):
     metadata: _Metadata | None = None
 
 
-class _EntriesReply(_Reply, gc=False):
-    choices: list[_EntriesChoice] = []  # type: ignore[assignment]
-
-
-class _PromptedChoice(msgspec.Struct, gc=False):
-    prompt_token_ids: msgspec.Raw = ABSENT
-
-
-class _Prompted(msgspec.Struct, gc=False):
-    prompt_token_ids: msgspec.Raw = ABSENT
-    choices: list[_PromptedChoice] = []
-
-
 class _Usage(msgspec.Struct, gc=False):
     completion_tokens: int | None = None
 
 
 _reply = msgspec.json.Decoder(_Reply)
-_entries_reply = msgspec.json.Decoder(_EntriesReply)
 _str = msgspec.json.Decoder(str)
-_ids = msgspec.json.Decoder(list[int])
 _usage = msgspec.json.Decoder(_Usage)
-_prompted = msgspec.json.Decoder(_Prompted)
 _encode = msgspec.json.Encoder().encode
-_PROMPT = b'"prompt_token_ids":['
-_SHORT = 8 * 2**10  # bytes
 LARGE = 8 * 2**20  # bytes from which a reply is judged before it is read
-_NEAR_END = 16 * 2**10  # engines write the prompt ids before or after everything else
 
 
 class Captured(msgspec.Struct):
@@ -112,11 +82,11 @@ class Captured(msgspec.Struct):
     gave none.
 
     ``complete`` is False when a choice has no finish reason, ``problem`` says why the tokens cannot be trained on.
-    ``plain`` is the body of a whole reply with null for token ids and logprobs, where those could be cut out of it.
+    ``plain`` is the body of a whole reply with null for token ids and logprobs.
     """
 
     choices: list[ChoiceRecord]
-    prompt: Bytes | None = None
+    prompt: bytes | None = None
     reply_id: str | None = None
     model: str | None = None
     weight_version_first: int | None = None
@@ -133,42 +103,16 @@ class Captured(msgspec.Struct):
     first_named: bool = False  # whether the engine named the first token's version too, not only the one that ended
 
 
-def parse_ids(text: Bytes) -> bytes:
-    """JSON list content (no brackets) to packed ids. Raises: CaptureError."""
-    try:
-        return pack_ids(_ids.decode(b"[" + text + b"]"))
-    except NOT_JSON as e:
-        raise CaptureError(f"the engine's token ids are not a list of integers: {e}") from e
-
-
-def read_reply(body: bytes, lifted: scan.Lifted | None = None, *, entries: bool = False) -> Captured:
-    """Decode a whole (not streamed) reply; ``lifted`` is what `scan.lift` made of it, if that was done before. ``entries``:
-    the agent asked for logprobs, which are kept in the engine's words.
+def read_reply(body: bytes, *, entries: bool = False) -> Captured:
+    """Decode a whole (not streamed) reply. ``entries``: the agent asked for logprobs, which are kept in the engine's words.
 
     Where only the tokens cannot be read ``problem`` says so. Raises: CaptureError when it is no reply for an agent either.
     """
     if len(body) > LARGE:
         check_reply(body)
+    prompt, rest = take_prompt(body)
     try:
-        return _read(body, lifted, entries=entries)
-    except CaptureError as e:
-        plain = scan.without_numbers(body)
-        if plain == body:
-            raise
-        captured = _read(plain, None, entries=False)
-        captured.problem = str(e)
-        return captured
-
-
-def _read(body: bytes, lifted: scan.Lifted | None, *, entries: bool) -> Captured:
-    prompt: Bytes | None
-    lifted = None if entries else lifted or scan.lift(body)
-    if lifted is None:
-        prompt, rest = take_prompt(body)
-    else:
-        rest, numbers, prompt = lifted
-    try:
-        reply: _Reply = (_entries_reply if entries else _reply).decode(rest)
+        reply = _reply.decode(rest)
         for kept in (reply.usage, *(choice.message for choice in reply.choices)):
             check_text(bytes(kept))
     except NOT_JSON as e:
@@ -178,50 +122,62 @@ def _read(body: bytes, lifted: scan.Lifted | None, *, entries: bool) -> Captured
         version = version_number(reply.metadata.weight_version)
     captured = Captured(
         choices=[],
-        prompt=prompt if prompt is not None else _brackets(reply.prompt_token_ids),
+        prompt=prompt if prompt is not None else brackets(reply.prompt_token_ids),
         reply_id=reply.id,
         model=reply.model,
         usage=raw(reply.usage),
         error=raw(reply.error),
-        plain=None if lifted is None else rest,
+        plain=without_numbers(rest, reply.choices, reply.prompt_token_ids),
     )
     found: list[Versions] = []
-    for place, choice in enumerate(reply.choices):
+    for choice in reply.choices:
         found.append(versions := Versions())
         if version is not None:
             versions.named(version, tokens=True)
         versions.spans(version_number(choice.weight_version_first), version_number(choice.weight_version_last))
         if captured.prompt is None:
-            captured.prompt = _brackets(choice.prompt_token_ids)
-        message = raw(choice.message)
-        if message is None and choice.text is None:
-            raise CaptureError(f"choice {choice.index} of the engine's reply has no message")
-        if message is None:
-            message = _encode({"role": "assistant", "content": choice.text or ""})
-        if lifted is not None:
-            ids, logprobs = numbers[place]
-        else:
-            ids = None if choice.token_ids is None else pack_ids(choice.token_ids)
-            logprobs = None if ids is None else packed_logprobs(captured, logprob_values(choice.logprobs))
-        record = choice_record(
-            captured,
-            choice.index,
-            ids,
-            logprobs,
-            choice.finish_reason,
-            message,
-            _parse_status(message),
-            choice.routed_experts,
-        )
-        if choice.stop_reason is not ABSENT or choice.matched_stop is not ABSENT:
-            record.stop_sequence = stop_sequence(choice.stop_reason, choice.matched_stop)
-        if entries and (own_words := in_own_words(choice.logprobs)) is not None:
-            record.agent_logprobs = _encode(own_words)
-        captured.choices.append(record)
+            captured.prompt = brackets(choice.prompt_token_ids)
+        captured.choices.append(_choice(captured, choice, entries=entries))
     put(captured, found)
     add_experts(captured, reply.sglext)
     check(captured)
     return captured
+
+
+def _choice(captured: Captured, choice: _Choice, *, entries: bool) -> ChoiceRecord:
+    message = raw(choice.message)
+    if message is None and choice.text is None:
+        raise CaptureError(f"choice {choice.index} of the engine's reply has no message")
+    if message is None:
+        message = _encode({"role": "assistant", "content": choice.text or ""})
+    ids = read_numbers(captured, packed_ids, [choice.token_ids])
+    logprobs = None if ids is None else read_numbers(captured, packed_logprobs, [choice.logprobs])
+    record = choice_record(
+        captured,
+        choice.index,
+        ids,
+        logprobs,
+        choice.finish_reason,
+        message,
+        _parse_status(message),
+        choice.routed_experts,
+    )
+    if choice.stop_reason is not ABSENT or choice.matched_stop is not ABSENT:
+        record.stop_sequence = stop_sequence(choice.stop_reason, choice.matched_stop)
+    if entries and (words := own_words(choice.logprobs)) is not None:
+        record.agent_logprobs = _encode(words)
+    return record
+
+
+def read_numbers(
+    captured: Captured, pack: Callable[[Sequence[msgspec.Raw]], bytes | None], values: Sequence[msgspec.Raw]
+) -> bytes | None:
+    """Numbers as packed arrays; of those that cannot be read none, and the capture says why."""
+    try:
+        return pack(values)
+    except CaptureError as e:
+        captured.problem = captured.problem or str(e)
+        return None
 
 
 def check_text(body: bytes) -> None:
@@ -238,76 +194,10 @@ def stop_sequence(*reasons: msgspec.Raw) -> str | None:
     return None
 
 
-def in_own_words(logprobs: Any) -> dict[str, Any] | None:
-    """Logprobs as the engine wrote them, where they were decoded so."""
-    return logprobs if isinstance(logprobs, dict) else None
-
-
-def extend_logprobs(whole: dict[str, Any], part: dict[str, Any]) -> None:
-    """Put the logprobs of an event, in the engine's words, behind those of the events before."""
-    for name, value in part.items():
-        known = whole.get(name)
-        if isinstance(value, list) and isinstance(known, list):
-            known += value
-        elif known is None:
-            whole[name] = [*value] if isinstance(value, list) else value
-
-
 def add_experts(captured: Captured, response: Sglext | None) -> None:
     """SGLang names no choice with the experts, so they are known to belong to one only if there is no other."""
     if response is not None and len(captured.choices) == 1 and captured.choices[0].routed_experts is None:
         captured.choices[0].routed_experts = experts(captured, response.routed_experts)
-
-
-def take_prompt(body: bytes) -> tuple[bytes | None, bytes]:
-    """Cut the prompt ids out of a reply before it is decoded: they grow with the session, and mostly repeat.
-
-    Inside a JSON string a quote is always escaped, so these bytes can only be a key with a list. Short ones stay in:
-    decoding past them costs less than copying the rest.
-    """
-    start = body.find(_PROMPT, 0, _NEAR_END)
-    if start < 0:
-        start = body.rfind(_PROMPT, max(0, len(body) - _NEAR_END))
-    if start < 0:
-        start = body.find(_PROMPT)
-    if start < 0:
-        return None, body
-    end = body.find(b"]", start)
-    if end < 0:
-        return None, body
-    first = start + len(_PROMPT)
-    prompt = body[first:end]
-    return prompt, body if len(prompt) < _SHORT else b"".join((body[: first - 1], _NULL, body[end + 1 :]))
-
-
-def long_prompt(stream: bytes) -> tuple[Bytes | None, bytes]:
-    """Cut long prompt ids out of a stream that begins with them, before anything else copies them."""
-    start = stream.find(_PROMPT, 0, _NEAR_END)
-    end = stream.find(b"]", start) if start >= 0 else -1
-    first = start + len(_PROMPT)
-    if end < 0 or end - first < _SHORT:
-        return None, stream
-    return memoryview(stream)[first:end], b"".join((stream[: first - 1], _NULL, stream[end + 1 :]))
-
-
-def loose_prompt(data: bytes) -> bytes | None:
-    """The prompt ids of an event that is not written compactly."""
-    response = _prompted.decode(data)
-    found = _brackets(response.prompt_token_ids)
-    for choice in response.choices:
-        found = found if found is not None else _brackets(choice.prompt_token_ids)
-    return found
-
-
-def packed_logprobs(captured: Captured, logprobs: list[float | None] | None) -> bytes | None:
-    """Logprobs as float32; of a list with a gap none, and the capture says why."""
-    if logprobs is None:
-        return None
-    try:
-        return pack_logprobs(logprobs)  # type: ignore[arg-type]  # a None in it is what the check is for
-    except CaptureError as e:
-        captured.problem = captured.problem or str(e)
-        return None
 
 
 def choice_record(
@@ -369,30 +259,6 @@ def check(captured: Captured) -> None:
         # wrong.
         if counted is not None and counted != have:
             captured.problem = f"the engine counted {counted} completion tokens and returned {have} token ids"
-
-
-def logprob_values(logprobs: Logprobs | dict[str, Any] | None) -> list[float | None] | None:
-    """Raises: CaptureError."""
-    if logprobs is None:
-        return None
-    if isinstance(logprobs, dict):
-        try:
-            logprobs = msgspec.convert(logprobs, Logprobs)
-        except msgspec.ValidationError as e:
-            raise CaptureError(f"the engine's logprobs cannot be read: {e}") from e
-    if logprobs.content is not None:
-        return [entry.logprob for entry in logprobs.content]
-    return logprobs.token_logprobs
-
-
-def raw(value: msgspec.Raw) -> bytes | None:
-    data = bytes(value)
-    return None if data == _NULL else data
-
-
-def _brackets(value: msgspec.Raw) -> bytes | None:
-    data = raw(value)
-    return None if data is None else data.strip()[1:-1]
 
 
 def version_number(value: int | str | None) -> int | None:

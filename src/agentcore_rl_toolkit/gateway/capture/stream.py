@@ -1,10 +1,8 @@
-"""What a stream says: chat or text completion events put together into whole choices, by one reader.
+"""What a stream says: chat or text completion events put together into whole choices, by one reader, as they come.
 
-For an agent that gets the engine's own events the stream is read once it is whole (`read_stream`). A stream of a thousand
-tokens is a thousand events of the same few shapes. Those that only add text and tokens are read by `scan`, a run of them at
-once. What is left, or all where there is no compiler, is decoded a block at a time, as one JSON list, and each kind of
-content is gathered in a pass of its own: less to do in Python for each event, and few enough objects at a time to stay in
-the processor's cache. For an agent of another dialect it is read as it comes (`StreamReader.feed`), into deltas.
+Each event is decoded once, with its numbers as they came. For an agent that speaks the servers' dialect the reader hands on the
+event's own lines (`StreamReader.read`), for others it makes deltas of them (`StreamReader.feed`). What events say is put together
+a block at a time: each kind of content in a pass of its own, with few objects alive meanwhile.
 """
 
 from __future__ import annotations
@@ -19,31 +17,33 @@ from ...messages.dialects import Delta
 from ...messages.dialects.canonical import ToolDelta
 from ...messages.dialects.completions import chat_entries
 from ...messages.errors import NOT_JSON
-from ..http.body import Bytes
-from . import scan
-from .events import events_of
-from .record import ChoiceRecord, pack_ids
+from .events import DONE, gather, split
+from .record import ChoiceRecord
 from .replay import usage_of
 from .reply import (
-    ABSENT,
     Captured,
-    Logprobs,
     Sglext,
     add_experts,
     check,
     check_text,
     choice_record,
-    extend_logprobs,
-    in_own_words,
-    logprob_values,
-    long_prompt,
-    loose_prompt,
-    packed_logprobs,
-    raw,
+    read_numbers,
     stop_sequence,
-    take_prompt,
     text_status,
     version_number,
+)
+from .token_numbers import (
+    ABSENT,
+    SHORT,
+    Numbered,
+    brackets,
+    extend_logprobs,
+    own_words,
+    packed_ids,
+    packed_logprobs,
+    raw,
+    take_prompt,
+    without_numbers,
 )
 from .versions import Versions, put
 
@@ -68,12 +68,11 @@ class _Delta(msgspec.Struct, gc=False):
     tool_calls: list[_ToolDelta] | None = None
 
 
-class _Choice(msgspec.Struct, gc=False):
-    index: int = 0
+class Choice(Numbered, gc=False):
+    """What an event says of one choice."""
+
     delta: _Delta | None = None
     text: str | None = None
-    token_ids: list[int] | None = None
-    logprobs: Logprobs | None = None
     finish_reason: str | None = None
     routed_experts: msgspec.Raw = ABSENT
     weight_version_first: int | str | None = None
@@ -82,31 +81,15 @@ class _Choice(msgspec.Struct, gc=False):
     matched_stop: msgspec.Raw = ABSENT  # SGLang's
 
 
-class _EntriesChoice(_Choice, gc=False):
-    logprobs: dict[str, Any] | None = None  # type: ignore[assignment]  # in the engine's words, for the agent
-
-
-class _Event(msgspec.Struct, gc=False):
+class Event(msgspec.Struct, gc=False):
     """One event: only what changes from one to the next."""
 
-    choices: list[_Choice] = []
+    choices: list[Choice] = []
+    prompt_token_ids: msgspec.Raw = ABSENT
     weight_version: int | str | None = None
     usage: msgspec.Raw = ABSENT
     error: msgspec.Raw = ABSENT
     sglext: Sglext | None = None
-
-
-class _EntriesEvent(_Event, gc=False):
-    choices: list[_EntriesChoice] = []  # type: ignore[assignment]
-
-
-class _EndedChoice(msgspec.Struct, gc=False):
-    index: int = 0
-    finish_reason: str | None = None
-
-
-class _Ended(msgspec.Struct, gc=False):
-    choices: list[_EndedChoice] = []
 
 
 class _Origin(msgspec.Struct, gc=False):
@@ -114,14 +97,10 @@ class _Origin(msgspec.Struct, gc=False):
     model: str | None = None
 
 
-_events = msgspec.json.Decoder(list[_Event])
-_entries = msgspec.json.Decoder(list[_EntriesEvent])
+_event = msgspec.json.Decoder(Event)
 _origin = msgspec.json.Decoder(_Origin)
-_ended = msgspec.json.Decoder(_Ended)
-_text = msgspec.json.Decoder(str)
 _encode = msgspec.json.Encoder().encode
-_PROMPT = b'"prompt_token_ids"'
-_BLOCK = 32  # events; measured, with all at once the objects leave the cache and it takes twice as long
+_BLOCK = 64  # events
 
 
 def read_stream(pieces: list[bytes], *, entries: bool = False) -> Captured:
@@ -131,88 +110,112 @@ def read_stream(pieces: list[bytes], *, entries: bool = False) -> Captured:
     A stream that broke off gives what had arrived, with ``complete`` False. Raises: CaptureError when an event is not
     JSON of this kind.
     """
-    prompt, stream = long_prompt(pieces[0] if len(pieces) == 1 else b"".join(pieces))
-    items = None if entries else scan.lift_events(stream)
-    if items is not None:
-        try:
-            return _read(items, prompt, entries=False)
-        except (CaptureError, *NOT_JSON):
-            pass
-    events = events_of(stream)
-    if not events and stream.strip().startswith((b"{", b"[", b"<")):
-        raise CaptureError(f"the engine was asked for a stream and sent something else: {stream[:100]!r}")
-    try:
-        return _read([*events], prompt, entries=entries)
-    except NOT_JSON as e:
-        raise CaptureError(f"the engine's stream cannot be read: {e}") from e
-
-
-def _read(items: list[bytes | scan.Run], prompt: Bytes | None, *, entries: bool) -> Captured:
-    """A stream from its events' JSON, runs of plain events being read already, and the prompt if that was cut out."""
-    reader = StreamReader(_cut_prompt(items) if prompt is None else prompt, entries=entries)
-    block: list[bytes] = []
-    for item in [*items, None]:
-        if isinstance(item, bytes):
-            block.append(item)
-            if len(block) < _BLOCK:
-                continue
-        if block:
-            reader.take(block)
-            block.clear()
-        if isinstance(item, tuple):
-            reader.take_run(item)
+    reader, carry = StreamReader(entries=entries), list[bytes]()
+    for piece in pieces:
+        reader.read(gather(carry, piece))
+    if not reader.begun and (sent := b"".join(pieces).strip()).startswith((b"{", b"[", b"<")):
+        raise CaptureError(f"the engine was asked for a stream and sent something else: {sent[:100]!r}")
     return reader.captured()
 
 
 class StreamReader:
-    """See the module. ``entries``: the agent asked for logprobs."""
+    """Reads a stream's events. ``begun``: one has been read; ``unread`` says why one could not be. ``entries``: the agent asked
+    for logprobs.
+    """
 
-    def __init__(self, prompt: Bytes | None = None, *, entries: bool = False) -> None:
-        self._captured = Captured(choices=[], prompt=prompt)
-        self._decoder: msgspec.json.Decoder[Any] = _entries if entries else _events
+    def __init__(self, *, entries: bool = False) -> None:
+        self.unread: str | None = None
+        self._captured = Captured(choices=[])
+        self._entries = entries
         self._parts: dict[int, _Parts] = {}
         self._sglext: Sglext | None = None
-        self._begun = False
+        self.begun = False
+        self._block: list[Event] = []  # of which the parts do not know yet
+
+    def read(self, block: bytes, *, plain: bool = False) -> list[tuple[bytes, bytes | None, Event | None]]:
+        """Read whole events: of each its lines, its data, and what that says, if it is an event of this kind.
+
+        ``plain``: the lines have null for token ids and logprobs.
+        """
+        found: list[tuple[bytes, bytes | None, Event | None]] = []
+        captured, decoded = self._captured, self._block
+        for lines, data in split(block):
+            if data is None or data == DONE:
+                found.append((b"data: [DONE]" if lines is None else lines, data, None))
+                continue
+            event, prompt, text = None, None, data
+            try:
+                if len(data) > SHORT:
+                    prompt, text = take_prompt(data)
+                event = _event.decode(text)
+                if event.usage is not ABSENT:
+                    check_text(bytes(event.usage))
+                if captured.prompt is None or not self.begun:
+                    self._begin(text, event, prompt)
+                decoded.append(event)
+                text = without_numbers(text, event.choices, event.prompt_token_ids) if plain else data
+            except NOT_JSON as e:
+                event, text = None, data
+                self.unread = self.unread or f"the engine's stream cannot be read: {e}"
+            found.append((b"data: %b" % text if lines is None else lines.replace(data, text), data, event))
+        if len(decoded) >= _BLOCK:
+            self._fold()
+        return found
+
+    def _begin(self, text: bytes, event: Event, prompt: bytes | None) -> None:
+        """Note what is said once in a stream."""
+        captured = self._captured
+        if not self.begun:
+            origin = _origin.decode(text)
+            captured.reply_id, captured.model, self.begun = origin.id, origin.model, True
+        if prompt is None:
+            prompt = brackets(event.prompt_token_ids)
+        for choice in event.choices if prompt is None else ():
+            prompt = brackets(choice.prompt_token_ids) if prompt is None else prompt
+        captured.prompt = prompt
 
     def feed(self, data: bytes) -> list[Delta]:
-        """Read whole events of a stream; what is new in them. Where only tokens cannot be read the agent gets its text, and
-        the capture says why. Raises: UpstreamError on an event that is not JSON of this kind.
-        """
-        texts: list[bytes | scan.Run] = [*events_of(data)]
-        if not texts:
-            return []
-        try:
-            if self._captured.prompt is None:
-                self._captured.prompt = _cut_prompt(texts)
-            events = self.take([text for text in texts if isinstance(text, bytes)])
-        except (CaptureError, *NOT_JSON) as e:
-            self._captured.problem = self._captured.problem or f"the engine's stream cannot be read: {e}"
-            try:
-                events = self.take(events_of(scan.plain_events(data)))
-            except (CaptureError, *NOT_JSON) as again:
-                raise UpstreamError(f"the engine sent an event that cannot be read: {again}") from again
-        return [delta for event in events for delta in _deltas(event)]
+        """Read whole events of a stream; what is new in them. Raises: UpstreamError on an event that is not JSON of this kind."""
+        events = self.read(data)
+        if self.unread is not None:
+            raise UpstreamError(self.unread)
+        return [delta for *_, event in events if event is not None for delta in _deltas(event, entries=self._entries)]
 
-    def take(self, texts: list[bytes]) -> Sequence[_Event]:
-        """Read events' JSON. Raises: CaptureError, msgspec.DecodeError."""
+    def _fold(self) -> None:
+        """Put together what the last events say."""
+        events, self._block = self._block, []
         captured, parts = self._captured, self._parts
-        events: list[_Event] = self._decoder.decode(b"[%b]" % b",".join(texts))
-        if not self._begun and texts:
-            self._begun = True
-            origin = _origin.decode(texts[0])
-            captured.reply_id, captured.model = origin.id, origin.model
-        _take(captured, parts, events)
-        for event in events[-3:]:  # it comes last, before the usage
-            self._sglext = event.sglext or self._sglext
-        return events
+        for event in events:
+            if event.usage is not ABSENT or event.error is not ABSENT:
+                captured.usage = raw(event.usage) or captured.usage
+                captured.error = raw(event.error) or captured.error
+            if event.sglext is not None:
+                self._sglext = event.sglext
+        choices = [choice for event in events for choice in event.choices]
+        indices = {choice.index for choice in choices}
+        for index in indices:
+            own = choices if len(indices) == 1 else [choice for choice in choices if choice.index == index]
+            parts.setdefault(index, _Parts()).take(captured, own, entries=self._entries)
+        for event in events:
+            if event.weight_version is not None:
+                self._name(event, version_number(event.weight_version))
 
-    def take_run(self, run: scan.Run) -> None:
-        """Take events that were read already."""
-        self._begun = True
-        self._parts.setdefault(run[0], _Parts()).take_run(run)
+    def _name(self, event: Event, version: int | None) -> None:
+        """An event names the weights of its tokens."""
+        if version is None:
+            return
+        for choice in event.choices:
+            versions = self._parts[choice.index].versions
+            versions.named(version, tokens=bool(brackets(choice.token_ids)))
+            if choice.weight_version_first is not None:
+                first, last = choice.weight_version_first, choice.weight_version_last
+                versions.spans(version_number(first), version_number(last))
 
     def captured(self) -> Captured:
-        """What has come, as a whole reply."""
+        """What has come, as a whole reply. Raises: CaptureError when some event could not be read."""
+        if self.unread is not None:
+            raise CaptureError(self.unread)
+        self._fold()
         captured, parts = self._captured, self._parts
         for index in sorted(parts):
             captured.choices.append(parts[index].whole(captured, index))
@@ -222,7 +225,7 @@ class StreamReader:
         return captured
 
 
-def _deltas(event: _Event) -> Iterator[Delta]:
+def _deltas(event: Event, *, entries: bool) -> Iterator[Delta]:
     """What an event brings, for the agent. Raises: UpstreamError."""
     if event.error is not ABSENT and raw(event.error) is not None:
         return
@@ -237,8 +240,8 @@ def _deltas(event: _Event) -> Iterator[Delta]:
         )
         if piece.tool_calls:
             delta.tool_calls = [_tool_piece(place, call) for place, call in enumerate(piece.tool_calls)]
-        if (entries := in_own_words(choice.logprobs)) is not None:
-            delta.logprob_entries = chat_entries(entries)
+        if entries and (words := own_words(choice.logprobs)) is not None:
+            delta.logprob_entries = chat_entries(words)
         if choice.finish_reason is not None:
             delta.stop_sequence = stop_sequence(choice.stop_reason, choice.matched_stop)
         yield delta
@@ -255,55 +258,6 @@ def _tool_piece(place: int, call: _ToolDelta) -> ToolDelta:
 def _arguments(call: _ToolDelta) -> str:
     arguments = call.function.arguments if call.function else None
     return _encode(arguments).decode() if isinstance(arguments, dict) else arguments or ""
-
-
-def _take(captured: Captured, parts: dict[int, _Parts], events: list[_Event]) -> None:
-    for event in events:
-        if event.usage is not ABSENT or event.error is not ABSENT:
-            check_text(bytes(event.usage))
-            captured.usage = raw(event.usage) or captured.usage
-            captured.error = raw(event.error) or captured.error
-    choices = [choice for event in events for choice in event.choices]
-    for index in {choice.index for choice in choices}:
-        if index not in parts:
-            parts[index] = _Parts()
-    if len(parts) == 1:
-        for only in parts.values():
-            only.take(captured, choices)
-    else:
-        for index, part in parts.items():
-            part.take(captured, [choice for choice in choices if choice.index == index])
-    for event in events:
-        version = version_number(event.weight_version)
-        if version is not None:
-            for choice in event.choices:
-                part = parts[choice.index]
-                part.versions.named(version, tokens=bool(choice.token_ids))
-                if choice.weight_version_first is not None:
-                    first, last = choice.weight_version_first, choice.weight_version_last
-                    part.versions.spans(version_number(first), version_number(last))
-
-
-def endings(stream: bytes) -> Iterator[int]:
-    """The choices of which some event of a stream says why they finished, whatever else cannot be read in it."""
-    for event in events_of(stream):
-        try:
-            choices = _ended.decode(event).choices
-        except NOT_JSON:
-            continue
-        yield from (choice.index for choice in choices if choice.finish_reason is not None)
-
-
-def _cut_prompt(data: list[bytes | scan.Run]) -> bytes | None:
-    """The first prompt ids of the stream, taken out of their event: they would be most of the decoding."""
-    for i, event in enumerate(data):
-        if isinstance(event, bytes) and _PROMPT in event:
-            prompt, data[i] = take_prompt(event)
-            if prompt is None:
-                prompt = loose_prompt(event)
-            if prompt is not None:
-                return prompt
-    return None
 
 
 class _Parts:
@@ -330,29 +284,12 @@ class _Parts:
                 self.logprobs = []
             self.logprobs.append(logprobs)
 
-    def take_run(self, run: scan.Run) -> None:
-        _, ids, logprobs, reasoning, json_text = run
-        self.add(ids, logprobs)
-        if json_text:
-            text = _text.decode(b'"%b"' % json_text)
-            if reasoning:
-                self.rare.append(_Delta(reasoning_content=text))
-            else:
-                self.content.append(text)
-
-    def take(self, captured: Captured, choices: list[_Choice]) -> None:
-        lists = [c.token_ids for c in choices if c.token_ids is not None]
-        ids = pack_ids([i for ids in lists for i in ids]) if lists else None
-        parts = [c.logprobs for c in choices if c.logprobs is not None]
-        own = [entries for part in parts if (entries := in_own_words(part)) is not None]
-        for entries in own:
-            extend_logprobs(self.entries, entries)
-        contents = [] if own else [part.content for part in parts if part.content is not None]
-        if len(contents) == len(parts):
-            values: list[float | None] = [entry.logprob for content in contents for entry in content]
-        else:
-            values = [value for part in parts for value in logprob_values(part) or ()]
-        self.add(ids, packed_logprobs(captured, values) if parts else None)
+    def take(self, captured: Captured, choices: Sequence[Choice], *, entries: bool) -> None:
+        ids = [c.token_ids for c in choices if c.token_ids is not ABSENT]
+        logprobs = [c.logprobs for c in choices if c.logprobs is not ABSENT]
+        self.add(read_numbers(captured, packed_ids, ids), read_numbers(captured, packed_logprobs, logprobs))
+        for words in map(own_words, logprobs if entries else ()):
+            extend_logprobs(self.entries, words or {})
         deltas = [c.delta for c in choices if c.delta is not None]
         self.content += [d.content for d in deltas if d.content] if deltas else [c.text for c in choices if c.text]
         self.rare += [d for d in deltas if d.tool_calls is not None or d.reasoning_content or d.reasoning or d.refusal]

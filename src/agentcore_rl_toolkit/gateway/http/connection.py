@@ -52,7 +52,7 @@ class Connections(Receiving, Protocol):
     def forget(self, conn: AgentConnection) -> None: ...
 
 
-class AgentConnection(asyncio.BufferedProtocol):
+class AgentConnection(asyncio.Protocol):
     """One client connection. ``call`` is the model call it is waiting for, ``task`` the administrative request."""
 
     def __init__(self, connections: Connections, handler: Handler) -> None:
@@ -99,13 +99,10 @@ class AgentConnection(asyncio.BufferedProtocol):
         self.transport.set_write_buffer_limits(high=WRITE_HIGH)
         self._connections.adopt(self)
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self.reader.space()
-
-    def buffer_updated(self, nbytes: int) -> None:
+    def data_received(self, data: bytes) -> None:
         if self.carried and not self.busy:  # whoever asks on has read what came before
             self.carried.clear()
-        self.reader.filled(nbytes)
+        self.reader.feed(data)
 
     def eof_received(self) -> None:
         if self.carried:

@@ -10,7 +10,6 @@ from ..._servers.connection_room import ConnectionRoom, default_limit
 from ..._servers.host_check import HostCheck
 from ..config import Limits
 from .connection import AgentConnection
-from .reading import SCRATCH
 
 STALLED_S = 60.0  # an agent that reads nothing of its reply for this long is gone
 
@@ -21,7 +20,6 @@ class OpenConnections:
     def __init__(self, limits: Limits, hosts: HostCheck) -> None:
         self.limits = limits
         self.hosts = hosts
-        self.scratch = memoryview(bytearray(SCRATCH))  # what every connection reads into
         self.receiving = 0
         self.room = ConnectionRoom(limits.connections or default_limit())
         self._open: set[AgentConnection] = set()

@@ -1,4 +1,4 @@
-"""Reading requests from a client's connection: heads through the parser, long bodies into the memory where they stay."""
+"""Reading requests from a client's connection."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ import httptools
 from ..._servers.host_check import HostCheck
 from ...messages.errors import RequestError
 from ..config import Limits
-from .body import LongBody
 from .messages import Request, path_of
 
-SCRATCH = 64 * 2**10  # bytes read at a time, until a long body is known to follow
 MANY_PIECES = 8  # of one read; a body in chunks of two bytes would take thirty times its size in memory
 SMALL_BODY = 64 * 2**10  # whoever sends more than this shows a key first, and counts against what may be under way
 
@@ -23,7 +21,6 @@ class Receiving(Protocol):
 
     limits: Limits
     hosts: HostCheck
-    scratch: memoryview
     receiving: int
 
 
@@ -62,9 +59,6 @@ class RequestReader:
         self._head_bytes = 0
         self._body: list[bytes] = []
         self._size = 0
-        self._length = 0  # of the body, where it is long and declared
-        self._long: LongBody | None = None  # of it, when the parser has nothing more to find in it
-        self._head_said = (b"", False)  # method and whether to keep the connection, of such a request
         self._silent = 0  # bytes since the parser last found something
         self._counted = 0  # bytes of this request in the server's `receiving`
         self.between = True
@@ -74,53 +68,22 @@ class RequestReader:
         self.used = False  # whether a head was whole
         self.url = b""
 
-    def space(self) -> memoryview:
-        """Where to write what comes next."""
-        return self._server.scratch if self._long is None else self._long.space()
-
-    def filled(self, count: int) -> None:
-        """So many bytes were written there."""
-        if self._long is not None:
-            self._take_on(self._long, count)
-        elif not self.refused:
-            self._take(bytes(self._server.scratch[:count]))
-
-    def _take(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
+        """Bytes of the client's have come."""
+        if self.refused:
+            return
         self._silent += len(data)
         at = len(self._body)
         try:
             self._parser.feed_data(data)
             if len(self._body) > at + MANY_PIECES:
                 self._body[at:] = [b"".join(self._body[at:])]
-            if self._length:
-                self._look_away()
         except httptools.HttpParserUpgrade as e:
             self._stay(data[e.args[0] :])
         except httptools.HttpParserError as e:
             self._refuse(f"the request is not valid HTTP: {e}")
         if self._silent > self._server.limits.header_bytes:
             self._refuse_head()
-
-    def _look_away(self) -> None:
-        """The head is read, and how much body follows: the parser would only copy the rest of it once more."""
-        length, self._length = self._length, 0
-        parser = self._parser
-        plain = parser.get_http_version() == "1.1" and not parser.should_upgrade()
-        if plain and length > self._size and not self.between and not self.refused:
-            self._long = LongBody(length, self._body)
-            self._body.clear()
-            self._head_said = parser.get_method(), parser.should_keep_alive()
-            self._parser = httptools.HttpRequestParser(self)
-
-    def _take_on(self, body: LongBody, count: int) -> None:
-        """So many more bytes of the body were written to where it stays."""
-        piece = body.filled(count)
-        if piece is not None:
-            self._body.append(piece)
-        self._count(count)
-        if body.left == 0 and not self.refused:
-            self._long = None
-            self._complete(*self._head_said)
 
     def _stay(self, rest: bytes) -> None:
         """Go on in HTTP/1.1 with a client that offered another protocol (Java's client offers h2c): RFC 9110, 7.8."""
@@ -132,7 +95,7 @@ class RequestReader:
         self._parser = httptools.HttpRequestParser(self)
         head = [b"%b %b HTTP/1.1" % (method, self.url)]
         head += [b"%b: %b" % pair for pair in self._headers.items() if pair[0] not in (b"upgrade", b"connection")]
-        self._take(b"\r\n".join(head) + b"\r\n\r\n" + rest)
+        self.feed(b"\r\n".join(head) + b"\r\n\r\n" + rest)
 
     def on_message_begin(self) -> None:
         self.between = False
@@ -141,7 +104,7 @@ class RequestReader:
         self._headers = {}
         self._head_bytes = 0
         self._body = []
-        self._size = self._silent = self._length = 0
+        self._size = self._silent = 0
 
     def on_url(self, url: bytes) -> None:
         self.url += url
@@ -178,8 +141,6 @@ class RequestReader:
             except RequestError as e:
                 self._refuse(e.message, kind=e.kind)
                 return
-            if length is not None and b"transfer-encoding" not in headers:
-                self._length = int(length)
         if headers.get(b"expect", b"").lower() == b"100-continue":
             self._receiver.expects()
 
@@ -187,12 +148,8 @@ class RequestReader:
         if self.refused:
             return
         self._body.append(body)
-        self._count(len(body))
-
-    def _count(self, size: int) -> None:
-        """So many more bytes of a body are held."""
         self._silent = 0
-        self._size += size
+        self._size += len(body)
         if self._size > SMALL_BODY:
             server = self._server
             server.receiving += self._size - self._counted
@@ -204,25 +161,17 @@ class RequestReader:
 
     def on_message_complete(self) -> None:
         parser = self._parser
-        if parser.should_upgrade():
-            self.between = True
-            self._silent = 0
-            self.release()
-            return
-        self._complete(parser.get_method(), parser.should_keep_alive())
-
-    def _complete(self, method: bytes, keep_alive: bool) -> None:
         self.between = True
         self._silent = 0
         self.release()
-        if self.refused:
+        if parser.should_upgrade() or self.refused:
             return
         body = self._body
         path, _, query = self.url.partition(b"?")
         if path[:1] != b"/":
             path = path_of(path)
         whole = body[0] if len(body) == 1 else b"".join(body)
-        request = Request(method, path, query, self._headers, whole, keep_alive)
+        request = Request(parser.get_method(), path, query, self._headers, whole, parser.should_keep_alive())
         self._body = []
         self._receiver.receive(request)
 
@@ -254,4 +203,3 @@ class RequestReader:
         self.head_since = None
         self.release()
         self._body.clear()
-        self._long = None

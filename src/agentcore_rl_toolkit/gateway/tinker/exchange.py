@@ -224,9 +224,6 @@ class TinkerExchange:
             self.stop()
             self._owner.fail(RequestError(f"the service's reply is larger than {limit} bytes", kind="upstream"))
 
-    def may_read(self) -> bool:
-        return self._owner.may_read()
-
     def on_lost(self, error: Exception | None, *, reused: bool, began: bool) -> None:
         if self._route.worker is None:
             return

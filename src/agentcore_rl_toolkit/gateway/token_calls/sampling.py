@@ -28,7 +28,6 @@ from ..calls.states import State
 from ..capture.record import CONSTRAINED
 from ..capture.reply import Captured
 from ..engines import TOKEN_ENGINES, CancelsByName, GenerationStream, Piece, TokenEngine, constraints
-from ..http.body import Bytes
 from ..http.connection import AgentConnection
 from ..http.structure import check_reply
 from ..sessions.session import Session
@@ -178,7 +177,7 @@ class TokenSampling:
             raise context_overflow(size, window, max_tokens=bound if asked is not None else None)
         return min(bound, room)
 
-    def request_for(self, worker: Worker) -> tuple[bytes, tuple[Bytes, ...]]:
+    def request_for(self, worker: Worker) -> tuple[bytes, tuple[bytes, ...]]:
         """Servers of several kinds may share the gateway."""
         if TOKEN_ENGINES.get(worker.config.engine) is not self._engine:
             self._use(worker)
@@ -219,9 +218,6 @@ class TokenSampling:
             prompt = self._prompt
             self._reply = TokenReply(self._mode.renderer, self._agent.asked, prompt.rendered, raw=prompt.raw)
         return self._reply
-
-    def read_early(self) -> None:
-        """Its replies are small."""
 
     def capture(self) -> Captured:
         sampled, agent = self._sampled(), self._agent

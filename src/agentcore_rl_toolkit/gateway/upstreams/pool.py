@@ -17,9 +17,7 @@ import httptools
 
 from ..._servers.open_files import EXHAUSTED
 from ..config import UpstreamConfig
-from ..http.body import Bytes, LongBody
 from ..http.messages import JOINED_BYTES
-from .read_pacing import SMALL_BYTES, Pacer
 
 # Inference servers listen with a backlog of 100 to 2048; a burst of connection attempts above it waits a whole second
 # for the kernel's retransmission, which is what p99 at a few hundred agents would consist of.
@@ -41,15 +39,13 @@ class Reader(Protocol):
     def on_data(self, pieces: list[bytes]) -> None: ...
     def on_complete(self) -> None: ...
     def on_lost(self, error: Exception | None, *, reused: bool, began: bool) -> None: ...
-    def may_read(self) -> bool: ...
 
 
-class UpstreamConnection(asyncio.BufferedProtocol):
+class UpstreamConnection(asyncio.Protocol):
     """One connection; `reader` is the call it serves, None while idle."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._scratch = pool.scratch
         self.reader: Reader | None = None
         self.transport: Any = None
         self.idle_since = 0.0
@@ -61,23 +57,18 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._began = False
         self._complete = False
+        self._whole = 0  # pieces of the reply that is complete
         self._keep = False
         self._until_close = False
-        self._length = 0  # of the reply's body, where it is long and declared
-        self._long: LongBody | None = None  # of it, when the parser has nothing more to find in it
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
 
-    def send(self, reader: Reader, head: bytes, *body: Bytes, whole: bool = False) -> None:
-        """``whole``: the reply comes in one piece, and is long where the request is."""
+    def send(self, reader: Reader, head: bytes, *body: bytes) -> None:
         self.reader = reader
         self.uses += 1
         self._began = self._complete = self._until_close = False
-        self._length, self._long = 0, None
-        long = sum(map(len, body)) >= JOINED_BYTES
-        self._scratch = self._pool.short_scratch if whole else self._pool.scratch
-        if not long:
+        if sum(map(len, body)) < JOINED_BYTES:
             self.transport.write(b"".join((head, *body)))
         else:
             self.transport.writelines((head, *body))
@@ -90,10 +81,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
     # -- from the transport
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._scratch if self._long is None else self._long.space()
-
-    def buffer_updated(self, nbytes: int) -> None:
+    def data_received(self, data: bytes) -> None:
         reader = self.reader
         if reader is None:  # bytes nobody asked for: this connection cannot be trusted with another call
             self._pool.forget(self)
@@ -102,15 +90,12 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._began = True
         pieces = self._pieces
         try:
-            if self._long is not None:
-                self._take_on(self._long, nbytes)
-            else:
-                self._parser.feed_data(self._scratch[:nbytes])
-                if self._length:
-                    self._look_away()
+            self._parser.feed_data(data)
         except httptools.HttpParserError as e:
             self._fail(e)
             return
+        if self._complete:
+            del pieces[self._whole :]
         if pieces:
             if self.reader is reader:
                 reader.on_data(pieces)
@@ -123,26 +108,6 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             else:
                 self.transport.close()
             reader.on_complete()
-        elif nbytes < SMALL_BYTES and self.reader is reader and self._pool.pacer is not None:
-            self._pool.pacer.rest(self)
-
-    def _look_away(self) -> None:
-        """The head is read, and how much body follows: the parser would only copy the rest of it once more."""
-        left, self._length = self._length - sum(map(len, self._pieces)), 0
-        if left > 0 and not self._complete:
-            self._long = LongBody(left + sum(map(len, self._pieces)), self._pieces)
-            self._pieces.clear()
-            self._keep = self._parser.should_keep_alive()
-            self._parser = httptools.HttpResponseParser(self)
-
-    def _take_on(self, body: LongBody, count: int) -> None:
-        """So many more bytes of the reply were written to where they stay."""
-        piece = body.filled(count)
-        if piece is not None:
-            self._pieces.append(piece)
-        if body.left == 0:
-            self._long = None
-            self._complete = True
 
     def eof_received(self) -> None:
         if self._until_close and self.reader is not None:
@@ -170,51 +135,36 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
     # -- from the parser
 
+    def on_message_begin(self) -> None:
+        if self._complete:  # a reply that nobody asked for follows: what is behind it would be another call's
+            self._keep = False
+
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         headers, self._headers = self._headers, []
-        if status < 200:
+        if status < 200 or self._complete:
             return
-        framed = status in (204, 304)
-        at_once = False  # whoever reads it wants every piece as it comes
-        for name, value in headers:
-            if name == b"content-length":
-                framed = True
-                if len(value) > _LONG_DIGITS and value.isdigit():
-                    self._length = int(value)
-            elif name == b"transfer-encoding":
-                framed = at_once = True
-            elif name == b"content-type" and b"event-stream" in value:
-                at_once = True
-        if at_once:
-            self._length = 0
-        self._until_close = not framed
+        framed = any(name in (b"content-length", b"transfer-encoding") for name, _ in headers)
+        self._until_close = not framed and status not in (204, 304)
         if self.reader is not None:
             self.reader.on_head(status, headers)
 
     def on_message_complete(self) -> None:
-        if self._parser.get_status_code() >= 200:
+        if self._parser.get_status_code() >= 200 and not self._complete:
             self._complete = True
+            self._whole = len(self._pieces)
             self._keep = self._parser.should_keep_alive()  # the parser has forgotten it once this returns
-
-
-SCRATCH = 256 * 2**10  # bytes read at a time
-SHORT_SCRATCH = 32 * 2**10  # the same before a long body, of which only what comes with the head is copied
-_LONG_DIGITS = 5  # of a reply's length: from 100,000 bytes on it comes in several reads
 
 
 class Pool:
     """Connections to one server. ``open`` counts all of them, idle or not."""
 
-    def __init__(self, config: UpstreamConfig, *, connect_s: float, pacer: Pacer | None = None) -> None:
+    def __init__(self, config: UpstreamConfig, *, connect_s: float) -> None:
         self.config = config
-        self.pacer = pacer
         self.connect_s = connect_s
-        self.scratch = memoryview(bytearray(SCRATCH))
-        self.short_scratch = self.scratch[:SHORT_SCRATCH]
         self.idle: deque[UpstreamConnection] = deque()
         self.open = 0
         self.connecting = 0

@@ -45,9 +45,6 @@ class _Whole:
         if not self.done.done():
             self.done.set_result((self._status, b"".join(self._parts)))
 
-    def may_read(self) -> bool:
-        return True
-
     def on_lost(self, error: Exception | None, *, reused: bool, began: bool) -> None:
         if not self.done.done():
             self.done.set_exception(ConnectionError(f"the connection broke: {error or 'closed by the server'}"))

@@ -16,7 +16,6 @@ from collections.abc import Iterable
 from ...errors import ConfigError
 from ..config import UpstreamConfig
 from .pool import Pool
-from .read_pacing import Pacer
 
 log = logging.getLogger(__name__)
 
@@ -108,8 +107,7 @@ class Worker:
 class Router:
     """The set of servers. Raises: ConfigError on a URL that is already there."""
 
-    def __init__(self, upstreams: Iterable[UpstreamConfig], *, connect_s: float, pacer: Pacer | None = None) -> None:
-        self._pacer = pacer
+    def __init__(self, upstreams: Iterable[UpstreamConfig], *, connect_s: float) -> None:
         self.workers: dict[str, Worker] = {}
         self._connect_s = connect_s
         self._count = 0
@@ -133,9 +131,7 @@ class Router:
         if worker_id in self.workers:
             raise ConfigError(f"there is another upstream with id {worker_id}")
         self._count += 1
-        worker = self.workers[worker_id] = Worker(
-            worker_id, upstream, Pool(upstream, connect_s=self._connect_s, pacer=self._pacer)
-        )
+        worker = self.workers[worker_id] = Worker(worker_id, upstream, Pool(upstream, connect_s=self._connect_s))
         self._changed()
         return worker
 
