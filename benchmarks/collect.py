@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from agentcore_rl_toolkit.backends import CollectConfig, Group, GroupRequest, collect_async, to_samples
+from agentcore_rl_toolkit.backends.primitives.data import to_data
 from agentcore_rl_toolkit.backends.replay import Episode, Replay, ReplayCapture, ReplayGateway
 from agentcore_rl_toolkit.backends.rllm.convert import to_rllm
 from agentcore_rl_toolkit.backends.slime.convert import to_slime
-from agentcore_rl_toolkit.backends.tinker.convert import to_tinker_batch
 from agentcore_rl_toolkit.backends.trl.convert import to_trl
 from agentcore_rl_toolkit.backends.verl.convert import to_verl
 from agentcore_rl_toolkit.gateway.capture.record import (
@@ -125,7 +125,7 @@ CONVERTERS: dict[str, Callable[[list[Group]], Any]] = {
     "slime": slime,
     "verl": lambda groups: [to_verl(r) for g in groups for r in g.rollouts],
     "rllm": lambda groups: [to_rllm(r) for g in groups for r in g.rollouts],
-    "tinker": lambda groups: to_tinker_batch(to_samples(groups)),
+    "tinker": lambda groups: to_data(to_samples(groups)),
     "trl": lambda groups: to_trl(groups, num_generations=GROUP, filler_id=0),
 }
 

@@ -23,7 +23,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_version": set(),
     "_installation": {"errors"},
     "_parsing": set(),
-    "_protobuf": {"errors"},
     "_servers": {"errors"},
     "_portal": {"errors"},
     "logs": set(),
@@ -44,7 +43,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "_portal",
         "_servers",
         "_installation",
-        "_protobuf",
     },
     "isolation": set(),
     "runtime": {
@@ -59,7 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "logs",
         "_parsing",
         "_servers",
-        "_protobuf",
+        "_installation",
     },
     "weights": {"_servers"},
     "backends": {
@@ -180,6 +178,7 @@ ROOMS = {
             "tinker",
             "trl",
             "verl",
+            "primitives",
             "service",
             "_gateway_process",
             "recorded",
@@ -189,9 +188,8 @@ ROOMS = {
     ],
     "policy": [
         *(
-            "tinker",
+            "training_service",
             "server",
-            "finetuning",
             "engine",
             "batch",
             "prefix_cache",

@@ -33,7 +33,6 @@ from agentcore_rl_toolkit.policy import admin_key
 WITHIN_S = 60.0
 START_S = 180.0  # of a loaded machine that imports torch
 FILES = 400  # open files of a server under attack: half of them are for connections
-TINKER_KEY = "tml-mine"
 AGENT = Path(__file__).parent / "runtime" / "deployable" / "probe.py"
 
 
@@ -57,7 +56,6 @@ SERVERS = {
     "policy": (("policy", "serve"), "/health"),
     "runtime": (("runtime", "serve", "--agent", f"probe={AGENT}"), "/_local/status"),
     "s3": (("s3", "serve"), "/"),
-    "tinker": (("policy", "tinker"), "/api/v1/healthz"),
 }
 
 
@@ -74,10 +72,7 @@ def serving(name: str, folder: Path, *options: str, few_files: bool = False) -> 
     if name == "s3":
         command += ["--dir", str(folder / "objects")]
     with (folder / "output.txt").open("wb") as output:
-        environment = {**os.environ, "TINKER_API_KEY": TINKER_KEY}
-        process = subprocess.Popen(
-            command, stdout=output, stderr=output, env=environment, preexec_fn=_few_files if few_files else None
-        )
+        process = subprocess.Popen(command, stdout=output, stderr=output, preexec_fn=_few_files if few_files else None)
     try:
         deadline = time.monotonic() + START_S
         while not ready.exists():
@@ -132,7 +127,7 @@ def _response(sock: socket.socket) -> tuple[int, str]:
 
 def well(served: Served) -> bool:
     """Whether an ordinary client gets an ordinary response."""
-    return ask(served)[0] == (401 if served.name == "tinker" else 200)
+    return ask(served)[0] == 200
 
 
 # -- web pages
@@ -256,12 +251,6 @@ def test_a_policy_that_others_reach_wants_a_key_they_know(tmp_path: Path, comman
     done = command_line("policy", "serve", "--host", "192.0.2.1", "--ready-file", str(tmp_path / "ready.json"))
     assert done.returncode == 2
     assert "AGENTCORE_RL_POLICY_ADMIN_KEY" in done.stderr
-
-
-def test_a_tinker_rehearsal_with_a_key_takes_that_one_only(server: Callable[[str], Served]) -> None:
-    served = server("tinker")
-    assert ask(served, f"X-API-Key: {TINKER_KEY}")[0] == 200
-    assert ask(served, "X-API-Key: tml-guess")[0] == 401
 
 
 # -- heads and connections

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from pathlib import Path
@@ -10,14 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from agentcore_rl_toolkit.backends.collection.collect import CollectConfig
 from agentcore_rl_toolkit.backends.dotenv import read_dotenv
-from agentcore_rl_toolkit.backends.rllm import RllmConfig
 from agentcore_rl_toolkit.backends.settings import read_settings
-from agentcore_rl_toolkit.backends.slime import SlimeRunner
-from agentcore_rl_toolkit.backends.tinker.config import TinkerRunConfig
-from agentcore_rl_toolkit.backends.trl import TrlConfig
-from agentcore_rl_toolkit.backends.verl import AgentCoreConfig
 from agentcore_rl_toolkit.cli.train import BACKENDS as ALL_BACKENDS
 from agentcore_rl_toolkit.cli.train import command
 from agentcore_rl_toolkit.errors import ConfigError
@@ -130,20 +123,3 @@ def test_nothing_is_launched_when_the_trainer_is_missing() -> None:
     path = EXAMPLES / "slime" / "gsm8k.yaml"
     with pytest.raises(ConfigError, match="cannot start slime"):
         CliRunner().invoke(command, ["--backend", "slime", "--config", str(path)], catch_exceptions=False)
-
-
-@pytest.mark.parametrize(
-    ("page", "settings"),
-    [
-        ("trl", TrlConfig),
-        ("slime", SlimeRunner),
-        ("verl", AgentCoreConfig),
-        ("rllm", RllmConfig),
-        ("tinker", TinkerRunConfig),
-        ("README", CollectConfig),
-    ],
-)
-def test_every_key_is_documented(page: str, settings: type) -> None:
-    text = (EXAMPLES.parents[1] / "docs" / "backends" / f"{page}.md").read_text()
-    missing = [f.name for f in dataclasses.fields(settings) if f"`{f.name}`" not in text]
-    assert missing == []

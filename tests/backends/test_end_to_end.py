@@ -23,11 +23,11 @@ import pytest
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.backends.collection.collect import CollectConfig, Group, GroupRequest, collect, collect_async
 from agentcore_rl_toolkit.backends.collection.samples import rollout_samples, to_samples
+from agentcore_rl_toolkit.backends.primitives.data import to_datum
 from agentcore_rl_toolkit.backends.rllm.convert import to_rllm
 from agentcore_rl_toolkit.backends.service import RolloutService, ServiceSettings
 from agentcore_rl_toolkit.backends.slime import generate as slime_generate
 from agentcore_rl_toolkit.backends.slime.convert import NOTE
-from agentcore_rl_toolkit.backends.tinker.convert import to_tinker
 from agentcore_rl_toolkit.backends.trl.convert import REWARD_KEY, to_trl
 from agentcore_rl_toolkit.backends.verl.convert import to_verl
 from agentcore_rl_toolkit.contract import Cause, Outcome
@@ -187,13 +187,13 @@ def test_every_backend_gets_the_turns_token_for_token(group: Group) -> None:
         sampled = [t for turn in rollout.capture.turns for t in turn.completion_ids]
         (sample,) = rollout_samples(rollout, 1.0)
         (verl,) = to_verl(rollout)
-        tinker = to_tinker(sample)
+        tinker = to_datum(sample)
         assert tinker is not None
         steps = to_rllm(rollout)["trajectories"][0]["steps"]
         assert sample.token_ids == tokens
         assert verl["prompt_ids"] + verl["response_ids"] == tokens
         assert trl["prompt_ids"][rollout.index] + trl["completion_ids"][rollout.index] == tokens
-        assert [tinker["tokens"][0], *tinker["loss_fn_inputs"]["target_tokens"]] == tokens
+        assert [tinker.tokens[0], *tinker.target_tokens] == tokens
         assert [t for s in steps for t in s["response_ids"]] == sampled
         assert [t for t, m in zip(verl["response_ids"], verl["response_mask"], strict=True) if m] == sampled
 
@@ -225,12 +225,12 @@ def test_a_policy_that_rambles_is_trained_with_its_reward_in_every_backend_or_ma
         assert (last.finish_reason, len(last.completion_ids)) == ("length", 1)
         (sample,) = rollout_samples(rollout, 1.0)
         (verl,) = to_verl(rollout)
-        tinker = to_tinker(sample)
+        tinker = to_datum(sample)
         assert tinker is not None
         assert sample.truncated
         assert sample.token_ids == [*last.prompt_ids, *last.completion_ids]
         assert sample.response_mask[-1] == verl["response_mask"][-1] == trl["env_mask"][rollout.index][-1] == 1
-        assert tinker["mask"][-1] == 1
+        assert tinker.mask[-1] == 1
         assert to_rllm(rollout)["trajectories"][0]["steps"][-1]["response_ids"] == last.completion_ids
         assert trl[REWARD_KEY][rollout.index] == verl["reward_score"] == 0.0
 

@@ -23,6 +23,7 @@ import pytest
 
 from agentcore_rl_toolkit.backends.collection.collect import CollectConfig, CollectedRollout, Group, collect, summarize
 from agentcore_rl_toolkit.backends.collection.samples import Sample, rollout_samples, to_samples
+from agentcore_rl_toolkit.backends.primitives.data import to_datum
 from agentcore_rl_toolkit.backends.recorded import (
     BAD_KINDS,
     EXPERT_LAYERS,
@@ -36,7 +37,6 @@ from agentcore_rl_toolkit.backends.rllm.convert import groups_to_rllm, to_rllm
 from agentcore_rl_toolkit.backends.slime.convert import NOTE, to_slime
 from agentcore_rl_toolkit.backends.slime.hooks import keep_informative_group, normalize_rewards
 from agentcore_rl_toolkit.backends.slime.logs import outcome_metrics
-from agentcore_rl_toolkit.backends.tinker.convert import to_tinker
 from agentcore_rl_toolkit.backends.trl.convert import REWARD_KEY, to_trl
 from agentcore_rl_toolkit.backends.verl.convert import to_verl, too_long
 
@@ -257,22 +257,19 @@ def read_rllm(groups: list[Group]) -> dict[str, list[Neutral]]:
     return found
 
 
-def read_tinker(groups: list[Group]) -> dict[str, list[Neutral]]:
+def read_primitives(groups: list[Group]) -> dict[str, list[Neutral]]:
     found: dict[str, list[Neutral]] = {r.session_id: [] for g in groups for r in g.rollouts}
     for sample in to_samples(groups):
-        datum = to_tinker(sample)
+        datum = to_datum(sample)
         assert datum is not None
-        inputs = datum["loss_fn_inputs"]
-        lengths = {len(datum["tokens"]), *(len(v) for v in inputs.values())}
-        assert len(lengths) == 1
-        assert datum["tokens"][1:] == inputs["target_tokens"][:-1]
-        mask = tuple(datum["mask"])
-        assert len(mask) == len(datum["tokens"])
-        logprobs = tuple(lp for lp, m in zip(inputs["logprobs"], mask, strict=True) if m)
-        advantages = {a for a, m in zip(inputs["advantages"], mask, strict=True) if m}
+        assert len({len(value) for value in dataclasses.asdict(datum).values()}) == 1
+        assert datum.tokens[1:] == datum.target_tokens[:-1]
+        mask = tuple(datum.mask)
+        logprobs = tuple(lp for lp, m in zip(datum.logprobs, mask, strict=True) if m)
+        advantages = {a for a, m in zip(datum.advantages, mask, strict=True) if m}
         assert len(advantages) == 1
-        assert not any(a for a, m in zip(inputs["advantages"], mask, strict=True) if not m)
-        tokens = (datum["tokens"][0], *inputs["target_tokens"])
+        assert not any(a for a, m in zip(datum.advantages, mask, strict=True) if not m)
+        tokens = (datum.tokens[0], *datum.target_tokens)
         found[sample.session_id].append(Neutral(tokens, (0, *mask), logprobs, advantages.pop()))
     return found
 
@@ -282,7 +279,7 @@ READERS: dict[str, Callable[[list[Group]], dict[str, list[Neutral]]]] = {
     "slime": read_slime,
     "verl": read_verl,
     "rllm": read_rllm,
-    "tinker": read_tinker,
+    "primitives": read_primitives,
 }
 
 

@@ -20,7 +20,7 @@ from agentcore_rl_toolkit.backends.service import RolloutSettings
 from agentcore_rl_toolkit.backends.settings import Plan, from_mapping, read_settings
 from agentcore_rl_toolkit.backends.slime.runner import known_fields
 from agentcore_rl_toolkit.backends.slime.settings import SlimeSettings
-from agentcore_rl_toolkit.backends.tinker.config import TinkerRunConfig
+from agentcore_rl_toolkit.backends.tinker.config import TinkerConfig
 from agentcore_rl_toolkit.backends.trl import TrlConfig
 from agentcore_rl_toolkit.backends.verl.settings import AgentCoreConfig, VerlConfig, translate
 from agentcore_rl_toolkit.backends.verl.settings import plan as verl_plan
@@ -199,7 +199,7 @@ def test_every_trainer_takes_several_gateways(urls: Any, tmp_path: Path) -> None
         path.write_text(json.dumps({**common, **values}))
         return path
 
-    tinker = TinkerRunConfig.from_file(file(**here, base_model="m", model_dir=str(tmp_path)))
+    tinker = TinkerConfig.from_file(file(**here, base_model="m", model_dir=str(tmp_path)))
     trl = TrlConfig.from_file(file(**here, model="m", policy_url="http://p"))
     slime = SlimeSettings.from_args(SimpleNamespace(**common, exp_id="e"), environ={})
     config, theirs = translate(VerlConfig(agentcore=common).arguments(), environ={})

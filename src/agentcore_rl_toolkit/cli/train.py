@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from .options import as_json, engine_options, with_sandbox
+
+if TYPE_CHECKING:
+    from ..backends.tinker.config import TinkerConfig
 
 BACKENDS = ("loop", "trl", "slime", "verl", "rllm", "tinker")
 
@@ -73,12 +77,16 @@ BACKENDS = ("loop", "trl", "slime", "verl", "rllm", "tinker")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the run. [default: runs/...]")
 @click.option("--resume", is_flag=True, help="Go on with the newest unfinished run, or with the one in --out.")
 @click.option("--dry-run", is_flag=True, help="With --config of another trainer: check it and print what would run.")
+@click.option(
+    "--rehearse", is_flag=True, help="tinker: train the built-in policy in this process, without the service."
+)
 @as_json
 @click.option("--num-rollout", type=click.IntRange(min=1), default=1, show_default=True, help="slime: number of steps.")
 def command(
     backend: str,
     config_path: Path | None,
     dry_run: bool,
+    rehearse: bool,
     num_rollout: int,
     as_json: bool,
     out: Path | None,
@@ -108,6 +116,8 @@ def command(
 
         local.train(backend, flags, config_path, out=out, resume=resume, as_json=as_json)
         return
+    if rehearse and backend != "tinker":
+        raise ConfigError("--rehearse is for --backend tinker")
     if as_json:
         raise ConfigError("--json prints the summary of a run on this machine: with --backend loop or trl, and --agent")
     if own and config_path is None and not resume and out is None:
@@ -143,10 +153,11 @@ def command(
             raise ConfigError(f"{config_path}: `data_path` is needed to train from the command line")
         plan = config.plan()
     elif backend == "tinker":
-        from ..backends.tinker.config import TinkerRunConfig
+        from ..backends.tinker.config import TinkerConfig
 
-        tinker = TinkerRunConfig.from_file(config_path)
-        plan, arn = tinker.plan(), tinker.agent_runtime_arn
+        tinker = TinkerConfig.from_file(config_path)
+        tinker = _rehearsed(tinker) if rehearse else tinker
+        plan, arn = tinker.plan(rehearse=rehearse), tinker.agent_runtime_arn
         planned = tinker.steps * tinker.groups_per_step * tinker.group_size
     elif backend == "verl":
         verl = VerlConfig.from_file(config_path)
@@ -163,10 +174,12 @@ def command(
     if backend == "tinker":
         import asyncio
 
-        from ..backends.tinker.run import line, run_async
+        from ..backends.primitives.run import line
+        from ..backends.tinker.adapter import run_async
 
         click.echo(plan.render())
-        asyncio.run(run_async(tinker, on_step=lambda result, groups: click.echo(line(result))))
+        service = _local_service(tinker.output_dir) if rehearse else None
+        asyncio.run(run_async(tinker, on_step=lambda result, groups: click.echo(line(result)), service=service))
         return
     if plan.command is None:
         from ..backends.trl.adapter import train
@@ -176,6 +189,21 @@ def command(
     click.echo(plan.render())
     sys.stdout.flush()
     os.execvpe(plan.command[0], list(plan.command), {**os.environ, **plan.environment})
+
+
+def _rehearsed(config: TinkerConfig) -> TinkerConfig:
+    """The same run with the built-in policy for its model."""
+    from ..policy import WEIGHTS_DIR
+
+    return dataclasses.replace(config, base_model="builtin/policy", model_dir=WEIGHTS_DIR, gateway_url=None)
+
+
+def _local_service(folder: Path) -> Any:
+    """The built-in policy by the methods of Tinker's SDK; what it saves is kept in the run's folder."""
+    from ..policy.training_service.clients import LocalService
+    from ..policy.training_service.model import PolicyModel
+
+    return LocalService(PolicyModel(checkpoint_dir=folder / "checkpoints"))
 
 
 def _show_quotas(arn: str, rollouts: int | None) -> None:

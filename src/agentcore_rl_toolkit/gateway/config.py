@@ -105,7 +105,6 @@ class Limits:
     outage_s: float = (
         0.0  # how long a call may wait while no server is up; 0: it fails at once, and no server is looked at
     )
-    patience_s: float = 120.0  # how long Tinker's 429s, 5xx and broken connections are waited out
     keep_alive_s: float = 15.0  # between comment lines of a stream that waits for an engine that answers whole
 
     def __post_init__(self) -> None:
@@ -188,10 +187,10 @@ class GatewayConfig:
         if "policy" in engines and self.model_dir is None:  # it takes token ids alone
             object.__setattr__(self, "model_dir", str(BUILT_IN))
             object.__setattr__(self, "context_tokens", self.context_tokens or BUILT_IN_CONTEXT)
-        if "tinker" in engines and (len(engines) > 1 or self.model_dir is None):
+        if "tinker" in engines and (len(self.upstreams) > 1 or self.model_dir is None):
             raise ConfigError(
                 "engine tinker takes token ids and stands alone: give --model DIR (tokenizer and chat template), and no "
-                "upstream of another kind"
+                "other upstream"
             )
         if self.model_dir is None and (self.template is not None or self.parser is not None):
             name = "template" if self.template is not None else "parser"

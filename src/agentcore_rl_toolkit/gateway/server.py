@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .._servers.host_check import HostCheck
 from .._servers.process import listen
@@ -32,7 +32,7 @@ from .store.writer import Store
 from .upstreams.router import Router
 
 if TYPE_CHECKING:
-    from .tinker.service import TinkerServices
+    from .tinker import Samplers
     from .token_calls.mode import TokenMode
 
 log = logging.getLogger(__name__)
@@ -43,10 +43,11 @@ TICK_S = 0.25
 class Gateway:
     """A running gateway. Make it, then `await start()`; `url` is where it listens.
 
+    ``connect`` makes what engine tinker samples with, an object with the methods of `tinker.ServiceClient`; None: the SDK's own.
     Raises: ConfigError from `start` when the port is in use or the store is somebody else's.
     """
 
-    def __init__(self, config: GatewayConfig) -> None:
+    def __init__(self, config: GatewayConfig, *, connect: Callable[[], Any] | None = None) -> None:
         try:
             check_sampling(config.sampling_params)
         except RequestError as e:
@@ -74,8 +75,8 @@ class Gateway:
         self.calls = Context(config, counters=self.counters, sessions=self.sessions, router=self.router)
         self.retention = Retention(self.sessions, self.counters, age_s=config.retention_s, size=config.retention_bytes)
         self.token_mode: TokenMode | None = None
-        self.tinker: TinkerServices | None = None
-        token_call = self._load_model()
+        self.tinker: Samplers | None = None
+        token_call = self._load_model(connect)
         self.state = StoredState(self.store)
         self.state.take_up(config, self.calls.running, self.tinker)
         self.admin = Admin(
@@ -97,7 +98,7 @@ class Gateway:
         self._server: Acceptor | None = None
         self._ticker: asyncio.Task[None] | None = None
 
-    def _load_model(self) -> MakeCall | None:
+    def _load_model(self, connect: Callable[[], Any] | None) -> MakeCall | None:
         """Get the tokenizer and template, if the gateway is to do the tokenising. Raises: ConfigError, MissingExtraError."""
         config, calls = self.config, self.calls
         if config.model_dir is None:
@@ -108,11 +109,11 @@ class Gateway:
         mode = self.token_mode = load(config.model_dir, config, self.sessions)
         if all(u.engine != "tinker" for u in config.upstreams):
             return lambda conn, session, dialect: token_call(calls, conn, session, dialect, mode)
-        from .tinker.exchange import tinker_call
-        from .tinker.service import TinkerServices
+        from .tinker import Samplers, connector, tinker_call
 
-        services = self.tinker = TinkerServices(self.router, config)
-        return lambda conn, session, dialect: tinker_call(calls, conn, session, dialect, mode, services)
+        wanted = None if config.sampler is None else (config.sampler, config.weight_version)
+        samplers = self.tinker = Samplers(connect or connector(config.upstreams[0]), wanted)
+        return lambda conn, session, dialect: tinker_call(calls, conn, session, dialect, mode, samplers)
 
     @property
     def running(self) -> RunningCalls:

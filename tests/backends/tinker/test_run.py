@@ -1,5 +1,6 @@
-"""A whole run against Tinker's wire format: the unmodified SDK, our gateway as its own process, real agents on the local
-runtime, and behind the service the built-in policy, which really samples and really trains.
+"""A whole run by the SDK's methods: our gateway and the built-in policy in this process, real agents on the local runtime.
+
+The policy really samples and really trains.
 """
 
 from __future__ import annotations
@@ -9,47 +10,65 @@ import contextlib
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.backends.collection.collect import CollectConfig, Group
+pytest.importorskip("tinker")
+
+from agentcore_rl_toolkit.backends.collection.collect import Group
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
-from agentcore_rl_toolkit.backends.tinker.config import TinkerRunConfig
-from agentcore_rl_toolkit.backends.tinker.loop import StepResult, sdk
-from agentcore_rl_toolkit.backends.tinker.proof import gap, proved
-from agentcore_rl_toolkit.backends.tinker.run import STATE_FILE, batches, run_async
+from agentcore_rl_toolkit.backends.primitives.client import Adam
+from agentcore_rl_toolkit.backends.primitives.loop import StepResult
+from agentcore_rl_toolkit.backends.primitives.publishing import gap, to_gateway
+from agentcore_rl_toolkit.backends.primitives.run import STATE_FILE, batches
+from agentcore_rl_toolkit.backends.tinker.adapter import TinkerTraining, run_async
+from agentcore_rl_toolkit.backends.tinker.config import TinkerConfig
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import ConfigError, WeightsError
 from agentcore_rl_toolkit.gateway.capture.record import pack_logprobs
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR, load_policy
-from agentcore_rl_toolkit.policy.finetuning import PolicyModel
 from agentcore_rl_toolkit.policy.problems import problems
-from agentcore_rl_toolkit.policy.tinker.service import TinkerServer
+from agentcore_rl_toolkit.policy.training_service.clients import LocalService
+from agentcore_rl_toolkit.policy.training_service.interface import Completion, Example
+from agentcore_rl_toolkit.policy.training_service.model import PolicyModel
 from agentcore_rl_toolkit.runs import Query, RunReader, TokenSequence, read_metrics
 
 from ..test_end_to_end import serving
 
-pytest.importorskip("tinker")
 
-# The SDK asks for its settings over connections of their own, which it never closes.
-sdk_sockets = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+class RecordingModel(PolicyModel):
+    """`sampled` and `trained` are what it was asked for, in order.
 
+    `keeps` is a tensor that what is published for sampling has as it was in the first publish.
+    """
 
-@dataclass(frozen=True)
-class Place:
-    server: TinkerServer
-    config: TinkerRunConfig
+    def __init__(self) -> None:
+        super().__init__()
+        self.sampled: list[tuple[str | None, list[int]]] = []
+        self.trained: list[Example] = []
+        self.keeps: str | None = None
+        self.first: str | None = None
 
+    def sample(self, path: str | None, prompt_ids: list[int], n: int, params: Mapping[str, Any]) -> list[Completion]:
+        made = super().sample(path, prompt_ids, n, params)
+        self.sampled += [(path, completion.ids) for completion in made]
+        return made
 
-class KeepingModel(PolicyModel):
-    """`keeps` is a tensor that what is published for sampling has as it was in the first publish."""
-
-    keeps: str | None = None
-    first: str | None = None
+    def forward_backward(
+        self,
+        run: str,
+        data: Sequence[Example],
+        loss_fn: str,
+        config: Mapping[str, float | str],
+        forward_only: bool,
+    ) -> tuple[list[list[float]], dict[str, float]]:
+        if not forward_only:
+            self.trained += data
+        return super().forward_backward(run, data, loss_fn, config, forward_only)
 
     def publish(self, run: str, path: str) -> None:
         super().publish(run, path)
@@ -60,10 +79,15 @@ class KeepingModel(PolicyModel):
             self._saved[path]["weights"] |= {name: self._saved[self.first]["weights"][name] for name in tied}
 
 
+@dataclass(frozen=True)
+class Place:
+    model: RecordingModel
+    service: LocalService
+    config: TinkerConfig
+
+
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    monkeypatch.setenv("TINKER_API_KEY", "tml-test")
-    monkeypatch.setenv("TINKER_TELEMETRY", "0")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "local")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "local")
     records = tmp_path / "records"
@@ -76,13 +100,12 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     for row in rows[1:]:
         Path(str(row["fail_marker"])).touch()  # only the first problem's first rollout fails
     agent = Path(__file__).parents[1] / "fails_once.py"
-    model = KeepingModel()
+    model = RecordingModel()
     with contextlib.ExitStack() as stack:
         stack.callback(model.close)
-        server = stack.enter_context(TinkerServer(model).running())
         served = ["runtime", "serve", "--agent", f"math={agent}", "--store", str(records)]
         runtime = stack.enter_context(serving("runtime", served, tmp_path))
-        config = TinkerRunConfig(
+        config = TinkerConfig(
             exp_id="run",
             agent_runtime_arn=runtime["agents"]["math"],
             s3_bucket=f"file://{records}",
@@ -90,7 +113,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
             model_dir=WEIGHTS_DIR,
             data_path=tmp_path / "rows.jsonl",
             output_dir=tmp_path / "out",
-            service_url=server.url,
             endpoint_url=runtime["url"],
             gateway_host="127.0.0.1",
             tps_limit=200,
@@ -100,35 +122,35 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
             groups_per_step=8,  # in so many some rewards differ: without that nothing is trained
             group_size=4,
             checkpoint_every=1,
-            collect=CollectConfig(rollout_timeout_s=90, sampling_params={"temperature": 1.0, "max_tokens": 64}),
+            rollout_timeout_s=90,
+            sampling_params={"temperature": 1.0, "max_tokens": 64},
         )
-        yield Place(server, config)
+        yield Place(model, LocalService(model), config)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@sdk_sockets
 def test_the_service_trains_exactly_what_it_sampled_and_a_second_run_goes_on(
     place: Place, is_what_the_docs_say: Callable[[Path, str], None]
 ) -> None:
-    server, config = place.server, place.config
+    model, service, config = place.model, place.service, place.config
     steps: list[tuple[StepResult, list[Group]]] = []
 
     def keep(result: StepResult, groups: list[Group]) -> None:
         steps.append((result, groups))
 
-    assert asyncio.run(run_async(config, on_step=keep)) == 1
+    assert asyncio.run(run_async(config, on_step=keep, service=service)) == 1
     [(first, groups)] = steps
     outcomes = Counter(r.outcome for g in groups for r in g.rollouts)
     assert outcomes == {Outcome.OK: 31, Outcome.AGENT_ERROR: 1}
     assert first.trained
-    check_tokens(server, groups)
+    check_tokens(model, groups)
     state = json.loads((config.output_dir / STATE_FILE).read_text())
     assert (state["steps"], state["weight_version"]) == (1, 1)
-    assert state["state"] in server.model.paths
+    assert state["state"] in model.paths
 
-    sampled, trained = len(server.calls), len(server.updates)
-    assert asyncio.run(run_async(dataclasses.replace(config, steps=2), on_step=keep)) >= 1
+    sampled, trained = len(model.sampled), len(model.trained)
+    assert asyncio.run(run_async(dataclasses.replace(config, steps=2), on_step=keep, service=service)) >= 1
     second, groups = steps[1]
     assert second.step == 1
     # Its first rollouts come from the restored weights, under the version they had.
@@ -136,13 +158,9 @@ def test_the_service_trains_exactly_what_it_sampled_and_a_second_run_goes_on(
         t.weight_version_first for g in groups for r in g.usable if r.capture is not None for t in r.capture.turns
     }
     assert versions == {1}
-    by_rollouts = [
-        call for call in server.calls[sampled:] if "run-000002" not in call.path
-    ]  # of those only the proof asks
-    assert {call.path for call in by_rollouts} == {
-        p for p in server.model.paths if "sampler_weights/run-000001" in p and p != first.sampler
-    }
-    check_tokens(server, groups, calls_from=sampled, updates_from=trained)
+    by_rollouts = {path for path, _ in model.sampled[sampled:] if path is not None and "run-000002" not in path}
+    assert by_rollouts == {p for p in model.paths if "sampler_weights/run-000001" in p and p != first.sampler}
+    check_tokens(model, groups, sampled_from=sampled, trained_from=trained)
     assert [entry["step"] for entry in read_metrics(config.output_dir)] == [0, 1]
     is_what_the_docs_say(config.output_dir, "Tinker")
     with RunReader(config.output_dir) as run:
@@ -155,12 +173,12 @@ def test_the_service_trains_exactly_what_it_sampled_and_a_second_run_goes_on(
                 assert sequence.trainer_logprobs is not None
                 known = [lp is not None for lp in sequence.trainer_logprobs]
                 assert known == [bool(mask) for mask in sequence.mask]
-    assert len(server.finished) == 4  # the trainer's session and the gateway's, of both runs
+    assert service.finished == ["success"] * 4  # the trainer's session and the gateway's, of both runs
 
 
-def check_tokens(server: TinkerServer, groups: list[Group], *, calls_from: int = 0, updates_from: int = 0) -> None:
+def check_tokens(model: RecordingModel, groups: list[Group], *, sampled_from: int = 0, trained_from: int = 0) -> None:
     """What the service sampled is what was recorded; what was recorded is what it trained, shifted by one."""
-    sampled = Counter(tuple(ids) for call in server.calls[calls_from:] for ids in call.completion_ids)
+    sampled = Counter(tuple(ids) for _, ids in model.sampled[sampled_from:])
     turns = [t for g in groups for r in g.usable if r.capture is not None for t in r.capture.turns]
     assert turns
     recorded = Counter(tuple(t.completion_ids) for t in turns)
@@ -185,16 +203,14 @@ def check_tokens(server: TinkerServer, groups: list[Group], *, calls_from: int =
             pack_logprobs(d.inputs["logprobs"]),
             pack_logprobs(d.inputs["advantages"]),
         )
-        for update in server.updates[updates_from:]
-        for d in update.data
+        for d in model.trained[trained_from:]
     ]
-    assert received == expected  # logprobs and advantages bit for bit, as the 32-bit numbers of the wire
-    assert {update.loss_fn for update in server.updates} <= {"importance_sampling"}
+    assert received == expected  # logprobs and advantages bit for bit, as the 32-bit numbers of the SDK
 
 
 def test_every_step_has_its_inputs_wherever_a_run_begins(tmp_path: Path) -> None:
     rows = [{"idx": i, "prompt": str(i)} for i in range(7)]
-    config = TinkerRunConfig(
+    config = TinkerConfig(
         exp_id="e",
         agent_runtime_arn="a",
         s3_bucket="bucket",
@@ -213,18 +229,7 @@ def test_every_step_has_its_inputs_wherever_a_run_begins(tmp_path: Path) -> None
         list(batches(config, rows[:2]))
 
 
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [
-        ({"agent_runtime_arn": "garbage"}, "agent_runtime_arn"),
-        ({"exp_id": "../x"}, "exp_id"),
-        ({"tps_limit": -1}, "tps_limit"),
-        ({"gateway_port": 99999}, "gateway_port"),
-        ({"context_tokens": 0}, "context_tokens"),
-        ({"collect": CollectConfig(require_reward=False)}, "require_reward"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused_before_a_run(tmp_path: Path, change: dict[str, Any], match: str) -> None:
+def test_names_that_cannot_work_are_refused_before_a_run_and_keys_are_not_shown(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1"}\n')
     good: dict[str, Any] = {
         "exp_id": "e",
@@ -235,17 +240,18 @@ def test_settings_that_cannot_work_are_refused_before_a_run(tmp_path: Path, chan
         "data_path": tmp_path / "rows.jsonl",
         "gateway_admin_key": "hush",
     }
-    config = TinkerRunConfig(**good)
+    config = TinkerConfig(**good)
     assert "hush" not in repr(config) + config.plan().render()
-    with pytest.raises(ConfigError, match=match):
-        TinkerRunConfig(**{**good, **change}).plan()
+    for name, wrong in (("agent_runtime_arn", "garbage"), ("exp_id", "../x")):
+        with pytest.raises(ConfigError, match=name):
+            TinkerConfig(**{**good, name: wrong}).plan()
 
 
 def test_a_damaged_state_is_not_taken_for_a_fresh_start(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / STATE_FILE).write_text("{}")
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1"}\n')
-    config = TinkerRunConfig(
+    config = TinkerConfig(
         exp_id="e",
         agent_runtime_arn="a",
         s3_bucket="bucket",
@@ -258,63 +264,55 @@ def test_a_damaged_state_is_not_taken_for_a_fresh_start(tmp_path: Path) -> None:
         asyncio.run(run_async(config))
 
 
+class GatewayOfPaths:
+    """The paths that it was to sample from."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str | None, int]] = []
+
+    async def set_weight_version_async(self, version: int, *, sampler: str | None = None) -> None:
+        self.sent.append((sampler, version))
+
+
 @contextlib.asynccontextmanager
-async def one_step(place: Place) -> AsyncIterator[tuple[Any, str]]:
+async def one_step(model: RecordingModel, config: TinkerConfig) -> AsyncIterator[tuple[TinkerTraining, str]]:
     """A training client after a step, and the path of its weights before it."""
-    tinker = sdk()
-    service = await asyncio.to_thread(tinker.ServiceClient, base_url=place.config.url)
-    try:
-        made = service.create_lora_training_client(base_model=place.config.base_model, rank=8, seed=0)
-        training = await asyncio.to_thread(made.result)
-        path = (await training.save_weights_for_sampler("before")).path
-        assert await gap(training, path) < 1e-4
-        ids = list(range(1, 60))
-        data = [
-            tinker.Datum(
-                model_input=tinker.ModelInput.from_ints(ids[:-1]),
-                loss_fn_inputs={"target_tokens": ids[1:], "weights": [1.0] * (len(ids) - 1)},
-            )
-        ]
-        forward = training.forward_backward(data, "cross_entropy")
-        step = training.optim_step(tinker.AdamParams(learning_rate=1e-2))
-        await forward, await step
-        yield training, path
-    finally:
-        await asyncio.to_thread(lambda: service.close("success").result())
+    service = LocalService(model)
+    training = await TinkerTraining.open(service, config, None)
+    path = await training.save_weights("before")
+    assert await gap(training, path) < 1e-4
+    ids = list(range(1, 60))
+    datum = training._datum(ids[:-1], {"target_tokens": ids[1:], "weights": [1.0] * (len(ids) - 1)})
+    forward = training._training.forward_backward([datum], "cross_entropy")
+    step = training.optim_step(Adam(learning_rate=1e-2, beta1=0.9, beta2=0.95, grad_clip_norm=0.0))
+    await forward, await step
+    yield training, path
+    model.close()
 
 
-@sdk_sockets
-async def test_sampling_weights_of_another_step_are_noticed(place: Place) -> None:
-    async with one_step(place) as (training, before):
-        sent: list[tuple[str, int]] = []
-
-        async def send(path: str, version: int) -> None:
-            sent.append((path, version))
-
-        publish = proved(training, send)
-        with pytest.raises(WeightsError, match="the weights did not arrive: after version 1 was published to Tinker"):
-            await publish(before, 1)  # what is sampled is the step before
-        await publish((await training.save_weights_for_sampler("after")).path, 1)
-        assert [version for _, version in sent] == [1, 1]
-
-
-@sdk_sockets
-async def test_any_one_tensor_that_is_not_replaced_is_noticed_where_both_sides_compute_in_float32(place: Place) -> None:
+async def test_sampling_weights_of_another_step_or_with_any_one_old_tensor_are_noticed(tmp_path: Path) -> None:
     """The default limit is for a service that computes in bfloat16, and finds fewer (docs/engines.md)."""
-
-    async def send(path: str, version: int) -> None:
-        assert path.startswith("tinker://")
-
-    model = place.server.model
-    assert isinstance(model, KeepingModel)
-    async with one_step(place) as (training, _):
-        publish = proved(training, send, max_gap=1e-3)
+    model, gateway = RecordingModel(), GatewayOfPaths()
+    config = TinkerConfig(
+        exp_id="e",
+        agent_runtime_arn="a",
+        s3_bucket="b",
+        base_model=model.base_model,
+        model_dir=WEIGHTS_DIR,
+        data_path=tmp_path,
+    )
+    lost = "the weights did not arrive: after version 1 was published to Tinker"
+    async with one_step(model, config) as (training, before):
+        publish = to_gateway(gateway, training)
+        with pytest.raises(WeightsError, match=lost):
+            await publish(before, 1)  # what is sampled is the step before
+        await publish(await training.save_weights("after"), 1)
+        assert [version for _, version in gateway.sent] == [1, 1]
+        publish = to_gateway(gateway, training, max_gap=1e-3)
         for number, (name, _) in enumerate(load_policy()[0].named_parameters()):
             model.keeps = name
-            path = (await training.save_weights_for_sampler(f"without-{number}")).path
-            with pytest.raises(
-                WeightsError, match="the weights did not arrive: after version 1 was published to Tinker"
-            ):
+            path = await training.save_weights(f"without-{number}")
+            with pytest.raises(WeightsError, match=lost):
                 await publish(path, 1)
         model.keeps = None
-        await publish((await training.save_weights_for_sampler("whole")).path, 1)
+        await publish(await training.save_weights("whole"), 1)

@@ -21,8 +21,8 @@ from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, 
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.store.reader import open_reader
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
-from agentcore_rl_toolkit.policy.tinker.service import ScriptedModel, TinkerServer
 
+from ..scripted_tinker import ScriptedTinker
 from ..stores import refused
 
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
@@ -192,10 +192,9 @@ async def test_a_change_that_cannot_be_stored_is_no_success(
 async def test_weights_at_tinker_are_known_after_a_restart_with_their_version(
     start_gateway: Start, engine: ScriptedEngine, tmp_path: Path
 ) -> None:
-    model = ScriptedModel()
-    model.first_id, model.last_id = 300, 500
+    service = ScriptedTinker()
     paths = [f"tinker://run:train:0/sampler_weights/{k}" for k in range(2)]
-    model.saved.update({path: k for k, path in enumerate(paths)})
+    service.saved.update({path: k for k, path in enumerate(paths)})
     running: list[Gateway] = []
 
     async def start(**more: Any) -> GatewayClient:
@@ -203,7 +202,7 @@ async def test_weights_at_tinker_are_known_after_a_restart_with_their_version(
             await gateway.stop(grace_s=0.2)
         upstream = UpstreamConfig(url=service.url, engine="tinker", api_key="tml-test")
         settings = {"upstreams": (upstream,), "model_dir": str(MODEL), "store_dir": str(tmp_path), **more}
-        running.append(Gateway(GatewayConfig(**settings)))
+        running.append(Gateway(GatewayConfig(**settings), connect=service.connect))
         await running[-1].start()
         return GatewayClient(running[-1].url)
 
@@ -213,17 +212,16 @@ async def test_weights_at_tinker_are_known_after_a_restart_with_their_version(
         [version] = await versions(client, session)
         return service.calls[-1].path, version
 
-    async with TinkerServer(model) as service:
-        try:
-            client = await start(sampler="scripted/model")
-            assert await sampled(client) == (None, None)  # a base model
-            await client.set_weight_version_async(4, sampler=paths[0])
-            assert await sampled(await start()) == (paths[0], 4)
-            assert await sampled(await start(sampler=paths[0])) == (paths[0], 4)
-            assert await sampled(await start(sampler=paths[1])) == (paths[1], None)
-            assert await sampled(await start(sampler=paths[1], weight_version=6)) == (paths[1], 6)
-            assert await sampled(await start()) == (paths[1], 6)
-        finally:
-            await running[-1].stop(grace_s=0.2)
+    try:
+        client = await start(sampler="scripted/model")
+        assert await sampled(client) == (None, None)  # a base model
+        await client.set_weight_version_async(4, sampler=paths[0])
+        assert await sampled(await start()) == (paths[0], 4)
+        assert await sampled(await start(sampler=paths[0])) == (paths[0], 4)
+        assert await sampled(await start(sampler=paths[1])) == (paths[1], None)
+        assert await sampled(await start(sampler=paths[1], weight_version=6)) == (paths[1], 6)
+        assert await sampled(await start()) == (paths[1], 6)
+    finally:
+        await running[-1].stop(grace_s=0.2)
     # Another engine's weights have no version yet.
     assert (await start_gateway(engine, store_dir=str(tmp_path))).running.weight_version is None

@@ -19,11 +19,11 @@ from agentcore_rl_toolkit.gateway import (
     SessionHandle,
     UpstreamConfig,
 )
-from agentcore_rl_toolkit.gateway.config import Limits
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine, logprob_of
 from agentcore_rl_toolkit.messages.render import Renderer
-from agentcore_rl_toolkit.policy.tinker.service import ScriptedModel, TinkerServer
 from agentcore_rl_toolkit.trajectory import build_trajectory
+
+from ..scripted_tinker import ScriptedTinker
 
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 SYSTEM = {"role": "system", "content": "Solve the problem. Use the calculator."}
@@ -55,14 +55,10 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-async def engine(kind: str) -> AsyncIterator[ScriptedEngine | TinkerServer]:
+async def engine(kind: str) -> AsyncIterator[ScriptedEngine | ScriptedTinker]:
     """What all of them share: ``replies``, ``faults``, ``calls``."""
     if kind == "tinker":
-        model = ScriptedModel()
-        async with TinkerServer(model) as service:
-            model.first_id, model.last_id = 300, 500
-            service.replies = model.replies  # type: ignore[attr-defined]
-            yield service
+        yield ScriptedTinker()
         return
     async with ScriptedEngine() as running:
         running.first_id, running.last_id = 300, 500
@@ -70,11 +66,13 @@ async def engine(kind: str) -> AsyncIterator[ScriptedEngine | TinkerServer]:
 
 
 @pytest.fixture
-async def gateway(kind: str, engine: ScriptedEngine | TinkerServer) -> AsyncIterator[Gateway]:
+async def gateway(kind: str, engine: ScriptedEngine | ScriptedTinker) -> AsyncIterator[Gateway]:
     upstream = UpstreamConfig(url=engine.url, engine=kind, api_key="tml-test")  # type: ignore[arg-type]
     sampler = "scripted/model" if kind == "tinker" else None
-    limits = Limits(patience_s=0.2)
-    made = Gateway(GatewayConfig(upstreams=(upstream,), model_dir=str(MODEL), sampler=sampler, limits=limits))
+    made = Gateway(
+        GatewayConfig(upstreams=(upstream,), model_dir=str(MODEL), sampler=sampler),
+        connect=engine.connect if isinstance(engine, ScriptedTinker) else None,
+    )
     await made.start()
     yield made
     await made.stop(grace_s=0.2)

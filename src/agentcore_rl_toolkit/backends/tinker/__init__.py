@@ -1,1 +1,1 @@
-"""Tinker: conversion to its data, and a small training loop over its API."""
+"""Tinker: its SDK as a training client of `backends.primitives`, and its settings."""

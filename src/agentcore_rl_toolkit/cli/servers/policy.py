@@ -66,49 +66,6 @@ def serve(**settings: Any) -> None:
         sys.exit(2 if isinstance(e, (ConfigError, MissingExtraError)) else 1)
 
 
-@group.command(short_help="Train and sample it over Tinker's wire format.")
-@click.option("--weights", type=click.Path(path_type=Path), help="Policy directory (default: the shipped one).")
-@click.option("--base-model", default="builtin/policy", show_default=True, help="Name that clients know it by.")
-@click.option("--checkpoints", type=click.Path(path_type=Path), help="Directory that keeps what is saved.")
-@click.option("--port", default=0, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 takes a free one.")
-@click.option("--ready-file", type=click.Path(path_type=Path), help="Written with url and pid once listening.")
-@click.option("--parent-pid", type=int, help="Exit when this process is gone.")
-@click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="Threads of one computation.")
-def tinker(
-    weights: Path | None,
-    base_model: str,
-    checkpoints: Path | None,
-    port: int,
-    ready_file: Path | None,
-    parent_pid: int | None,
-    threads: int,
-) -> None:
-    """Train and sample the policy over Tinker's wire format: a rehearsal of a Tinker run on one machine.
-
-    With TINKER_API_KEY in its environment it takes that key only, else any.
-    """
-    _need_policy_extra()
-    import asyncio
-
-    import torch
-
-    from ..._servers.open_files import raise_file_limit
-    from ...policy.finetuning import PolicyModel
-    from ...policy.tinker.service import TinkerServer
-    from ...policy.tinker.serving import serve as run
-
-    raise_file_limit()
-    torch.set_num_threads(threads)
-    sys.setswitchinterval(
-        0.0005
-    )  # the computing threads give the interpreter lock away often; waiting for it costs more
-    model = PolicyModel(base_model=base_model, weights=weights, checkpoint_dir=checkpoints)
-    try:
-        service = TinkerServer(model)
-        service.api_key = os.environ.get("TINKER_API_KEY") or None
-        asyncio.run(run(service, port=port, ready_file=ready_file, parent_pid=parent_pid))
-    finally:
-        model.close()
 
 
 group.add_command(vllm_command)

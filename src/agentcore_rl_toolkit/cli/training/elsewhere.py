@@ -96,7 +96,7 @@ def values(backend: str, settings: LocalRun) -> dict[str, Any]:
         "groups_per_step": batch,
         "group_size": group,
         **({"rank": settings.lora_rank} if settings.lora_rank else {}),
-        "collect": {"rollout_timeout_s": settings.rollout_deadline_s},
+        "rollout_timeout_s": settings.rollout_deadline_s,
     }
 
 

@@ -12,7 +12,6 @@ _HELP = {
     "calls": "Model calls received from agents",
     "refused": "Calls refused before they were sent on (keys, closed sessions, bad requests)",
     "retries": "Calls sent to another inference server after a failure",
-    "backpressure": "Times that Tinker had too much to do and calls waited",
     "stale_connections": "Calls repeated because the server had closed an idle connection",
     "turns_error": "Calls that ended in an error, not stored as turns",
     "turns_partial": "Replies that broke off at the engine, not stored as turns",

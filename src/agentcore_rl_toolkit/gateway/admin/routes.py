@@ -178,8 +178,8 @@ class Admin:
             worker_id=old.worker_id,
             model_name=old.model_name if asked.model_name is None else asked.model_name,
         )
-        if upstream.engine != first and "tinker" in (upstream.engine, first):
-            raise RequestError("engine tinker shares no gateway with another engine", param="engine")
+        if "tinker" in (upstream.engine, first):
+            raise RequestError("engine tinker has one service, named when the gateway starts", param="engine")
         if not config.may_add(upstream):
             raise RequestError(
                 f"host {upstream.host!r} may not be added: allow it when starting the gateway (--allow-upstream-host)",

@@ -126,7 +126,7 @@ class EngineSide(Protocol):
 
 
 class Transport(Protocol):
-    """How the request gets to a server and the reply's bytes back: `Exchange`, and Tinker's."""
+    """How the request gets to a server and the reply's bytes back: `Exchange`, and `gateway.tinker`."""
 
     def route(self) -> None:
         """Choose a server and send the request to it."""

@@ -55,21 +55,15 @@ async def get(worker: Worker, path: bytes, *, timeout_s: float) -> tuple[int, by
     return await _ask(worker, b"GET", path, b"", timeout_s)
 
 
-async def post(
-    worker: Worker, path: bytes, body: bytes, *, timeout_s: float, headers: list[bytes] | None = None
-) -> tuple[int, bytes]:
-    """POST JSON to a path; ``headers`` are whole lines, in place of our authorization. Raises: OSError, TimeoutError."""
-    return await _ask(worker, b"POST", path, body, timeout_s, headers)
+async def post(worker: Worker, path: bytes, body: bytes, *, timeout_s: float) -> tuple[int, bytes]:
+    """POST JSON to a path. Raises: OSError, TimeoutError."""
+    return await _ask(worker, b"POST", path, body, timeout_s)
 
 
-async def _ask(
-    worker: Worker, method: bytes, path: bytes, body: bytes, timeout_s: float, headers: list[bytes] | None = None
-) -> tuple[int, bytes]:
+async def _ask(worker: Worker, method: bytes, path: bytes, body: bytes, timeout_s: float) -> tuple[int, bytes]:
     config = worker.config
     lines = [b"%b %b HTTP/1.1" % (method, config.path(path)), b"host: " + worker.host_header]
-    if headers is not None:
-        lines += headers
-    elif config.api_key is not None:
+    if config.api_key is not None:
         lines.append(b"authorization: Bearer " + config.api_key.encode())
     if method == b"POST":
         lines += [b"content-type: application/json", b"content-length: %d" % len(body)]

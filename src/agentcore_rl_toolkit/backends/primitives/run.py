@@ -1,4 +1,4 @@
-"""A whole Tinker run: gateway, clients, training client, loop, checkpoints."""
+"""A whole run over a training service: gateway, clients, loop, checkpoints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ from ..collection.collect import Group, GroupRequest, Recording, open_recording
 from ..collection.recording import kept
 from ..data import payload_id, read_rows
 from ..service import RolloutService
-from .config import TinkerRunConfig
-from .loop import StepResult, sdk, to_gateway, train_async
-from .proof import proved
+from .client import TrainingClient
+from .config import PrimitivesConfig
+from .loop import StepResult, train_async
+from .publishing import to_gateway
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ OnStep = Callable[[StepResult, list[Group]], None]
 
 
 def batches(
-    config: TinkerRunConfig, rows: list[dict[str, Any]], *, first_step: int = 0
+    config: PrimitivesConfig, rows: list[dict[str, Any]], *, first_step: int = 0
 ) -> Iterator[list[GroupRequest]]:
     """The inputs of every step from `first_step` on, the same whichever step a run begins with.
 
@@ -50,24 +51,29 @@ def batches(
         ]
 
 
-async def run_async(config: TinkerRunConfig, *, on_step: OnStep | None = None) -> int:
+async def run_async(
+    config: PrimitivesConfig,
+    connect: Callable[[str | None], Awaitable[TrainingClient]],
+    *,
+    engine: str,
+    upstream: str,
+    on_step: OnStep | None = None,
+) -> int:
     """Train as configured; goes on from `output_dir` where a checkpoint is. Returns the last weight version.
 
-    Raises: MissingExtraError without the SDK; ConfigError; GatewayError when the gateway does not start; whatever the
-    service raises.
+    `connect(state)` opens the service with the weights in training, those of a saved state if there is one. `engine` and
+    `upstream` are those of the gateway that is started where the configuration names none.
+    Raises: ConfigError; GatewayError when the gateway does not start; whatever the service raises.
     """
-    tinker = sdk()
     rows = read_rows(config.data_path)
     config.output_dir.mkdir(parents=True, exist_ok=True)
     done = _read_state(config.output_dir)
-    service = await asyncio.to_thread(tinker.ServiceClient, base_url=config.service_url)
+    if done is not None:
+        log.info("going on after step %s from %s", done["steps"], done["state"])
+    training = await connect(done["state"] if done else None)
     ended = "errored"
     try:
-        training = await asyncio.to_thread(_training_client, service, config, done)
-        options = config.gateway_options()
-        rollouts = await asyncio.to_thread(
-            RolloutService.open, config.services(), lambda: [config.url], "tinker", options=options
-        )
+        rollouts = await asyncio.to_thread(RolloutService.open, config.services(), lambda: [upstream], engine)
         recording = open_recording(config.output_dir, kept(config), tokenizer=config.model_dir)
         try:
             first_step = int(done["steps"]) if done else 0
@@ -76,10 +82,10 @@ async def run_async(config: TinkerRunConfig, *, on_step: OnStep | None = None) -
             version = await train_async(
                 batches(config, rows, first_step=first_step),
                 config=config,
-                training_client=training,
+                training=training,
                 client=rollouts.client,
-                gateway=rollouts.gateway,  # type: ignore[arg-type]  # `open` made a GatewayClient
-                publish=proved(training, to_gateway(rollouts.gateway), max_gap=config.max_weights_gap),  # type: ignore[arg-type]
+                gateway=rollouts.gateway,
+                publish=to_gateway(rollouts.gateway, training, max_gap=config.max_weights_gap),
                 on_step=_recorder(config, recording, on_step),
                 first_version=int(done["weight_version"]) if done else 0,
                 first_step=first_step,
@@ -94,20 +100,10 @@ async def run_async(config: TinkerRunConfig, *, on_step: OnStep | None = None) -
         ended = "interrupted"
         raise
     finally:
-        # Awaited in a thread: the SDK's future belongs to a loop of its own and this one may be going down.
-        await asyncio.to_thread(lambda: service.close(ended).result())
+        await training.close(ended)
 
 
-def _training_client(service: Any, config: TinkerRunConfig, done: dict[str, Any] | None) -> Any:
-    if done is None:
-        made = service.create_lora_training_client(base_model=config.base_model, rank=config.rank, seed=config.seed)
-    else:
-        log.info("going on after step %s from %s", done["steps"], done["state"])
-        made = service.create_training_client_from_state_with_optimizer(done["state"])
-    return made.result()
-
-
-def _recorder(config: TinkerRunConfig, recording: Recording, on_step: OnStep | None) -> OnStep:
+def _recorder(config: PrimitivesConfig, recording: Recording, on_step: OnStep | None) -> OnStep:
     started_s = time.monotonic()
 
     def record(result: StepResult, groups: list[Group]) -> None:

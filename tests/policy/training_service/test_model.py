@@ -1,23 +1,19 @@
-"""The policy behind a training service's verbs; `tests/backends/tinker` asks it over the wire."""
+"""The policy behind a training service's verbs; `tests/backends/tinker` trains it by the SDK's methods."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 from agentcore_rl_toolkit.errors import ConfigError
-from agentcore_rl_toolkit.policy.finetuning import SAMPLERS, PolicyModel
+from agentcore_rl_toolkit.policy.training_service.interface import Example
+from agentcore_rl_toolkit.policy.training_service.model import SAMPLERS, PolicyModel, _loss
 
 PROMPT = [300, 301, 302]
-
-
-@dataclass
-class Example:
-    tokens: list[int]
-    inputs: dict[str, list[float]]
 
 
 @pytest.fixture
@@ -30,12 +26,9 @@ def model() -> Iterator[PolicyModel]:
 
 def example(loss_fn: str = "importance_sampling") -> Example:
     inputs = {"target_tokens": [301, 302, 310], "logprobs": [0.0, 0.0, -2.0], "advantages": [0.0, 0.0, 1.0]}
-    return Example(
-        PROMPT,
-        {"target_tokens": inputs["target_tokens"], "weights": [0.0, 0.0, 1.0]}
-        if loss_fn == "cross_entropy"
-        else inputs,
-    )
+    if loss_fn == "cross_entropy":
+        inputs = {"target_tokens": inputs["target_tokens"], "weights": [0.0, 0.0, 1.0]}
+    return Example(tokens=PROMPT, inputs=inputs)
 
 
 @pytest.mark.parametrize("loss_fn", ["cross_entropy", "importance_sampling", "ppo", "cispo"])
@@ -47,6 +40,19 @@ def test_a_step_makes_a_praised_token_likelier(model: PolicyModel, loss_fn: str)
     assert after[-1] > before[-1]
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("importance_sampling", -(2.0 * 1.0 + 0.5 * -1.0)),
+        ("ppo", -(1.2 * 1.0 + 0.8 * -1.0)),
+        ("cispo", -(1.2 * 1.0 * -1.0 + 0.8 * -1.0 * -3.0)),
+    ],
+)
+def test_losses_are_the_formulas(name: str, expected: float) -> None:
+    inputs = {"logprobs": [-1.0 - math.log(2), -3.0 + math.log(2)], "advantages": [1.0, -1.0]}
+    assert _loss(name, torch.tensor([-1.0, -3.0]), inputs, {}).item() == pytest.approx(expected)
+
+
 def test_a_forward_pass_alone_and_a_step_without_gradient_change_nothing(model: PolicyModel) -> None:
     (before,), _ = model.forward_backward("run", [example()], "importance_sampling", {}, True)
     model.optim_step("run", {"learning_rate": 1e-3})
@@ -55,8 +61,7 @@ def test_a_forward_pass_alone_and_a_step_without_gradient_change_nothing(model: 
 
 
 def test_logprobs_of_context_do_not_matter_however_far_off_they_are(model: PolicyModel) -> None:
-    far = example()
-    far.inputs["logprobs"] = [-1000.0, -1000.0, -2.0]
+    far = Example(tokens=PROMPT, inputs={**example().inputs, "logprobs": [-1000.0, -1000.0, -2.0]})
     _, metrics = model.forward_backward("run", [far], "importance_sampling", {}, True)
     _, expected = model.forward_backward("run", [example()], "importance_sampling", {}, True)
     assert metrics == expected
@@ -104,9 +109,9 @@ def test_samples_with_a_seed_are_repeated_and_differ_from_each_other(model: Poli
 
 def test_stop_tokens_end_a_sample_and_an_empty_list_of_them_disables_all(model: PolicyModel) -> None:
     (free,) = model.sample(None, PROMPT, 1, {"max_tokens": 16, "seed": 3, "stop": []})
-    assert (len(free.ids), free.stop_reason) == (16, 1)
+    assert (len(free.ids), free.stop_reason) == (16, "length")
     (cut,) = model.sample(None, PROMPT, 1, {"max_tokens": 16, "seed": 3, "stop": [free.ids[2]]})
-    assert cut.stop_reason == 0
+    assert cut.stop_reason == "stop"
     assert cut.ids == free.ids[: free.ids.index(free.ids[2]) + 1]
 
 
@@ -140,7 +145,9 @@ def test_examples_that_do_not_fit_are_refused_and_leave_no_gradient(
     tokens = change.pop("tokens", wrong.tokens)
     inputs = {k: v for k, v in {**wrong.inputs, **change}.items() if v is not None}
     with pytest.raises(ConfigError, match=message):
-        model.forward_backward("run", [example(), Example(tokens, inputs)], "importance_sampling", {}, False)
+        model.forward_backward(
+            "run", [example(), Example(tokens=tokens, inputs=inputs)], "importance_sampling", {}, False
+        )
     assert model.optim_step("run", {"learning_rate": 1e-3})["grad_norm:mean"] == 0.0
 
 

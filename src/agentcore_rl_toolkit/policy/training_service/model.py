@@ -1,8 +1,14 @@
-"""The built-in policy behind the verbs of a training service: forward_backward, optim_step, save, load, publish, sample.
+"""A causal LM behind the verbs of a training service: forward_backward, optim_step, save, load, publish, sample.
 
-It is what `policy.tinker.service.TinkerServer` puts behind Tinker's wire format when a test, or a rehearsal of a run
-on one machine, wants real weights: losses are computed, all weights are trained (no LoRA), samples come from what was
-published. The losses are those of `policy.tinker.scripted`, here with gradients.
+All weights are trained (no LoRA); samples come from what was published. The losses are Tinker's, over sampled tokens t with
+logprob l_t, the sampler's logprob o_t, advantage A_t and r_t = exp(l_t - o_t)::
+
+    cross_entropy         - sum  w_t l_t
+    importance_sampling   - sum  r_t A_t
+    ppo                   - sum  min(r_t A_t, clip(r_t, low, high) A_t)
+    cispo                 - sum  clip(r_t, low, high) A_t l_t        (the clipped ratio is a constant)
+
+Source: tinker-docs.thinkingmachines.ai, "Losses"; the clips are 0.8 and 1.2 unless the request says otherwise.
 """
 
 from __future__ import annotations
@@ -13,16 +19,17 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 
-from ..errors import ConfigError
-from .decoder import Decoder, DecoderShape
-from .engine import Engine
-from .model import TOKENIZER_FILE, check_directory, load_policy
-from .sampling import SamplingParams
+from ...errors import ConfigError
+from ..decoder import Decoder, DecoderShape
+from ..engine import Engine
+from ..model import TOKENIZER_FILE, check_directory, load_policy
+from ..sampling import SamplingParams
+from .interface import Completion, Example
 
 LOSS_INPUTS = {
     "cross_entropy": ("weights",),
@@ -30,24 +37,6 @@ LOSS_INPUTS = {
 }
 SAMPLERS = 3  # published weights that are kept loaded; older ones are loaded again when somebody asks for them
 State = dict[str, torch.Tensor]
-
-
-class Example(Protocol):
-    """Tokens, and the inputs of a loss, aligned with them. Shapes: all (T,)."""
-
-    @property
-    def tokens(self) -> list[int]: ...
-    @property
-    def inputs(self) -> Mapping[str, list[float]]: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Completion:
-    """Shapes: both (C,). ``stop_reason`` is 0 for a stop token, 1 for the length."""
-
-    ids: list[int]
-    logprobs: list[float]
-    stop_reason: int
 
 
 @dataclass
@@ -243,9 +232,7 @@ class PolicyModel:
         for generation in done:
             if generation.finish_reason not in ("stop", "length"):
                 raise ConfigError(f"sampling ended as {generation.finish_reason}: {generation.error}")
-        return [
-            Completion(ids=g.token_ids, logprobs=g.logprobs, stop_reason=int(g.finish_reason == "length")) for g in done
-        ]
+        return [Completion(ids=g.token_ids, logprobs=g.logprobs, stop_reason=str(g.finish_reason)) for g in done]
 
     @torch.inference_mode()
     def prompt_logprobs(self, path: str | None, prompt_ids: list[int]) -> list[float | None]:

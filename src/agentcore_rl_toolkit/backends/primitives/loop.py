@@ -1,0 +1,136 @@
+"""The training loop over a service: collect, forward_backward, optim_step, new sampling weights, repeat."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ...errors import RolloutError
+from ..collection.advantages import advantages
+from ..collection.collect import Client, CollectStats, Gateway, Group, GroupRequest, Recording, collect_async, summarize
+from ..collection.samples import Sample, to_samples
+from .client import Passed, TrainingClient
+from .config import PrimitivesConfig
+from .data import to_data
+from .publishing import Publish
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What a step did. `trained` is False when no sample had a non-zero advantage; the weights are the old ones then.
+
+    `sampler` is the path of the weights that agents sample now; `state` that of a saved training state, if the step made
+    one.
+    """
+
+    step: int
+    weight_version: int
+    trained: bool
+    samples: int
+    too_long: int
+    sampler: str
+    state: str | None
+    stats: CollectStats
+    metrics: Mapping[str, float]
+
+
+async def train_async(
+    batches: Iterable[Sequence[GroupRequest]],
+    *,
+    config: PrimitivesConfig,
+    training: TrainingClient,
+    client: Client,
+    gateway: Gateway,
+    publish: Publish,
+    on_step: Callable[[StepResult, list[Group]], None] | None = None,
+    first_version: int = 0,
+    first_step: int = 0,
+    recording: Recording | None = None,
+) -> int:
+    """Train over `batches`; returns the last weight version.
+
+    `publish(path, version)` puts new weights where agents sample. It is called before the first batch too, so that the first
+    rollouts come from the weights in training. To go on from a saved state, give a client made from it, the batches that are
+    left, and the version and step to count from. `recording` keeps the rollouts in a run's folder.
+    Raises: RolloutError after `max_empty_steps` steps in a row without any usable rollout; whatever the service raises.
+    """
+    version, empty = first_version, 0
+
+    async def new_weights() -> str:
+        path = await training.save_weights(f"{config.exp_id}-{version:06d}")
+        await publish(path, version)
+        return path
+
+    sampler = await new_weights()
+    for step, requests in enumerate(batches, first_step):
+        groups = await collect_async(
+            requests,
+            client=client,
+            gateway=gateway,
+            config=config.collect_config(),
+            weight_version=version,
+            recording=recording.at("train", step) if recording is not None else None,
+        )
+        stats = summarize(groups)
+        empty = 0 if stats.usable else empty + 1
+        if empty >= config.max_empty_steps:
+            first = next((r.error for g in groups for r in g.rollouts if r.error is not None), None)
+            raise RolloutError(f"{empty} steps in a row without a usable rollout; first error: {first}")
+        if recording is not None:
+            for group in groups:
+                recording.advantages(group, advantages(group.rewards, estimator=config.estimator))
+        samples = [s for s in to_samples(groups, estimator=config.estimator) if s.advantage != 0.0]
+        data, trained = to_data(samples, max_tokens=config.max_tokens)
+        metrics: dict[str, float] = {}
+        state: str | None = None
+        if data:
+            # Both requests are sent before either is awaited: the service runs them in order without idling in between.
+            forward = training.forward_backward(data, config.loss, config.loss_config)
+            stepped = training.optim_step(config.adam)
+            passed = await forward
+            metrics = {**passed.metrics, **await stepped}
+            if recording is not None:
+                _record(recording, trained, passed)
+            version += 1
+            sampler = await new_weights()
+        else:
+            log.warning("step %d has nothing to learn from: %s", step, dict(stats.outcomes))
+        if config.checkpoint_every and (step + 1) % config.checkpoint_every == 0:
+            state = await training.save_state(f"{config.exp_id}-{step + 1:06d}")
+        if on_step is not None:
+            result = StepResult(
+                step=step,
+                weight_version=version,
+                trained=bool(data),
+                samples=len(data),
+                too_long=len(samples) - len(data),
+                sampler=sampler,
+                state=state,
+                stats=stats,
+                metrics={**metrics, **_staleness(samples, version)},
+            )
+            on_step(result, groups)
+    return version
+
+
+def _record(recording: Recording, samples: Sequence[Sample], passed: Passed) -> None:
+    """Add the service's own logprobs of the sampled tokens to the run, where the loss returns them."""
+    if passed.logprobs is None or len(passed.logprobs) != len(samples):
+        return
+    for sample, computed in zip(samples, passed.logprobs, strict=True):
+        context = len(sample.prompt_ids)
+        if len(computed) != len(sample.token_ids) - 1:
+            continue
+        sampled = zip(list(computed)[context - 1 :], sample.response_mask, strict=True)
+        logprobs_T = [*[None] * context, *(float(lp) if mask else None for lp, mask in sampled)]
+        recording.trained(sample.session_id, sample.sequence_index, logprobs=logprobs_T, updates=0)
+
+
+def _staleness(samples: Sequence[Sample], version: int) -> dict[str, float]:
+    """Versions between the oldest trained token and the weights it was trained into; absent when the engine told none."""
+    ranges = [s.version_range for s in samples]
+    known = [r[0] for r in ranges if r is not None]
+    return {"staleness_max": float(version - 1 - min(known))} if known else {}

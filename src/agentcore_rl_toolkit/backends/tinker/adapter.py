@@ -1,0 +1,154 @@
+"""Tinker's SDK behind the training primitives. Source: the `tinker` package 0.38.0 (every verb sends its request at once)."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, replace
+from typing import Any
+
+from ..._installation import missing_extra
+from ...gateway import Gateway, GatewayConfig, UpstreamConfig
+from ...weights.engines import Sampled
+from ..primitives.client import Adam, Passed
+from ..primitives.data import Datum
+from ..primitives.run import OnStep
+from ..primitives.run import run_async as run_primitives
+from .config import TinkerConfig
+
+
+class TinkerTraining:
+    """A `primitives.client.TrainingClient`: ``service`` is a `tinker.ServiceClient`, ``training`` a `tinker.TrainingClient`."""
+
+    service = "Tinker"
+
+    def __init__(self, service: Any, training: Any) -> None:
+        self._service = service
+        self._training = training
+        self._tinker = sdk()
+
+    @classmethod
+    async def open(cls, service: Any, config: TinkerConfig, state: str | None) -> TinkerTraining:
+        """The weights in training: fresh adapters, or those of a saved state."""
+
+        def make() -> Any:
+            if state is not None:
+                return service.create_training_client_from_state_with_optimizer(state).result()
+            return service.create_lora_training_client(
+                base_model=config.base_model, rank=config.rank, seed=config.seed
+            ).result()
+
+        return cls(service, await asyncio.to_thread(make))
+
+    def forward_backward(self, data: Sequence[Datum], loss: str, config: Mapping[str, float]) -> Awaitable[Passed]:
+        sent = self._training.forward_backward([self.datum(d) for d in data], loss, dict(config) or None)
+
+        async def passed() -> Passed:
+            output = await sent
+            return Passed(metrics=_numbers(output.metrics), logprobs=_logprobs(output))
+
+        return passed()
+
+    def optim_step(self, adam: Adam) -> Awaitable[Mapping[str, float]]:
+        sent = self._training.optim_step(self._tinker.AdamParams(**asdict(adam)))
+
+        async def stepped() -> Mapping[str, float]:
+            return _numbers((await sent).metrics)
+
+        return stepped()
+
+    async def save_weights(self, name: str) -> str:
+        return str((await self._training.save_weights_for_sampler(name)).path)
+
+    async def save_state(self, name: str) -> str:
+        return str((await self._training.save_state(name, overwrite=True)).path)
+
+    async def sample(self, path: str, prompt_ids: list[int], *, n: int, max_tokens: int) -> list[Sampled]:
+        sampler = await self._training.create_sampling_client(path)
+        params = self._tinker.SamplingParams(max_tokens=max_tokens, temperature=1.0)
+        found = await sampler.sample(self._tinker.ModelInput.from_ints(prompt_ids), n, params)
+        return [Sampled(ids=list(s.tokens), logprobs=list(s.logprobs or ())) for s in found.sequences]
+
+    async def compute_logprobs(self, sequences: Sequence[list[int]]) -> list[list[float]]:
+        data = [self._datum(s[:-1], {"target_tokens": s[1:], "weights": [1.0] * (len(s) - 1)}) for s in sequences]
+        return _logprobs(await self._training.forward(data, "cross_entropy")) or []
+
+    async def close(self, status: str) -> None:
+        # Awaited in a thread: the SDK's future belongs to a loop of its own and this one may be going down.
+        await asyncio.to_thread(lambda: self._service.close(status).result())
+
+    def datum(self, datum: Datum) -> Any:
+        """A `tinker.Datum`."""
+        inputs = {name: getattr(datum, name) for name in ("target_tokens", "logprobs", "advantages")}
+        return self._datum(datum.tokens, inputs)
+
+    def _datum(self, tokens: list[int], inputs: dict[str, Any]) -> Any:
+        return self._tinker.Datum(model_input=self._tinker.ModelInput.from_ints(tokens), loss_fn_inputs=inputs)
+
+
+async def run_async(config: TinkerConfig, *, on_step: OnStep | None = None, service: Any = None) -> int:
+    """Train as configured (`primitives.run`). Returns the last weight version.
+
+    ``service`` is an object with the methods of `tinker.ServiceClient` in place of the SDK's own: a rehearsal, for which the
+    gateway runs in this process. Raises: MissingExtraError without the SDK.
+    """
+    if service is None:
+        service = await asyncio.to_thread(sdk().ServiceClient, base_url=config.service_url)
+        return await _run(config, service, on_step)
+    async with _gateway_of(config, service) as here:
+        return await _run(here, service, on_step)
+
+
+async def _run(config: TinkerConfig, service: Any, on_step: OnStep | None) -> int:
+    return await run_primitives(
+        config,
+        lambda state: TinkerTraining.open(service, config, state),
+        engine="tinker",
+        upstream=config.url,
+        on_step=on_step,
+    )
+
+
+@asynccontextmanager
+async def _gateway_of(config: TinkerConfig, service: Any) -> AsyncIterator[TinkerConfig]:
+    """A gateway in this process that samples from ``service``; the run's settings with it."""
+    key = secrets.token_urlsafe(24)
+    upstream = UpstreamConfig(url="http://rehearsal.invalid", engine="tinker")
+    gateway = Gateway(
+        GatewayConfig(
+            upstreams=(upstream,),
+            model_dir=str(config.model_dir),
+            context_tokens=config.gateway_context_tokens,
+            host="127.0.0.1",
+            port=config.gateway_port,
+            admin_key=key,
+        ),
+        connect=lambda: service,
+    )
+    await gateway.start()
+    try:
+        yield replace(config, gateway_url=gateway.url, gateway_public_url=None, gateway_admin_key=key)
+    finally:
+        await gateway.stop()
+
+
+def _numbers(metrics: Mapping[str, Any] | None) -> dict[str, float]:
+    return {str(k): float(v) for k, v in (metrics or {}).items()}
+
+
+def _logprobs(output: Any) -> list[list[float]] | None:
+    """Those of every datum's targets, where the loss returns them."""
+    if any("logprobs" not in each for each in output.loss_fn_outputs):
+        return None
+    return [list(each["logprobs"].data) for each in output.loss_fn_outputs]
+
+
+def sdk() -> Any:
+    """The SDK. Raises: MissingExtraError."""
+    try:
+        import tinker
+    except ModuleNotFoundError as e:
+        raise missing_extra("Tinker needs its SDK", "tinker") from e
+    return tinker

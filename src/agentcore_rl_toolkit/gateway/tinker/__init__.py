@@ -1,1 +1,0 @@
-"""Sampling through Tinker's service."""

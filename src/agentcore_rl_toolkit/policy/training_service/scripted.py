@@ -1,0 +1,89 @@
+"""A model that makes tokens up and learns nothing."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from ...errors import ConfigError
+from .interface import Completion, Example
+
+
+def logprob_of(token: int) -> float:
+    """The logprob that `ScriptedModel` gives a token: made up, and exact in 32 bits.
+
+    The scripted engine of `gateway.testing` gives the same.
+    """
+    return -(token % 97) / 64 - 0.015625
+
+
+class ScriptedModel:
+    """Makes tokens up, or takes them from `replies` (``{"token_ids": [...]}``); its logprobs are `logprob_of`.
+
+    The weights of a run are the number of steps taken (`steps`), saved and loaded as such.
+    """
+
+    def __init__(self, *, base_model: str = "scripted/model", tokens: int = 8, seed: int = 0) -> None:
+        self.base_model = base_model
+        self.tokens = tokens
+        self.first_id, self.last_id = 10, 900
+        self.replies: deque[dict[str, Any]] = deque()
+        self.steps: Counter[str] = Counter()
+        self.saved: dict[str, int] = {}
+        self._random = random.Random(seed)
+        self._lock = threading.Lock()
+
+    @property
+    def paths(self) -> Collection[str]:
+        return self.saved
+
+    def create(self, run: str) -> None:
+        self.steps[run] = 0
+
+    def forward_backward(
+        self,
+        run: str,
+        data: Sequence[Example],
+        loss_fn: str,
+        config: Mapping[str, float | str],
+        forward_only: bool,
+    ) -> tuple[list[list[float]], dict[str, float]]:
+        return [[logprob_of(int(t)) for t in example.inputs["target_tokens"]] for example in data], {}
+
+    def optim_step(self, run: str, adam: Mapping[str, float]) -> dict[str, float]:
+        self.steps[run] += 1
+        return {}
+
+    def save(self, run: str, path: str) -> None:
+        self.saved[path] = self.steps[run]
+
+    publish = save
+
+    def load(self, run: str, path: str, optimizer: bool) -> None:
+        if path not in self.saved:
+            raise ConfigError(f"there are no weights {path!r}")
+        self.steps[run] = self.saved[path]
+
+    def sample(self, path: str | None, prompt_ids: list[int], n: int, params: Mapping[str, Any]) -> list[Completion]:
+        with self._lock:
+            return [self._one(params) for _ in range(n)]
+
+    def _one(self, params: Mapping[str, Any]) -> Completion:
+        limit, stops = int(params.get("max_tokens") or self.tokens), params.get("stop") or [self.last_id]
+        if self.replies:
+            reply = self.replies.popleft()
+            ids, reason = list(reply["token_ids"]), str(reply.get("finish_reason", "stop"))
+        else:
+            ids = [self._random.randrange(self.first_id, self.last_id) for _ in range(min(limit, self.tokens))]
+            reason = "stop" if self.tokens <= limit else "length"
+            if reason == "stop":
+                ids[-1] = stops[0]
+        return Completion(ids=ids, logprobs=[logprob_of(i) for i in ids], stop_reason=reason)
+
+    def prompt_logprobs(self, path: str | None, prompt_ids: list[int]) -> list[float | None]:
+        return [None, *(logprob_of(i) for i in prompt_ids[1:])]
+
+    def close(self) -> None: ...
