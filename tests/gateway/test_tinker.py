@@ -25,7 +25,7 @@ from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, 
 from agentcore_rl_toolkit.gateway.config import Limits
 from agentcore_rl_toolkit.gateway.engines.tinker import TinkerEngine
 from agentcore_rl_toolkit.gateway.testing import Fault
-from agentcore_rl_toolkit.messages.dialects.canonical import Request, Sampling
+from agentcore_rl_toolkit.messages.dialects.canonical import ModelRequest, Sampling
 from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.policy.training_service import clients
 
@@ -111,7 +111,7 @@ async def test_the_sdk_is_asked_for_what_the_agent_asks_for(service: ScriptedTin
 
 
 def test_without_stop_ids_the_models_own_end_of_text_still_stops() -> None:
-    asked = Request(dialect="chat", model="m", sampling=Sampling(temperature=0.0))
+    asked = ModelRequest(dialect="chat", model="m", sampling=Sampling(temperature=0.0))
     _, body = TinkerEngine().request(b"[1,2]", asked, max_tokens=3, stop_token_ids=[], stream=False)
     sampling = json.loads(body)["sampling_params"]
     assert "stop" not in sampling

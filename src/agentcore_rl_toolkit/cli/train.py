@@ -170,7 +170,8 @@ def command(
         return
     if plan.needs:
         raise ConfigError(f"cannot start {backend}:\n  " + "\n  ".join(plan.needs))
-    _show_quotas(arn, planned)
+    if not rehearse:
+        _show_quotas(arn, planned)
     if backend == "tinker":
         import asyncio
 

@@ -29,7 +29,7 @@ from .engines import Piece
 from .engines.errors import upstream_error
 from .engines.tinker import read_request, write_answer
 from .http.connection import AgentConnection
-from .sessions.registry import Session
+from .sessions.session import Session
 from .token_calls.mode import TokenMode
 from .token_calls.sampling import TokenSampling
 
@@ -69,7 +69,7 @@ class Samplers:
                     self._open = None
                 log.warning("no sampler for %s: %s", model, e)
                 raise RequestError("the inference server has no weights to sample from", kind="upstream") from e
-            if self.wanted is not None and self.wanted[0] == model:  # or others were published meanwhile
+            if self.wanted[0] == model:  # or others were published meanwhile
                 return client, self.wanted[1]
         raise RequestError(
             "the gateway has no weights to sample from yet: give --sampler, or publish some (set_weight_version)",
