@@ -66,6 +66,4 @@ def serve(**settings: Any) -> None:
         sys.exit(2 if isinstance(e, (ConfigError, MissingExtraError)) else 1)
 
 
-
-
 group.add_command(vllm_command)
