@@ -1,0 +1,148 @@
+"""What a command sees and may do in the sandbox of an agent version, as root and as an ordinary user."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agentcore_rl_toolkit.isolation.hints import VARIABLE, describe, hint
+from agentcore_rl_toolkit.isolation.sandbox import command, interpreter_paths, project_of
+from agentcore_rl_toolkit.isolation.tiers import no_sandbox
+
+pytestmark = pytest.mark.skipif(no_sandbox() is not None, reason=f"no sandbox here: {no_sandbox()}")
+NOBODY = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+USERS = [pytest.param([], id="this user")]
+if os.geteuid() == 0 and shutil.which("setpriv"):
+    USERS.append(pytest.param(NOBODY, id="an ordinary user"))
+
+TRY = """
+import json, os, sys
+said = {}
+for name, what in json.loads(sys.argv[1]).items():
+    kind, path = what
+    try:
+        if kind == "read":
+            said[name] = sorted(os.listdir(path)) if os.path.isdir(path) else open(path).read()
+        else:
+            open(path, "w").write("x")
+            said[name] = "written"
+    except OSError as e:
+        said[name] = type(e).__name__
+print(json.dumps(said))
+"""
+# As an agent that runs its tools in sandboxes of its own makes one: with its own users, processes and network.
+NESTED = [
+    *("bwrap", "--unshare-all", "--unshare-user", "--uid", "0", "--gid", "0", "--die-with-parent", "--as-pid-1"),
+    *("--new-session", "--cap-drop", "ALL", "--clearenv", "--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin"),
+    *("--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64", "--dev", "/dev", "--proc", "/proc"),
+    *("--tmpfs", "/tmp", "--", "/bin/sh", "-c", "id -u; ls -d /proc/1"),
+]
+
+
+@pytest.fixture
+def folders() -> Callable[[str], Path]:
+    """Makes folders that an ordinary user may use; of pytest's own only this user may."""
+    made = []
+
+    def make(name: str) -> Path:
+        top = Path(subprocess.run(["mktemp", "-d"], capture_output=True, text=True, check=True).stdout.strip())
+        made.append(top)
+        top.chmod(0o755)
+        folder = top / name
+        folder.mkdir()
+        folder.chmod(0o777)
+        return folder
+
+    yield make
+    for top in made:
+        shutil.rmtree(top)
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_only_what_is_named_is_there_and_only_what_is_writable_changes(
+    folders: Callable[[str], Path], user: list[str]
+) -> None:
+    shown, own, elsewhere = folders("shown"), folders("own"), folders("elsewhere")
+    for folder in (shown, own, elsewhere):
+        (folder / "file").write_text(folder.name)
+    python = "/usr/bin/python3"
+    wanted = {
+        "shown": ("read", str(shown / "file")),
+        "change shown": ("write", str(shown / "file")),
+        "own": ("write", str(own / "new")),
+        "elsewhere": ("read", str(elsewhere / "file")),
+        "write elsewhere": ("write", str(elsewhere / "new")),
+        "home": ("read", str(Path.home())),
+        "system": ("write", "/usr/planted"),
+        "top": ("write", "/planted"),
+        "tmp": ("write", "/tmp/scratch"),
+    }
+    words = [*user, *command([shown, Path("/nowhere")], [own]), python, "-c", TRY, json.dumps(wanted)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True, cwd="/")
+    said = json.loads(done.stdout)
+    assert (said.pop("shown"), said.pop("own"), said.pop("tmp")) == ("shown", "written", "written")
+    assert set(said.values()) <= {"FileNotFoundError", "OSError", "PermissionError"}
+    assert (own / "new").exists()
+    assert not (Path("/tmp") / "scratch").exists()
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_a_sandbox_inside_the_sandbox_works(user: list[str]) -> None:
+    done = subprocess.run([*user, *command(), *NESTED], capture_output=True, text=True, timeout=60, cwd="/")
+    assert (done.stdout.split(), done.returncode) == (["0", "/proc/1"], 0), done.stderr
+
+
+def test_the_interpreter_of_this_environment_runs_inside(tmp_path: Path) -> None:
+    python = Path(sys.executable)
+    words = [
+        *command(interpreter_paths(python), [tmp_path]),
+        str(python),
+        "-c",
+        "import sys, pytest; print(sys.prefix)",
+    ]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, cwd="/")
+    assert (done.stdout.strip(), done.returncode) == (sys.prefix, 0), done.stderr
+
+
+def test_the_project_is_the_git_checkout_else_the_package_else_the_folder_and_never_the_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "repo" / "agents" / "one"
+    folder.mkdir(parents=True)
+    script = folder / "agent.py"
+    assert project_of(script) == folder
+    (tmp_path / "repo" / "agents" / "pyproject.toml").touch()
+    assert project_of(script) == folder.parent
+    (tmp_path / "repo" / ".git").mkdir()
+    assert project_of(script) == tmp_path / "repo"
+    monkeypatch.setenv("HOME", str(tmp_path / "repo"))
+    assert project_of(script) == folder.parent
+    assert project_of(tmp_path / "repo" / "agent.py") == tmp_path / "repo" / "agent.py"
+
+
+def test_errors_about_paths_outside_name_the_sandbox_and_the_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = {VARIABLE: describe(["/usr", "/project", sys.base_prefix], ["/store"])}
+    outside = hint(FileNotFoundError(2, "No such file or directory", "/data/x.db"), environment)
+    assert outside is not None
+    assert "/data/x.db is not in the sandbox" in outside
+    assert "--readable DIR" in outside
+    read_only = hint(OSError(30, "Read-only file system", "/project/out.txt"), environment)
+    assert read_only is not None
+    assert "read-only in the sandbox" in read_only
+    assert "--writable DIR" in read_only
+    database = type("OperationalError", (Exception,), {})("attempt to write a readonly database")
+    assert "--writable DIR" in str(hint(database, environment))
+    monkeypatch.syspath_prepend(str(tmp_path / "shared"))
+    assert f"{tmp_path}/shared, which the sandbox does not show" in str(hint(ModuleNotFoundError("x"), environment))
+    for error in (FileNotFoundError(2, "No such file or directory", "/project/absent"), ValueError("x")):
+        assert hint(error, environment) is None
+    assert hint(FileNotFoundError(2, "No such file or directory", "/data/x.db"), {}) is None

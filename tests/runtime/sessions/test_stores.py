@@ -1,0 +1,126 @@
+"""Where sessions of the default tier write: their own folder, the store, and what is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from botocore.exceptions import ClientError
+
+from agentcore_rl_toolkit.client import RolloutClient
+from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.isolation.tiers import no_sandbox
+from agentcore_rl_toolkit.runtime.sessions.stores import refused_store
+
+from ..conftest import Server
+
+pytestmark = pytest.mark.skipif(no_sandbox() is not None, reason=f"no sandbox here: {no_sandbox()}")
+AGENT = """
+from pathlib import Path
+from agentcore_rl_toolkit import AgentCoreRLApp
+app = AgentCoreRLApp()
+
+@app.rollout_entrypoint
+def run(payload, context):
+    for path, text in payload.get("write", {}).items():
+        Path(path).write_text(text)
+    return {"rewards": 1.0, "read": [Path(path).read_text() for path in payload.get("read", ())]}
+
+if __name__ == "__main__":
+    app.run()
+"""
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "local")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stores")
+    for name in ("project", "shown", "own", "elsewhere"):
+        (folder / name).mkdir()
+        (folder / name / "file").write_text(name)
+    (folder / "project" / "agent.py").write_text(AGENT)
+    (folder / "project" / "pyproject.toml").touch()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Server]:
+    options = ["--store", f"file://{folder}/store", "--readable", f"{folder}/shown", "--writable", f"{folder}/own"]
+    server = Server(folder, *options, agent=folder / "project" / "agent.py")
+    assert server.info["isolation"] == "process"
+    yield server
+    assert server.stop() == 0, server.output.read_text()
+
+
+def test_sessions_read_and_write_what_is_named_and_their_records_are_in_the_store(server: Server, folder: Path) -> None:
+    payload = {
+        "read": [str(folder / name / "file") for name in ("project", "shown", "own")],
+        "write": {str(folder / "own" / "note"): "mine", "note": "in its folder"},
+    }
+    with RolloutClient(server.arn, f"file://{folder}/store", "exp", endpoint_url=server.url) as client:
+        assert client.invoke(payload).result(60)["read"] == ["project", "shown", "own"]
+    assert (folder / "own" / "note").read_text() == "mine"
+    [record] = (folder / "store" / "exp").rglob("*.json")
+    assert json.loads(record.read_text())["status_code"] == 200
+
+
+@pytest.mark.parametrize(
+    ("payload", "hint"),
+    [
+        ({"read": ["{0}/elsewhere/file"]}, "--readable DIR"),
+        ({"write": {"{0}/project/new": "x"}}, "--writable DIR"),
+        ({"write": {"{0}/elsewhere/new": "x"}}, "--writable DIR"),
+    ],
+)
+def test_an_error_about_a_path_outside_names_the_option(
+    server: Server, folder: Path, payload: dict[str, object], hint: str
+) -> None:
+    given = json.loads(json.dumps(payload).replace("{0}", str(folder)))
+    with RolloutClient(server.arn, f"file://{folder}/store", "outside", endpoint_url=server.url) as client:
+        future = client.invoke(given)
+        assert future.exception(60) is not None
+    [record] = (folder / "store" / "outside").rglob(f"{future.session_id}.json")
+    assert "in the sandbox of the session" in json.loads(record.read_text())["traceback"]
+    assert hint in json.loads(record.read_text())["traceback"]
+    assert not (folder / "elsewhere" / "new").exists()
+
+
+def test_another_store_is_refused_at_the_invoke_with_the_option(server: Server, folder: Path) -> None:
+    block = {"exp_id": "e", "input_id": "i", "s3_bucket": f"file://{folder}/elsewhere"}
+    session_id = new_session_id()
+    with pytest.raises(ClientError, match=rf"start the runtime with --store file://{folder}/elsewhere"):
+        server.invoke({"_rollout": block}, session_id)
+    assert server.session(session_id) is None
+
+
+def test_what_is_refused_and_what_is_not(tmp_path: Path) -> None:
+    def asked(bucket: object) -> str | None:
+        payload = [json.dumps({"_rollout": {"s3_bucket": bucket}}).encode()]
+        return refused_store(payload, [tmp_path / "store"])
+
+    assert asked(f"file://{tmp_path}/other") is not None
+    for bucket in (f"file://{tmp_path}/store", f"file://{tmp_path}/store/inner", "s3://bucket", "bucket", None, "?"):
+        assert asked(bucket) is None
+    assert refused_store([b'{"_rollout": '], []) is None
+
+
+def test_a_module_outside_of_the_project_is_named_when_the_agent_is_loaded(
+    start_server: Callable[..., Server], folder: Path
+) -> None:
+    (folder / "elsewhere" / "common.py").write_text("X = 1\n")
+    agent = folder / "project" / "other.py"
+    agent.write_text(f"import sys\nsys.path.append({str(folder / 'elsewhere')!r})\nimport common\n" + AGENT)
+    server = start_server(agent=agent, wait=False)
+    assert server.process.wait(120) == 1
+    assert (
+        f"{folder}/elsewhere, which the sandbox does not show; add it with --readable DIR" in server.output.read_text()
+    )
+    server = start_server("--readable", str(folder / "elsewhere"), agent=agent)
+    assert server.info["isolation"] == "process"
