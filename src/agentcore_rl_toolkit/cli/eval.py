@@ -426,7 +426,7 @@ def _model_of(target: Target, given: dict[str, Any]) -> Iterator[tuple[Prepare |
         yield None, None, None
         return
     from ..gateway import GatewayClient
-    from .training.stack import MODEL_ID
+    from .servers.vllm import MODEL_ID
 
     made: list[str] = []
     with GatewayClient(target.stack.gateway_url, admin_key=target.stack.gateway_admin_key) as gateway:

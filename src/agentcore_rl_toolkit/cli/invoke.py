@@ -113,7 +113,7 @@ async def _roll(stack: Stack, payload: dict[str, Any], timeout_s: float) -> Coll
     from ..backends.collection.collect import CollectConfig, GroupRequest, collect_async
     from ..client import RolloutClient
     from ..gateway import GatewayClient
-    from .training.stack import MODEL_ID
+    from .servers.vllm import MODEL_ID
 
     config = CollectConfig(rollout_timeout_s=timeout_s, model_id=MODEL_ID)
     with (

@@ -21,7 +21,8 @@ from ...errors import AgentCoreRLError, ConfigError
 from ..output import dialogue
 from ..output.commands import nearby
 from ..output.terminal import visible
-from .stack import MODEL_ID, QUIET, Copy, Stack, explain, say_what_is_slow, start, start_copy
+from ..servers.vllm import MODEL_ID
+from .stack import QUIET, Copy, Stack, explain, say_what_is_slow, start, start_copy
 
 if TYPE_CHECKING:
     from rich.console import Console

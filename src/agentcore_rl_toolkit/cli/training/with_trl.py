@@ -16,8 +16,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CaptureError
+from ..servers.vllm import MODEL_ID
 from .run import TPS_LIMIT, Job, Observer, clients, finish, observed, recorded, start_for
-from .stack import MODEL_ID, QUIET, Stack
+from .stack import QUIET, Stack
 
 if TYPE_CHECKING:
     from rich.console import Console
