@@ -42,10 +42,10 @@ from agentcore_rl_toolkit.runs import RunReader, TokenSequence
 
 # `make nightly`: more of what takes examples or repetitions, and the tests marked for it.
 NIGHTLY = bool(os.environ.get("AGENTCORE_RL_NIGHTLY"))
-MORE = 20  # times the examples of every property at night
+MORE = 80  # times the examples of every property at night
 
 # A deadline for each example would measure the load of the machine.
-hypothesis.settings.register_profile("project", deadline=None)
+hypothesis.settings.register_profile("project", max_examples=25, deadline=None)
 hypothesis.settings.load_profile("project")
 
 # Started in the background by a script, this process and all that it starts would ignore the Ctrl-C that some tests send.
@@ -157,7 +157,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _more_examples(test: Any) -> None:
     usual = test._hypothesis_internal_use_settings  # where hypothesis keeps what its decorator was given
-    if usual.max_examples < MORE * 20:  # once for a function with many parameters
+    if usual.max_examples < 5 * MORE:  # once for a function with many parameters
         test._hypothesis_internal_use_settings = hypothesis.settings(usual, max_examples=usual.max_examples * MORE)
 
 

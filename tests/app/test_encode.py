@@ -200,7 +200,7 @@ plain_values = st.recursive(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.dictionaries(st.text(max_size=5), plain_values, max_size=6), st.integers(5, 40))
 def test_in_pieces_or_at_once_plain_data_reads_the_same(fields: dict[str, Any], small: int) -> None:
     whole, _ = encoded(fields)
@@ -214,7 +214,7 @@ def test_in_pieces_or_at_once_plain_data_reads_the_same(fields: dict[str, Any], 
     assert notes == {}
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.dictionaries(st.text(max_size=5), plain_values, max_size=6))
 def test_odd_types_on_top_of_plain_data_change_nothing_else(fields: dict[str, Any]) -> None:
     out, _ = encoded({"plain": fields, "odd": (fields, {1}, np.int64(3))})

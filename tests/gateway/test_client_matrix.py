@@ -18,7 +18,11 @@ from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 from agentcore_rl_toolkit.trajectory import build_trajectory
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(800)]  # the first test may have to install the frameworks
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.slow,
+    pytest.mark.timeout(800),
+]  # the first test may have to install the frameworks
 
 SCRIPTS = Path(__file__).parent / "clients"
 # By the scripts that use them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.trajectory import Turn, build_trajectory
@@ -58,7 +58,6 @@ def sessions(draw: st.DrawFn) -> list[Turn]:
     return turns
 
 
-@settings(max_examples=100, deadline=None)
 @given(sessions())
 def test_each_sampled_token_is_trained_exactly_once(turns: list[Turn]) -> None:
     result = build_trajectory("s", turns)
@@ -71,7 +70,6 @@ def test_each_sampled_token_is_trained_exactly_once(turns: list[Turn]) -> None:
     assert all(count == 1 for count in trained.values())
 
 
-@settings(max_examples=100, deadline=None)
 @given(sessions())
 def test_every_usable_turn_is_trained_superseded_or_excluded(turns: list[Turn]) -> None:
     result = build_trajectory("s", turns)
@@ -84,7 +82,6 @@ def test_every_usable_turn_is_trained_superseded_or_excluded(turns: list[Turn]) 
     assert report.sampled_tokens == sum(len(t.completion_ids) for t in turns)
 
 
-@settings(max_examples=100, deadline=None)
 @given(sessions())
 def test_masks_logprobs_and_versions_belong_to_their_tokens(turns: list[Turn]) -> None:
     by_id = {t.turn_id: t for t in turns}
@@ -106,7 +103,6 @@ def test_masks_logprobs_and_versions_belong_to_their_tokens(turns: list[Turn]) -
             assert s.token_ids[: len(full)] == full
 
 
-@settings(max_examples=100, deadline=None)
 @given(sessions())
 def test_weights_of_a_session_sum_to_one_by_tokens(turns: list[Turn]) -> None:
     result = build_trajectory("s", turns)
@@ -117,7 +113,6 @@ def test_weights_of_a_session_sum_to_one_by_tokens(turns: list[Turn]) -> None:
         assert abs(s.weight - s.trained_tokens / result.report.trained_tokens) < 1e-9
 
 
-@settings(max_examples=100, deadline=None)
 @given(sessions(), st.randoms(use_true_random=False))
 def test_order_of_arrival_and_repeated_records_change_nothing(turns: list[Turn], source) -> None:
     plain = build_trajectory("s", turns)
@@ -129,7 +124,6 @@ def test_order_of_arrival_and_repeated_records_change_nothing(turns: list[Turn],
     assert replace(again.report, duplicate_turns=0) == plain.report
 
 
-@settings(max_examples=100, deadline=None)
 @given(sessions())
 def test_no_sequence_could_be_merged_into_another(turns: list[Turn]) -> None:
     """A turn hangs under the longest earlier turn that its prompt continues, as a search through all pairs finds it."""
@@ -156,7 +150,6 @@ def test_no_sequence_could_be_merged_into_another(turns: list[Turn]) -> None:
     assert len(result.sequences) == len(usable) - len(continued)
 
 
-@settings(max_examples=100, deadline=None)
 @given(sessions())
 def test_every_sequence_but_the_first_is_a_branch_and_says_why(turns: list[Turn]) -> None:
     result = build_trajectory("s", [replace(t, retry_of=None) for t in turns])

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.backends import CollectConfig, Group, GroupRequest, GroupStream, collect_stream
@@ -231,7 +231,6 @@ def test_limits_of_one_batch_are_refused() -> None:
         world.stream(staleness=-1)
 
 
-@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**32),
     batch=st.integers(1, 3),

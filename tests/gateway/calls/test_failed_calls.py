@@ -80,14 +80,6 @@ async def test_an_engine_that_sends_the_agent_away_is_a_502(
     assert "location" not in caught.value.response.headers
 
 
-async def test_an_html_error_page_becomes_a_json_error(engine: ScriptedEngine, session: SessionHandle) -> None:
-    engine.faults.append(Fault(status=502, body=b"<html>Bad gateway</html>", headers=(("Content-Type", "text/html"),)))
-    async with agent(session) as llm:
-        with pytest.raises(openai.APIStatusError, match="Bad gateway") as caught:
-            await llm.chat.completions.create(model="m", messages=USER)
-    assert caught.value.response.json()["error"]["type"] == "server_error"
-
-
 @pytest.mark.parametrize("cut", [0, 40])
 async def test_a_reply_cut_off_before_it_was_relayed_is_a_clean_error(
     engine: ScriptedEngine, client: GatewayClient, session: SessionHandle, cut: int
@@ -245,18 +237,6 @@ async def test_parallel_tool_calls_and_reasoning_of_a_stream_are_merged(
     assert capture.turns[0].parse_status == "parsed"
 
 
-@pytest.mark.parametrize(
-    "text", ['<tool_call> {"name": broken </tool_call>', '<｜DSML｜invoke name="broken', "<｜tool▁call▁begin｜>x"]
-)
-async def test_text_that_looks_like_a_tool_call_is_counted_as_unparsed(
-    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle, text: str
-) -> None:
-    engine.replies.append({"content": text})
-    async with agent(session) as llm:
-        await llm.chat.completions.create(model="m", messages=USER)
-    assert (await captured(client, session)).turns[0].parse_status == "unparsed"
-
-
 async def test_calls_are_ordered_by_their_start(
     engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
 ) -> None:
@@ -301,25 +281,6 @@ async def test_a_repeated_request_gets_the_reply_of_the_first(
     assert len((await captured(client, session)).turns) == 2
 
 
-async def test_a_repeated_stream_gets_the_tool_calls_of_the_first(
-    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
-) -> None:
-    call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"x": 1}'}}
-    engine.replies.append({"content": None, "tool_calls": [call]})
-    headers = {"idempotency-key": "k1"}
-    async with agent(session) as llm:
-        for _ in range(2):
-            got = []
-            async for chunk in await llm.chat.completions.create(
-                model="m", messages=USER, stream=True, extra_headers=headers
-            ):
-                got += chunk.choices[0].delta.tool_calls or []
-            assert "".join(t.function.arguments for t in got) == '{"x": 1}'
-            assert got[0].id == "call_1"
-    assert len(engine.calls) == 1
-    assert len((await captured(client, session)).turns) == 1
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_retry_takes_over_the_call_that_is_still_running(
     engine: ScriptedEngine, client: GatewayClient, session: SessionHandle, stream: bool
@@ -360,19 +321,6 @@ async def test_a_call_past_its_deadline_is_ended(engine: ScriptedEngine, start_g
             await llm.chat.completions.create(model="m", messages=USER)
     assert caught.value.status_code == 504
     await until(lambda: engine.active == 0)
-
-
-async def test_bodies_beyond_the_limit_are_refused_without_being_kept(
-    engine: ScriptedEngine, start_gateway: Start
-) -> None:
-    gateway = await start_gateway(engine, limits=Limits(body_bytes=10_000))
-    client = GatewayClient(gateway.url)
-    [session] = await client.create_sessions_async([new_session_id()])
-    async with agent(session) as llm:
-        with pytest.raises((openai.APIStatusError, openai.APIConnectionError)):
-            await llm.chat.completions.create(model="m", messages=[{"role": "user", "content": "x" * 20_000}])
-        await llm.chat.completions.create(model="m", messages=USER)
-    assert len(engine.calls) == 1
 
 
 async def test_a_session_has_no_more_turns_than_allowed(client: GatewayClient, engine: ScriptedEngine) -> None:
@@ -435,28 +383,3 @@ async def test_text_completions_with_token_prompts_are_recorded(
     assert [t.prompt_ids for t in turns] == [[5, 6, 7]] * 2
     assert [t.completion_ids for t in turns] == [r.completion_ids[0] for r in engine.calls]
     assert all(len(t.logprobs) == 3 for t in turns)
-
-
-async def test_a_session_opened_again_keeps_the_gateways_defaults(start_gateway: Start, engine: ScriptedEngine) -> None:
-    gateway = await start_gateway(engine, sampling_params={"temperature": 0.3, "top_k": 7})
-    client = GatewayClient(gateway.url)
-    name = new_session_id()
-    await client.create_sessions_async([name])
-    [session] = await client.create_sessions_async([name], sampling_params={"top_k": 9})
-    async with agent(session) as llm:
-        await llm.chat.completions.create(model="m", messages=USER, temperature=1.0)
-    assert (engine.calls[0].body["temperature"], engine.calls[0].body["top_k"]) == (0.3, 9)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_reasoning_is_kept_beside_the_answer(
-    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle, stream: bool
-) -> None:
-    engine.replies.append({"content": "w1 w2 w3", "reasoning_content": "let me think"})
-    async with agent(session) as llm:
-        reply = await llm.chat.completions.create(model="m", messages=USER, stream=stream)
-        if stream:
-            async for _ in reply:
-                pass
-    last = (await captured(client, session)).dialogue[-1]
-    assert (last["content"], last["reasoning_content"]) == ("w1 w2 w3", "let me think")

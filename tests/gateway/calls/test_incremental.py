@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.gateway.calls.incremental import understand
@@ -40,7 +40,6 @@ def meaning(body: bytes, known: Prefixes) -> tuple[Any, int]:
     return msgspec.json.decode(b"".join(request.pieces(request.fields))), request.digest()
 
 
-@settings(max_examples=100)
 @given(
     MESSAGES,
     MESSAGES,

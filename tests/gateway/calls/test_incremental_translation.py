@@ -14,7 +14,7 @@ import anthropic
 import msgspec
 import openai
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import agentcore_rl_toolkit
@@ -102,7 +102,6 @@ def outcome(dialect: str, body: bytes, known: Prefixes) -> Any:
 
 @pytest.mark.parametrize("dialect", ITEMS)
 @given(data=st.data())
-@settings(max_examples=100, deadline=None)
 def test_a_conversation_that_grows_means_what_it_means_whole(dialect: str, data: st.DataObject) -> None:
     known = Prefixes(Budget(10_000))
     items: list[Item] = []

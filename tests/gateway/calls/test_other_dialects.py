@@ -191,20 +191,3 @@ async def test_models_are_listed_and_found_by_clients_of_both_providers(
     engine.model = None  # type: ignore[assignment]  # a server that lists nonsense
     async with gpt(session) as llm:
         assert [m.id async for m in llm.models.list()] == []
-
-
-@pytest.mark.parametrize("body", [b"[1]", b"{}", b'{"count": "many"}', b"<html>"])
-async def test_a_count_that_cannot_be_read_is_an_answer_and_not_silence(
-    engine: ScriptedEngine, session: SessionHandle, body: bytes
-) -> None:
-    engine.faults.append(Fault(body=body))
-    async with claude(session) as llm:
-        with pytest.raises(anthropic.InternalServerError, match="cannot be read"):
-            await llm.messages.count_tokens(model="m", messages=[{"role": "user", "content": "hi"}], timeout=5)
-
-
-async def test_tokens_are_counted_for_the_sessions_own_model(engine: ScriptedEngine, client: GatewayClient) -> None:
-    [session] = await client.create_sessions_async([new_session_id()], model_id="policy")
-    async with claude(session) as llm:
-        await llm.messages.count_tokens(model="claude", messages=[{"role": "user", "content": "hi"}])
-    assert engine.requests[-1].body["model"] == "policy"

@@ -17,10 +17,8 @@ from agentcore_rl_toolkit.contract import Cause, new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle, UpstreamConfig
 from agentcore_rl_toolkit.gateway.capture.record import CONSTRAINED, LOST_WEIGHTS
 from agentcore_rl_toolkit.gateway.config import Limits
-from agentcore_rl_toolkit.gateway.engines import TOKEN_ENGINES
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
-from agentcore_rl_toolkit.messages.dialects import ModelRequest
 
 MODEL = str(Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights")
 Start = Callable[..., Awaitable[Gateway]]
@@ -178,29 +176,6 @@ async def test_answers_held_to_a_form_are_not_trained_unless_the_user_says_so(
         assert status == 200, body
         found = (await GatewayClient(gateway.url).fetch_async([session.session_id]))[session.session_id]
         assert found.turns[0].untrainable_reason == (CONSTRAINED if held and not allowed else None)
-
-
-def test_vllms_version_spans_are_read() -> None:
-    def choice(*spans: tuple[str, int, int]) -> bytes:
-        entries = [{"version": v, "start": s, "end": e} for v, s, e in spans]
-        ids = list(range(spans[-1][2]))
-        logprobs = {"content": [{"logprob": -0.5} for _ in ids]}
-        one = {"index": 0, "token_ids": ids, "logprobs": logprobs, "finish_reason": "stop", "weight_versions": entries}
-        return json.dumps({"choices": [one]}).encode()
-
-    [piece] = TOKEN_ENGINES["vllm"].reply(choice(("3", 0, 2), ("4", 2, 5)))
-    assert (piece.weight_version_first, piece.weight_version, piece.spans) == (3, 4, [(0, 3), (2, 4)])
-    [piece] = TOKEN_ENGINES["vllm"].reply(choice(("default", 0, 5)))
-    assert (piece.weight_version_first, piece.weight_version, piece.weights) == (None, None, "default")
-
-
-@pytest.mark.parametrize("kind", ["vllm", "sglang"])
-def test_ignoring_the_end_is_not_undone_by_our_stop_ids(kind: str) -> None:
-    asked = ModelRequest(dialect="chat", model="m")
-    for other, wanted in (({}, [1, 2]), ({"ignore_eos": True}, []), ({"ignore_eos": True, "stop_token_ids": [7]}, [7])):
-        asked.sampling.other = dict(other)
-        _, body = TOKEN_ENGINES[kind].request(b"[5]", asked, max_tokens=4, stop_token_ids=[1, 2], stream=False)
-        assert json.loads(body)["sampling_params"]["stop_token_ids"] == wanted
 
 
 async def test_a_closed_token_route_is_told_in_the_servers_own_words(

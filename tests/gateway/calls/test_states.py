@@ -19,7 +19,7 @@ import agentcore_rl_toolkit
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle, UpstreamConfig
 from agentcore_rl_toolkit.gateway.calls.call import Call
-from agentcore_rl_toolkit.gateway.calls.states import ENDS, NEXT, IllegalTransitionError, State
+from agentcore_rl_toolkit.gateway.calls.states import ENDS, NEXT, State
 from agentcore_rl_toolkit.gateway.config import Limits
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 
@@ -42,29 +42,6 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[State]]:
 
     monkeypatch.setattr(Call, "become", noted)
     return found
-
-
-def test_what_is_not_in_the_table_is_refused() -> None:
-    call = object.__new__(Call)
-    for one, other in itertools.product(State, State):
-        call.state = one
-        if other in NEXT[one]:
-            call.become(other)
-            assert call.state is other
-        else:
-            with pytest.raises(IllegalTransitionError, match=f"is {one} cannot become {other}"):
-                call.become(other)
-            assert call.state is one
-
-
-def test_every_state_can_be_reached_and_every_call_can_end() -> None:
-    reached, new = {State.RECEIVED}, {State.RECEIVED}
-    while new:
-        new = {state for known in new for state in NEXT[known]} - reached
-        reached |= new
-    assert reached == set(State) == set(NEXT)
-    for state in set(State) - ENDS:
-        assert State.FAILED in NEXT[state], "whatever breaks, the agent is answered"
 
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hello there"}]}
@@ -175,7 +152,7 @@ def judge(ways: dict[int, list[State]]) -> set[Arrow]:
 
 
 @given(plan=st.lists(ASKED, min_size=1, max_size=4), model=st.booleans())
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_calls_through_failures_go_along_arrows_of_the_table(
     ways: dict[int, list[State]], plan: list[dict[str, Any]], model: bool
 ) -> None:
@@ -193,27 +170,6 @@ def test_calls_through_failures_go_along_arrows_of_the_table(
 def plain(**asked: Any) -> dict[str, Any]:
     usual = {"path": "chat/completions", "stream": False, "again": False, "wrong": False}
     return usual | {"leave": None, "faults": [], "control": None} | asked
-
-
-async def test_every_state_is_reached_by_real_calls(ways: dict[int, list[State]]) -> None:
-    async with served() as (gateway, engines):
-        await play(
-            gateway,
-            engines,
-            [
-                plain(),
-                plain(again=True),
-                plain(stream=True),
-                plain(wrong=True),
-                plain(control="pause"),
-                plain(faults=[Fault(status=400)]),
-                plain(stream=True, faults=[Fault(drop_after=900)]),
-                plain(faults=[Fault(delay_s=30)], leave="begun"),
-            ],
-        )
-    async with served(model=True) as (gateway, engines):
-        await play(gateway, engines, [plain()])
-    assert {state for arrow in judge(ways) for state in arrow} == set(State)
 
 
 async def test_a_step_that_the_table_does_not_have_is_logged_and_ends_the_call(

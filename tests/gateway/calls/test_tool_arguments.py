@@ -11,11 +11,9 @@ import openai
 import pytest
 
 import agentcore_rl_toolkit
-from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle, UpstreamConfig
+from agentcore_rl_toolkit.gateway import SessionHandle
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
-from agentcore_rl_toolkit.messages.render import Renderer
 
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 OWN = '{"x":  NaN, "y": [-Infinity, 1e999, 1.50], "text": "NaN \\" Infinity", "big": 12345678901234567890}'
@@ -64,41 +62,6 @@ async def called(session: SessionHandle, dialect: str, stream: bool, history: li
         back = {"id": call_id, "type": "function", "function": {"name": "f", "arguments": text}}
         result = {"role": "tool", "tool_call_id": call_id, "content": "done"}
         return text, [{"role": "assistant", "tool_calls": [back]}, result]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("dialect", ["chat", "responses", "anthropic"])
-@pytest.mark.parametrize("rendered", [False, True])
-async def test_calls_with_such_numbers_reach_the_agent_and_are_gone_on_from(
-    rendered: bool, dialect: str, stream: bool, engine: ScriptedEngine
-) -> None:
-    """Text where the dialect has text; where it has an object, strings with the numbers' names."""
-    settings: Any = {"model_dir": str(MODEL)} if rendered else {}
-    gateway = Gateway(GatewayConfig(upstreams=(UpstreamConfig(url=engine.url, engine="vllm"),), **settings))
-    await gateway.start()
-    try:
-        trainer = GatewayClient(gateway.url)
-        [session] = await trainer.create_sessions_async([new_session_id()])
-        history: list[Any] = [{"role": "user", "content": "hello"}]
-        for _ in range(2):
-            if rendered:
-                renderer = Renderer.from_path(MODEL)
-                ids = renderer.encode(f'<tool_call>\n{{"name": "f", "arguments": {OWN}}}\n</tool_call>')
-                engine.replies.append({"token_ids": [*ids, min(renderer.stop_token_ids)]})
-            else:
-                function = {"name": "f", "arguments": OWN}
-                engine.replies.append({"tool_calls": [{"id": "c1", "type": "function", "function": function}]})
-            reply, more = await called(session, dialect, stream, history)
-            assert reply == (MEANT if dialect == "anthropic" else OWN)
-            history += more
-        turns = (await trainer.fetch_async([session.session_id]))[session.session_id].turns
-        assert len(turns) == 2
-        if rendered:
-            begun = [*turns[0].prompt_ids, *turns[0].completion_ids]
-            assert turns[1].prompt_ids[: len(begun)] == begun
-            assert turns[1].branch_reason is None
-    finally:
-        await gateway.stop(grace_s=0.2)
 
 
 @pytest.mark.parametrize("stream", [False, True])

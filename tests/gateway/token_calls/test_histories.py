@@ -192,26 +192,6 @@ async def test_the_budget_holds_and_the_sessions_that_were_active_last_stay(
     assert histories.held_bytes == 0
 
 
-async def test_parallel_calls_of_a_session_on_disk_share_its_history(engine: ScriptedEngine, small: Start) -> None:
-    gateway = await small()
-    client = GatewayClient(gateway.url)
-    [session] = await client.create_sessions_async([new_session_id()])
-    messages = [SYSTEM, user("one")]
-    reply = await ask(session, messages)
-    gate = asyncio.Event()
-    engine.faults.extend([Fault(gate=gate)] * 3)
-    calls = [asyncio.ensure_future(ask(session, [*messages, reply, user(f"part {i}")])) for i in range(3)]
-    async with asyncio.timeout(30):
-        while len(engine.calls) < 4:  # noqa: ASYNC110  (at the other end of a socket)
-            await asyncio.sleep(0.005)
-    gate.set()
-    await asyncio.gather(*calls)
-    assert histories_of(gateway).held_bytes == 0
-    turns = (await client.fetch_async([session.session_id]))[session.session_id].turns
-    assert {t.parent_turn for t in turns[1:]} == {turns[0].turn_id}
-    assert sorted(str(t.branch_reason) for t in turns[1:]) == ["None", "parallel_calls", "parallel_calls"]
-
-
 async def test_an_agent_that_hangs_up_while_its_history_is_read_leaves_nothing_pinned(
     engine: ScriptedEngine, small: Start
 ) -> None:

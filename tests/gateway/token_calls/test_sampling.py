@@ -18,8 +18,6 @@ from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, 
 from agentcore_rl_toolkit.gateway.config import Limits
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
-from agentcore_rl_toolkit.gateway.token_calls.mode import impose
-from agentcore_rl_toolkit.messages.dialects import ModelRequest
 
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 USER = {"role": "user", "content": "What is 2 + 3?"}
@@ -220,21 +218,6 @@ async def test_a_json_schema_and_a_required_call_are_enforced_by_the_engine(
     assert free == [{}, {}]
 
 
-async def test_an_engines_own_names_for_constraints_pass(engine: ScriptedEngine, start_gateway: Start) -> None:
-    asked = {
-        "vllm": ({"guided_regex": "[0-9]+"}, {"structured_outputs": {"choice": ["a", "b"]}}),
-        "sglang": ({"regex": "[0-9]+"}, {"ebnf": 'root ::= "a"'}),
-    }
-    for kind, bodies in asked.items():
-        session = await opened(await start_gateway(engine, engine=kind, model_dir=str(MODEL)))
-        for body in bodies:
-            status, reply = await ask(session, **body)
-            assert status == 200, reply
-    sampling = [c.body["sampling_params"] for c in engine.calls]
-    assert [s.get("structured_outputs") for s in sampling[:2]] == [{"regex": "[0-9]+"}, {"choice": ["a", "b"]}]
-    assert (sampling[2]["regex"], sampling[3]["ebnf"]) == ("[0-9]+", 'root ::= "a"')
-
-
 @pytest.mark.parametrize(
     ("kind", "asked", "param"),
     [
@@ -259,19 +242,3 @@ async def test_what_cannot_be_honoured_is_a_400_that_names_the_field(
     assert status == 400, reply
     assert json.loads(reply)["error"]["param"] == param
     assert engine.calls == []
-
-
-async def test_images_reach_an_engine_that_takes_messages(engine: ScriptedEngine, start_gateway: Start) -> None:
-    session = await opened(await start_gateway(engine))
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
-    messages = [{"role": "user", "content": [{"type": "text", "text": "what is this?"}, image]}]
-    status, reply = await ask(session, messages=messages)
-    assert status == 200, reply
-    assert engine.calls[0].body["messages"] == messages
-
-
-def test_settings_reach_the_template_and_the_rest_of_the_request() -> None:
-    asked = ModelRequest(dialect="chat", model="m", template_kwargs={"a": 1})
-    impose(asked, {"chat_template_kwargs": {"enable_thinking": False}, "n": 2, "reasoning_effort": "low", "odd": 3})
-    assert asked.template_options() == {"a": 1, "enable_thinking": False, "reasoning_effort": "low"}
-    assert (asked.n, asked.sampling.other) == (2, {"odd": 3})

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.messages.dialects.arguments import StandardNumbers, standard, value_of
@@ -36,7 +36,6 @@ def named(value: Any) -> Any:
     return {k: named(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
-@settings(max_examples=100, deadline=None)
 @given(value=values, data=st.data(), ascii_only=st.booleans())
 def test_such_numbers_are_strings_with_their_names_in_any_slices(
     value: Any, data: st.DataObject, ascii_only: bool
@@ -50,7 +49,6 @@ def test_such_numbers_are_strings_with_their_names_in_any_slices(
     assert msgspec.json.decode(reply) == named(value)
 
 
-@settings(max_examples=100, deadline=None)
 @given(text=st.text(alphabet='aN"\\ e19-{}:,', max_size=30), data=st.data())
 @example(text="1" * 1000, data=None)
 def test_whatever_else_it_is_stays_as_it_is(text: str, data: Any) -> None:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.messages.dialects import DIALECTS, ModelRequest, RequestError, context_overflow
@@ -342,7 +342,6 @@ FIELDS = [
 ]
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     name=st.sampled_from(sorted(DIALECTS)),
     fields=st.dictionaries(st.sampled_from(FIELDS), ANY_JSON, max_size=3),

@@ -69,6 +69,7 @@ def accepts(
     return accepts
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", FORCED)
 def test_the_engines_grammar_takes_the_templates_own_calls_and_no_answer_without(
     family: str, renderer_for: Callable[[str], Renderer], tools: Any, accepts: Callable[..., bool]

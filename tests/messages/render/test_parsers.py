@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.errors import CaptureError
@@ -564,7 +564,6 @@ FRAGMENTS = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.sampled_from(sorted(GRAMMARS)), FRAGMENTS, st.data(), st.booleans(), st.booleans())
 def test_slices_never_change_what_is_read(grammar, text, data, with_tools, opened) -> None:
     tools = TOOLS if with_tools else None
@@ -577,7 +576,6 @@ def test_slices_never_change_what_is_read(grammar, text, data, with_tools, opene
         assert whole["calls"] == []
 
 
-@settings(max_examples=130, deadline=None)
 @given(st.sampled_from(["hermes", "qwen_coder", "glm", "deepseek", "dsml"]), FRAGMENTS)
 def test_an_answer_without_a_call_is_given_exactly_as_sampled(grammar, text) -> None:
     found = read(grammar, [text])
@@ -585,7 +583,6 @@ def test_an_answer_without_a_call_is_given_exactly_as_sampled(grammar, text) -> 
         assert found["content"] == text.lstrip("\n")
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.text(max_size=60))
 def test_plain_text_comes_through_unchanged(text) -> None:
     # Blank lines at the very start are the template's.
@@ -640,7 +637,6 @@ JSON_VALUES = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.dictionaries(st.text(max_size=6), JSON_VALUES, max_size=4),
     st.sampled_from(["hermes", "deepseek", "dsml", "harmony"]),
@@ -662,7 +658,6 @@ def test_any_json_arguments_come_back_as_they_were(arguments, grammar) -> None:
     assert read(grammar, [text]) == expect(status="parsed", calls=[("now", arguments)])
 
 
-@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_decoding_in_slices_is_decoding_the_whole(data, renderer_for) -> None:
     tokenizer = renderer_for(data.draw(st.sampled_from(["qwen3", "harmony"]))).tokenizer
@@ -675,7 +670,6 @@ def test_decoding_in_slices_is_decoding_the_whole(data, renderer_for) -> None:
     assert "".join([*pieces, decoder.finish()]) == tokenizer.decode(ids)
 
 
-@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_streaming_ids_gives_what_parsing_gives(data, renderer_for) -> None:
     renderer = renderer_for("qwen3")
@@ -694,7 +688,6 @@ def test_streaming_ids_gives_what_parsing_gives(data, renderer_for) -> None:
     assert "<|im_end|>" not in whole.content or "<|im_end|>" in text
 
 
-@settings(max_examples=100, deadline=None)
 @given(text=st.text(max_size=10))
 def test_bytes_of_tokens_joined_are_the_texts_bytes(text, renderer_for) -> None:
     tokenizer = renderer_for("qwen3").tokenizer

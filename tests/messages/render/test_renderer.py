@@ -7,7 +7,6 @@ import re
 import shutil
 import threading
 from array import array
-from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -635,44 +634,6 @@ def test_rendering_equals_what_transformers_gives(family, model_dir, renderer, t
     ours = renderer.encode(renderer.template.render([SYSTEM, USER, message, result("r")], tools=tools))
     assert ours == list(theirs)
     assert Tokenizer.from_transformers(loaded).encode("hello <|im_end|>") == renderer.encode("hello <|im_end|>")
-
-
-def test_a_turn_late_in_a_session_costs_what_an_early_one_costs(renderer_for, monkeypatch) -> None:
-    renderer = renderer_for("qwen3")
-    work: Counter[str] = Counter()  # characters that the template wrote and the tokenizer read
-    encode, render = renderer.tokenizer.encode, type(renderer.template).render
-
-    def counted_encode(text: str, **options: Any) -> Any:
-        work["encoded"] += len(text)
-        return encode(text, **options)
-
-    def counted_render(*args: Any, **options: Any) -> Any:
-        text = render(*args, **options)
-        work["rendered"] += len(text)
-        return text
-
-    monkeypatch.setattr(renderer.tokenizer, "encode", counted_encode)
-    monkeypatch.setattr(type(renderer.template), "render", counted_render)
-    conversation = renderer.conversation()
-    messages: list[dict[str, Any]] = [SYSTEM, USER]
-    of_turn: list[Counter[str]] = []
-    completion = renderer.encode("word " * 140 + "<|im_end|>")
-    for number in range(200):
-        text = f"answer {number} " + "word " * 140
-        work.clear()
-        # Messages as they come off the wire: equal, but not the same objects.
-        prompt = renderer.render(conversation, json.loads(json.dumps(messages)))
-        assert len(json.loads(prompt.json)) == prompt.length
-        renderer.commit(conversation, prompt, completion, answer(text), turn_id=f"t{number}")
-        of_turn.append(work.copy())
-        messages += [answer(text), {"role": "user", "content": f"question {number} " + "more " * 30}]
-    assert prompt.length > 50_000
-    early, late = (
-        {what: sorted(turn[what] for turn in turns)[10] for what in ("encoded", "rendered")}
-        for turns in (of_turn[2:22], of_turn[180:])
-    )
-    assert 0 < late["encoded"] < 2 * early["encoded"]
-    assert late["rendered"] < 2 * early["rendered"], (early, late)
 
 
 def test_the_first_blank_of_a_text_completion_is_kept(tmp_path, model_dir) -> None:
