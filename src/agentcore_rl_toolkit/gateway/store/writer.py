@@ -139,7 +139,7 @@ class Store:
     def commit(self) -> None:
         """Store what is queued."""
         self._scheduled = False
-        if self.wal.held or not self._queue:
+        if not self._queue:
             return
         calls, self._queue.calls = self._queue.calls, []
         if self.failed is not None and time.monotonic() < self._retry_at:
@@ -178,7 +178,6 @@ class Store:
                     call.done(None)
         for done in after:
             done(None)
-        self._move_log()
 
     def _failed(self, calls: list[QueuedCall], error: sqlite3.Error) -> None:
         """A transaction was refused."""
@@ -263,7 +262,7 @@ class Store:
 
     def tend(self) -> None:
         """Try a disk that refused again, though nobody appends; and give space back."""
-        if self.failed is not None and time.monotonic() >= self._retry_at and not self.wal.held:
+        if self.failed is not None and time.monotonic() >= self._retry_at:
             self._retry_at = time.monotonic() + _RETRY_S
             try:
                 self._write([], probe=True)
@@ -274,10 +273,7 @@ class Store:
                 self._database.execute("DELETE FROM settings WHERE name = 'probe'")
         if self.failed is None:
             self._tidy_soon()
-
-    def _move_log(self) -> None:
-        if self._loop is not None:
-            self.wal.move_soon(self.commit)
+        self.wal.tend()
 
     def _tidy_soon(self) -> None:
         if not self._tidying and self._loop is not None and self.space.untidy:
@@ -289,12 +285,11 @@ class Store:
         if self._loop is None:
             return
         try:
-            if not self.wal.held and self.failed is None:
+            if not self.wal.moving and self.failed is None:
                 self.space.tidy()
         except sqlite3.Error as e:
             log.error("removing deleted calls failed, and is tried again: %s", trouble(e, self.path))
             return
-        self._move_log()
         self._tidy_soon()
 
     @property
@@ -317,10 +312,10 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        self._loop, self.wal.held = None, False
+        self._loop = None
+        self.wal.close()  # behind a checkpoint, which locks the file
         if self._queue:
             self.commit()
-        self.wal.close()
         if self.path is not None:
             self.reader.close()
         self._database.close()  # which moves the write-ahead log into the file
