@@ -16,7 +16,7 @@ import pytest
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import ConfigError, GatewayError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
-from agentcore_rl_toolkit.gateway.export_rows import stored_sessions
+from agentcore_rl_toolkit.gateway.export import stored_sessions
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.store.reader import open_reader
 from agentcore_rl_toolkit.gateway.store.schema import FILE, FORMAT, TABLES
