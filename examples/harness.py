@@ -42,8 +42,9 @@ from agentcore_rl_toolkit.backends import (
     collect_async,
 )
 from agentcore_rl_toolkit.cli.output.terminal import visible
+from agentcore_rl_toolkit.cli.servers.vllm import MODEL_ID
 from agentcore_rl_toolkit.cli.training.services import Services
-from agentcore_rl_toolkit.cli.training.stack import MODEL_ID, QUIET, Stack, Upstream, start, use_local_credentials
+from agentcore_rl_toolkit.cli.training.stack import QUIET, Stack, Upstream, start, use_local_credentials
 from agentcore_rl_toolkit.errors import AgentCoreRLError
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.gateway.config import ADMIN_KEY_ENV

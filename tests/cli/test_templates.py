@@ -17,8 +17,9 @@ import pytest
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.backends.collection.collect import CollectConfig, GroupRequest, collect_async
 from agentcore_rl_toolkit.cli.init import FRAMEWORKS, write
+from agentcore_rl_toolkit.cli.servers.vllm import MODEL_ID
 from agentcore_rl_toolkit.cli.training.services import Services
-from agentcore_rl_toolkit.cli.training.stack import MODEL_ID, QUIET
+from agentcore_rl_toolkit.cli.training.stack import QUIET
 from agentcore_rl_toolkit.gateway import GatewayClient
 
 from ..conftest import MakeEnvironment

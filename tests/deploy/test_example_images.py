@@ -27,8 +27,9 @@ from moto.server import ThreadedMotoServer
 
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.backends import CollectConfig, CollectedRollout, GroupRequest, collect_async
+from agentcore_rl_toolkit.cli.servers.vllm import MODEL_ID
 from agentcore_rl_toolkit.cli.training.services import Services
-from agentcore_rl_toolkit.cli.training.stack import MODEL_ID, use_local_credentials
+from agentcore_rl_toolkit.cli.training.stack import use_local_credentials
 from agentcore_rl_toolkit.deploy.artifact import put_wheel_beside
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.gateway.config import ADMIN_KEY_ENV

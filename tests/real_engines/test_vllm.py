@@ -20,9 +20,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from agentcore_rl_toolkit.backends import CollectConfig, GroupRequest, collect_async
+from agentcore_rl_toolkit.cli.servers.vllm import MODEL_ID
 from agentcore_rl_toolkit.cli.training.run import TPS_LIMIT, example
 from agentcore_rl_toolkit.cli.training.services import Services
-from agentcore_rl_toolkit.cli.training.stack import MODEL_ID, QUIET, Upstream, start
+from agentcore_rl_toolkit.cli.training.stack import QUIET, Upstream, start
 from agentcore_rl_toolkit.client import RolloutClient
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import WeightsError
