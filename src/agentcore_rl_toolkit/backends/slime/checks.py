@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
 
 from ...errors import ConfigError
 from ..settings import check_numbers
@@ -43,45 +43,8 @@ _REFUSED_FLAGS = {
 }
 
 
-class Run(Protocol):
-    """The settings of a run that depend on each other."""
-
-    @property
-    def model_type(self) -> str: ...
-
-    @property
-    def extra_flags(self) -> tuple[str, ...]: ...
-
-    @property
-    def rollout_batch_size(self) -> int: ...
-
-    @property
-    def over_sampling_batch_size(self) -> int | None: ...
-
-    @property
-    def num_gpus(self) -> int: ...
-
-    @property
-    def tp_size(self) -> int: ...
-
-    @property
-    def rollout_gpus_per_engine(self) -> int: ...
-
-    @property
-    def rollout_num_gpus(self) -> int | None: ...
-
-    @property
-    def reward_postprocessing(self) -> str: ...
-
-    @property
-    def mode(self) -> str: ...
-
-    @property
-    def rollout_gpus(self) -> int: ...
-
-
-def check(runner: Run) -> None:
-    """Raises: ConfigError naming the setting."""
+def check(runner: Any) -> None:
+    """The settings of a `SlimeRunner` that depend on each other. Raises: ConfigError naming the setting."""
     if not _MODEL_TYPE.fullmatch(runner.model_type):
         raise ConfigError(f"model_type {runner.model_type!r} must be a name like those under slime/scripts/models")
     check_numbers(

@@ -1,6 +1,6 @@
-"""`SlimeRunner`: launch slime with its rollouts on AgentCore, with the fields and defaults of the published toolkit.
+"""`SlimeRunner`: launch slime with its rollouts on AgentCore, as a job of a Ray cluster that runs already.
 
-It kills no process it did not start and stops no Ray cluster it did not start; `dry_run` prints the exact command.
+Fields and defaults are those of the published toolkit; `dry_run` prints the exact command.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,9 +21,9 @@ from ...errors import ConfigError
 from ...store.names import path_of
 from ..data import read_rows
 from ..settings import Plan, check_run, from_mapping, read_settings, with_environment
-from . import cluster, trained
+from . import jobs, trained
 from .checks import check
-from .cluster import SlimeError
+from .jobs import SlimeError
 from .rows import prepare_data
 from .settings import SlimeRolloutSettings
 
@@ -119,25 +119,18 @@ class SlimeRunner(SlimeRolloutSettings):
             raise ConfigError("cannot start slime: " + "; ".join(plan.needs))
         command = list(plan.command or ())
         job_id = command[command.index("--submission-id") + 1]
+        jobs.check_cluster(self._job_address())
         self._write_inputs()
-        head: cluster.Head | None = None
-        with cluster.signals_end_the_run():
+        with jobs.signals_end_the_run():
             try:
-                address = self._job_address()
-                if self.ray_address is None and not cluster.answers(address):
-                    head = cluster.Head(self.num_gpus if self.mode == "sync" else self.num_gpus + self.rollout_gpus)
-                    command = [head.address if word == address else word for word in command]
-                    address = head.address
-                code = cluster.run_job(command, plan.environment, job_id=job_id, address=address)
+                code = jobs.run_job(command, plan.environment, job_id=job_id, address=self._job_address())
             finally:
                 self.job_path.unlink(missing_ok=True)  # it may hold keys, and the folder is shown to others
-                if head is not None:
-                    head.stop()
                 if self.keeps_trainer_numbers:
                     trained.take_rest(self.record_folder)
         if code:
             raise SlimeError(f"slime ended with exit code {code} (Ray job {job_id}); its log is above")
-        return replace(plan, command=command)
+        return plan
 
     # -- plan ---------------------------------------------------------------------------------------------------------
 
@@ -170,7 +163,7 @@ class SlimeRunner(SlimeRolloutSettings):
             ("deadline", f"rollout {self.acr_timeout:g} s, {self.acr_tps_limit} requests/s"),
             ("slime config", str(self.config_path)),
             ("job environment", ", ".join(self._job_environment())),
-            ("ray", self.ray_address or "the local cluster, started if there is none"),
+            ("ray", self._job_address()),
         ]
         return Plan(backend="slime", facts=facts, command=command, needs=self._missing())
 
@@ -324,7 +317,7 @@ class SlimeRunner(SlimeRolloutSettings):
         return {**{name: os.environ[name] for name in self.job_env if os.environ.get(name)}, **own}
 
     def _job_address(self) -> str:
-        return self.ray_address or f"http://127.0.0.1:{cluster.DASHBOARD_PORT}"
+        return self.ray_address or jobs.ADDRESS
 
     def _new_job_id(self) -> str:
         """Ours, so that a run that is interrupted can stop its job."""
