@@ -15,9 +15,8 @@ from .._servers.host_check import HostCheck
 from .._servers.process import listen
 from ..errors import ConfigError, GatewayError
 from ..messages.errors import RequestError
-from .admin.health import Lag, StoredState
-from .admin.parts import Parts
 from .admin.routes import Admin
+from .admin.state import Lag, Parts, StoredState
 from .calls.context import Context
 from .calls.running import RunningCalls
 from .config import GatewayConfig

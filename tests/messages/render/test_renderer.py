@@ -20,7 +20,6 @@ from agentcore_rl_toolkit.messages.render import (
     ChatTemplate,
     PastCall,
     Renderer,
-    Tokenizer,
     algebra,
     examine,
     replay,
@@ -633,7 +632,6 @@ def test_rendering_equals_what_transformers_gives(family, model_dir, renderer, t
     )
     ours = renderer.encode(renderer.template.render([SYSTEM, USER, message, result("r")], tools=tools))
     assert ours == list(theirs)
-    assert Tokenizer.from_transformers(loaded).encode("hello <|im_end|>") == renderer.encode("hello <|im_end|>")
 
 
 def test_the_first_blank_of_a_text_completion_is_kept(tmp_path, model_dir) -> None:

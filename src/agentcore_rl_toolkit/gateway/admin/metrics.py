@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-from .parts import Parts
+from .state import Parts
 
 _HELP = {
     "calls": "Model calls received from agents",

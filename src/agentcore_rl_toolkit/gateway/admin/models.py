@@ -17,7 +17,7 @@ from ..http.messages import Request
 from ..http.structure import check_structure
 from ..sessions.session import Session
 from ..upstreams.requests import get, post
-from .parts import Parts
+from .state import Parts
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from ..http.messages import Request, decode_body
 from ..sessions.session import Session
 from ..sessions.settings import SessionSettings
 from .answers import Handler
-from .parts import Parts
 from .sessions import SessionRoutes
+from .state import Parts
 
 _to_json = msgspec.json.Encoder().encode
 

@@ -14,9 +14,9 @@ from ..http.structure import check_structure
 from .answers import Answers, Handler
 from .metrics import exposition, snapshot
 from .models import ModelRoutes
-from .parts import Parts
 from .rllm import RLLMRoutes
 from .sessions import SessionRoutes
+from .state import Parts
 
 
 class WeightVersion(msgspec.Struct):

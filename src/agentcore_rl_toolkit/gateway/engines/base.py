@@ -50,6 +50,13 @@ def stops(ours: list[int], asked: Mapping[str, Any]) -> list[int]:
     return sorted({*(() if asked.get("ignore_eos") else ours), *(asked.get("stop_token_ids") or ())})
 
 
+# What every engine but Tinker's honours.
+_COMMON = """
+    n seed min_p top_k logit_bias presence_penalty frequency_penalty repetition_penalty stop
+"""
+COMMON = frozenset(_COMMON.split())
+
+
 class GenerationStream(Protocol):
     """Bytes of a streamed answer -> pieces."""
 

@@ -21,7 +21,7 @@ from ...messages.dialects.canonical import ModelRequest
 from ...messages.errors import NOT_JSON
 from ..capture.events import EventReader
 from . import constraints
-from .base import Piece, WeightSpan, changes, stops, version_of
+from .base import COMMON, Piece, WeightSpan, changes, stops, version_of
 
 _encode = msgspec.json.Encoder().encode
 _RENAMED = {"max_tokens": "max_new_tokens", "seed": "sampling_seed", "min_tokens": "min_new_tokens"}
@@ -59,23 +59,7 @@ class SGLangEngine:
     (``--enable-return-routed-experts``).
     """
 
-    features = (
-        _SAMPLER
-        | _FORMS
-        | frozenset(
-            {
-                "n",
-                "seed",
-                "min_p",
-                "top_k",
-                "logit_bias",
-                "presence_penalty",
-                "frequency_penalty",
-                "repetition_penalty",
-                "stop",
-            }
-        )
-    )
+    features = COMMON | _SAMPLER | _FORMS
 
     def __init__(self, *, name: str = "sglang", experts: bool = False) -> None:
         self.name = name

@@ -18,7 +18,7 @@ from ...messages.errors import NOT_JSON
 from ..capture.events import EventReader
 from ..capture.experts import binary
 from . import constraints
-from .base import Piece, WeightSpan, changes, stops, version_of
+from .base import COMMON, Piece, WeightSpan, changes, stops, version_of
 
 _encode = msgspec.json.Encoder().encode
 
@@ -62,23 +62,9 @@ _FORMS = frozenset({"response_format", "tool_choice", "parallel_tool_calls"}) | 
 class VLLMEngine:
     """See the module. ``constrains``: it can hold an answer to a form; the built-in policy cannot."""
 
-    _common = frozenset(
-        {
-            "n",
-            "seed",
-            "min_p",
-            "top_k",
-            "logit_bias",
-            "presence_penalty",
-            "frequency_penalty",
-            "repetition_penalty",
-            "stop",
-        }
-    )
-
     def __init__(self, *, name: str = "vllm", constrains: bool = True) -> None:
         self.name = name
-        self.features = self._common | _SAMPLER | _FORMS if constrains else self._common
+        self.features = COMMON | _SAMPLER | _FORMS if constrains else COMMON
 
     def request(
         self, prompt_json: bytes, asked: ModelRequest, *, max_tokens: int, stop_token_ids: list[int], stream: bool

@@ -7,7 +7,7 @@ import hashlib
 import logging
 from collections.abc import Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -36,6 +36,12 @@ class _Tokenizer(msgspec.Struct):
     template: str = ""
 
 
+class MakeRenderer(Protocol):
+    """Makes the renderer of a model directory: `Renderer.from_path`, or another package's with the same methods."""
+
+    def __call__(self, path: str, /, *, template: str | None, parser: str | None) -> Renderer: ...
+
+
 class TokenMode:
     """The model's renderer, the thread that uses it, and the histories of the sessions."""
 
@@ -62,12 +68,14 @@ class TokenMode:
         task.add_done_callback(self._cancelling.discard)
 
 
-def load(directory: str, config: GatewayConfig, sessions: Sessions) -> TokenMode:
+def load(
+    directory: str, config: GatewayConfig, sessions: Sessions, make_renderer: MakeRenderer = Renderer.from_path
+) -> TokenMode:
     """Token mode with the model in `directory`. Raises: ConfigError, MissingExtraError."""
     unfit = [u.url for u in config.upstreams if u.engine == "openai"]
     if unfit:
         raise ConfigError(f"{unfit[0]} takes no token ids (engine openai); leave --model out, or give its engine")
-    renderer = Renderer.from_path(directory, template=config.template, parser=config.parser)
+    renderer = make_renderer(directory, template=config.template, parser=config.parser)
     first = _first_call(
         sessions.store,
         renderer.tokenizer.vocabulary_digest(),

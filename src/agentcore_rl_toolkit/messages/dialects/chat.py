@@ -20,26 +20,11 @@ from .sse import encode_event
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 # Present in requests of real clients, without effect on the answer of a self-hosted model.
-_NO_EFFECT = (
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "prompt_cache_options",
-    "return_token_ids",
-    "return_prompt_token_ids",
-    "return_tokens_as_token_ids",
-    "return_routed_experts",
-    "return_meta_info",
-    "request_id",
-    "cache_salt",
-    "include_reasoning",
-    "separate_reasoning",
-    "add_special_tokens",
-)
+_NO_EFFECT = """
+    user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options
+    return_token_ids return_prompt_token_ids return_tokens_as_token_ids return_routed_experts return_meta_info
+    request_id cache_salt include_reasoning separate_reasoning add_special_tokens
+"""
 
 
 def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
@@ -53,22 +38,14 @@ def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
     stream_options = fields.take("stream_options", dict) or {}
     template_kwargs = fields.template_kwargs()
     effort = fields.take("reasoning_effort", str)
-    for name, why in (
-        ("audio", "there is no audio output"),
-        ("prediction", "predicted outputs are not served"),
-        ("web_search_options", "there is no web search"),
-        ("functions", "use tools instead"),
-        ("function_call", "use tool_choice instead"),
-        ("echo", "it would repeat the prompt inside the answer"),
-        ("continue_final_message", "an answer always starts a new message"),
-        ("chat_template", "the template of the model is used"),
-        ("prompt_logprobs", "logprobs are given for sampled tokens only"),
+    fields.refuse_all()
+    for name, why, unless in (
+        ("continue_final_message", "an answer always starts a new message", (False,)),
+        ("add_generation_prompt", "an answer always starts a new message", (True,)),
+        ("chat_template", "the template of the model is used", ()),
+        ("prompt_logprobs", "logprobs are given for sampled tokens only", (False,)),
     ):
-        fields.refuse(name, why, unless=(False,))
-    fields.refuse("modalities", "only text is served", unless=(["text"],))
-    fields.refuse("verbosity", "the model has no such setting", unless=("medium",))
-    fields.refuse("add_generation_prompt", "an answer always starts a new message", unless=(True,))
-    fields.refuse("best_of", "every sample is returned", unless=(1,))
+        fields.refuse(name, why, unless=unless)
     request = ModelRequest(
         dialect="chat",
         model=fields.take("model", str) or "",
@@ -88,7 +65,7 @@ def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
     )
     if request.top_logprobs and not request.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
-    fields.ignore(*_NO_EFFECT)
+    fields.ignore(*_NO_EFFECT.split())
     fields.done()
     return request
 

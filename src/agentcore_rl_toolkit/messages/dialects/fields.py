@@ -19,31 +19,33 @@ MAX_STOP_CHARACTERS = 16_384  # of all stop strings; each token of an answer is 
 # Sampling parameters that engines take beside OpenAI's; they pass through by name. Source: vLLM's and SGLang's
 # request models.
 _IDS = ("stop_token_ids", "allowed_token_ids")
-ENGINE_PARAMETERS = frozenset(
-    {
-        "allowed_token_ids",
-        "bad_words",
-        "ebnf",
-        "guided_choice",
-        "guided_grammar",
-        "guided_json",
-        "guided_regex",
-        "ignore_eos",
-        "include_stop_str_in_output",
-        "json_schema",
-        "length_penalty",
-        "min_tokens",
-        "no_stop_trim",
-        "priority",
-        "regex",
-        "skip_special_tokens",
-        "spaces_between_special_tokens",
-        "stop_token_ids",
-        "structured_outputs",
-        "thinking_token_budget",
-        "truncate_prompt_tokens",
-    }
-)
+_ENGINE_PARAMETERS = """
+    allowed_token_ids bad_words ebnf guided_choice guided_grammar guided_json guided_regex ignore_eos
+    include_stop_str_in_output json_schema length_penalty min_tokens no_stop_trim priority regex skip_special_tokens
+    spaces_between_special_tokens stop_token_ids structured_outputs thinking_token_budget truncate_prompt_tokens
+"""
+ENGINE_PARAMETERS = frozenset(_ENGINE_PARAMETERS.split())
+
+_ENGINES_OWN = """
+    bootstrap_host bootstrap_port bootstrap_room custom_logit_processor data_parallel_rank disagg_prefill_dp_rank
+    ec_transfer_params kv_transfer_params lora_path rid routed_dp_rank session_params
+"""
+# What OpenAI's chat and text completions are refused: field -> why, and the values under which it asks for nothing.
+REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "audio": ("there is no audio output", ()),
+    "modalities": ("only text is served", (["text"],)),
+    "prediction": ("predicted outputs are not served", ()),
+    "web_search_options": ("there is no web search", ()),
+    "functions": ("use tools instead", ()),
+    "function_call": ("use tool_choice instead", ("auto", "none")),
+    "verbosity": ("the model has no such setting", ("medium",)),
+    "suffix": ("there is no insertion", ()),
+    "echo": ("it would repeat the prompt inside the answer", (False,)),
+    "best_of": ("every sample is returned; use n", (1,)),
+    "use_beam_search": ("beams are no samples of the policy, nothing could be trained on them", (False,)),
+    "prompt_embeds": ("a prompt without token ids cannot be recorded", ()),
+    **dict.fromkeys(_ENGINES_OWN.split(), ("it reaches beyond this call, into the engine's own affairs", ())),
+}
 
 
 def decode_body(body: bytes) -> dict[str, Any]:
@@ -145,6 +147,11 @@ class Fields:
         value = self._left.pop(field, None)
         if value is not None and value not in unless and value not in ([], {}, ""):
             raise unsupported(self.name(field), why)
+
+    def refuse_all(self) -> None:
+        """Refuse what is in `REFUSED`."""
+        for field, (why, unless) in REFUSED.items():
+            self.refuse(field, why, unless=unless)
 
     def ignore(self, *fields: str) -> None:
         """Take members that have no effect here."""

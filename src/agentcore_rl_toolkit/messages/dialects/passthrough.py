@@ -14,7 +14,7 @@ from collections.abc import Collection
 import msgspec
 
 from ..errors import RequestError, unsupported
-from .fields import ENGINE_PARAMETERS
+from .fields import ENGINE_PARAMETERS, REFUSED
 
 Fields = dict[str, msgspec.Raw]
 
@@ -53,27 +53,6 @@ _PARTICULAR = {"vllm": frozenset(_ONLY_VLLM.split()), "sglang": frozenset(_ONLY_
 _PARTICULAR["sglang-experts"] = _PARTICULAR["sglang"]
 _ANY_PARTICULAR = _PARTICULAR["vllm"] | _PARTICULAR["sglang"]
 
-_ENGINES_OWN = """
-    bootstrap_host bootstrap_port bootstrap_room custom_logit_processor data_parallel_rank disagg_prefill_dp_rank
-    ec_transfer_params kv_transfer_params lora_path rid routed_dp_rank session_params
-"""
-_BEYOND = "it reaches beyond this call, into the engine's own affairs"
-# field -> why, and the values (as JSON) under which it asks for nothing
-_REFUSED: dict[str, tuple[str, tuple[bytes, ...]]] = {
-    "audio": ("there is no audio output", ()),
-    "modalities": ("only text is served", (b'["text"]',)),
-    "prediction": ("predicted outputs are not served", ()),
-    "web_search_options": ("there is no web search", ()),
-    "functions": ("use tools instead", ()),
-    "function_call": ("use tool_choice instead", (b'"auto"', b'"none"')),
-    "verbosity": ("the model has no such setting", (b'"medium"',)),
-    "suffix": ("there is no insertion", ()),
-    "echo": ("it would repeat the prompt inside the answer", ()),
-    "best_of": ("every sample is returned; use n", (b"1",)),
-    "use_beam_search": ("beams are no samples of the policy, nothing could be trained on them", ()),
-    "prompt_embeds": ("a prompt without token ids cannot be recorded", ()),
-    **dict.fromkeys(_ENGINES_OWN.split(), (_BEYOND, ())),
-}
 _NOTHING = (b"null", b"false", b"[]", b"{}", b'""')
 
 
@@ -158,8 +137,8 @@ def _name_the_unknown(fields: Fields, more: Collection[str]) -> None:
     for name, value in fields.items():
         if name in KNOWN or name in more or bytes(value) in _NOTHING:
             continue
-        why, unless = _REFUSED.get(name, ("this gateway does not know the field (--allow-field lets it pass)", ()))
-        if bytes(value) not in unless:
+        why, unless = REFUSED.get(name, ("this gateway does not know the field (--allow-field lets it pass)", ()))
+        if bytes(value) not in map(msgspec.json.encode, unless):
             raise unsupported(name, why)
 
 

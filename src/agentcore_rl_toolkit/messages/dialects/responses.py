@@ -18,18 +18,10 @@ from .chat import tool_choice
 from .fields import MAX_TOOLS, Fields, decode_body
 from .fields import text_of as text_member
 
-_NO_EFFECT = (
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "prompt_cache_options",
-    "stream_options",
-    "max_tool_calls",
-)
+_NO_EFFECT = """
+    user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options
+    stream_options max_tool_calls
+"""
 # Extra output that clients ask for as a matter of habit, and that is given anyway.
 _INCLUDES = ("reasoning.encrypted_content", "message.output_text.logprobs")
 
@@ -87,27 +79,17 @@ def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
         reasoning_effort=effort,
         template_kwargs=fields.template_kwargs(),
         sampling=fields.sampling(("max_output_tokens",)),
-        echo_fields={name: data.get(name) for name in _ECHOED if data.get(name) is not None},
+        echo_fields={name: data.get(name) for name in _ECHOED.split() if data.get(name) is not None},
     )
-    fields.ignore(*_NO_EFFECT)
+    fields.ignore(*_NO_EFFECT.split())
     fields.done()
     return request
 
 
-_ECHOED = (
-    "instructions",
-    "max_output_tokens",
-    "metadata",
-    "parallel_tool_calls",
-    "reasoning",
-    "temperature",
-    "text",
-    "tool_choice",
-    "tools",
-    "top_p",
-    "store",
-    "user",
-)
+_ECHOED = """
+    instructions max_output_tokens metadata parallel_tool_calls reasoning temperature text tool_choice tools top_p
+    store user
+"""
 
 
 def input_messages(items: list[Any]) -> list[dict[str, Any]]:

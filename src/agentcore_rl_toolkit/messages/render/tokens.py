@@ -59,12 +59,7 @@ class Tokenizer:
 
     @classmethod
     def from_path(cls, path: str | Path) -> Tokenizer:
-        """Load from a model directory.
-
-        ``tokenizer.json`` is read directly; a directory without one goes through transformers, which can convert
-        older formats.
-        Raises: ConfigError, MissingExtraError.
-        """
+        """Load ``tokenizer.json`` and what the other files of a model directory say. Raises: ConfigError, MissingExtraError."""
         folder = Path(path)
         config = read_json(folder / "tokenizer_config.json")
         special = special_token_texts(config)
@@ -73,7 +68,9 @@ class Tokenizer:
         eos_ids = generation_eos_ids(folder)
         file = folder / "tokenizer.json"
         if not file.is_file():
-            return cls._converted(folder, special, eos_ids)
+            raise ConfigError(
+                f"{folder} has no tokenizer.json; save_pretrained of a fast tokenizer of transformers writes one"
+            )
         try:
             from tokenizers import Tokenizer as Backend
         except ImportError as e:
@@ -84,29 +81,6 @@ class Tokenizer:
             raise ConfigError(f"{file} is not a tokenizer: {e}") from e
         backend.no_truncation()
         backend.no_padding()
-        return cls(backend, special_tokens=special, eos_ids=eos_ids)
-
-    @classmethod
-    def _converted(cls, folder: Path, special: dict[str, str], eos_ids: list[int]) -> Tokenizer:
-        try:
-            from transformers import AutoTokenizer
-        except ImportError as e:
-            raise missing_extra(f"rendering needs {e.name}", "gateway") from e
-        try:
-            loaded = AutoTokenizer.from_pretrained(str(folder))
-        except (OSError, ValueError) as e:
-            raise ConfigError(f"no tokenizer found in {folder}: {e}") from e
-        return cls.from_transformers(loaded, special_tokens=special, eos_ids=eos_ids)
-
-    @classmethod
-    def from_transformers(
-        cls, loaded: Any, *, special_tokens: dict[str, str] | None = None, eos_ids: Iterable[int] = ()
-    ) -> Tokenizer:
-        """Wrap a fast tokenizer of transformers. Raises: ConfigError for a slow one."""
-        backend = getattr(loaded, "backend_tokenizer", None)
-        if backend is None or not hasattr(backend, "get_added_tokens_decoder"):
-            raise ConfigError(f"{type(loaded).__name__} is not a fast tokenizer; save it with a tokenizer.json")
-        special = {**special_token_texts(dict(loaded.special_tokens_map)), **(special_tokens or {})}
         return cls(backend, special_tokens=special, eos_ids=eos_ids)
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:

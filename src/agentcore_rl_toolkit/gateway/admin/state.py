@@ -1,17 +1,24 @@
-"""What a gateway that is started again has to know though no stored call says it: the weight version and a pause.
+"""What administration shows and changes of a gateway, and what of it outlives a restart: the weight version and a pause.
 
 An administrator's request is answered when what it changed is on the disk.
 """
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+import time
+from collections import Counter
+from collections.abc import Sized
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 import msgspec
 
+from ..calls.outage import Outage
 from ..calls.running import RunningCalls
 from ..config import GatewayConfig
+from ..sessions.registry import Sessions
 from ..store.writer import Store
+from ..upstreams.router import Router
 
 _PAUSED = "paused"
 
@@ -97,3 +104,42 @@ def _state_of(running: RunningCalls, tinker: Samplers | None) -> State:
     if running.paused is not None:
         paused = "reject" if running.paused == "reject" else "hold"
     return State(weight_version=running.weight_version, paused=paused, sampler=models[0] if models else None)
+
+
+@dataclass(kw_only=True)
+class Parts:
+    """The parts of a gateway that its administration shows and changes."""
+
+    config: GatewayConfig
+    counters: Counter[str]
+    sessions: Sessions
+    router: Router
+    running: RunningCalls
+    outage: Outage
+    connections: Sized
+    lag: Lag
+    token_mode: Any  # `token_calls.mode.TokenMode`, or None
+    tinker: Samplers | None
+    state: StoredState
+    started_s: float = field(default_factory=time.time)
+
+    def servers(self) -> list[dict[str, Any]]:
+        """The inference servers, as routes show them."""
+        now = time.monotonic()
+        return [
+            {
+                "worker_id": w.id,
+                "url": w.config.url,
+                "api_path": w.config.api_path,
+                "model_name": w.config.model_name,
+                "engine": w.config.engine,
+                "weight": w.config.weight,
+                "active": w.inflight,
+                "calls": w.calls,
+                "failures": w.total_failures,
+                "healthy": w.resting_until <= now,
+                "active_requests": w.inflight,
+                "draining": w.draining,
+            }
+            for w in self.router.workers.values()
+        ]
