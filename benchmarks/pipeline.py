@@ -10,7 +10,7 @@ cancelled. streamed: `collect_stream` with that many weight versions of `max_sta
 
 Lost: rollouts that were started and never trained. CPU: milliseconds of the core for each rollout.
 
-`--quickstart` adds the real thing (minutes): `agentcore-rl quickstart` with `--staleness` 0, 1 and 2, the rewards of their steps
+`--quickstart` adds the real thing (minutes): `agentcore-rl quickstart` with `staleness` 0, 1 and 2, the rewards of their steps
 side by side. All go through the same problems in the same order, the same number in each step.
 
     python benchmarks/pipeline.py [--quick] [--quickstart [--steps N] [--seed N]] [--training MEDIANS] [--json FILE]
@@ -206,7 +206,7 @@ def quickstart(staleness: int, steps: int | None, seed: int) -> dict[str, Any]:
     """The real quickstart: what its `metrics.jsonl` says."""
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
-        words = ["quickstart", "--staleness", str(staleness), "--seed", str(seed), "--out", str(run_dir)]
+        words = ["quickstart", "--set", f"staleness={staleness}", "--seed", str(seed), "--out", str(run_dir)]
         words += ["--steps", str(steps)] if steps is not None else []
         subprocess.run([sys.executable, "-m", "agentcore_rl_toolkit.cli", *words], check=True, stdout=sys.stderr)
         summary = json.loads((run_dir / "summary.json").read_text())

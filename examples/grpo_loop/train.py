@@ -415,7 +415,7 @@ async def train(
     """
     second = services.evaluation
     if config.eval_every and held_out and second is None:
-        raise ConfigError("eval_every needs a second engine: `agentcore-rl train --eval-every` starts one")
+        raise ConfigError("eval_every needs a second engine: `agentcore-rl train --set eval_every=N` starts one")
     torch.manual_seed(config.seed)
     alone = config.staleness == 0 and not config.eval_every  # then nothing else runs while it trains
     torch.set_num_threads(max(1, (os.cpu_count() or 2) // (1 if alone else 2)))

@@ -23,7 +23,12 @@ from agentcore_rl_toolkit.runs import Query, RunReader, TokenSequence
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(800)]
 
-SMALL = ("--steps", "2", "--groups", "2", "--rollouts", "4", "--held-out", "12")
+
+def small(**settings: int) -> tuple[str, ...]:
+    return tuple(word for name, value in settings.items() for word in ("--set", f"{name}={value}"))
+
+
+SMALL = ("--steps", "2", *small(groups=2, rollouts=4, held_out=12))
 
 
 _started: list[subprocess.Popen[str]] = []
@@ -95,7 +100,7 @@ def events(run_dir: Path) -> list[dict]:  # type: ignore[type-arg]
 
 
 STEPS, HELD_OUT = 2, 4
-WHOLE = ("--steps", str(STEPS), "--groups", "2", "--rollouts", "2", "--held-out", str(HELD_OUT), "--staleness", "1")
+WHOLE = ("--steps", str(STEPS), *small(groups=2, rollouts=2, held_out=HELD_OUT, staleness=1))
 
 
 def changed_agent(folder: Path, line: str, by: str) -> Path:
@@ -212,7 +217,7 @@ class Ended:
 
 def kill_services(folder: Path, victims: Sequence[str]) -> dict[str, Ended]:
     """A run for each victim, which is killed after a step. They come up together: that is most of their work."""
-    arguments = ("--steps", "1000", "--held-out", "2", "--groups", "1", "--rollouts", "2")
+    arguments = ("--steps", "1000", *small(held_out=2, groups=1, rollouts=2))
     runs = {victim: start(folder / victim, *arguments) for victim in victims}
     for victim, process in runs.items():
         wait_for(partial(has_step, folder / victim), 240, process)

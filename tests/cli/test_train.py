@@ -56,7 +56,7 @@ def test_a_new_agent_trains_with_nothing_else_typed_and_goes_on_after_ctrl_c(
     tmp_path: Path, shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--agent", "shop/agent.py", "--data", "shop/train.jsonl", "--eval-data", "shop/eval.jsonl"]
-    words += ["--steps", "3", *SMALL, "--hold-calls", "--eval-every", "1", "--out", "run"]
+    words += ["--steps", "3", *SMALL, "--set", "hold_calls=yes", "--set", "eval_every=1", "--out", "run"]
     run = tmp_path / "run"
     process = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", "agentcore_rl_toolkit", "train", *words],
@@ -233,9 +233,10 @@ def test_a_tracker_that_is_not_installed_names_the_command(tmp_path: Path, monke
         (["--agent", "agent.py", "--data", "absent.jsonl"], "there is no data file"),
         (["--agent", "agent.py", "--data", "empty.jsonl"], "no row"),
         (["--agent", "agent.py", "--data", "rows.jsonl", "--model", "absent"], "there is no model folder"),
-        (["--agent", "agent.py", "--data", "rows.jsonl", "--held-out", "1.5"], "held_out"),
-        (["--agent", "agent.py", "--data", "rows.jsonl", "--learning-rate", "-1"], "learning_rate"),
+        (["--agent", "agent.py", "--data", "rows.jsonl", "--set", "held_out=1.5"], "held_out"),
+        (["--agent", "agent.py", "--data", "rows.jsonl", "--set", "learning_rate=-1"], "learning_rate"),
         (["--config", "typo.toml"], "did you mean `groups`"),
+        (["--set", "gruops=3"], "'gruops' is no setting"),
         (["--backend", "verl", "--agent", "agent.py"], "--data ROWS.jsonl is missing"),
         (["--backend", "verl", "--steps", "3", "--out", "run"], "backend verl takes its settings from --config"),
         (["--backend", "slime"], "backend slime needs --config"),

@@ -205,7 +205,7 @@ def _print_policies(deployment: Deployment, as_json: bool) -> None:
         "trust": ("who may take the execution role", iam.execution_trust(place)),
         "execution": ("what sessions may do", iam.execution(place)),
         "trainer": ("who runs `eval` and `train`", iam.trainer(place)),
-        "doctor": ("who runs `doctor --aws`, beside the trainer's", iam.doctor(place, role=role)),
+        "doctor": ("who runs `doctor --aws`, beside the trainer's", iam.doctor(place)),
         "deployer": ("who runs `deploy`", iam.deployer(place, role=role)),
     }
     build = iam.Build.of(place)

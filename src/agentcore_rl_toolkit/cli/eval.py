@@ -6,10 +6,9 @@ import contextlib
 import functools
 import itertools
 import json
-import os
+import re
 import secrets
 import shlex
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -27,7 +26,6 @@ from ..store.names import path_of
 from .options import as_json, from_environment, sandbox_words, with_sandbox
 from .output.commands import nearby, program
 from .output.terminal import visible
-from .output.waiting import Waiting
 
 if TYPE_CHECKING:
     from ..client import BatchItem
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
     from .training.kept_evaluation import Fetch
     from .training.stack import Stack
 
-READY_WITHIN_S = 120.0  # an agent that loads a large framework takes its time
 SESSIONS_PER_CALL = 1000
 STORE_WITHIN_S = 15.0
 NO_MODEL = "none"
@@ -78,10 +75,10 @@ class Target:
 @click.option("--bucket", help="Bucket or store URL for results [default for a local agent: a folder under --out].")
 @click.option("--concurrency", default=16, show_default=True, type=click.IntRange(min=1), help="Rollouts at a time.")
 @click.option("--repeat", default=1, show_default=True, type=click.IntRange(min=1), help="Rollouts per line.")
-@click.option("--limit", type=click.IntRange(min=1), help="Only the first lines.")
-@click.option("--exp-id", help="Experiment, first part of every key [default: eval-DATA, then eval-DATA-2, ...].")
 @click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for results [default: runs/EXP_ID]."
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for results, whose name begins the records' keys [default: runs/eval-DATA, then eval-DATA-2, ...].",
 )
 @click.option("--resume", is_flag=True, help="Go on with the last run of this data, or the one in --out.")
 @click.option("--base-url", help="Model endpoint; its key is AGENTCORE_RL_MODEL_API_KEY.")
@@ -89,25 +86,8 @@ class Target:
 @from_environment("--api-key", "AGENTCORE_RL_MODEL_API_KEY")
 @click.option("--sampling-params", metavar="JSON", help="Handed to the agent, e.g. '{\"temperature\": 0}'.")
 @click.option("--timeout", default=900.0, show_default=True, type=POSITIVE, help="Seconds per rollout.")
-@click.option(
-    "--retries",
-    default=1,
-    show_default=True,
-    type=click.IntRange(min=0),
-    help="Further attempts of lost, timed out or throttled rollouts.",
-)
-@click.option("--tps-limit", type=POSITIVE, help="Requests per second [default: 25, for a local agent 500].")
-@click.option("--sessions-per-minute", type=POSITIVE, help="New sessions per minute (AgentCore: 400 for containers).")
-@click.option("--endpoint-url", help="Another AgentCore data plane, of a deployed agent.")
 @click.option("--session-env", multiple=True, metavar="K=V", help="A variable for a local agent; may be repeated.")
 @with_sandbox
-@click.option(
-    "--allow-failures",
-    default=0,
-    show_default=True,
-    type=click.IntRange(min=0),
-    help="Exit code 0 with up to so many rollouts that agent or infrastructure failed.",
-)
 @as_json
 @click.pass_context
 def command(context: click.Context, /, **options: Any) -> None:
@@ -118,9 +98,9 @@ def command(context: click.Context, /, **options: Any) -> None:
 
     Failures of the agent and of the policy count as 0, those of the infrastructure do not count; the mean over the rollouts that
     ended ok is printed beside it. Results go to OUT/results.jsonl, results.csv and summary.json, and every rollout for
-    `agentcore-rl view OUT`. Exit code: 0, 1 when more
-    rollouts failed than allowed (the policy's failures are results), 2 on a wrong option, 130 after Ctrl-C, which keeps what is
-    finished and prints the command that goes on.
+    `agentcore-rl view OUT`. Exit code: 0, 1 when
+    rollouts failed (the policy's failures are results), 2 on a wrong option, 130 after Ctrl-C, which keeps what is finished and
+    prints the command that goes on.
 
     \b
     Example:
@@ -132,22 +112,11 @@ def command(context: click.Context, /, **options: Any) -> None:
     from .training.services import ServiceError
 
     _check(options)
-    rows = read_rows(options["data"], limit=options["limit"])
+    rows = read_rows(options["data"])
     exp_id, out = _experiment(options)
     ledger = out / "ledger.jsonl"
     out.mkdir(parents=True, exist_ok=True)
-    shown = (
-        "agent",
-        "data",
-        "model",
-        "repeat",
-        "limit",
-        "model_id",
-        "base_url",
-        "sampling_params",
-        "timeout",
-        "retries",
-    )
+    shown = ("agent", "data", "model", "repeat", "model_id", "base_url", "sampling_params", "timeout")
     write_config(out, {"kind": "eval", "exp_id": exp_id, **{n: options[n] for n in shown if options[n] is not None}})
     try:
         with _target(options, out) as target:
@@ -162,19 +131,18 @@ def command(context: click.Context, /, **options: Any) -> None:
 
         click.echo(visible(f"error: {explain(e)}"), err=True)
         sys.exit(1)
-    if failures > options["allow_failures"]:
+    if failures:
         sys.exit(1)
 
 
 def _experiment(options: dict[str, Any]) -> tuple[str, Path]:
-    """Name and folder: those given, else the next free ones, with --resume the last that are taken. Raises: ConfigError."""
+    """Name and folder: of --out, else the next free ones, with --resume the last that are taken. Raises: ConfigError."""
     first = f"eval-{options['data'].stem}"
-    if options["exp_id"] or options["out"]:
-        exp_id = options["exp_id"] or first
-        out: Path = (options["out"] or Path("runs") / path_of(exp_id)).resolve()
+    if options["out"]:
+        out: Path = options["out"].resolve()
         if (out / "ledger.jsonl").exists() and not options["resume"]:
-            raise ConfigError(f"{nearby(out)} holds a run; go on with --resume, or choose another --out or --exp-id")
-        return exp_id, out
+            raise ConfigError(f"{nearby(out)} holds a run; go on with --resume, or choose another --out")
+        return re.sub(r"[^A-Za-z0-9_-]", "-", out.name)[:99] or first, out
     last = ""
     for number in itertools.count(1):
         exp_id = first if number == 1 else f"{first}-{number}"
@@ -205,15 +173,10 @@ def _check(options: dict[str, Any]) -> None:
             )
         if options["model"] != NO_MODEL:
             options["model"] = model_folder(Path(options["model"]))
-    if _deployed(options):
-        if options["session_env"]:
-            raise ConfigError(
-                "--session-env is for an agent that is served here; a deployed one has variables of its own"
-            )
-        if options["readable"] or options["writable"]:
-            raise ConfigError("--readable and --writable are for an agent that is served here")
-    elif options["endpoint_url"]:
-        raise ConfigError("--endpoint-url is for a deployed agent, given as --agent ARN; a file is served here")
+    if _deployed(options) and (options["session_env"] or options["readable"] or options["writable"]):
+        raise ConfigError(
+            "--session-env, --readable and --writable are for an agent that is served here; a deployed one has its own"
+        )
 
 
 def _check_store(bucket: str, exp_id: str) -> None:
@@ -267,8 +230,8 @@ def _goes_on(context: click.Context, exp_id: str) -> str:
         for single in value if option.multiple else [value]:
             hidden = option.name == "session_env"
             words += [option.opts[0], str(single).partition("=")[0] if hidden else str(single)]
-    if not context.params["exp_id"] and not context.params["out"]:
-        words += ["--exp-id", exp_id]
+    if not context.params["out"]:
+        words += ["--out", str(Path("runs") / path_of(exp_id))]
     return f"{program()} {shlex.join([*words, '--resume'])}"
 
 
@@ -316,8 +279,7 @@ def _evaluate(
             target.arn,
             target.bucket,
             exp_id,
-            tps_limit=options["tps_limit"] or (25.0 if _deployed(options) else 500.0),
-            sessions_per_minute=options["sessions_per_minute"],
+            tps_limit=25.0 if _deployed(options) else 500.0,
             endpoint_url=target.endpoint_url,
             **overrides,
         ) as client,
@@ -328,7 +290,7 @@ def _evaluate(
             options["concurrency"],
             options["timeout"],
             input_ids=[row.input_id for row in rows for _ in range(options["repeat"])],
-            retries=options["retries"],
+            retries=1,
             prepare=prepare,
             resume=options["resume"],
             ledger=ledger,
@@ -347,7 +309,7 @@ def _evaluate(
             summary = summarise(items, time.monotonic() - began_s)
             write_results(out, items, summary)
             kept.event("evaluated", as_facts(summary))
-    if summary.failures > options["allow_failures"]:
+    if summary.failures:
         click.echo(visible(f"error: {_most_frequent(items)}"), err=True)
     click.echo(json.dumps(as_facts(summary), indent=2) if options["as_json"] else visible(summary))
     # What is broken first: the policy's failures are results.
@@ -382,7 +344,7 @@ def _target(options: dict[str, Any], out: Path) -> Iterator[Target]:
     if agent is not None and agent.startswith("arn:") and (stack is None or agent != stack.agent_arn):
         if not options["bucket"]:
             raise ConfigError("--bucket is needed: where does the deployed agent store its results?")
-        yield Target(arn=agent, bucket=options["bucket"], endpoint_url=options["endpoint_url"])
+        yield Target(arn=agent, bucket=options["bucket"], endpoint_url=None)
         return
     file = None if agent is None else Path(agent).resolve()
     if file is not None and not file.is_file() and (stack is None or agent != stack.agent_arn):
@@ -458,34 +420,12 @@ def _texts_of(target: Target) -> TokenTexts | None:
 @contextlib.contextmanager
 def _serve(path: Path, out: Path, session_env: tuple[str, ...], runtime_options: list[str]) -> Iterator[dict[str, Any]]:
     from ..runtime.wire import HANDED, parse_environment
+    from .training.services import Services
 
-    ready = out / f".runtime-{os.getpid()}.json"
-    command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve", "--agent", f"agent={path}"]
-    command += ["--ready-file", str(ready), "--parent-pid", str(os.getpid())]
-    command += ["--state-dir", str(out / "sessions"), *runtime_options]
-    environment = {**os.environ, HANDED: json.dumps(parse_environment(session_env))}
-    with (out / "runtime.log").open("wb") as log:
-        # A group of its own: Ctrl-C reaches this process first, which ends the sessions before their runtime.
-        process = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=environment
-        )
-        try:
-            deadline_s, waiting = time.monotonic() + READY_WITHIN_S, Waiting(f"loading {path}")
-            while not ready.exists():
-                if process.poll() is not None or time.monotonic() > deadline_s:
-                    text = (out / "runtime.log").read_text(errors="replace")[-4000:]
-                    raise LocalRuntimeError(f"the local runtime did not start:\n{text}")
-                waiting()
-                time.sleep(0.05)
-            yield json.loads(ready.read_text())
-        finally:
-            process.terminate()
-            try:
-                process.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            ready.unlink(missing_ok=True)
+    words = ["runtime", "serve", "--agent", f"agent={path}", "--state-dir", str(out / "sessions"), *runtime_options]
+    handed = {HANDED: json.dumps(parse_environment(session_env))}
+    with Services(out / "logs") as services:
+        yield services.wait_ready(services.launch("runtime", words, doing=f"loading {path}", env=handed)).ready
 
 
 def _json_object(text: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -53,18 +52,14 @@ def sandbox_words(readable: Iterable[str], writable: Iterable[str]) -> list[str]
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 
-def engine_options(command: Any) -> Any:
-    """What serves the model, and the Python of its environment."""
-    python = click.option(
-        "--engine-python",
-        type=click.Path(path_type=Path),
-        metavar="PYTHON",
-        help="With --engine vllm: Python of vLLM's environment. [default: .venvs/vllm, or AGENTCORE_RL_ENGINE_PYTHON]",
-    )
-    engine = click.option(
-        "--engine", type=click.Choice(["policy", "vllm"]), help="What serves the model. [default: policy]"
-    )
-    return engine(python(command))
+engine_option = click.option(
+    "--engine",
+    type=click.Choice(["policy", "vllm"]),
+    help="What serves the model; vllm: that of .venvs/vllm, or of the Python AGENTCORE_RL_ENGINE_PYTHON. [default: policy]",
+)
+settings_option = click.option(
+    "--set", "words", multiple=True, metavar="NAME=VALUE", help="Any setting, such as learning_rate=1e-3. Repeatable."
+)
 
 
 def from_environment(name: str, variable: str) -> Callable[[F], F]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import as_json, engine_options, with_sandbox
+from .options import as_json, engine_option, settings_option, with_sandbox
 
 if TYPE_CHECKING:
     from ..backends.tinker.config import TinkerConfig
@@ -22,7 +22,6 @@ BACKENDS = ("loop", "trl", "slime", "verl", "rllm", "tinker")
 @click.option("--agent", type=click.Path(path_type=Path), metavar="FILE", help="The agent's file.")
 @click.option("--data", type=click.Path(path_type=Path), help="What to train on: JSON lines, one payload each.")
 @click.option("--eval-data", type=click.Path(path_type=Path), help="The same, never trained on: run before and after.")
-@click.option("--held-out", type=float, metavar="SHARE", help="Instead of --eval-data: keep this share of the data.")
 @click.option(
     "--model", type=click.Path(path_type=Path), metavar="DIR", help="The model [default: the built-in policy]."
 )
@@ -40,38 +39,11 @@ BACKENDS = ("loop", "trl", "slime", "verl", "rllm", "tinker")
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="YAML, TOML or JSON file with settings; options win over it.",
 )
-@engine_options
-@click.option("--steps", type=click.IntRange(min=1), help="Batches of rollouts. [default: 32]")
+@settings_option
+@engine_option
+@click.option("--steps", type=click.IntRange(min=1), help="Batches of rollouts. [default: 32; slime: 1]")
 @click.option("--groups", type=click.IntRange(min=1), help="Inputs in each batch. [default: 8]")
 @click.option("--rollouts", type=click.IntRange(min=2), help="Rollouts of each input. [default: 8]")
-@click.option("--learning-rate", type=float, help="Peak learning rate. [default: 5e-4, with TRL 4e-4]")
-@click.option(
-    "--staleness",
-    type=click.IntRange(min=0),
-    help="Weight versions a rollout may be behind when it is trained; 0: nothing runs while the trainer trains. [default: 0]",
-)
-@click.option(
-    "--hold-calls", is_flag=True, default=None, help="Change weights between model calls, not while one samples."
-)
-@click.option(
-    "--eval-every",
-    type=click.IntRange(min=1),
-    metavar="STEPS",
-    help="Run the held-out rows every so many steps, beside the training, on a second engine with a copy of the weights.",
-)
-@click.option("--lora-rank", type=click.IntRange(min=0), help="Train adapters of this rank; 0 trains all weights.")
-@click.option(
-    "--policy-failures",
-    type=click.Choice(["score", "mask"]),
-    help="Rollouts whose policy ran out of tokens, turns or context: the agent's reward for them, or left out. [default: score]",
-)
-@click.option("--seed", type=int, help="Seed of the training.")
-@click.option(
-    "--tracker",
-    type=click.Choice(["tensorboard", "wandb", "mlflow"]),
-    multiple=True,
-    help="Send the metrics there too. Repeatable.",
-)
 @click.option("--session-env", multiple=True, metavar="K=V", help="A variable every session sees. Repeatable.")
 @with_sandbox
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the run. [default: runs/...]")
@@ -81,13 +53,12 @@ BACKENDS = ("loop", "trl", "slime", "verl", "rllm", "tinker")
     "--rehearse", is_flag=True, help="tinker: train the built-in policy in this process, without the service."
 )
 @as_json
-@click.option("--num-rollout", type=click.IntRange(min=1), default=1, show_default=True, help="slime: number of steps.")
 def command(
     backend: str,
     config_path: Path | None,
     dry_run: bool,
     rehearse: bool,
-    num_rollout: int,
+    words: tuple[str, ...],
     as_json: bool,
     out: Path | None,
     resume: bool,
@@ -100,8 +71,10 @@ def command(
         agentcore-rl train --agent shop/agent.py --data shop/train.jsonl --eval-data shop/eval.jsonl
 
     With --agent and --data: on this machine, in the loop that the quickstart uses or with TRL. Services that
-    `agentcore-rl up` runs in this folder are used; else they are started for the run. Options win over the --config file, and
-    that over AGENTCORE_RL_TRAIN_STEPS and the like in the environment or a file .env.
+    `agentcore-rl up` runs in this folder are used; else they are started for the run. Settings without an option of their own
+    (held_out, learning_rate, staleness, hold_calls, eval_every, lora_rank, policy_failures, seed, tracker, ...)
+    go into --set or --config. Options win over the file, and that over AGENTCORE_RL_TRAIN_STEPS and the like in the environment
+    or a file .env.
 
     With --config of slime, verl, rLLM, Tinker or TRL: check the file and launch that trainer. AGENTCORE_AGENT_ARN and
     AGENTCORE_S3_BUCKET fill agent_runtime_arn and s3_bucket where the file leaves them out. A file .env in this folder, then one
@@ -109,6 +82,11 @@ def command(
     """
     from ..errors import ConfigError
 
+    if words:
+        from .training.settings import LocalRun, from_words
+
+        flags |= from_words(words, LocalRun)
+    num_rollout = (flags.pop("steps") or 1) if backend == "slime" and config_path is not None else 1
     own = any(value not in (None, ()) for value in flags.values()) or resume
     _take_dotenv(config_path)
     if backend == "loop" or (backend == "trl" and (own or config_path is None)):

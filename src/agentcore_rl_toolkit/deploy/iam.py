@@ -128,17 +128,9 @@ def trainer(place: Place) -> Policy:
     return _document(*statements)
 
 
-def doctor(place: Place, *, role: str) -> Policy:
-    """What `agentcore-rl doctor --aws` reads beyond what a trainer may do; without it those checks are notes."""
-    statements = [
-        _allow("Agent", ["bedrock-agentcore:GetAgentRuntime"], place.runtimes),
-        _allow("Role", ["iam:GetRole"], role),
-        _allow("Network", ["ec2:DescribeRouteTables", "ec2:DescribeSubnets", "ec2:DescribeVpcEndpoints"], "*"),
-    ]
-    if place.repository is not None:
-        image = place.arn("ecr", f"repository/{place.repository}")
-        statements.append(_allow("Image", ["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"], image))
-    return _document(*statements)
+def doctor(place: Place) -> Policy:
+    """What `agentcore-rl doctor --aws` reads beyond what a trainer may do."""
+    return _document(_allow("Agent", ["bedrock-agentcore:GetAgentRuntime"], place.runtimes))
 
 
 def deployer(place: Place, *, role: str) -> Policy:

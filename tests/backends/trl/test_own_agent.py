@@ -71,10 +71,8 @@ def trained(trl_python: str, tmp_path_factory: pytest.TempPathFactory) -> Traine
         "OMP_NUM_THREADS": "1",
     }
     command = [trl_python, "-W", "ignore", "-m", "agentcore_rl_toolkit"]
-    options = (
-        "--backend trl --agent shop/agent.py --data shop/train.jsonl --held-out 0.01 --groups 2 --rollouts 4 --out run"
-    )
-    trackers = "--tracker tensorboard --tracker mlflow --tracker wandb"
+    options = "--backend trl --agent shop/agent.py --data shop/train.jsonl --set held_out=0.01 --groups 2 --rollouts 4 --out run"
+    trackers = "--set tracker=tensorboard,mlflow,wandb"
     run = folder / "run"
     process = subprocess.Popen(
         [*command, "train", *options.split(), *trackers.split(), "--steps", str(STEPS)],

@@ -19,6 +19,6 @@ def test_a_session_that_answers_anything_costs_one_line(reply: bytes) -> None:
         def stop_runtime_session(self, **_: Any) -> None:
             return None
 
-    [found] = session.ask(Client(), "arn", "s", session.block("records", base_url=None, api_key=None, model_id=None))
+    [found] = session.ask(Client(), "arn", "s", session.block("records", base_url=None, api_key=None))
     assert (found.level, found.text[:9]) == ("fail", "no answer")
     assert len(found.text) <= 500

@@ -33,7 +33,7 @@ def test_without_vllm_every_command_says_how_to_get_it(
         assert ended.value.code == 2
         output = capsys.readouterr().err
         assert "engine vllm needs an environment with vLLM" in output
-        assert "--engine-python" in output
+        assert "AGENTCORE_RL_ENGINE_PYTHON" in output
         assert "make vllm-env" in output
 
 
@@ -46,8 +46,9 @@ def test_the_environment_is_looked_for_where_it_is_named_first(tmp_path: Path, m
     assert find_python() == own
     monkeypatch.setenv("AGENTCORE_RL_ENGINE_PYTHON", sys.executable)
     assert find_python() == Path(sys.executable)
+    monkeypatch.setenv("AGENTCORE_RL_ENGINE_PYTHON", str(tmp_path / "else"))
     with pytest.raises(ConfigError, match="there is no"):
-        find_python(tmp_path / "else")
+        find_python()
 
 
 @pytest.mark.parametrize("cpu", [True, False])

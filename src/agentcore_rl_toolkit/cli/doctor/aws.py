@@ -22,7 +22,7 @@ from ...errors import (
     StoreError,
     StorePermissionError,
 )
-from . import deployed, session
+from . import session
 from .finding import Finding, fail, note, ok
 
 PROBE = PROBE_EXPERIMENT
@@ -34,19 +34,14 @@ DEADLINE_S = 20.0
 class Account:
     """What is to be checked; None: nothing is known of it.
 
-    ``session_gateway_url``: the gateway as sessions see it, where that is another address. ``rollouts`` and ``concurrent``: of
-    the run that is planned. ``from_session``: start a session of the agent and ask it, too.
+    ``session_gateway_url``: the gateway as sessions see it, where that is another address.
     """
 
     agent_arn: str | None
     bucket: str | None
     gateway_url: str | None
     gateway_admin_key: str | None
-    model_id: str | None
     session_gateway_url: str | None = None
-    rollouts: int | None = None
-    concurrent: int | None = None
-    from_session: bool = True
 
     @cached_property
     def session(self) -> Any:
@@ -204,28 +199,16 @@ class Account:
             return fail("agent", f"{name} is {now['status']}. {reason}".strip(), "wait, or deploy it again")
         return ok("agent", f"{name}, version {now.get('agentRuntimeVersion', '?')}, READY")
 
-    def made_of(self) -> list[Finding]:
-        """The agent's role, image and network."""
-        if self.agent_arn is None or not isinstance(self._described, dict):
-            return []
-        now = self._described
-        found = [deployed.role(self.client, now["roleArn"])]
-        image = deployed.image(self.client, now.get("agentRuntimeArtifact", {}))
-        found += [image] if image is not None else []
-        return found + deployed.network(self.client, now.get("networkConfiguration", {}), self.region)
-
     def quotas(self) -> Finding:
-        """The account's, and what the planned run meets of them."""
+        """The account's."""
         archive = isinstance(self._described, dict) and "codeConfiguration" in self._described.get(
             "agentRuntimeArtifact", {}
         )
         found = quotas.read(self.client("service-quotas"), self.region, archive=archive)
-        text = quotas.line(found, rollouts=self.rollouts, concurrent=self.concurrent)
+        text = quotas.line(found)
         refusal = quotas.nothing_runs(found.quotas)
         if refusal is not None:
             return fail("quotas", refusal.partition(": ")[0], quotas.HOW_TO_RAISE)
-        if self.concurrent is not None and self.concurrent > found.quotas.sessions:
-            return fail("quotas", text, f"run at most {found.quotas.sessions} at once, or {quotas.HOW_TO_RAISE}")
         if found.why:
             advice = "allow servicequotas:ListServiceQuotas, or look at them in the console"
             return note("quotas", text, advice)
@@ -236,7 +219,7 @@ class Account:
         from ...gateway import GatewayClient
 
         ready = isinstance(self._described, dict) and self._described["status"] == "READY"
-        if not self.from_session or self.agent_arn is None or self.bucket is None or not ready:
+        if self.agent_arn is None or self.bucket is None or not ready:
             return []
         from botocore.config import Config
 
@@ -244,8 +227,8 @@ class Account:
         client = self.session.client("bedrock-agentcore", region_name=self.region, config=config)
         session_id = new_session_id()
 
-        def ask(**model: str | None) -> list[Finding]:
-            block = session.block(str(self.bucket), **{"base_url": None, "api_key": None, "model_id": None, **model})
+        def ask(base_url: str | None = None, api_key: str | None = None) -> list[Finding]:
+            block = session.block(str(self.bucket), base_url=base_url, api_key=api_key)
             return session.ask(client, str(self.agent_arn), session_id, block)
 
         if self.gateway_url is None:
@@ -258,7 +241,7 @@ class Account:
             except (GatewayError, ContractError):
                 return ask()  # the check of the gateway says why
             try:
-                return ask(base_url=made.base_url, api_key=made.api_key, model_id=self.model_id)
+                return ask(made.base_url, made.api_key)
             finally:
                 gateway.delete([session_id])
 
@@ -298,6 +281,7 @@ class Account:
         return found
 
     def _model(self, session: Any) -> Finding:
+        """Whether the first model that is served answers."""
         import json
         import urllib.error
         import urllib.request
@@ -309,20 +293,14 @@ class Account:
             with urllib.request.urlopen(request, timeout=DEADLINE_S) as reply:
                 return json.load(reply)
 
+        messages = [{"role": "user", "content": "Say one word."}]
         try:
-            served = [model["id"] for model in ask("models")["data"]]
-            model = self.model_id or (served[0] if served else None)
-            if model is None or (served and model not in served):
-                advice = f"--model-id one of: {', '.join(served) or 'nothing is served'}"
-                return fail("model", f"{model!r} is not served", advice)
-            reply = ask(
-                "chat/completions",
-                {"model": model, "max_tokens": 1, "messages": [{"role": "user", "content": "Say one word."}]},
-            )
+            model = ask("models")["data"][0]["id"]
+            reply = ask("chat/completions", {"model": model, "max_tokens": 1, "messages": messages})
         except urllib.error.HTTPError as e:
             text = e.read(500).decode(errors="replace")
             return fail("model", f"HTTP {e.code}: {text}", "look at the inference server's log")
-        except (OSError, ValueError, KeyError) as e:
+        except (OSError, ValueError, LookupError) as e:
             return fail("model", f"{type(e).__name__}: {e}", "look at the inference server's log")
         return ok("model", f"{model!r} answered, {reply.get('usage', {}).get('completion_tokens', '?')} token")
 
@@ -333,7 +311,6 @@ def checks(account: Account) -> list[tuple[str, Callable[[], Finding | list[Find
         ("clock", account.clock),
         ("bucket", account.store),
         ("agent", account.runtime),
-        ("parts of the agent", account.made_of),
         ("quotas", account.quotas),
         ("gateway", account.gateway),
         ("session", account.inside),

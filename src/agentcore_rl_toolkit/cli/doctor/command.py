@@ -27,10 +27,6 @@ from .finding import Finding
 @click.option(
     "--session-gateway-url", metavar="URL", help="With --aws: the gateway as sessions see it. [default: --gateway-url]"
 )
-@click.option("--rollouts", type=click.IntRange(1), help="With --aws: of the run you plan, for its quotas.")
-@click.option("--concurrent", type=click.IntRange(1), help="With --aws: of them at once.")
-@click.option("--no-session", is_flag=True, help="With --aws: start no session of the agent.")
-@click.option("--model-id", help="With --aws: the model that agents ask for.")
 @click.option(
     "--model", type=click.Path(exists=True, file_okay=False), help="Folder of a model: check its chat template."
 )
@@ -42,17 +38,13 @@ def command(
     gateway_url: str | None,
     gateway_admin_key: str | None,
     session_gateway_url: str | None,
-    rollouts: int | None,
-    concurrent: int | None,
-    no_session: bool,
-    model_id: str | None,
     model: str | None,
     as_json: bool,
 ) -> None:
     """Check what training needs; each line that is not ok says what to do.
 
-    Without options: this machine and this installation. With --aws: credentials, clock, bucket, the agent with its role, image
-    and network, quotas, gateway and model; then what a session of the agent reaches: one is started, asked, and stopped, and
+    Without options: this machine and this installation. With --aws: credentials, clock, bucket, the agent, quotas, gateway and
+    model; then what a session of the agent reaches: one is started, asked, and stopped, and
     the agent's function is not called. What is not given is taken from the environment, or from .env in this folder. Keys that it
     makes in the bucket are deleted again. Ends with code 1 when a check failed.
     """
@@ -67,11 +59,7 @@ def command(
             bucket=given["AGENTCORE_S3_BUCKET"],
             gateway_url=gateway_url,
             gateway_admin_key=gateway_admin_key,
-            model_id=model_id,
             session_gateway_url=session_gateway_url,
-            rollouts=rollouts,
-            concurrent=concurrent,
-            from_session=not no_session,
         )
         checks = aws.checks(account)
     else:

@@ -114,22 +114,6 @@ def disk() -> Finding:
     return ok("disk", text)
 
 
-def environments() -> Finding:
-    """Environments of deployed agents, which are built once and kept."""
-    try:
-        from ...errors import LocalRuntimeError
-        from ...runtime.agents.environments import KEEP_VARIABLE, cache_dir, kept
-    except ModuleNotFoundError as e:
-        return fail("environments", f"no {e.name}", install_command("runtime"))
-    place = cache_dir()
-    try:
-        most = kept()
-    except LocalRuntimeError as e:
-        return fail("environments", str(e), f"unset {KEEP_VARIABLE}, or make it a number")
-    found = sum(path.is_dir() for path in place.iterdir()) if place.is_dir() else 0
-    return ok("environments", f"{found} of agents in {place}; the {most} used last are kept ({KEEP_VARIABLE})")
-
-
 def open_files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard not in (-1, resource.RLIM_INFINITY) and hard < LEAST_OPEN_FILES:
@@ -146,6 +130,5 @@ CHECKS = (
     ("ports", loopback),
     ("isolation", isolation),
     ("disk", disk),
-    ("environments", environments),
     ("open files", open_files),
 )

@@ -25,9 +25,9 @@ ADVICE = {
 }
 
 
-def block(bucket: str, *, base_url: str | None, api_key: str | None, model_id: str | None) -> dict[str, Any]:
+def block(bucket: str, *, base_url: str | None, api_key: str | None) -> dict[str, Any]:
     """The `_rollout` block of a probe."""
-    given = {"base_url": base_url, "api_key": api_key, "model_id": model_id}
+    given = {"base_url": base_url, "api_key": api_key}
     return {
         "exp_id": PROBE_EXPERIMENT,
         "input_id": INPUT,
@@ -79,9 +79,6 @@ def findings(report: Mapping[str, Any], rollout: Mapping[str, Any], asked_s: flo
     url = rollout["base_url"]
     if gateway["ok"]:
         found.append(ok("session gateway", f"{url}: {gateway['text']}"))
-        wanted, served = rollout.get("model_id"), gateway["models"]
-        if wanted is not None and served and wanted not in served:
-            found.append(fail("session model", f"{wanted!r} is not served", f"--model-id one of: {', '.join(served)}"))
     elif not gateway["reached"]:
         advice = (
             "give the gateway an address that sessions reach, and let them in: its security group, the route, the load "

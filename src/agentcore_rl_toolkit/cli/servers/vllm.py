@@ -31,17 +31,17 @@ _PROBE = "import importlib.metadata as m; print(*(n for d in m.distributions() i
 _ON_CPUS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 
 
-def find_python(given: Path | None = None) -> Path:
+def find_python() -> Path:
     """The Python of vLLM's environment. Raises: ConfigError that says how to get one."""
     root = Path(__file__).resolve().parents[4]
-    named = given or (Path(os.environ[ENGINE_PYTHON_ENV]) if os.environ.get(ENGINE_PYTHON_ENV) else None)
+    named = Path(os.environ[ENGINE_PYTHON_ENV]) if os.environ.get(ENGINE_PYTHON_ENV) else None
     places = [named] if named is not None else [Path.cwd() / HERE, root / HERE]
     for place in places:
         if place.is_file():
             return place.absolute()
     where = f"there is no {named}" if named is not None else f"there is none in {HERE}"
     raise ConfigError(
-        f"engine vllm needs an environment with vLLM, and {where}: name its Python with --engine-python or {ENGINE_PYTHON_ENV}, "
+        f"engine vllm needs an environment with vLLM, and {where}: name its Python in {ENGINE_PYTHON_ENV}, "
         "or build one for CPUs with `make vllm-env` in a clone (2.8 GB)"
     )
 
@@ -76,9 +76,6 @@ def context_of(model: Path) -> int | None:
 
 @click.command("vllm", short_help="Run vLLM on this machine as training needs it.")
 @click.option("--model", type=click.Path(path_type=Path), help="The model's folder (default: the built-in policy).")
-@click.option(
-    "--engine-python", type=click.Path(path_type=Path), help=f"Python of vLLM's environment, or {ENGINE_PYTHON_ENV}."
-)
 @click.option("--port", default=0, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 takes a free one.")
 @click.option(
     "--ready-file", type=click.Path(path_type=Path), help="Write URL and process id here, as JSON, once it answers."
@@ -87,7 +84,6 @@ def context_of(model: Path) -> int | None:
 @click.argument("more", nargs=-1, type=click.UNPROCESSED)
 def command(
     model: Path | None,
-    engine_python: Path | None,
     port: int,
     ready_file: Path | None,
     parent_pid: int | None,
@@ -99,7 +95,7 @@ def command(
     """
     from ...policy.model import WEIGHTS_DIR
 
-    python = find_python(engine_python)
+    python = find_python()
     folder = (model or WEIGHTS_DIR).resolve()
     with tempfile.TemporaryDirectory(prefix="agentcore-rl-vllm-") as scratch:
         sys.exit(asyncio.run(_run(python, folder, Path(scratch), port, ready_file, parent_pid, list(more))))

@@ -36,11 +36,11 @@ def train(
     console = Console(stderr=as_json)
     quiet_libraries()
     if backend == "trl" and flags.get("staleness"):
-        raise ConfigError("TRL's GRPOTrainer collects a batch, then trains it: --staleness is for --backend loop")
+        raise ConfigError("TRL's GRPOTrainer collects a batch, then trains it: staleness is for --backend loop")
     if backend == "trl" and importlib.util.find_spec("trl") is None:
         raise missing_extra("--backend trl needs the package 'trl'", "trl")
     if backend == "trl" and flags.get("eval_every"):
-        raise ConfigError("--eval-every is for --backend loop: TRL evaluates before and after")
+        raise ConfigError("eval_every is for --backend loop: TRL evaluates before and after")
     if resume:
         run_dir, settings = old_run(out, flags)
     else:
@@ -85,7 +85,6 @@ def _train(backend: str, settings: LocalRun, run_dir: Path, title: str, stack: S
         session_env=settings.session_env,
         runtime_options=sandbox_words(settings.readable, settings.writable),
         engine=settings.engine,
-        engine_python=settings.engine_python,
     )
     if backend == "trl":
         from .with_trl import train_with_trl

@@ -16,10 +16,10 @@ import click
 
 from ...errors import AgentCoreRLError, ConfigError
 from ...runs import write_config
-from ..options import as_json, engine_options
+from ..options import as_json, engine_option, settings_option
 from ..output.commands import nearby, program
-from ..output.screen import Command
 from .run import Job, example, load_loop, print_broken, print_end, print_stopped, quiet_libraries, run
+from .settings import from_words
 
 # Many problems a step and few rollouts of each: with an easy check and a policy that is soon right, that climbs most surely.
 SHAPE = {"steps": 12, "groups": 16, "rollouts": 4}
@@ -27,33 +27,9 @@ HELD_OUT = 96  # a standard error of 2 points at 95 %
 SMOKE_STEPS, SMOKE_HELD_OUT = 8, 64  # a run of a few steps is a smoke test; most of its time would go into evaluation
 
 
-@click.command(
-    cls=Command,
-    sections={"Options": ("out", "steps", "groups", "rollouts", "staleness", "seed", "resume", "agent", "engine")},
-)
+@click.command()
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Run directory. [default: runs/<exp_id>]")
 @click.option("--steps", type=click.IntRange(1), help="GRPO steps. [default: 12]")
-@click.option("--groups", type=click.IntRange(1), help="Problems in each step. [default: 16]")
-@click.option(
-    "--rollouts", type=click.IntRange(2), help="Rollouts of each problem; their rewards are compared. [default: 4]"
-)
-@click.option(
-    "--held-out",
-    type=click.IntRange(1),
-    help="Problems never trained on, run before and after. [default: 96; 64 for runs of fewer than 8 steps]",
-)
-@click.option("--learning-rate", type=float, help="Peak learning rate.")
-@click.option(
-    "--staleness",
-    type=click.IntRange(0),
-    help="Weight versions a rollout may be behind. [default: 0: none runs in training]",
-)
-@click.option(
-    "--eval-every",
-    type=click.IntRange(1),
-    metavar="STEPS",
-    help="Evaluate every so many steps, beside the training, on a second engine with a copy of the weights.",
-)
 @click.option("--seed", type=int, help="Seed of problems and training.")
 @click.option("--resume", is_flag=True, help="Go on with the newest unfinished run, or with the one in --out.")
 @click.option(
@@ -61,14 +37,15 @@ SMOKE_STEPS, SMOKE_HELD_OUT = 8, 64  # a run of a few steps is a smoke test; mos
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Agent file to train. [default: the math agent of the examples]",
 )
-@engine_options
+@settings_option
+@engine_option
 @as_json
 def command(
     out: Path | None,
     resume: bool,
     agent: Path | None,
     engine: str | None,
-    engine_python: Path | None,
+    words: tuple[str, ...],
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -86,7 +63,8 @@ def command(
     console = Console(stderr=as_json)
     loop = load_loop()
     quiet_libraries()
-    run_dir, config, held_out = choose_run(loop, out, resume, {k: v for k, v in options.items() if v is not None})
+    given = from_words(words, _settings(loop)) | {k: v for k, v in options.items() if v is not None}
+    run_dir, config, held_out = choose_run(loop, out, resume, given)
     job = Job(
         title="the math agent" if agent is None else agent.stem,
         agent=(agent or example("strands_math_agent/arithmetic_app.py")).resolve(),
@@ -96,7 +74,6 @@ def command(
         rows=loop.arithmetic("train", config.steps * config.groups, config.seed),
         held_out=loop.arithmetic("held_out", held_out, config.seed),
         engine=engine or "policy",
-        engine_python=engine_python,
     )
     begins = f"[bold]AgentCore RL quickstart[/]  run directory {escape(nearby(run_dir))}"
     console.print(begins, highlight=False, soft_wrap=True)
@@ -116,6 +93,13 @@ def command(
     console.print(left, markup=False, soft_wrap=True)
     if as_json:
         click.echo((run_dir / "summary.json").read_text(), nl=False)
+
+
+def _settings(loop: ModuleType) -> Any:
+    """The loop's settings, and how many problems are held out."""
+    return dataclasses.make_dataclass(
+        "Settings", [("held_out", "int", HELD_OUT)], bases=(loop.Config,), frozen=True, kw_only=True
+    )
 
 
 def choose_run(loop: ModuleType, out: Path | None, resume: bool, options: Mapping[str, Any]) -> tuple[Path, Any, int]:
@@ -148,7 +132,5 @@ def choose_run(loop: ModuleType, out: Path | None, resume: bool, options: Mappin
     stored = json.loads((run_dir / "config.json").read_text())
     changed = {k: v for k, v in options.items() if stored.get(k) != v}
     if changed:
-        raise ConfigError(
-            f"a resumed run keeps its configuration; drop {', '.join('--' + k.replace('_', '-') for k in changed)}"
-        )
+        raise ConfigError(f"a resumed run keeps its configuration; drop {', '.join(changed)}")
     return run_dir, loop.Config(**{k: v for k, v in stored.items() if k != "held_out"}), stored["held_out"]

@@ -57,7 +57,6 @@ class Job:
     session_env: Sequence[str] = dataclasses.field(default=(), repr=False)
     runtime_options: Sequence[str] = ()
     engine: str = "policy"
-    engine_python: Path | None = None
 
     @property
     def total(self) -> int:
@@ -104,7 +103,6 @@ def start_for(job: Job, services: Services, admin_key: str) -> Stack:
         session_env=job.session_env,
         runtime_options=job.runtime_options,
         engine=job.engine,
-        engine_python=job.engine_python,
     )
 
 
@@ -127,7 +125,6 @@ async def run(loop: ModuleType, job: Job, console: Console, *, stack: Stack | No
                 folder=job.run_dir / EVALUATION,
                 model=job.model,
                 engine=stack.engine,
-                engine_python=job.engine_python,
             )
         return await _train(loop, job, console, stack, evaluation, asyncio.create_task(services.watch()))
 

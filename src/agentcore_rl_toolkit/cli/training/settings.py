@@ -22,9 +22,8 @@ from ..servers.vllm import find_python
 from .stack import ENGINES, model_folder
 from .trackers import TRACKERS, check_installed
 
-_PATHS = ("agent", "data", "eval_data", "model", "engine_python")
+_PATHS = ("agent", "data", "eval_data", "model")
 _FOLDERS = ("readable", "writable")
-_LISTS = ("tracker", "session_env", *_FOLDERS)
 # Peak rates for the built-in policy. On batches whose rewards are all equal TRL's AdamW goes on along its momentum, where the
 # loop skips the step: at the loop's rate one seed of three ended below 85 % there.
 LEARNING_RATES = {"loop": 5e-4, "trl": 4e-4}
@@ -36,9 +35,9 @@ class LocalRun:
     """What `agentcore-rl train` needs to train an agent's file on this machine.
 
     ``data`` and ``eval_data`` hold one payload a line; without ``eval_data`` the share ``held_out`` of the data is kept for
-    it. ``model`` is a folder, None the built-in policy; ``engine`` serves it ("policy", or "vllm" with the Python of its
-    environment). A step runs ``groups`` inputs, ``rollouts`` times each. ``learning_rate`` is the peak, None the backend's in
-    `LEARNING_RATES`. ``lora_rank`` 0 trains all weights.
+    it. ``model`` is a folder, None the built-in policy; ``engine`` serves it ("policy" or "vllm"). A step runs ``groups``
+    inputs, ``rollouts`` times each. ``learning_rate`` is the peak, None the backend's in `LEARNING_RATES`. ``lora_rank`` 0
+    trains all weights.
     ``staleness`` weight versions may lie between a rollout's start and its training; with
     ``hold_calls`` weights change between model calls only. Every ``eval_every`` steps the held-out rows are run beside the
     training, by a copy of the weights on a second engine; 0: before and after only.
@@ -54,7 +53,6 @@ class LocalRun:
     held_out: float = 0.0
     model: Path | None = None
     engine: str = "policy"
-    engine_python: Path | None = None
     steps: int = 32
     groups: int = 8
     rollouts: int = 8
@@ -99,7 +97,7 @@ class LocalRun:
         if self.engine not in ENGINES:
             raise ConfigError(f"engine is one of {', '.join(ENGINES)}, got {self.engine!r}")
         if self.engine == "vllm":
-            find_python(self.engine_python)
+            find_python()
 
     def rows(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """(trained on, held out). Raises: ConfigError when there is nothing to train on."""
@@ -147,21 +145,40 @@ def read(flags: Mapping[str, Any], file: Path | None) -> LocalRun:
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     """The settings of AGENTCORE_RL_TRAIN_STEPS and the like. Raises: ConfigError."""
-    fields = {field.name: field.type for field in dataclasses.fields(LocalRun)}
+    pairs = [
+        f"{variable.removeprefix(ENVIRONMENT).lower()}={text}"
+        for variable, text in environ.items()
+        if variable.startswith(ENVIRONMENT) and text
+    ]
+    return from_words(pairs, LocalRun)
+
+
+def from_words(pairs: Sequence[str], cls: Any) -> dict[str, Any]:
+    """The settings of NAME=VALUE words for the fields of a dataclass, lists with commas between. Raises: ConfigError."""
+    fields = {field.name: str(field.type) for field in dataclasses.fields(cls)}
     values: dict[str, Any] = {}
-    for variable, text in environ.items():
-        name = variable.removeprefix(ENVIRONMENT).lower()
-        if variable.startswith(ENVIRONMENT) and text:
-            if name not in fields:
-                raise ConfigError(f"{variable} is no setting; there are {', '.join(sorted(fields))}")
-            values[name] = text.split(",") if name in _LISTS else text
-            if fields[name] == "int":
-                try:
-                    values[name] = int(text)
-                except ValueError:
-                    raise ConfigError(f"{variable} must be a whole number, got {text!r}") from None
-            if name in _PATHS:
-                values[name] = str(Path(text).resolve())
+    for pair in pairs:
+        name, sign, text = pair.partition("=")
+        name = name.replace("-", "_")
+        if name not in fields or not sign:
+            raise ConfigError(f"{name!r} is no setting, as NAME=VALUE; there are {', '.join(sorted(fields))}")
+        values[name] = text
+        if fields[name].startswith("tuple"):
+            values[name] = text.split(",")
+        elif fields[name] == "int":
+            try:
+                values[name] = int(text)
+            except ValueError:
+                raise ConfigError(f"{name} must be a whole number, got {text!r}") from None
+        elif fields[name].startswith("float"):
+            try:
+                values[name] = float(text)
+            except ValueError:
+                raise ConfigError(f"{name} must be a number, got {text!r}") from None
+        elif fields[name] == "bool":
+            values[name] = text.lower() in ("1", "true", "yes")
+        elif name in _PATHS:
+            values[name] = str(Path(text).resolve())
     return values
 
 
@@ -206,6 +223,5 @@ def old_run(out: Path | None, flags: Mapping[str, Any]) -> tuple[Path, LocalRun]
             changed.append("session_env")
         stored["session_env"] = variables
     if changed:
-        names = ", ".join("--" + k.replace("_", "-") for k in changed)
-        raise ConfigError(f"a resumed run keeps its settings; drop {names}")
+        raise ConfigError(f"a resumed run keeps its settings; drop {', '.join(changed)}")
     return run_dir, from_mapping(LocalRun, stored, where=str(run_dir / "config.json"))

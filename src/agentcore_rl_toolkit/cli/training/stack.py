@@ -26,7 +26,7 @@ from ...errors import AgentCoreRLError, ConfigError, LocalRuntimeError
 from ...runs import is_run
 from ..output.terminal import visible
 from ..output.waiting import Waiting
-from ..servers.vllm import context_of, find_python
+from ..servers.vllm import context_of
 from .services import READY_DEADLINE_S, Service, Services, cause_of
 
 FOLDER = ".agentcore-rl"
@@ -166,7 +166,6 @@ def start(
     session_env: Sequence[str] = (),
     runtime_options: Sequence[str] = (),
     engine: str = "policy",
-    engine_python: Path | None = None,
 ) -> Stack:
     """Start policy, runtime and gateway, and give the agent to the runtime. Blocks.
 
@@ -175,8 +174,7 @@ def start(
     Records, turns and sessions' logs go below ``folder``. ``report(name, url)`` is called for each part that is ready. With an
     ``upstream`` that takes the policy's place, none is started. ``session_env`` are the sessions' variables, as K=V, or K
     for the value that it has here; ``runtime_options`` are further ones of `runtime serve`.
-    ``gateways`` is how many gateways are started. ``engine`` is what serves the model: "policy" or "vllm", with the Python of
-    its environment.
+    ``gateways`` is how many gateways are started. ``engine`` is what serves the model: "policy" or "vllm".
     Raises: ServiceError, LocalRuntimeError, ConfigError.
     """
     from ...runtime.remote import RuntimeView
@@ -186,7 +184,7 @@ def start(
     variables = parse_environment(session_env)
     store = folder / "store"
     store.mkdir(parents=True, exist_ok=True)
-    policy = _launch_engine(services, model, engine, engine_python) if upstream is None else None
+    policy = _launch_engine(services, model, engine) if upstream is None else None
     here = not own_environment and fits_here(agent)
     runtime = services.launch(
         "runtime",
@@ -250,22 +248,18 @@ class Copy:
     gateway_url: str
 
 
-def start_copy(
-    services: Services, *, folder: Path, model: Path | None, engine: str, engine_python: Path | None = None
-) -> Copy:
+def start_copy(services: Services, *, folder: Path, model: Path | None, engine: str) -> Copy:
     """Start one, for evaluations beside a training. Its turns go below ``folder``. Blocks. Raises: ServiceError, ConfigError."""
-    policy = _launch_engine(services, model, engine, engine_python, of="evaluation ")
+    policy = _launch_engine(services, model, engine, of="evaluation ")
     upstream = _wait_for_engine(services, policy, engine)
     words = _gateway(upstream, folder / "turns", model)
     gateway = services.wait_ready(services.launch("evaluation gateway", words))
     return Copy(policy_url=upstream.url, gateway_url=gateway.url)
 
 
-def _launch_engine(
-    services: Services, model: Path | None, engine: str, engine_python: Path | None, of: str = ""
-) -> Service:
+def _launch_engine(services: Services, model: Path | None, engine: str, of: str = "") -> Service:
     if engine == "vllm":
-        words = ["policy", "vllm", "--engine-python", str(find_python(engine_python))]
+        words = ["policy", "vllm"]
         words += ["--model", str(model)] if model else []
         doing = "loading the model and answering its first request: a minute or two"
         return services.launch(f"{of}vLLM", words, doing=doing)

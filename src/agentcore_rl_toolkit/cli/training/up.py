@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from ...errors import AgentCoreRLError, ConfigError
-from ..options import engine_options, sandbox_words, with_sandbox
+from ..options import engine_option, sandbox_words, with_sandbox
 from ..output.terminal import visible
 from .services import Services
 from .stack import FOLDER, QUIET, Stack, agent_file, describe, explain, model_folder, start
@@ -25,7 +25,7 @@ from .stack import FOLDER, QUIET, Stack, agent_file, describe, explain, model_fo
 @click.option(
     "--model", type=click.Path(path_type=Path), metavar="DIR", help="The model [default: the built-in policy]."
 )
-@engine_options
+@engine_option
 @click.option(
     "--session-env",
     multiple=True,
@@ -43,7 +43,6 @@ def command(
     agent: str,
     model: Path | None,
     engine: str | None,
-    engine_python: Path | None,
     session_env: tuple[str, ...],
     readable: tuple[str, ...],
     writable: tuple[str, ...],
@@ -65,7 +64,6 @@ def command(
             serving = {
                 "model": folder_of_model,
                 "engine": engine or "policy",
-                "engine_python": engine_python,
                 "session_env": session_env,
                 "runtime_options": sandbox_words(readable, writable),
             }
