@@ -142,9 +142,9 @@ WRONG: list[tuple[str, str, int, str]] = [
         r"no credentials: ",
     ),
     (f"{EVAL} --agent {ABSENT} --bucket nobodys", "no credentials", 2, r"no credentials: "),
-    ("deploy --agent agent.py --bucket nobodys --no-smoke", "no credentials", 2, r"no credentials: "),
+    ("deploy --agent agent.py --bucket nobodys --smoke none", "no credentials", 2, r"no credentials: "),
     ("deploy --name shop --remove", "no credentials", 2, r"no credentials: "),
-    ("deploy --agent agent.py --bucket nobodys --no-smoke --dry-run", "no region", 2, r"no region: --region"),
+    ("deploy --agent agent.py --bucket nobodys --smoke none --dry-run", "no region", 2, r"no region: --region"),
     # a run
     ("runs show absent", "", 2, r"absent is no run"),
     ("runs compare absent absent", "", 2, r"absent is no run"),

@@ -62,10 +62,11 @@ def an_agent(folder: Path, script: Path) -> Path:
     return folder
 
 
+@pytest.mark.system
 def test_an_image_is_built_pushed_and_runs_and_is_built_once(pushed: list[str], tmp_path: Path) -> None:
     control = boto3.client("bedrock-agentcore-control")
     folder = an_agent(tmp_path / "boxed", CONTAINER_AGENT)
-    what = Settings(name="boxed", folder=folder, platform=this_platform(), engine="podman")
+    what = Settings(name="boxed", folder=folder, platform=this_platform())
     lines: list[str] = []
     try:
         absent = "123456789012.dkr.ecr.us-west-2.amazonaws.com/agentcore-rl/boxed:absent"
@@ -94,7 +95,7 @@ def test_an_image_is_built_pushed_and_runs_and_is_built_once(pushed: list[str], 
     assert any("repository agentcore-rl/boxed: is removed" in line for line in lines)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)  # some forty commands, each cut short by one call later
 def test_an_image_killed_after_every_call_is_deployed_once_and_taken_away(
     account: dict[str, str], pushed: list[str], tmp_path: Path
@@ -106,8 +107,9 @@ def test_an_image_killed_after_every_call_is_deployed_once_and_taken_away(
     between[f"{services[2]}_CONTROL"] = between[services[2]]
     environment = {**os.environ, **{name: server.url for name, server in between.items()}}
     engine, steps = deadly_engine(tmp_path, str(shutil.which("podman")))
+    environment["PATH"] = f"{engine.parent}:{environment['PATH']}"
     folder = an_agent(tmp_path / "mortal", Path(__file__).parent / "recording_agent.py")
-    deploy = ["deploy", "--agent", str(folder), "--bucket", "records-of-the-mortal", "--engine", str(engine)]
+    deploy = ["deploy", "--agent", str(folder), "--bucket", "records-of-the-mortal"]
     deploy += ["--endpoint", "prod", "--smoke", '{"prompt": "x"}']
     (tmp_path / ".env").write_text("MINE=1\n")
     try:
@@ -122,7 +124,7 @@ def test_an_image_killed_after_every_call_is_deployed_once_and_taken_away(
             # with nothing to do it changes nothing
             killer.kills = False
             before = len(killer.bodies)
-            code, printed = cli.run([*deploy, "--no-smoke"])
+            code, printed = cli.run([*deploy, "--smoke", "none"])
             assert code == 0, printed
             again = {operation for operation, _ in killer.bodies[before:]}
             assert not {o for o in again if not o.partition(":")[2].startswith(("Get", "List", "Describe", "Head"))}

@@ -28,37 +28,26 @@ CONTROL_URL = "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL"
 @click.option("--image", metavar="URI", help="Deploy this image; nothing is built.")
 @click.option("--code", is_flag=True, help="Deploy an archive, without an image.")
 @click.option("--name", help="Name on AWS. [default: the folder's]")
-@click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="Variable of the sessions. Repeatable.")
+@click.option(
+    "--env",
+    "environment",
+    multiple=True,
+    metavar="K=V",
+    help="A variable of the sessions; K: as it is here. Repeatable.",
+)
 @click.option(
     "--bucket", envvar="AGENTCORE_S3_BUCKET", show_envvar=True, help="Bucket of the records, or s3://BUCKET/PREFIX."
 )
-@click.option("--prefix", default="", help="Folder of the records in the bucket.")
 @click.option("--region", help="AWS region. [default: the environment's or profile's]")
 @click.option("--role", metavar="ARN", help="Execution role. [default: one is made with least rights]")
 @click.option("--subnet", "subnets", multiple=True, help="Subnet of a VPC. Repeatable.")
 @click.option("--security-group", "security_groups", multiple=True, help="Security group in the VPC. Repeatable.")
-@click.option(
-    "--idle",
-    "idle_s",
-    type=click.IntRange(60),
-    metavar="SECONDS",
-    help="A session without work ends then. [default: 900]",
-)
-@click.option(
-    "--lifetime",
-    "lifetime_s",
-    type=click.IntRange(60),
-    metavar="SECONDS",
-    help="A session's longest life. [default: 28800]",
-)
 @click.option("--endpoint", metavar="NAME", help="Endpoint that shall point at the new version.")
-@click.option("--tag", "tags", multiple=True, metavar="NAME=VALUE", help="Tag of everything that is made. Repeatable.")
-@click.option("--python", default="3.13", show_default=True, help="Version that an archive (--code) runs with.")
-@click.option("--engine", metavar="COMMAND", help="Docker or Podman. [default: the one on PATH]")
 @click.option(
-    "--smoke", metavar="JSON", help="Payload of the rollout that proves it. [default: first row of train.jsonl]"
+    "--smoke",
+    metavar="JSON|none",
+    help="Payload of the rollout that proves it; none: no rollout. [default: first row of train.jsonl]",
 )
-@click.option("--no-smoke", is_flag=True, help="Run no rollout.")
 @click.option("--dry-run", is_flag=True, help="Print every call and policy; change nothing.")
 @click.option("--remove", is_flag=True, help="Take away what deployments of this name made.")
 @as_json
@@ -67,11 +56,8 @@ def command(
     agent: Path | None,
     name: str | None,
     smoke: str | None,
-    no_smoke: bool,
     bucket: str | None,
-    prefix: str,
     environment: Sequence[str],
-    tags: Sequence[str],
     region: str | None,
     dry_run: bool,
     remove: bool,
@@ -92,10 +78,11 @@ def command(
     from ..deploy.calls import Calls
     from ..deploy.deployment import Deployment
     from ..deploy.settings import Settings
+    from ..runtime.wire import parse_environment
 
     folder, entry = _folder(agent)
-    bucket, prefix = _records(bucket, prefix)
-    rows = None if no_smoke or remove or what else _payload(smoke, folder)
+    bucket, prefix = _records(bucket)
+    rows = None if smoke == "none" or remove or what else _payload(smoke, folder)
     settings = Settings(
         name=_name(name, folder),
         folder=folder,
@@ -104,8 +91,7 @@ def command(
         smoke=rows,
         bucket=bucket,
         prefix=prefix,
-        environment=_pairs(environment, "--env"),
-        tags=_pairs(tags, "--tag"),
+        environment=parse_environment(environment),
         **options,
     )
     lines: list[str] = []
@@ -151,8 +137,8 @@ def _name(name: str | None, folder: Path | None) -> str:
     return name
 
 
-def _records(bucket: str | None, prefix: str) -> tuple[str | None, str]:
-    """Bucket and prefix. The bucket may be given as a URL with a prefix of its own, as .env has it."""
+def _records(bucket: str | None) -> tuple[str | None, str]:
+    """Bucket and prefix: s3://BUCKET/PREFIX, as .env has it, or the name of a bucket."""
     from ..store import parse_url
 
     if bucket is None:
@@ -160,8 +146,7 @@ def _records(bucket: str | None, prefix: str) -> tuple[str | None, str]:
     url = parse_url(bucket)
     if url.scheme != "s3":
         raise ConfigError(f"--bucket {bucket}: agents on AWS write to S3; give the name of a bucket")
-    own = parse_url(f"s3://{url.bucket}/{prefix}") if prefix else url
-    return own.bucket, own.prefix
+    return url.bucket, url.prefix
 
 
 def _platform() -> str:
@@ -172,19 +157,12 @@ def _platform() -> str:
     return this_platform() if local else AGENTCORE_PLATFORM
 
 
-def _pairs(given: Sequence[str], option: str) -> dict[str, str]:
-    wrong = [pair for pair in given if "=" not in pair]
-    if wrong:
-        raise ConfigError(f"{option} {wrong[0]} is not NAME=VALUE")
-    return dict(pair.split("=", 1) for pair in given)
-
-
 def _payload(smoke: str | None, folder: Path | None) -> dict[str, Any] | None:
     rows = None if folder is None else folder / "train.jsonl"
     if smoke is None:
         if rows is None or not rows.is_file():
             raise ConfigError(
-                "one rollout proves the deployment: --smoke '{\"prompt\": ...}' gives its payload, --no-smoke leaves it out"
+                "one rollout proves the deployment: --smoke '{\"prompt\": ...}' gives its payload, --smoke none leaves it out"
             )
         smoke = next((line for line in rows.read_text().splitlines() if line.strip()), "{}")
     try:

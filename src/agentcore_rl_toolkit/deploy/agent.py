@@ -51,13 +51,12 @@ class AgentRuntime:
         if found is None:
             self._say(f"agent {s.name}: is made")
             made = self._until_role_is_known(
-                lambda: self._call(CONTROL, "CreateAgentRuntime", agentRuntimeName=s.name, tags=s.all_tags, **wanted)
+                lambda: self._call(CONTROL, "CreateAgentRuntime", agentRuntimeName=s.name, tags=s.tags, **wanted)
             )
             if made is None:
                 return Brought(arn=None, version=None, changed=True)
             return Brought(arn=made["agentRuntimeArn"], version=made["agentRuntimeVersion"], changed=True)
         arn, runtime = found["agentRuntimeArn"], found["agentRuntimeId"]
-        self._tag(arn)
         now = self._call(CONTROL, "GetAgentRuntime", agentRuntimeId=runtime)
         same = all(_same(now.get(name), value) for name, value in wanted.items())
         if same and now.get("environmentVariables", {}) == wanted["environmentVariables"] and now["status"] == "READY":
@@ -82,7 +81,6 @@ class AgentRuntime:
             "roleArn": role,
             "networkConfiguration": network,
             "environmentVariables": dict(s.environment),
-            "lifecycleConfiguration": s.lifecycle,
         }
 
     def _until_role_is_known(self, make: Callable[[], Any]) -> Any:
@@ -119,10 +117,9 @@ class AgentRuntime:
                 agentRuntimeId=runtime,
                 name=name,
                 agentRuntimeVersion=version,
-                tags=s.all_tags,
+                tags=s.tags,
             )
             return
-        self._tag(found["agentRuntimeEndpointArn"])
         if str(found.get("targetVersion") or found.get("liveVersion")) != version:
             self._say(f"endpoint {name}: now version {version}")
             self._call(
@@ -132,14 +129,6 @@ class AgentRuntime:
                 endpointName=name,
                 agentRuntimeVersion=version,
             )
-
-    def _tag(self, arn: str) -> None:
-        """Bring tags up to date, of what deployments made: what they did not make would be removed with them if it had theirs."""
-        wanted = self.settings.all_tags
-        now = self._call(CONTROL, "ListTagsForResource", resourceArn=arn).get("tags", {})
-        if now.get(TAG) == wanted[TAG] and not wanted.items() <= now.items():
-            self._say(f"{arn.rsplit(':', 1)[1]}: is tagged")
-            self._call(CONTROL, "TagResource", resourceArn=arn, tags=wanted)
 
     # -- down
 

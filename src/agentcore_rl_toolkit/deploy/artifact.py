@@ -104,15 +104,14 @@ class Engine:
     command: str
 
     @classmethod
-    def find(cls, wanted: str | None) -> Engine:
+    def find(cls) -> Engine:
         """Raises: ConfigError when there is none."""
-        for name in (wanted,) if wanted else ("docker", "podman"):
-            found = shutil.which(name)
-            if found is not None:
-                return cls(command=found)
-        named = wanted or "Docker or Podman"
+        found = shutil.which("docker") or shutil.which("podman")
+        if found is not None:
+            return cls(command=found)
         raise ConfigError(
-            f"{named} is not on PATH. Install it, deploy an image that exists (--image URI), or deploy without an image (--code)"
+            "neither Docker nor Podman is on PATH. Install one, deploy an image that exists (--image URI), or deploy without an "
+            "image (--code)"
         )
 
     def build(self, folder: Path, *, uri: str, target: str) -> None:

@@ -117,7 +117,7 @@ def _without_none(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shown(parameters: Mapping[str, Any]) -> str:
-    """Parameters for a person: indented; policies, which travel as text, as documents; archives by their size."""
+    """Parameters for a person: policies, which travel as text, as documents; archives by their size; of variables the names."""
 
     def readable(value: Any) -> Any:
         if isinstance(value, bytes):
@@ -125,8 +125,10 @@ def _shown(parameters: Mapping[str, Any]) -> str:
         if isinstance(value, str) and value.startswith("{") and '"Version"' in value:
             return json.loads(value)
         if isinstance(value, Mapping):
-            return {k: readable(v) for k, v in value.items()}
+            return {
+                k: dict.fromkeys(v, "(set)") if k == "environmentVariables" else readable(v) for k, v in value.items()
+            }
         return value
 
-    lines = json.dumps({k: readable(v) for k, v in _without_none(parameters).items()}, indent=2, default=str)
+    lines = json.dumps(readable(_without_none(parameters)), indent=2, default=str)
     return "\n".join(f"    {line}" for line in lines.splitlines())

@@ -123,17 +123,12 @@ class Deployment:
                 "ecr",
                 "CreateRepository",
                 repositoryName=s.repository,
-                tags=_listed(s.all_tags),
+                tags=_listed(s.tags),
                 absent=("RepositoryAlreadyExistsException",),
             )
             uri = found["repository"]["repositoryUri"] if found else f"{self._registry()}/{s.repository}"
         else:
             uri = found["repositories"][0]["repositoryUri"]
-            arn = found["repositories"][0]["repositoryArn"]
-            now = self._call("ecr", "ListTagsForResource", resourceArn=arn).get("tags", [])
-            if self._lacks_tags(now):
-                self._say(f"repository {s.repository}: is tagged")
-                self._call("ecr", "TagResource", resourceArn=arn, tags=_listed(s.all_tags))
         tag = image_digest(s.folder, s.platform)
         image = f"{uri}:{tag}"
         if self._pushed(tag):
@@ -141,7 +136,7 @@ class Deployment:
         elif self._call.rehearse:
             self._say(f"would build {s.folder} for {s.platform} and push {image}")
         else:
-            engine = Engine.find(s.engine)
+            engine = Engine.find()
             put_wheel_beside(s.folder)
             self._say(f"image {tag}: is built for {s.platform}")
             engine.build(s.folder, uri=image, target=s.platform)
@@ -214,7 +209,7 @@ class Deployment:
                 RoleName=s.role_name,
                 AssumeRolePolicyDocument=trust,
                 Description=f"Sessions of the agent {s.name}",
-                Tags=_listed(s.all_tags),
+                Tags=_listed(s.tags),
                 absent=("EntityAlreadyExists",),
             )
         else:
@@ -223,9 +218,6 @@ class Deployment:
                     f"the role {s.role_name} is there and was not made by `agentcore-rl deploy` (it lacks the tag {TAG}). "
                     f"Use it as it is with --role {arn}, or deploy under another --name"
                 )
-            if self._lacks_tags(found["Role"].get("Tags", [])):
-                self._say(f"role {s.role_name}: is tagged")
-                self._call("iam", "TagRole", RoleName=s.role_name, Tags=_listed(s.all_tags))
             if found["Role"]["AssumeRolePolicyDocument"] != json.loads(trust):
                 self._call("iam", "UpdateAssumeRolePolicy", RoleName=s.role_name, PolicyDocument=trust)
         now = self._call("iam", "GetRolePolicy", RoleName=s.role_name, PolicyName=POLICY, absent=("NoSuchEntity",))
@@ -311,10 +303,6 @@ class Deployment:
 
     def _is_ours(self, tags: Sequence[Mapping[str, str]]) -> bool:
         return {"Key": TAG, "Value": self.settings.name} in tags
-
-    def _lacks_tags(self, tags: Sequence[Mapping[str, str]]) -> bool:
-        """Whether a thing that deployments made lacks tags of these settings."""
-        return self._is_ours(tags) and any(tag not in tags for tag in _listed(self.settings.all_tags))
 
 
 def _listed(tags: Mapping[str, str]) -> list[dict[str, str]]:

@@ -30,10 +30,7 @@ class Settings:
         role: ARN of an execution role that exists; None: one is made.
         environment: environment variables of the sessions.
         subnets, security_groups: of a VPC; both empty: public network.
-        idle_s, lifetime_s: the sessions' limits, in seconds; None: AgentCore's own.
         endpoint: name of an endpoint that is to point at the new version; None: `DEFAULT` alone, which always does.
-        tags: more tags of everything that is made.
-        engine: command of Docker or Podman; None: the one that is found.
         smoke: payload of the rollout that proves the deployment; None: none is run.
     """
 
@@ -50,11 +47,7 @@ class Settings:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     subnets: Sequence[str] = ()
     security_groups: Sequence[str] = ()
-    idle_s: int | None = None
-    lifetime_s: int | None = None
     endpoint: str | None = None
-    tags: Mapping[str, str] = field(default_factory=dict)
-    engine: str | None = None
     smoke: Mapping[str, Any] | None = None
 
     @property
@@ -68,16 +61,9 @@ class Settings:
         return f"s3://{self.bucket}/{self.prefix}" if self.bucket is not None and self.prefix else self.bucket
 
     @property
-    def lifecycle(self) -> dict[str, int]:
-        """The sessions' limits as the API names them. An idle timeout that is not given is never above the lifetime."""
-        lifetime_s = LIFETIME_S if self.lifetime_s is None else self.lifetime_s
-        idle_s = min(IDLE_S, lifetime_s) if self.idle_s is None else self.idle_s
-        return {"idleRuntimeSessionTimeout": idle_s, "maxLifetime": lifetime_s}
-
-    @property
-    def all_tags(self) -> dict[str, str]:
-        """Of everything that is made: the deployment's own, and the user's."""
-        return {**self.tags, TAG: self.name}
+    def tags(self) -> dict[str, str]:
+        """Of everything that is made."""
+        return {TAG: self.name}
 
     @property
     def role_name(self) -> str:
@@ -93,10 +79,8 @@ class Settings:
             raise ConfigError("--code uploads an archive: --bucket NAME says where to")
         if bool(self.subnets) != bool(self.security_groups):
             raise ConfigError("a VPC takes both --subnet and --security-group")
-        if self.lifecycle["idleRuntimeSessionTimeout"] > self.lifecycle["maxLifetime"]:
-            raise ConfigError(f"--idle {self.idle_s} is above --lifetime {self.lifecycle['maxLifetime']}")
         if self.smoke is not None and self.bucket is None:
-            raise ConfigError("a rollout leaves a record: --bucket NAME says where, or --no-smoke leaves it out")
+            raise ConfigError("a rollout leaves a record: --bucket NAME says where, or --smoke none leaves it out")
         if self.folder is not None and self.image is None:
             needed = self.entry if self.code else "Dockerfile"
             if not (self.folder / needed).is_file():
