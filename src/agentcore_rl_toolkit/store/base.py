@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,11 +12,9 @@ from typing import TypeVar
 
 from .._portal import Portal
 from ..errors import ConfigError, ObjectExistsError, ObjectTooLargeError, StoreError
-from .names import TEMP_PREFIX as TEMP_PREFIX
 from .retry import RetryPolicy, TransientStoreError, jitter
 
 T = TypeVar("T")
-logger = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT_S = 60.0
 MAX_KEY_BYTES = 1024  # S3's limit; the other stores follow it so that a run can move between them
@@ -46,38 +42,6 @@ class ObjectInfo:
         return self.last_modified.timestamp()
 
 
-class SkippedNames:
-    """What listings of a store met and left out, because it is no object: each name counts once, each kind is logged once.
-
-    Attributes:
-        counts: distinct names by kind ("link", "not a regular file", ...). Counting ends at `REMEMBERED` names.
-    """
-
-    REMEMBERED = 10_000
-
-    def __init__(self, url: str) -> None:
-        self.counts: Counter[str] = Counter()
-        self._url = url
-        self._seen: set[tuple[str, str]] = set()
-
-    @property
-    def total(self) -> int:
-        """Distinct names so far."""
-        return self.counts.total()
-
-    def add(self, kind: str, name: str) -> None:
-        """A listing leaves this name out."""
-        if (kind, name) in self._seen or len(self._seen) >= self.REMEMBERED:
-            return
-        self._seen.add((kind, name))
-        self.counts[kind] += 1
-        if self.counts[kind] == 1:
-            shown = ascii(name if len(name) <= 200 else name[:200] + "...")  # a foreign name may hold terminal escapes
-            logger.warning(
-                "%s: %s is left out of listings (%s); others of this kind are only counted", self._url, shown, kind
-            )
-
-
 class ObjectStore(ABC):
     """Objects under keys. Open one with `open_store`; safe to use from any thread and any event loop.
 
@@ -92,7 +56,6 @@ class ObjectStore(ABC):
     def __init__(self, url: str, *, retry: RetryPolicy | None = None) -> None:
         self.url = url
         self.retry = retry or RetryPolicy()
-        self.skipped = SkippedNames(url)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.url}>"
@@ -186,7 +149,7 @@ class ObjectStore(ABC):
         """Every object whose key starts with `prefix`, sorted by key, only those behind `after` when it is given.
 
         A prefix that ends in ``/`` is the quick form; any other one lists the folder that holds it and filters. What lies there
-        and is no object is left out and counted in ``skipped``.
+        and is no object is left out.
 
         Raises: UnlistableError.
         """

@@ -1,26 +1,19 @@
-"""S3 keys that obstore has no words for: ``a//b``, ``a/``, control characters. boto3 takes every key.
+"""Keys that S3 can hold and obstore has no words for: control characters, empty parts. Here they are read through boto3.
 
-S3 allows nearly any key, and the published agent writes ``exp//uuid.json`` for an empty input id. obstore cannot name such a key,
-and a single one makes its whole listing fail. This is the way round it: slower, and used only where such a key was met.
-
-Listings ask S3 for percent-encoded keys, because XML has no form for most control characters. boto3 signs the request; its own
-parser, which takes 70 ms for 1,000 keys, is left out.
+Whoever can write to a bucket can leave such a key in it, and a single one makes its whole listing fail. This is the way round
+it: slower, and used only where such a key was met.
 """
 
 from __future__ import annotations
 
 import threading
-from datetime import datetime
 from typing import Any
-from urllib.parse import unquote_plus
-from xml.etree import ElementTree
 
 from ..errors import ObjectExistsError, ObjectNotFoundError, StoreError, StorePermissionError
 from .base import ObjectInfo, check_size
 from .retry import TransientStoreError
 
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 5.0, 20.0
-SIGNED_FOR_S = 300
 
 
 class ForeignKeys:
@@ -32,33 +25,27 @@ class ForeignKeys:
     def __init__(self, bucket: str, *, region: str, endpoint_url: str | None) -> None:
         self._bucket, self._region, self._endpoint_url = bucket, region, endpoint_url
         self._lock = threading.Lock()
-        self._made: tuple[Any, Any] | None = None
+        self._made: Any = None
 
     def list(self, prefix: str, after: str | None) -> list[ObjectInfo]:
         """Every object whose key starts with `prefix`, behind `after` when it is given."""
-        client, http = self._clients()
         found: list[ObjectInfo] = []
-        asked: dict[str, Any] = {"Bucket": self._bucket, "Prefix": prefix, "EncodingType": "url"}
-        if after is not None:
-            asked["StartAfter"] = after
+        asked: dict[str, Any] = {"Prefix": prefix} if after is None else {"Prefix": prefix, "StartAfter": after}
         while True:
-            page = self._page(client, http, asked, prefix)
-            found += _objects(page)
-            token = _text(page, "NextContinuationToken")
-            if _text(page, "IsTruncated") != "true" or not token:
+            page = self._ask("list_objects_v2", prefix, **asked)
+            found += [_info(item["Key"], item, item["Size"]) for item in page.get("Contents", ())]
+            if not page.get("IsTruncated"):
                 return found
-            asked["ContinuationToken"] = token
+            asked["ContinuationToken"] = page["NextContinuationToken"]
 
     def head(self, key: str) -> ObjectInfo:
         """Size and age of an object."""
-        answer = self._ask("head_object", key)
-        return ObjectInfo(
-            key=key, size=answer["ContentLength"], last_modified=answer["LastModified"], etag=answer.get("ETag")
-        )
+        answer = self._ask("head_object", key, Key=key)
+        return _info(key, answer, answer["ContentLength"])
 
     def get(self, key: str, max_bytes: int | None) -> bytes:
         """Content of an object. Raises: ObjectTooLargeError."""
-        answer = self._ask("get_object", key)
+        answer = self._ask("get_object", key, Key=key)
         with answer["Body"] as body:
             check_size(key, f"s3://{self._bucket}", answer["ContentLength"], max_bytes)
             try:
@@ -69,43 +56,22 @@ class ForeignKeys:
     def put(self, key: str, body: bytes, create_only: bool, content_type: str) -> None:
         """Write an object. Raises: ObjectExistsError with `create_only`."""
         only_new = {"IfNoneMatch": "*"} if create_only else {}
-        self._ask("put_object", key, Body=body, ContentType=content_type, **only_new)
+        self._ask("put_object", key, Key=key, Body=body, ContentType=content_type, **only_new)
 
     def delete(self, key: str) -> None:
         """Remove an object."""
-        self._ask("delete_object", key)
+        self._ask("delete_object", key, Key=key)
 
     def _ask(self, operation: str, key: str, **arguments: Any) -> Any:
         from botocore.exceptions import BotoCoreError, ClientError
 
-        client, _ = self._clients()
         try:
-            return getattr(client, operation)(Bucket=self._bucket, Key=key, **arguments)
+            return getattr(self._client(), operation)(Bucket=self._bucket, **arguments)
         except ClientError as e:
             status = e.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
             raise self._error(key, status, e.response.get("Error", {}).get("Code", "")) from e
         except BotoCoreError as e:
             raise TransientStoreError(f"{key!r} in {self._bucket}: {e}", key=key) from e
-
-    def _page(self, client: Any, http: Any, asked: dict[str, Any], prefix: str) -> ElementTree.Element:
-        from botocore.awsrequest import AWSRequest
-        from botocore.exceptions import BotoCoreError
-
-        try:
-            url = client.generate_presigned_url("list_objects_v2", Params=asked, ExpiresIn=SIGNED_FOR_S)
-            answer = http.send(AWSRequest(method="GET", url=url).prepare())
-            body = answer.content
-        except BotoCoreError as e:
-            raise TransientStoreError(f"listing {prefix!r} in {self._bucket}: {e}", key=prefix) from e
-        try:
-            page = ElementTree.fromstring(body)
-        except ElementTree.ParseError as e:
-            page, broken = None, e
-        if answer.status_code != 200:
-            raise self._error(prefix, answer.status_code, "" if page is None else _text(page, "Code") or "")
-        if page is None:
-            raise TransientStoreError(f"listing {prefix!r} in {self._bucket}: no XML: {broken}", key=prefix)
-        return page
 
     def _error(self, key: str, status: int, code: str) -> StoreError:
         where, why = f"{key!r} in s3://{self._bucket}", code or f"status {status}"
@@ -121,48 +87,23 @@ class ForeignKeys:
             return StoreError(f"{where}: {why}", key=key)
         return TransientStoreError(f"{where}: {why}", key=key)
 
-    def _clients(self) -> tuple[Any, Any]:
+    def _client(self) -> Any:
         with self._lock:
             if self._made is None:
                 import boto3
                 from botocore.config import Config
-                from botocore.httpsession import URLLib3Session
 
                 config = Config(
-                    signature_version="s3v4",
                     s3={"addressing_style": "path"},
                     retries={"total_max_attempts": 1},
                     connect_timeout=CONNECT_TIMEOUT_S,
                     read_timeout=READ_TIMEOUT_S,
                 )
-                client = boto3.Session().client(
+                self._made = boto3.Session().client(
                     "s3", region_name=self._region, endpoint_url=self._endpoint_url, config=config
                 )
-                self._made = client, URLLib3Session(timeout=(CONNECT_TIMEOUT_S, READ_TIMEOUT_S))
             return self._made
 
 
-def _objects(page: ElementTree.Element) -> list[ObjectInfo]:
-    encoded = _text(page, "EncodingType") == "url"  # a server that does not know the parameter sends keys as they are
-    found = []
-    for line in page:
-        if _name(line) == "Contents":
-            fields = {_name(field): field.text or "" for field in line}
-            key = fields["Key"]
-            found.append(
-                ObjectInfo(
-                    key=unquote_plus(key) if encoded else key,
-                    size=int(fields.get("Size") or 0),
-                    last_modified=datetime.fromisoformat(fields["LastModified"]),
-                    etag=fields.get("ETag"),
-                )
-            )
-    return found
-
-
-def _text(page: ElementTree.Element, name: str) -> str | None:
-    return next((field.text or "" for field in page if _name(field) == name), None)
-
-
-def _name(element: ElementTree.Element) -> str:
-    return element.tag.rpartition("}")[2]
+def _info(key: str, answer: Any, size: int) -> ObjectInfo:
+    return ObjectInfo(key=key, size=size, last_modified=answer["LastModified"], etag=answer.get("ETag"))

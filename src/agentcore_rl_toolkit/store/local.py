@@ -9,7 +9,7 @@ Reads, listings and fsyncs run in a few threads of their own; what only touches 
 A put writes ``.tmp-<random>`` beside its target, then renames it (or, for create-only, hard-links it, which the file system
 refuses when the name is taken). A process that dies in between leaves only the temporary file, which no listing shows.
 
-Others write into the directory too, so reading trusts nothing that lies there (`local_files`).
+Only regular files are objects: a link or a pipe in the directory is left out of listings, and is not opened.
 """
 
 from __future__ import annotations
@@ -17,20 +17,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import os
 import secrets
+import stat
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from ..errors import ConfigError, ObjectExistsError, ObjectNotFoundError, StoreError, StorePermissionError
-from .base import ObjectInfo, ObjectStore, check_size, utc
-from .local_files import MAX_DEPTH, list_objects, opened, read_all, stat_object
-from .names import TEMP_PREFIX, path_of
+from .base import ObjectInfo, ObjectStore, check_key, check_size, utc
+from .names import TEMP_PREFIX, path_of, text_of
 from .retry import RetryPolicy, TransientStoreError
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 # A full or briefly unreachable disk, an exhausted table: worth another try. Everything else is final.
 _TRANSIENT = {
@@ -47,6 +49,8 @@ _TRANSIENT = {
     errno.ETIMEDOUT,
 }
 
+MAX_DEPTH = 64  # folders below the store's directory; keys of rollouts have three to six parts
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MAX_SYNCED = 10_000
 _SMALL = 16_384
 
@@ -97,10 +101,6 @@ class LocalStore(ObjectStore):
 
     async def _put(self, key: str, body: bytes, create_only: bool, durable: bool) -> None:
         path = self._path(key)
-        if path_of(key).count("/") > MAX_DEPTH:
-            raise ConfigError(
-                f"{key!r} lies more than {MAX_DEPTH} folders deep, where no listing of {self.url} looks", key=key
-            )
 
         def write() -> None:
             _write(path, body, create_only, durable)
@@ -114,23 +114,17 @@ class LocalStore(ObjectStore):
 
     async def _get(self, key: str, max_bytes: int | None) -> bytes:
         def read() -> bytes:
-            with opened(self._root, key) as fd:
-                check_size(key, self.url, os.fstat(fd).st_size, max_bytes)
-                body = read_all(fd, max_bytes)
-            check_size(key, self.url, len(body), max_bytes)
-            return body
+            with open(os.open(self._path(key), _OPEN), "rb") as file:  # a pipe without a writer must not block here
+                check_size(key, self.url, _regular(os.fstat(file.fileno()), key).st_size, max_bytes)
+                return file.read()
 
         return await self._in_thread(key, read)
 
     async def _head(self, key: str) -> ObjectInfo:
-        return await self._at_once(key, lambda: _info(key, stat_object(self._root, key)))
+        return await self._at_once(key, lambda: _info(key, _regular(os.lstat(self._path(key)), key)))
 
     async def _list(self, prefix: str, after: str | None) -> list[ObjectInfo]:
-        def walk() -> list[ObjectInfo]:
-            found = [_info(key, stat) for key, stat in list_objects(self._root, prefix, after, self.skipped.add)]
-            return sorted(found, key=lambda info: info.key)
-
-        return await self._in_thread(prefix, walk)
+        return await self._in_thread(prefix, lambda: _walk(self._root, prefix, after))
 
     async def _delete(self, key: str) -> None:
         def unlink() -> None:
@@ -155,7 +149,7 @@ class LocalStore(ObjectStore):
     def _mapped(self, key: str, e: OSError) -> StoreError:
         if isinstance(e, FileExistsError):
             return ObjectExistsError(f"{key!r} exists in {self.url}", key=key)
-        if isinstance(e, FileNotFoundError):
+        if isinstance(e, FileNotFoundError) or e.errno in (errno.ELOOP, errno.ENXIO):
             return ObjectNotFoundError(f"no object {key!r} in {self.url}", key=key)
         if isinstance(e, PermissionError) or e.errno == errno.EROFS:
             return StorePermissionError(f"no access to {key!r} in {self.url}: {e}", key=key)
@@ -195,6 +189,65 @@ def _write(path: str, body: bytes, create_only: bool, durable: bool) -> None:
         raise
 
 
+def _walk(root: str, prefix: str, after: str | None) -> list[ObjectInfo]:
+    """The objects whose key starts with `prefix` and sorts behind `after`, sorted by key. No link below `root` is followed.
+
+    What lies there and is no object is left out, as is a folder below the prefix that cannot be read.
+    """
+    top = prefix.rpartition("/")[0]
+    if top and not _is_key(top):
+        return []  # no object can be there
+    start = path_of(top) + "/" if top else ""
+    found: list[ObjectInfo] = []
+    folders = [(start, f"{top}/" if top else "")]  # paths within the store, and the keys that they stand for
+    while folders:
+        path, base = folders.pop()
+        try:
+            with os.scandir(f"{root}/{path}") as entries:
+                for entry in entries:
+                    name = None if entry.name.startswith(TEMP_PREFIX) else text_of(entry.name)
+                    if name is None:
+                        continue
+                    key = base + name[0]
+                    if entry.is_dir(follow_symlinks=False):
+                        key = key if name[1] else key + "/"
+                        if key.startswith(prefix) or prefix.startswith(key):
+                            folders.append((f"{path}{entry.name}/", key))
+                    elif key.startswith(prefix) and (after is None or key > after):
+                        of = _of_object(entry, key, path)
+                        if of is not None:
+                            found.append(_info(key, of))
+        except OSError as e:
+            if e.errno in _TRANSIENT or (path == start and isinstance(e, PermissionError)):
+                raise
+            logger.debug("%s/%s is left out of a listing: %s", root, path, e)
+    return sorted(found, key=lambda info: info.key)
+
+
+def _of_object(entry: os.DirEntry[str], key: str, path: str) -> os.stat_result | None:
+    """Size and age of an entry that is an object; None where it is none, or is gone since."""
+    if not entry.is_file(follow_symlinks=False) or not _is_key(key) or path_of(key) != path + entry.name:
+        return None
+    try:
+        return entry.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _is_key(text: str) -> bool:
+    try:
+        check_key(text)
+    except ConfigError:
+        return False
+    return True
+
+
+def _regular(found: os.stat_result, key: str) -> os.stat_result:
+    if not stat.S_ISREG(found.st_mode):
+        raise FileNotFoundError(f"{key}: not a regular file")
+    return found
+
+
 def _sync_folder(folder: str) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -203,6 +256,6 @@ def _sync_folder(folder: str) -> None:
         os.close(fd)
 
 
-def _info(key: str, stat: os.stat_result) -> ObjectInfo:
-    etag = f'"{stat.st_mtime_ns:x}-{stat.st_size:x}-{stat.st_ino:x}"'
-    return ObjectInfo(key=key, size=stat.st_size, last_modified=utc(stat.st_mtime), etag=etag)
+def _info(key: str, of: os.stat_result) -> ObjectInfo:
+    etag = f'"{of.st_mtime_ns:x}-{of.st_size:x}-{of.st_ino:x}"'
+    return ObjectInfo(key=key, size=of.st_size, last_modified=utc(of.st_mtime), etag=etag)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import atexit
+import functools
 import os
 import re
 import time
@@ -23,17 +24,12 @@ from ..errors import (
 )
 from .base import MAX_KEY_BYTES, ObjectInfo, ObjectStore, check_key, check_size
 from .credentials import AwsCredentials, find_region
-from .leaving import watch
 from .retry import RetryPolicy, TransientStoreError
 
 if TYPE_CHECKING:
     from .foreign import ForeignKeys
 
 T = TypeVar("T")
-logger = logging.getLogger(__name__)
-
-FOREIGN_KNOWN_S = 60.0  # a prefix that held a foreign key is listed the slower way for so long, then tried again
-MAX_FOREIGN_KNOWN = 10_000
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _STATUS = re.compile(r"status code: (\d{3})")
@@ -67,7 +63,6 @@ class RemoteStore(ObjectStore):
         self._endpoint_url, self._region = endpoint_url, region
         self._opened: tuple[int, Any] | None = None
         self._other_opened: tuple[int, ForeignKeys] | None = None
-        self._foreign_met_s: dict[str, float] = {}  # prefix -> when its listing last met a key that obstore cannot read
 
     def _store(self) -> Any:
         # No lock: two threads that come first at once open it twice, which is harmless; a lock held during a fork is not.
@@ -87,7 +82,7 @@ class RemoteStore(ObjectStore):
     def _build(self) -> Any:
         import obstore.store
 
-        watch()
+        _settle_at_exit()
         # Retries and deadlines live in ObjectStore, in one place; obstore's own would hide them.
         common: dict[str, Any] = {
             "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=1)},
@@ -176,10 +171,7 @@ class RemoteStore(ObjectStore):
 
         full = self._prefix + prefix
         folder = full.rpartition("/")[0]  # obstore matches whole path parts only
-        met_s = self._foreign_met_s.get(prefix)
-        if self._scheme == "s3" and (
-            is_foreign(folder) or (met_s is not None and time.monotonic() - met_s < FOREIGN_KNOWN_S)
-        ):
+        if self._scheme == "s3" and is_foreign(folder):
             return await self._list_otherwise(prefix, after)
         stream = obstore.list(
             self._store(),
@@ -189,19 +181,9 @@ class RemoteStore(ObjectStore):
         )
         try:
             found = [self._info(meta) for meta in await self._mapped(prefix, stream.collect_async())]
-        except UnlistableError as e:
+        except UnlistableError:
             if self._scheme != "s3":
                 raise
-            logger.log(
-                logging.DEBUG if prefix in self._foreign_met_s else logging.WARNING,
-                "%s: there is a foreign key under %r; it is listed another, slower way: %s",
-                self.url,
-                prefix,
-                e,
-            )
-            if len(self._foreign_met_s) >= MAX_FOREIGN_KNOWN:
-                self._foreign_met_s.clear()
-            self._foreign_met_s[prefix] = time.monotonic()
             return await self._list_otherwise(prefix, after)
         kept = [info for info in found if info.key.startswith(prefix) and (after is None or info.key > after)]
         return sorted(kept, key=lambda info: info.key)
@@ -220,12 +202,7 @@ class RemoteStore(ObjectStore):
     async def _list_otherwise(self, prefix: str, after: str | None) -> list[ObjectInfo]:
         start = None if after is None else self._prefix + after
         found = await asyncio.to_thread(self._other().list, self._prefix + prefix, start)
-        kept = []
-        for info in map(self._below, found):
-            if _is_readable(info.key):
-                kept.append(info)
-            else:
-                self.skipped.add("a name that no key can have", info.key)
+        kept = [info for info in map(self._below, found) if _is_readable(info.key)]
         return sorted(kept, key=lambda info: info.key)
 
     def _below(self, info: ObjectInfo) -> ObjectInfo:
@@ -293,6 +270,13 @@ class RemoteStore(ObjectStore):
         if status is not None and 400 <= status < 500 and status not in _PASSING_STATUS:
             return StoreError(f"{where}: {text}", key=key)
         return TransientStoreError(f"{where}: {text}", ambiguous=status is None or status >= 500, key=key)
+
+
+@functools.cache
+def _settle_at_exit() -> None:
+    # A result is handed over by a thread of obstore's own, which needs the interpreter a moment longer than the caller that it
+    # wakes. A program that ends right then would abort. Source: PyO3/pyo3-async-runtimes, issue 40.
+    atexit.register(time.sleep, 0.05)
 
 
 def is_foreign(key: str) -> bool:
