@@ -1,16 +1,14 @@
-"""The world of the fault suite: a local runtime with real sessions, an S3 server, and a proxy before it that can refuse.
+"""The world of the fault suite: a local runtime with real sessions.
 
 What each test found is printed as one table at the end of the run.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from collections import Counter
@@ -26,7 +24,6 @@ from agentcore_rl_toolkit.client.testing import TEST_CREDENTIALS
 from agentcore_rl_toolkit.store import ObjectStore, open_store
 
 HERE = Path(__file__).parent
-BUCKET = "results"
 AGENTS = ("plain", "throttled", "dropped_before", "dropped_after", "duplicated", "broken_start", "failing", "killed")
 AGENTS += ("never_up", "killed_at_once")
 FAULTS = [
@@ -45,101 +42,30 @@ FAULTS = [
 ROWS: list[tuple[str, str, str, str, str, str]] = []
 
 
-class Proxy:
-    """Forwards TCP to the S3 server; while `refusing`, answers every request with 503 instead."""
-
-    def __init__(self, upstream: str) -> None:
-        host, port = upstream.removeprefix("http://").rstrip("/").split(":")
-        self._upstream = (host, int(port))
-        self.refusing = False
-        self.refused = 0
-        self.port = 0
-        self._loop = asyncio.new_event_loop()
-        ready = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(ready,), daemon=True)
-        self._thread.start()
-        ready.wait()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def _run(self, ready: threading.Event) -> None:
-        asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0))
-        self.port = server.sockets[0].getsockname()[1]
-        ready.set()
-        self._loop.run_forever()
-        server.close()
-        tasks = asyncio.all_tasks(self._loop)
-        for task in tasks:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        self._loop.close()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        up: asyncio.StreamWriter | None = None
-        back: asyncio.Task[None] | None = None
-        try:
-            while data := await reader.read(65536):
-                if self.refusing:
-                    self.refused += 1
-                    writer.write(b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-                    await writer.drain()
-                    return
-                if up is None:
-                    down, up = await asyncio.open_connection(*self._upstream)
-                    back = asyncio.create_task(self._pump(down, writer))
-                up.write(data)
-                await up.drain()
-        except (ConnectionError, asyncio.CancelledError):
-            return
-        finally:
-            if back is not None:
-                back.cancel()
-            for w in (up, writer):
-                if w is not None:
-                    w.close()
-
-    @staticmethod
-    async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while data := await reader.read(65536):
-                writer.write(data)
-                await writer.drain()
-        except (ConnectionError, asyncio.CancelledError):
-            return
-        writer.close()
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-
-
 @dataclass
 class World:
     """What the tests share."""
 
     url: str
     arns: dict[str, str]
-    proxy: Proxy
+    store_url: str
     runs_dir: Path
     ledgers: Path
     clients: list[RolloutClient] = field(default_factory=list)
 
     def open_store(self) -> ObjectStore:
-        return open_store(BUCKET, endpoint_url=self.proxy.url, region="us-west-2")
+        return open_store(self.store_url)
 
     def client(self, exp_id: str, agent: str = "plain", **options: Any) -> RolloutClient:
         """A client that takes a session for lost after four seconds of silence."""
         options = {
             "endpoint_url": self.url,
             "tps_limit": 200,
-            "watch": WatchSettings(heartbeat_s=0.5, lost_after_s=4.0, store=self.open_store()),
+            "watch": WatchSettings(heartbeat_s=0.5, lost_after_s=4.0),
             "deadlines": Deadlines(start_s=30, confirm_s=3, stop_s=30),
             **options,
         }
-        client = RolloutClient(self.arns[agent], BUCKET, exp_id, **options)
+        client = RolloutClient(self.arns[agent], self.store_url, exp_id, **options)
         self.clients.append(client)
         return client
 
@@ -188,34 +114,22 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     root = tmp_path_factory.mktemp("faults")
     runs_dir = root / "runs"
     runs_dir.mkdir()
+    store_url = f"file://{root}/store"
     before = {name: os.environ.get(name) for name in TEST_CREDENTIALS}
     os.environ.update(TEST_CREDENTIALS)
     (root / "faults.json").write_text(json.dumps(FAULTS))
     base = [sys.executable, "-m", "agentcore_rl_toolkit.cli"]
     pid = ["--parent-pid", str(os.getpid())]
     processes: list[subprocess.Popen[bytes]] = []
-    proxy: Proxy | None = None
     try:
-        s3_command = [
-            "s3",
-            "serve",
-            "--dir",
-            str(root / "s3"),
-            "--bucket",
-            BUCKET,
-            "--ready-file",
-            str(root / "s3.json"),
-        ]
-        processes.append(subprocess.Popen([*base, *s3_command, *pid]))
-        proxy = Proxy(wait_for(root / "s3.json", processes[-1])["url"])
         command = ["runtime", "serve", "--ready-file", str(root / "runtime.json"), "--state-dir", str(root / "state")]
         for name in AGENTS:
             command += ["--agent", f"{name}={HERE / 'agent.py'}"]
-        command += ["--writable", str(runs_dir), "--session-env", f"RUNS_DIR={runs_dir}", "--s3-endpoint", proxy.url]
+        command += ["--writable", str(runs_dir), "--session-env", f"RUNS_DIR={runs_dir}", "--store", store_url]
         command += ["--memory-mb", "512", "--stop-grace", "5", "--faults", str(root / "faults.json")]
         processes.append(subprocess.Popen([*base, *command, *pid]))
         ready = wait_for(root / "runtime.json", processes[-1])
-        shared = World(ready["url"], ready["agents"], proxy, runs_dir, root)
+        shared = World(ready["url"], ready["agents"], store_url, runs_dir, root)
         yield shared
         for client in shared.clients:
             client.close()
@@ -223,8 +137,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         for process in reversed(processes):
             process.terminate()
             process.wait(timeout=30)
-        if proxy is not None:
-            proxy.close()
         for name, value in before.items():
             if value is None:
                 del os.environ[name]

@@ -49,7 +49,6 @@ _TRANSIENT = {
     errno.ETIMEDOUT,
 }
 
-MAX_DEPTH = 64  # folders below the store's directory; keys of rollouts have three to six parts
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MAX_SYNCED = 10_000
 _SMALL = 16_384
