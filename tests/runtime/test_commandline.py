@@ -15,7 +15,6 @@ from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import ConfigError, LocalRuntimeError
 from agentcore_rl_toolkit.runtime.agents import environments
 from agentcore_rl_toolkit.runtime.agents.environments import Dependencies, build
-from agentcore_rl_toolkit.runtime.launcher.session_log import shorten
 
 from .conftest import AGENTS, Server, wait_for
 
@@ -177,16 +176,3 @@ def test_logs_show_what_a_terminal_would_obey_and_raw_does_not(server: Server, s
     assert "before \\e]0;owned\\a after \n gone ä" in shown
     assert "\x1b" not in shown
     assert "before \x1b]0;owned\x07 after" in run(server, "logs", "--raw", session_id).output
-
-
-def test_a_log_that_is_cut_while_it_is_followed_goes_on_with_what_is_left(server: Server, session_id: str) -> None:
-    server.invoke({"do": "print", "text": "first\n" * 1_000}, session_id)
-    log = Path((server.session(session_id) or {})["log"])
-    pieces = server.view.log(session_id, follow=True)
-    assert "first" in next(pieces)
-    assert shorten(log, 2_000) > 0
-    server.invoke({"do": "print", "text": "second"}, session_id)
-    text = ""
-    while "second" not in text:
-        text += next(pieces)
-    assert "bytes of this log were cut out" in text
