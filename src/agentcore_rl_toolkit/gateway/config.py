@@ -100,7 +100,7 @@ class Limits:
     connect_s: float = 5.0
     idle_connection_s: float = 300.0
     head_s: float = 30.0  # from the first byte of a request to the last of its headers
-    connections: int | None = None  # of clients; above it the longest idle are closed. None: half of the open files
+    connections: int | None = None  # of clients; one more is answered 503. None: three quarters of the open files
     hold_s: float = 600.0  # how long a call may wait while the gateway is paused
     outage_s: float = (
         0.0  # how long a call may wait while no server is up; 0: it fails at once, and no server is looked at

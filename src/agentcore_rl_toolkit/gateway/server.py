@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._servers.host_check import HostCheck
-from .._servers.process import listen
+from .._servers.process import BACKLOG, listen, stop_listening, url_of
 from ..errors import ConfigError, GatewayError
 from ..messages.errors import RequestError
 from .admin.routes import Admin
@@ -21,7 +21,6 @@ from .calls.context import Context
 from .calls.running import RunningCalls
 from .config import GatewayConfig
 from .dispatch import Dispatch, MakeCall
-from .http.accept import Acceptor
 from .http.connection import AgentConnection
 from .http.open_connections import OpenConnections
 from .sessions.registry import Sessions, store_secret
@@ -94,7 +93,7 @@ class Gateway:
             )
         )
         self._dispatch = Dispatch(config, self.calls, self.admin, token_call)
-        self._server: Acceptor | None = None
+        self._server: asyncio.Server | None = None
         self._ticker: asyncio.Task[None] | None = None
 
     def _load_model(self, connect: Callable[[], Any] | None) -> MakeCall | None:
@@ -129,8 +128,10 @@ class Gateway:
         except ConfigError:
             self.store.close()
             raise
-        self._server = Acceptor(listening, lambda: AgentConnection(self.connections, self._dispatch))
-        self.url = self._server.url
+        self.url = url_of(listening)
+        self._server = await loop.create_server(
+            lambda: AgentConnection(self.connections, self._dispatch), sock=listening, backlog=BACKLOG
+        )
         self._ticker = loop.create_task(self._tick())
         self.calls.outage.begin()
 
@@ -138,8 +139,8 @@ class Gateway:
         """Stop listening, let running calls finish for `grace_s`, close the store. A second call does nothing."""
         if self._server is None:
             return
-        self._server.close()
-        self._server = None
+        server, self._server = self._server, None
+        await stop_listening(server)
         for conn in self.connections:
             conn.finish()
         await self.running.until(lambda: not len(self.running), grace_s)

@@ -138,7 +138,7 @@ class Agents:
         return sum(map(len, self.seen.values()))
 
 
-KILLS = 160 if os.environ.get("AGENTCORE_RL_NIGHTLY") else 20
+KILLS = 160 if os.environ.get("AGENTCORE_RL_NIGHTLY") else 6
 
 
 @pytest.mark.slow
@@ -161,7 +161,7 @@ async def test_every_turn_an_agent_saw_answered_survives_kill_9_exactly_once(tmp
                 served.kill()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_turns_of_a_gateway_that_tokenises_survive_kill_9(tmp_path: Path) -> None:
     store, ready, agents = tmp_path / "store", tmp_path / "ready.json", Agents(4)
     more = ("--model", str(MODEL))

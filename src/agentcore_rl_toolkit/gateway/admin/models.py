@@ -14,7 +14,6 @@ from ...messages.dialects.anthropic import encode_count, parse_request
 from ...messages.errors import NOT_JSON, RequestError
 from ..engines.errors import upstream_error
 from ..http.messages import Request
-from ..http.structure import check_structure
 from ..sessions.session import Session
 from ..upstreams.requests import get, post
 from .state import Parts
@@ -68,7 +67,6 @@ class ModelRoutes:
 
     async def count_tokens(self, request: Request, session: Session) -> bytes:
         """Anthropic's count_tokens: the prompt as the engine would see it, counted and not sampled."""
-        check_structure(request.body)
         asked = parse_request(request.body, counting=True)
         options, mode = asked.template_options() or None, self._parts.token_mode
         if mode is None:

@@ -10,7 +10,6 @@ from ...messages.errors import RequestError
 from ..config import Engine, UpstreamConfig
 from ..http.connection import AgentConnection
 from ..http.messages import Request, decode_body, reply
-from ..http.structure import check_structure
 from .answers import Answers, Handler
 from .metrics import exposition, snapshot
 from .models import ModelRoutes
@@ -72,11 +71,6 @@ class Admin:
             return
         if not known:
             self.answers.refuse(conn, request, RequestError("the admin key is missing or wrong", kind="authentication"))
-            return
-        try:
-            check_structure(request.body)
-        except RequestError as e:
-            self.answers.refuse(conn, request, e)
             return
         if path == b"/metrics":
             text = exposition(self._parts)

@@ -15,7 +15,6 @@ import msgspec
 from ...messages.dialects.passthrough import Fields
 from ...messages.errors import NOT_JSON
 from ..capture.prefix_index import Prefixes, Seen
-from ..http.structure import check_structure
 
 LONG = 32 * 2**10  # bytes of request body from which this is worth its bookkeeping
 _KEYS = {name: b'"%b":[' % name.encode() for name in ("messages", "input")}
@@ -70,7 +69,6 @@ def digest_of_body(body: bytes) -> int:
 
 def decoded(body: bytes) -> Fields:
     """The members of a request. Raises: msgspec.DecodeError, RecursionError; RequestError when there is too much in it."""
-    check_structure(body)
     return _fields.decode(body)
 
 

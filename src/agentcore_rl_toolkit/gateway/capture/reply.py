@@ -16,7 +16,6 @@ import msgspec
 
 from ...errors import CaptureError
 from ...messages.errors import NOT_JSON
-from ..http.structure import check_reply
 from .experts import binary
 from .record import ChoiceRecord
 from .token_numbers import (
@@ -74,7 +73,6 @@ _reply = msgspec.json.Decoder(_Reply)
 _str = msgspec.json.Decoder(str)
 _usage = msgspec.json.Decoder(_Usage)
 _encode = msgspec.json.Encoder().encode
-LARGE = 8 * 2**20  # bytes from which a reply is judged before it is read
 
 
 class Captured(msgspec.Struct):
@@ -108,8 +106,6 @@ def read_reply(body: bytes, *, entries: bool = False) -> Captured:
 
     Where only the tokens cannot be read ``problem`` says so. Raises: CaptureError when it is no reply for an agent either.
     """
-    if len(body) > LARGE:
-        check_reply(body)
     prompt, rest = take_prompt(body)
     try:
         reply = _reply.decode(rest)

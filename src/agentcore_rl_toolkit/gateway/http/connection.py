@@ -73,24 +73,12 @@ class AgentConnection(asyncio.Protocol):
         self.transport: Any = None
         self.paused_since: float | None = None
         self.writable: asyncio.Future[None] | None = None
-        self.address = ""
         self.last_s = time.monotonic()  # when the last reply was whole
-
-    @property
-    def idle_since(self) -> float | None:
-        """Since when it waits for a request; None while one is under way."""
-        waiting = not self.busy and (self.reader.between or self.reader.head_since is not None)
-        return self.active_s if waiting else None
 
     @property
     def active_s(self) -> float:
         """When the last request began, or the last reply was whole."""
         return max(self.last_s, self.reader.begun_s)
-
-    @property
-    def used(self) -> bool:
-        """Whether it has had a whole head."""
-        return self.reader.used
 
     # -- from the transport
 

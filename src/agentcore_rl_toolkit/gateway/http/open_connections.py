@@ -1,17 +1,23 @@
-"""The open connections of a server: how many, what they read with, and which of them end."""
+"""The open connections of a server: how many there may be, and which of them end."""
 
 from __future__ import annotations
 
-import time
+import resource
 from collections import Counter
 from collections.abc import Iterator
 
-from ..._servers.connection_room import ConnectionRoom, default_limit
 from ..._servers.host_check import HostCheck
+from ..._servers.open_files import MAX_OPEN_FILES
 from ..config import Limits
 from .connection import AgentConnection
 
 STALLED_S = 60.0  # an agent that reads nothing of its reply for this long is gone
+
+
+def most_connections() -> int:
+    """Three quarters of the files this process may open: the others are for what the requests need."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return (MAX_OPEN_FILES if soft == resource.RLIM_INFINITY else soft) * 3 // 4
 
 
 class OpenConnections:
@@ -21,7 +27,7 @@ class OpenConnections:
         self.limits = limits
         self.hosts = hosts
         self.receiving = 0
-        self.room = ConnectionRoom(limits.connections or default_limit())
+        self.most = limits.connections or most_connections()
         self._open: set[AgentConnection] = set()
 
     def __len__(self) -> int:
@@ -31,16 +37,14 @@ class OpenConnections:
         return iter(list(self._open))
 
     def adopt(self, conn: AgentConnection) -> None:
-        """Take a new connection in, and close idle ones where there are too many."""
-        conn.address = (conn.transport.get_extra_info("peername") or ("",))[0]
-        self._open.add(conn)
-        if self.room.opened(conn.address) or len(self._open) > self.room.limit:
-            for each in self.room.make_room(conn, self._open, time.monotonic()):
-                each.transport.abort()
+        """Take a new connection in; one too many is answered 503."""
+        if len(self._open) >= self.most:
+            conn.refuse("the gateway has as many connections as it takes; try again", kind="overloaded", status=503)
+        else:
+            self._open.add(conn)
 
     def forget(self, conn: AgentConnection) -> None:
         self._open.discard(conn)
-        self.room.closed(conn.address)
 
     def sweep(self, now: float, counters: Counter[str]) -> None:
         """End connections on which nothing happens any more."""

@@ -65,7 +65,6 @@ class RequestReader:
         self.begun_s = 0.0
         self.head_since: float | None = None
         self.refused = False
-        self.used = False  # whether a head was whole
         self.url = b""
 
     def feed(self, data: bytes) -> None:
@@ -117,7 +116,7 @@ class RequestReader:
     def on_headers_complete(self) -> None:
         limits = self._server.limits
         headers = self._headers
-        self.head_since, self.used = None, True
+        self.head_since = None
         if self._head_bytes > limits.header_bytes:
             self._refuse_head()
             return

@@ -29,7 +29,6 @@ from ..capture.record import CONSTRAINED
 from ..capture.reply import Captured
 from ..engines import TOKEN_ENGINES, CancelsByName, GenerationStream, Piece, TokenEngine, constraints
 from ..http.connection import AgentConnection
-from ..http.structure import check_reply
 from ..sessions.session import Session
 from ..upstreams.router import Worker
 from .mode import TokenMode, impose
@@ -223,7 +222,6 @@ class TokenSampling:
         sampled, agent = self._sampled(), self._agent
         if not self._live:
             body = self.incoming.body()
-            check_reply(body)
             for piece in self._engine.reply(body):
                 if self.adjust is not None:
                     self.adjust(piece, agent.asked.sampling.stop, self._mode.renderer.decode)
