@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -27,7 +27,7 @@ SETTLED_S = 300.0
 
 
 class GatewayProcess:
-    """``agentcore-rl gateway serve`` with these words; `url` is where it listens. It ends with this process.
+    """``agentcore-rl gateway serve`` with these words and variables; `url` is where it listens. It ends with this process.
 
     One that ends by itself (killed for memory, say) is started again with the same port and store, in which everything it
     had recorded still is; `restarted` is called then, on a thread.
@@ -41,11 +41,11 @@ class GatewayProcess:
         host: str,
         port: int,
         store: str | None,
-        admin_key: str,
+        environment: Mapping[str, str],
     ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="agentcore-rl-gateway-"))
         self._words = [*words, "--host", host, "--store", store or str(self._folder / "turns")]
-        self._environment = {"AGENTCORE_RL_GATEWAY_ADMIN_KEY": admin_key}
+        self._environment = environment
         self.restarted: Callable[[], None] | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()

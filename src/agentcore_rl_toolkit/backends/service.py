@@ -114,13 +114,17 @@ class ServiceSettings(RolloutSettings):
             return tuple(urls)
         return tuple(f"http://{own_address()}:{url.rstrip('/').rsplit(':', 1)[1]}" for url in urls)
 
-    def start_gateway(self, words: Sequence[str], number: int, admin_key: str) -> GatewayProcess:
+    def start_gateway(
+        self, words: Sequence[str], number: int, admin_key: str, upstream_key: str | None = None
+    ) -> GatewayProcess:
         """Start one of the gateways: its port and store are its own. Raises: GatewayError."""
         store = self.gateway_store
         if store is not None and self.gateways > 1:
             store = os.path.join(store, f"gateway-{number}")
         port = self.gateway_port and self.gateway_port + number
-        return GatewayProcess(words, host=self.gateway_host, port=port, store=store, admin_key=admin_key)
+        keys = {"ADMIN": admin_key, **({"UPSTREAM": upstream_key} if upstream_key is not None else {})}
+        environment = {f"AGENTCORE_RL_GATEWAY_{name}_KEY": key for name, key in keys.items()}
+        return GatewayProcess(words, host=self.gateway_host, port=port, store=store, environment=environment)
 
     def collect_config(self) -> CollectConfig:
         return CollectConfig(
@@ -163,11 +167,11 @@ class RolloutService:
         upstreams: Callable[[], Sequence[str]],
         engine: str,
         *,
-        options: Sequence[str] = (),
+        upstream_key: str | None = None,
     ) -> RolloutService:
         """Open the clients; start `gateways` in front of `upstreams()` (asked only then) unless `gateway_url` names some.
 
-        `options` are further words of the command line of ``agentcore-rl gateway serve``.
+        `upstream_key` is what the upstreams ask for.
         Raises: GatewayError when the gateway does not start in time; the message holds the end of its log.
         """
         from ..client import RolloutClient
@@ -189,7 +193,7 @@ class RolloutService:
             made._opened = [client, gateway]
             return made
         admin_key = settings.gateway_admin_key or secrets.token_urlsafe(24)
-        words = [*options, "--engine", engine]
+        words = ["--engine", engine]
         for upstream in upstreams():
             words += ["--upstream", upstream]
         words += ["--model", settings.gateway_model] if settings.gateway_model else []
@@ -201,7 +205,7 @@ class RolloutService:
         children: list[GatewayProcess] = []
         try:
             for number in range(settings.gateways):
-                children.append(settings.start_gateway(words, number, admin_key))
+                children.append(settings.start_gateway(words, number, admin_key, upstream_key))
             urls = [child.url for child in children]
             ours = GatewayClient(urls, admin_key=admin_key, public_url=settings.public_urls(urls))
         except BaseException:

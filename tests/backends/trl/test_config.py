@@ -64,8 +64,6 @@ def test_the_environment_fills_arn_and_bucket(tmp_path: Path, monkeypatch: pytes
         ({"training": {"use_vllm": True, "vllm_mode": "colocate"}, "policy_url": None}, "must be `server`"),
         ({"exp_id": None}, "missing `exp_id`"),
         ({"collect": 3}, "section"),
-        ({"training": {"learning_rat": 1e-4}}, "did you mean `learning_rate`"),
-        ({"lora": {"rr": 1}}, "LoraConfig has no key `rr`"),
         ({"lora": {"r": 8, "task_type": "SEQ_CLS"}}, "task_type"),
         ({"training": {"temperature": 0.7}, "collect": {"sampling_params": {"temperature": 1.0}}}, "temperature"),
         ({"collect": {"sampling_params": {"temperature": 0.7}}}, "training.temperature"),

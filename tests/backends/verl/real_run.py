@@ -184,7 +184,7 @@ def manager(folder: Path) -> dict[str, Any]:
         ended = str(e)
     return {
         "without_gateway": without_gateway(
-            type(made)(composed(folder, "agentcore.gateway_upstream=http"), None), batch, uids
+            type(made)(composed(folder, "agentcore.gateway_model=/nowhere"), None), batch, uids
         ),
         "ended": ended,
         "recorded": recorded,
@@ -284,7 +284,7 @@ def run_folder(
 
 
 def without_gateway(made: Any, batch: Any, uids: list[str]) -> dict[str, Any]:
-    """What a trainer sees of a manager whose gateway cannot be started: verl's client is none here."""
+    """What a trainer sees of a manager whose gateway cannot be started: there is no such model."""
     import transfer_queue as tq
     from verl.utils import tensordict_utils as tu
 

@@ -20,7 +20,6 @@ import openai
 import pytest
 
 from agentcore_rl_toolkit.backends.service import RolloutService, ServiceSettings
-from agentcore_rl_toolkit.backends.verl import bridge
 from agentcore_rl_toolkit.backends.verl.bridge import Bridge
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.policy.engine import Engine
@@ -97,7 +96,7 @@ def place() -> Iterator[Place]:
             gateway_model=str(POLICY),
             gateway_context_tokens=400,
         )
-        service = RolloutService.open(settings, lambda: [bridge.open()], engine="sglang")
+        service = RolloutService.open(settings, lambda: [bridge.open()], engine="sglang", upstream_key=bridge.key)
         try:
             yield Place(client, service, bridge)
         finally:
@@ -200,8 +199,7 @@ def test_other_paths_are_not_served(place: Place) -> None:
         urllib.request.urlopen(f"{place.bridge.url}/v1/chat/completions", timeout=10)
 
 
-def test_a_request_is_read_to_its_bound_only(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bridge, "MAX_BODY_BYTES", 1000)
-    with pytest.raises(urllib.error.HTTPError, match="413"):
-        urllib.request.urlopen(f"{place.bridge.url}/generate", data=b" " * 2000, timeout=10)
+def test_only_the_trainers_own_gateway_is_served(place: Place) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"{place.bridge.url}/generate", data=b"{}", timeout=10)
     assert place.client.seen == []

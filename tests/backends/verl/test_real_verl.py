@@ -265,7 +265,7 @@ def test_the_runs_folder_has_what_verl_logs_of_a_step(found: dict[str, Any]) -> 
 def test_without_a_gateway_the_first_prompts_fail_and_the_next_batch_says_why(found: dict[str, Any]) -> None:
     reply = found["manager"]["without_gateway"]
     assert set(reply["status"]) == {"failure"}
-    assert reply["raised"] == "AttributeError"  # of verl's client, which is None there
+    assert reply["raised"] == "GatewayError"
 
 
 @pytest.mark.parametrize("partition", ["train", "val"])

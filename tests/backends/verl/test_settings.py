@@ -63,11 +63,6 @@ def test_the_admin_key_never_reaches_a_command_line() -> None:
         ([*NEEDED, "actor_rollout_ref.rollout.calculate_log_probs=false"], "sampled logprobs"),
         ([*NEEDED, "data.custom_cls.name=Mine"], "set by this backend"),
         ([*NEEDED, "trainer.v1.trainer_mode=one_step_off"], "sync, colocate_async, separate_async"),
-        (
-            [*NEEDED, "agentcore.gateway_upstream=http", "trainer.v1.trainer_mode=colocate_async"],
-            "gateway_upstream=tokens",
-        ),
-        ([*NEEDED, "agentcore.gateway_upstream=grpc"], "gateway_upstream"),
     ],
 )
 def test_a_mistake_is_named(arguments: list[str], match: str) -> None:
@@ -105,13 +100,6 @@ def test_every_trainer_mode_of_v1_is_taken(mode: str) -> None:
     made = plan([*NEEDED, f"trainer.v1.trainer_mode={mode}"])
     assert f"V1, {mode}" in made.render()
     assert "through verl's client" in made.render()
-
-
-def test_tool_parsing_of_verls_servers_is_asked_for_only_where_agents_talk_to_them() -> None:
-    _, tokens = translate(NEEDED, environ={})
-    _, http = translate([*NEEDED, "agentcore.gateway_upstream=http"], environ={})
-    assert not any("tool_call_parser" in a for a in tokens)
-    assert any("tool_call_parser" in a for a in http)
 
 
 def test_batches_are_cut_by_tokens_unless_their_rows_are_given() -> None:

@@ -419,7 +419,10 @@ def _lora(arguments: Mapping[str, Any] | None) -> Any:
         from peft import LoraConfig
     except ModuleNotFoundError as e:
         raise MissingExtraError("LoRA needs peft:\n    pip install peft") from e
-    return LoraConfig(task_type="CAUSAL_LM", **arguments)
+    try:
+        return LoraConfig(task_type="CAUSAL_LM", **arguments)
+    except TypeError as e:
+        raise ConfigError(f"`lora` does not fit peft's LoraConfig: {e}") from e
 
 
 def _decode(prompt: object) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from ...weights.engines import Kind
 from ..collection.groups import CollectConfig
 from ..data import read_rows
 from ..settings import Plan, check_numbers, check_run, from_mapping, read_settings, with_environment
-from .keys import check_lora, check_training
 
 ForkPolicy = Literal["longest", "mask"]
 Importance = Literal["sampled", "trainer"]
@@ -87,9 +86,8 @@ class TrlConfig:
         if self.max_empty_batches < 1:
             raise ConfigError(f"max_empty_batches must be at least 1, got {self.max_empty_batches}")
         check_numbers(self, positive=("tps_limit", "max_weights_gap", "max_mean_logprob_gap"), counts=("max_tokens",))
-        check_training(self.training)
-        if self.lora is not None:
-            check_lora(self.lora)
+        if "task_type" in (self.lora or {}):
+            raise ConfigError("`lora` may not set task_type: it is CAUSAL_LM")
         if not self.collect.require_reward:
             raise ConfigError("collect.require_reward must be on: nobody here computes rewards but the agent")
         clash = sorted(_OURS & set(self.training))

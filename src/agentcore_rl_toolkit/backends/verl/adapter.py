@@ -26,7 +26,6 @@ from .dataset import PAYLOAD_KEY
 from .settings import AgentCoreConfig
 
 try:
-    import ray
     from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
 except ModuleNotFoundError as e:
     raise missing_extra(f"the verl backend needs {e.name!r}", "verl") from e
@@ -89,13 +88,13 @@ def open_service(agentcore: AgentCoreConfig, config: Any, llm_client: Any) -> tu
     """Clients and gateway over verl's rollout servers; the bridge where the gateway samples through `llm_client`."""
     rollout = config.actor_rollout_ref.rollout
     settings = agentcore.service(str(config.actor_rollout_ref.model.path))
-    if agentcore.gateway_upstream == "http" or agentcore.gateway_url is not None:
-        return RolloutService.open(settings, lambda: addresses(llm_client), engine="vllm"), None
+    if agentcore.gateway_url is not None:
+        return RolloutService.open(settings, list, engine="sglang"), None
     bridge = Bridge(llm_client, engine=str(rollout.name))
     window = rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length
     folder = agentcore.gateway_model or tokenizer_folder(str(config.actor_rollout_ref.model.path))
     settings = replace(settings, gateway_model=folder, gateway_context_tokens=int(window))
-    return RolloutService.open(settings, lambda: [bridge.open()], engine="sglang"), bridge
+    return RolloutService.open(settings, lambda: [bridge.open()], engine="sglang", upstream_key=bridge.key), bridge
 
 
 def tokenizer_folder(model_path: str) -> str:
@@ -110,12 +109,6 @@ def tokenizer_folder(model_path: str) -> str:
     folder = tempfile.mkdtemp(prefix="agentcore-rl-tokenizer-")
     AutoTokenizer.from_pretrained(local).save_pretrained(folder)
     return folder
-
-
-def addresses(llm_client: Any) -> list[str]:
-    """HTTP addresses of verl's rollout servers. Their ids at verl's load balancer are these addresses (verl 0.9)."""
-    servers = ray.get(llm_client._load_balancer.get_all_servers.remote())
-    return [s if s.startswith("http") else f"http://{s}" for s in servers]
 
 
 def openai_params(sampling_params: dict[str, Any]) -> dict[str, Any]:

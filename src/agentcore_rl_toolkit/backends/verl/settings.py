@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ...errors import ConfigError
 from ...store.names import path_of
@@ -44,11 +44,6 @@ DEFAULTS: tuple[tuple[str, str], ...] = (
     ("actor_rollout_ref.rollout.name", "vllm"),
     ("actor_rollout_ref.rollout.n", "8"),
 )
-# Agents then call verl's servers themselves, so these must understand tool calls.
-HTTP_DEFAULTS: tuple[tuple[str, str], ...] = (
-    ("+actor_rollout_ref.rollout.engine_kwargs.vllm.enable_auto_tool_choice", "true"),
-    ("+actor_rollout_ref.rollout.engine_kwargs.vllm.tool_call_parser", "hermes"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +52,10 @@ class AgentCoreConfig(RolloutSettings):
 
     Units: `max_rollout_time`, `max_submit_time` seconds. `gateway_store` is a folder for captured turns; the published
     "memory" keeps them in a temporary one. `gateway_cumulative_token_mode` and `gateway_renderer_model_family` are accepted
-    and have no effect: the gateway always extends turns token by token. `gateway_upstream` is "tokens" (the gateway renders
-    with `gateway_model`, the trained model's tokenizer unless given, and samples through verl's own client) or "http" (it
-    relays chats to verl's servers). After `max_empty_prompts` prompts in a row without a sample the run ends. It also ends
-    when the recorded logprobs of a step and verl's own differ by more than `max_mean_logprob_gap` nats on average (None: never).
+    and have no effect: the gateway always extends turns token by token. It renders with `gateway_model`, the trained model's
+    tokenizer unless given, and samples through verl's own client. After `max_empty_prompts` prompts in a row without a sample
+    the run ends. It also ends when the recorded logprobs of a step and verl's own differ by more than `max_mean_logprob_gap`
+    nats on average (None: never).
     """
 
     exp_id: str = "verl"
@@ -73,7 +68,6 @@ class AgentCoreConfig(RolloutSettings):
     gateway_cumulative_token_mode: bool = False
     gateway_renderer_model_family: str = "auto"
     gateway_admin_key: str | None = field(default=None, repr=False)
-    gateway_upstream: Literal["tokens", "http"] = "tokens"
     model_id: str | None = None
     max_concurrent: int = 256
     extra_rollouts: int = 0
@@ -164,7 +158,7 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str] = os.environ)
             raise ConfigError(f"{plain} is set by this backend ({value}); to use another, start verl's own main")
         if plain not in given:
             theirs.append(f"{key}={value}")
-    defaults = (*DEFAULTS, *(HTTP_DEFAULTS if config.gateway_upstream == "http" else ()))
+    defaults = DEFAULTS
     if not any("ppo_micro_batch_size" in key for key in given):
         # verl wants one or the other; episodes differ too much in length for a fixed number of rows.
         defaults = (*defaults, ("actor_rollout_ref.actor.use_dynamic_bsz", "true"))
@@ -172,11 +166,6 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str] = os.environ)
     mode = given.get("trainer.v1.trainer_mode", "sync")
     if mode not in TRAINER_MODES:
         raise ConfigError(f"trainer.v1.trainer_mode={mode} is not one of {', '.join(TRAINER_MODES)}")
-    if mode != "sync" and config.gateway_upstream == "http":
-        raise ConfigError(
-            f"trainer.v1.trainer_mode={mode} needs agentcore.gateway_upstream=tokens: an update of the weights would cut "
-            "the calls of running agents"
-        )
     if config.record_dir is None:
         config = replace(config, record_dir=str(Path("runs", path_of(config.exp_id)).absolute()))
     theirs += [
@@ -210,7 +199,7 @@ def plan(arguments: Sequence[str]) -> Plan:
         ("trainer", f"V1, {given.get('trainer.v1.trainer_mode', 'sync')}"),
         ("forked rollouts", forks),
         ("gateway", config.gateway_place),
-        ("sampling", "through verl's client" if config.gateway_upstream == "tokens" else "over HTTP at verl's servers"),
+        ("sampling", "through verl's client"),
         ("deadline", f"rollout {config.max_rollout_time:g} s, {config.reqs_per_sec} requests/s"),
     ]
     packages = (("verl", "verl==0.9.1"), ("transfer_queue", "TransferQueue"), ("ray", "ray"))
