@@ -14,7 +14,6 @@ import pytest
 from agentcore_rl_toolkit.backends.collection.collect import (
     CollectConfig,
     CollectedRollout,
-    CollectProgress,
     GroupRequest,
     collect,
     collect_async,
@@ -270,21 +269,6 @@ async def test_a_rollout_that_never_answers_times_out_and_is_stopped() -> None:
     assert not replay.open_sessions
 
 
-async def test_rollouts_that_never_got_a_place_time_out_in_the_queue() -> None:
-    replay = Replay([Episode(input_id="a", delay_s=math.inf) for _ in range(3)])
-    (group,) = await collect_async(
-        [GroupRequest(input_id="a", payload={}, n=3)],
-        client=replay.client,
-        gateway=replay.gateway,
-        config=CollectConfig(max_concurrent=1, batch_timeout_s=2),
-    )
-    stages = [r.stage for r in group.rollouts]
-    assert stages[0] == Stage.RUN
-    assert stages.count(Stage.QUEUE) >= 1
-    assert all(r.outcome == Outcome.TIMEOUT for r in group.rollouts)
-    assert any(r.elapsed_s is None for r in group.rollouts)
-
-
 async def test_never_more_than_max_concurrent_are_alive() -> None:
     replay = Replay([good(delay_s=0.01) for _ in range(20)])
     await collect_async(
@@ -322,18 +306,6 @@ async def test_surplus_rollouts_are_masked_so_that_a_group_keeps_its_size() -> N
     )
     assert len(group.usable) == 4
     assert {r.mask_reason for r in group.rollouts if not r.usable} <= {"surplus", "outcome"}
-
-
-async def test_the_batch_ends_when_enough_groups_are_full() -> None:
-    replay = Replay([good(input_id="a"), good(input_id="b", delay_s=math.inf)])
-    slow_b = await collect_async(
-        [GroupRequest(input_id="a", payload={}), GroupRequest(input_id="b", payload={})],
-        client=replay.client,
-        gateway=replay.gateway,
-        config=CollectConfig(enough_groups=1),
-    )
-    assert [len(g.usable) for g in slow_b] == [1, 0]
-    assert slow_b[1].rollouts[0].outcome == Outcome.CANCELLED
 
 
 @pytest.mark.parametrize(("version", "reason"), [(7, None), (5, None), (4, "stale"), (None, "unknown_version")])
@@ -483,21 +455,6 @@ async def test_a_gateway_that_makes_no_sessions_fails_the_batch_before_anything_
     assert not replay.invoked
 
 
-async def test_progress_counts_add_up_at_every_moment() -> None:
-    replay = Replay([good(delay_s=0.005 * i) for i in range(8)])
-    seen: list[CollectProgress] = []
-    await collect_async(
-        [GroupRequest(input_id="a", payload={}, n=8)],
-        client=replay.client,
-        gateway=replay.gateway,
-        config=CollectConfig(max_concurrent=3),
-        on_progress=seen.append,
-    )
-    assert all(p.queued >= 0 and 0 <= p.running <= 3 and p.queued + p.running + p.done <= p.total for p in seen)
-    assert (seen[-1].done, seen[-1].usable, seen[-1].running, seen[-1].queued) == (8, 8, 0, 0)
-    assert seen[-1].reward_mean == 1.0
-
-
 async def test_summary_counts_outcomes_masks_and_tokens() -> None:
     replay = Replay([good(1.0), good(0.0), Episode(input_id="a", turns=[turn()], record=RECORD_ERROR)])
     groups = await collect_async(
@@ -600,13 +557,9 @@ async def test_no_requests_give_no_groups() -> None:
 BAD: list[tuple[Mapping[str, Any], str]] = [
     ({"max_concurrent": 0}, "max_concurrent"),
     ({"extra_rollouts": -1}, "extra_rollouts"),
-    ({"enough_groups": 0}, "enough_groups"),
     ({"max_staleness": -1}, "max_staleness"),
     ({"rollout_timeout_s": 0.0}, "rollout_timeout_s"),
     ({"gateway_timeout_s": math.inf}, "gateway_timeout_s"),
-    ({"batch_timeout_s": 0.0}, "batch_timeout_s"),
-    ({"batch_timeout_s": -5.0}, "batch_timeout_s"),
-    ({"batch_timeout_s": math.nan}, "batch_timeout_s"),
     ({"gateway_patience_s": -1.0}, "gateway_patience_s"),
     ({"max_turns": 0}, "max_turns"),
     ({"policy_failures": "drop"}, "policy_failures"),

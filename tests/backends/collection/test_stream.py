@@ -176,17 +176,6 @@ async def test_data_that_ends_ends_the_stream_with_what_is_left() -> None:
     assert sizes == [2, 2, 1]
 
 
-async def test_groups_come_one_by_one_too() -> None:
-    world = World()
-    seen = []
-    async with world.stream(lambda position: request(position) if position < 4 else None) as stream:
-        async for group in stream:
-            seen.append(group.input_id)
-            if len(seen) % 2 == 0:
-                world.publish(stream)
-    assert sorted(seen) == ["i0", "i1", "i2", "i3"]
-
-
 def test_a_synchronous_trainer_has_the_same_stream() -> None:
     world = World()
     with world.stream(batch=2) as stream:
@@ -194,7 +183,7 @@ def test_a_synchronous_trainer_has_the_same_stream() -> None:
         world.publish(stream)
         assert len(first) == 2
         assert stream.accounts.trained == 4
-        second = next(iter(stream))
+        second = stream.take()[0]
         assert positions(first) != positions([second])
     assert not world.replay.open_sessions
 
@@ -222,13 +211,9 @@ async def test_a_gateway_that_makes_no_sessions_ends_the_stream_with_its_error()
             await stream.take_async()
 
 
-def test_limits_of_one_batch_are_refused() -> None:
-    world = World()
-    for config in (CollectConfig(enough_groups=1), CollectConfig(batch_timeout_s=5)):
-        with pytest.raises(ConfigError, match="a stream has none"):
-            collect_stream(request, client=world, gateway=None, batch_groups=1, max_staleness=0, config=config)
+def test_a_negative_staleness_is_refused() -> None:
     with pytest.raises(ConfigError, match="max_staleness"):
-        world.stream(staleness=-1)
+        World().stream(staleness=-1)
 
 
 @given(

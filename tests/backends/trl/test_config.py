@@ -68,7 +68,7 @@ def test_the_environment_fills_arn_and_bucket(tmp_path: Path, monkeypatch: pytes
         ({"training": {"temperature": 0.7}, "collect": {"sampling_params": {"temperature": 1.0}}}, "temperature"),
         ({"collect": {"sampling_params": {"temperature": 0.7}}}, "training.temperature"),
         ({"tps_limit": 0}, "tps_limit"),
-        ({"collect": {"batch_timeout_s": -5}}, "batch_timeout_s"),
+        ({"collect": {"submit_timeout_s": -5}}, "submit_timeout_s"),
         ({"collect": {"require_reward": False}}, "require_reward"),
     ],
 )

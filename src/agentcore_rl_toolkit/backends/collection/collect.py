@@ -20,7 +20,7 @@ from typing import Any
 
 from ...errors import ConfigError
 from .._portal import run_sync
-from .engine import Client, CollectProgress, Engine, Future
+from .engine import Client, Engine, Future
 from .groups import (
     CollectConfig,
     CollectedRollout,
@@ -38,7 +38,6 @@ from .sessions import Gateway
 __all__ = [
     "Client",
     "CollectConfig",
-    "CollectProgress",
     "CollectStats",
     "CollectedRollout",
     "Future",
@@ -69,7 +68,7 @@ async def collect_async(
     config: CollectConfig | None = None,
     weight_version: int | None = None,
     on_rollout: Callable[[CollectedRollout], None] | None = None,
-    on_progress: Callable[[CollectProgress], None] | None = None,
+    on_queued: Callable[[int], None] | None = None,
     places: Places | None = None,
     recording: Recording | None = None,
 ) -> list[Group]:
@@ -79,7 +78,7 @@ async def collect_async(
     sampled token lies further behind are masked. Without a gateway there are no trajectories, and usable means `ok`
     with a reward. `places` are shared by collections that run at the same time; None allows this one
     `config.max_concurrent`. `recording` writes each rollout to a run's folder.
-    `on_rollout` and `on_progress` are called on the event loop and should return at once. Cancelling
+    `on_rollout`, and `on_queued` with the number of rollouts that have not started, are called on the event loop. Cancelling
     this coroutine stops the rollouts that are running and deletes the batch's sessions.
 
     Raises: ConfigError on bad arguments; GatewayError when the sessions cannot be made (nothing was started then).
@@ -95,5 +94,5 @@ async def collect_async(
     if not requests:
         return []
     return await Engine(
-        requests, client, gateway, config, weight_version, on_rollout, on_progress, places, recording
+        requests, client, gateway, config, weight_version, on_rollout, on_queued, places, recording
     ).run()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from ...contract import Outcome, Stage, new_session_id
@@ -70,21 +69,6 @@ class Late(Exception):  # noqa: N818  (becomes a RolloutTimeoutError of the roll
         self.stage = stage
 
 
-@dataclass(frozen=True, kw_only=True)
-class CollectProgress:
-    """A moment of a running collection: how many rollouts are where, and what is in so far."""
-
-    total: int
-    queued: int
-    running: int
-    done: int
-    usable: int
-    outcomes: Mapping[str, int]
-    reward_mean: float | None
-    elapsed_s: float
-    causes: Mapping[str, int]
-
-
 class Rollout:
     """A rollout in progress. ``cancelled`` or ``lost`` is set before its task is cancelled on purpose."""
 
@@ -115,7 +99,7 @@ class Engine:
         config: CollectConfig,
         weight_version: int | None,
         on_rollout: Callable[[CollectedRollout], None] | None,
-        on_progress: Callable[[CollectProgress], None] | None,
+        on_queued: Callable[[int], None] | None,
         places: Places | None,
         recording: Recording | None = None,
     ) -> None:
@@ -123,19 +107,15 @@ class Engine:
         self.requests, self.client, self.config = requests, client, config
         self.sessions = Sessions(gateway, config) if gateway is not None else None
         self.weight_version = weight_version
-        self.on_rollout, self.on_progress = on_rollout, on_progress
+        self.on_rollout, self.on_queued = on_rollout, on_queued
         self.rollouts = [Rollout(g, i) for g, r in enumerate(requests) for i in range(r.n + config.extra_rollouts)]
         self.judged: dict[str, CollectedRollout] = {}
         self.usable_G = [0] * len(requests)
-        self.running = 0
-        self.reward_sum = 0.0
-        self.outcomes: Counter[str] = Counter()
-        self.causes: Counter[str] = Counter()
+        self.queued = len(self.rollouts)  # neither started nor ended
         self.places = places or Places(config.max_concurrent)
         # Those to be judged, by gateway: one that does not answer holds up its own only. None: wherever else.
         urls = self.sessions.urls if self.sessions is not None else ()
         self.ended: dict[str | None, asyncio.Queue[Rollout | None]] = {url: asyncio.Queue() for url in (None, *urls)}
-        self.began_s = time.monotonic()
         self.standstill_s = config.submit_timeout_s + config.rollout_timeout_s + STANDSTILL_S
 
     async def run(self) -> list[Group]:
@@ -199,7 +179,8 @@ class Engine:
         elapsed_s = time.monotonic() - rollout.started_s if rollout.started_s is not None else None
         stages = dict(rollout.future.stages) if rollout.future is not None else {}
         rollout.end = replace(end, elapsed_s=elapsed_s, ended_s=time.time(), stages=stages)
-        self.running -= rollout.started_s is not None
+        if rollout.started_s is None:
+            self._leaves_queue()
         self.ended.get(rollout.gateway, self.ended[None]).put_nowait(rollout)
         if rollout.lost or end.outcome in (Outcome.CANCELLED, Outcome.TIMEOUT):
             await self._stop(rollout)
@@ -241,8 +222,7 @@ class Engine:
         if self.sessions is not None and rollout.gateway in self.sessions.away:
             await self._move(rollout, self.sessions)
         rollout.started_s = time.monotonic()
-        self.running += 1
-        self._report()
+        self._leaves_queue()
         try:
             rollout.future = self.client.submit(
                 dict(request.payload),
@@ -281,7 +261,6 @@ class Engine:
         try:
             while True:
                 stage, left_s = left()
-                batch_s = self._batch_left_s()
                 if left_s is None:
                     if self.places.still_s > self.standstill_s:
                         raise Late(stage, f"nothing moved for {self.standstill_s:g} s")
@@ -292,10 +271,8 @@ class Engine:
                 elif queued:
                     queued = False
                     self.places.moved()
-                if batch_s <= 0:
-                    raise Late(stage, "the batch's deadline passed")
                 # A stage may begin meanwhile whose limit is shorter than what this one has left.
-                await asyncio.wait({task}, timeout=min(left_s, batch_s, self.config.rollout_timeout_s))
+                await asyncio.wait({task}, timeout=min(left_s, self.config.rollout_timeout_s))
                 if task.done():
                     return task.result()
         finally:
@@ -322,10 +299,6 @@ class Engine:
             overrides["base_url"] = rollout.address.base_url
             overrides["api_key"] = rollout.address.api_key
         return overrides
-
-    def _batch_left_s(self) -> float:
-        limit_s = self.config.batch_timeout_s
-        return math.inf if limit_s is None else self.began_s + limit_s - time.monotonic()
 
     def _late(self, rollout: Rollout, late: Late) -> End:
         trouble = getattr(rollout.future, "trouble", None)
@@ -405,22 +378,17 @@ class Engine:
             config=self.config,
             weight_version=self.weight_version,
         )
-        if done.usable and self.usable_G[rollout.group] >= request.n and not self.config.keep_surplus:
+        if done.usable and self.usable_G[rollout.group] >= request.n:
             done = replace(done, mask_reason="surplus")
         self.judged[rollout.session_id] = done
-        self.outcomes[done.outcome.value] += 1
-        if done.cause is not None:
-            self.causes[done.cause.value] += 1
         if done.usable:
             self.usable_G[rollout.group] += 1
-            self.reward_sum += done.reward or 0.0
             if self.usable_G[rollout.group] == request.n:
                 self._group_is_full(rollout.group)
         if self.recording is not None:
             self.recording.add(done, request, self.weight_version)
         if self.on_rollout is not None:
             self.on_rollout(done)
-        self._report()
         if len(self.judged) == len(self.rollouts):
             for ended in self.ended.values():
                 ended.put_nowait(None)
@@ -428,11 +396,8 @@ class Engine:
     # -- ending -------------------------------------------------------------------------------------------------------
 
     def _group_is_full(self, group: int) -> None:
-        wanted = self.config.enough_groups
-        full = sum(n >= r.n for n, r in zip(self.usable_G, self.requests, strict=True))
-        everything = wanted is not None and full >= wanted
         for rollout in self.rollouts:
-            if (everything or rollout.group == group) and rollout.end is None and rollout.task is not None:
+            if rollout.group == group and rollout.end is None and rollout.task is not None:
                 rollout.cancelled = True
                 rollout.task.cancel()
 
@@ -455,24 +420,10 @@ class Engine:
             groups[rollout.group].rollouts.append(self.judged[rollout.session_id])
         return groups
 
-    def _report(self) -> None:
-        if self.on_progress is None:
-            return
-        usable = sum(self.usable_G)
-        ended = sum(r.end is not None for r in self.rollouts)
-        self.on_progress(
-            CollectProgress(
-                total=len(self.rollouts),
-                queued=len(self.rollouts) - ended - self.running,
-                running=self.running,
-                done=len(self.judged),
-                usable=usable,
-                outcomes=dict(self.outcomes),
-                reward_mean=self.reward_sum / usable if usable else None,
-                elapsed_s=time.monotonic() - self.began_s,
-                causes=dict(self.causes),
-            )
-        )
+    def _leaves_queue(self) -> None:
+        self.queued -= 1
+        if self.on_queued is not None:
+            self.on_queued(self.queued)
 
 
 def _stage_of(rollout: Rollout) -> Stage:

@@ -56,51 +56,42 @@ class CollectConfig:
     Units: seconds; every stage has a limit. `max_concurrent` bounds sessions alive at once (the client paces the calls
     themselves). `extra_rollouts` are started on top of `n` in every group; as soon as `n` usable ones are in, the
     rest of that group is cancelled. Over-sampling makes groups full in spite of failures and stragglers, at the price
-    of favouring short episodes: leave it at 0 unless stragglers hurt. `enough_groups` ends the whole batch once that
-    many groups are full. `max_staleness` is the number of weight versions a rollout's oldest token may lie behind;
-    None accepts any age. `submit_timeout_s` counts from the moment a rollout's turn has come at the client's pace;
-    waiting for the pace or for a place ends when nothing at all moves for long, or at `batch_timeout_s`, the limit of the
-    whole batch (None: the other limits are enough). `policy_failures` "mask" leaves rollouts whose policy failed (ran out of
-    tokens, turns or context, or made calls that do not parse) out of their group, as DAPO's overlong filtering does; "score"
-    trains them with the reward that their agent declares. A gateway that cannot be reached is waited for up to
-    `gateway_patience_s`. With `require_reward` off a rollout without a reward is usable; `with_rewards` gives it one before
-    the groups become samples.
+    of favouring short episodes: leave it at 0 unless stragglers hurt. `max_staleness` is the number of weight versions a
+    rollout's oldest token may lie behind; None accepts any age. `submit_timeout_s` counts from the moment a rollout's turn
+    has come at the client's pace; waiting for the pace or for a place ends when nothing at all moves for long.
+    `policy_failures` "mask" leaves rollouts whose policy failed (ran out of tokens, turns or context, or made calls that do
+    not parse) out of their group, as DAPO's overlong filtering does; "score" trains them with the reward that their agent
+    declares. A gateway that cannot be reached is waited for up to `gateway_patience_s`. With `require_reward` off a rollout
+    without a reward is usable; `with_rewards` gives it one before the groups become samples.
     """
 
     max_concurrent: int = 128
     extra_rollouts: int = 0
-    enough_groups: int | None = None
     submit_timeout_s: float = 120.0
     rollout_timeout_s: float = 900.0
     stop_timeout_s: float = 15.0
     gateway_timeout_s: float = 60.0
     gateway_patience_s: float = 120.0
-    batch_timeout_s: float | None = None
     max_staleness: int | None = None
     model_id: str | None = None
     sampling_params: Mapping[str, Any] | None = None
     max_turns: int | None = None
     require_reward: bool = True
     policy_failures: PolicyFailures = "score"
-    keep_surplus: bool = False
 
     def __post_init__(self) -> None:
         if self.max_concurrent < 1:
             raise ConfigError(f"max_concurrent must be at least 1, got {self.max_concurrent}")
         if self.extra_rollouts < 0:
             raise ConfigError(f"extra_rollouts cannot be negative, got {self.extra_rollouts}")
-        if self.enough_groups is not None and self.enough_groups < 1:
-            raise ConfigError(f"enough_groups must be at least 1 or None, got {self.enough_groups}")
         if self.max_staleness is not None and self.max_staleness < 0:
             raise ConfigError(f"max_staleness cannot be negative, got {self.max_staleness}")
         if self.policy_failures not in get_args(PolicyFailures):
             raise ConfigError(f"policy_failures must be 'score' or 'mask', got {self.policy_failures!r}")
         if self.max_turns is not None and self.max_turns < 1:
             raise ConfigError(f"max_turns must be at least 1 or None, got {self.max_turns}")
-        for name in ("submit_timeout_s", "rollout_timeout_s", "stop_timeout_s", "gateway_timeout_s", "batch_timeout_s"):
+        for name in ("submit_timeout_s", "rollout_timeout_s", "stop_timeout_s", "gateway_timeout_s"):
             value = getattr(self, name)
-            if name == "batch_timeout_s" and value is None:
-                continue
             if not value > 0 or not math.isfinite(value):
                 raise ConfigError(f"{name} must be a positive, finite number of seconds, got {value!r}")
         if not self.gateway_patience_s >= 0 or not math.isfinite(self.gateway_patience_s):

@@ -22,7 +22,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
@@ -31,7 +31,7 @@ from typing import Any
 from ...errors import ConfigError
 from .._portal import run_sync
 from .collect import collect_async
-from .engine import Client, CollectProgress
+from .engine import Client
 from .groups import CollectConfig, CollectedRollout, Group, GroupRequest
 from .places import Places
 from .recording import Recording
@@ -134,8 +134,8 @@ class _Accounts:
 class GroupStream:
     """Finished groups without end; made by `collect_stream`.
 
-    Use `take_async` for whole batches or ``async for`` for one group after the other, and call `published` when new weights are
-    in place. `take`, iteration and ``with`` are the same for synchronous trainers. Leaving the block stops what runs.
+    Use `take_async` for batches, and call `published` when new weights are in place. `take` and ``with`` are the same for
+    synchronous trainers. Leaving the block stops what runs.
 
     ``waited_s`` are the seconds spent waiting in `take`.
     """
@@ -164,7 +164,6 @@ class GroupStream:
         self._groups = _Accounts(state or {})
         self._ended = False  # there is no further request
         self._closed = False
-        self._ready: list[Group] = []  # of a batch, for those who take one group after the other
         self._failure: BaseException | None = None
         self._moved = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -194,18 +193,6 @@ class GroupStream:
     def take(self) -> list[Group]:
         """`take_async` for synchronous callers."""
         return run_sync(self.take_async())
-
-    async def __aiter__(self) -> AsyncIterator[Group]:
-        while self._ready or (batch := await self.take_async()):
-            if not self._ready:
-                self._ready = batch
-            yield self._ready.pop(0)
-
-    def __iter__(self) -> Iterator[Group]:
-        while self._ready or (batch := self.take()):
-            if not self._ready:
-                self._ready = batch
-            yield self._ready.pop(0)
 
     def published(self, weight_version: int) -> None:
         """What was handed out is trained, and sampling goes on with this version of the weights."""
@@ -260,7 +247,7 @@ class GroupStream:
     async def _run(self, opened: _Open) -> None:
         try:
             (group,) = await self._collect(
-                [opened.request], on_rollout=self._on_rollout, on_progress=partial(self._progress, opened)
+                [opened.request], on_rollout=self._on_rollout, on_queued=partial(self._queued, opened)
             )
         except asyncio.CancelledError:
             raise
@@ -273,11 +260,11 @@ class GroupStream:
             opened.group = group
         self._move()
 
-    def _progress(self, opened: _Open, progress: CollectProgress) -> None:
-        queued, opened.queued = opened.queued, progress.queued
-        if opened.since is None and progress.queued < progress.total:
+    def _queued(self, opened: _Open, queued: int) -> None:
+        opened.queued = queued
+        if opened.since is None:
             opened.since = self.weight_version
-        if queued and not opened.queued:
+        if not queued:
             self._move()
 
     # -- handing out --------------------------------------------------------------------------------------------------
@@ -379,8 +366,6 @@ def collect_stream(
         raise ConfigError(f"batch_groups must be at least 1, got {batch_groups}")
     if max_staleness < 0:
         raise ConfigError(f"max_staleness cannot be negative, got {max_staleness}")
-    if config.enough_groups is not None or config.batch_timeout_s is not None:
-        raise ConfigError("enough_groups and batch_timeout_s are limits of one batch; a stream has none")
     return GroupStream(
         requests,
         client=client,
