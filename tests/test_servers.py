@@ -1,13 +1,11 @@
-"""Every server of the project, as a process, against web pages, endless heads and idle connections."""
+"""Every server of the project, as a process, against web pages and callers without its key."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import json
 import os
-import resource
 import socket
 import stat
 import subprocess
@@ -19,20 +17,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import boto3
+import botocore.session
 import openai
 import pytest
-import websockets
 
 from agentcore_rl_toolkit.errors import GatewayError
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.policy import admin_key
+from agentcore_rl_toolkit.runtime.remote import RuntimeView
 
 WITHIN_S = 60.0
 START_S = 180.0  # of a loaded machine that imports torch
-FILES = 400  # open files of a server under attack: half of them are for connections
 AGENT = Path(__file__).parent / "runtime" / "deployable" / "probe.py"
 
 
@@ -54,25 +52,18 @@ class Served:
 SERVERS = {
     "gateway": (("gateway", "serve"), "/healthz"),
     "policy": (("policy", "serve"), "/health"),
-    "runtime": (("runtime", "serve", "--agent", f"probe={AGENT}"), "/_local/status"),
-    "s3": (("s3", "serve"), "/"),
+    "runtime": (("runtime", "serve", "--agent", f"probe={AGENT}"), "/_local/metrics"),
 }
 
 
-def _few_files() -> None:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
-
-
 @contextlib.contextmanager
-def serving(name: str, folder: Path, *options: str, few_files: bool = False) -> Iterator[Served]:
+def serving(name: str, folder: Path, *options: str) -> Iterator[Served]:
     words, probe = SERVERS[name]
     ready = folder / "ready.json"
     command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", *words, *options]
     command += ["--ready-file", str(ready), "--parent-pid", str(os.getpid())]
-    if name == "s3":
-        command += ["--dir", str(folder / "objects")]
     with (folder / "output.txt").open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, preexec_fn=_few_files if few_files else None)
+        process = subprocess.Popen(command, stdout=output, stderr=output)
     try:
         deadline = time.monotonic() + START_S
         while not ready.exists():
@@ -93,7 +84,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
 
         @functools.cache
         def start(name: str) -> Served:
-            return running.enter_context(serving(name, tmp_path_factory.mktemp(name), few_files=True))
+            return running.enter_context(serving(name, tmp_path_factory.mktemp(name)))
 
         yield start
 
@@ -171,27 +162,10 @@ def test_the_names_of_this_machine_are_answered(served: Served) -> None:
 
 
 def test_an_allowed_host_is_answered(tmp_path: Path) -> None:
-    with serving("s3", tmp_path, "--allowed-host", "*.storage.example", "--allowed-host", "lb") as served:
-        for host in ("a.storage.example:80", "lb"):
+    with serving("runtime", tmp_path, "--allowed-host", "*.agents.example", "--allowed-host", "lb") as served:
+        for host in ("a.agents.example:80", "lb"):
             assert "--allowed-host" not in ask(served, f"Host: {host}")[1]
-        assert ask(served, "Host: storage.example")[0] == 421
-
-
-@pytest.mark.parametrize("path", ["ws", "ws/shells"])
-async def test_websocket_handshakes_are_refused_to_web_pages(server: Callable[[str], Served], path: str) -> None:
-    runtime = server("runtime")
-    agent = runtime.ready["agents"]["probe"].replace("/", "%2F")
-    address = f"{runtime.url.replace('http', 'ws')}/runtimes/{agent}/{path}"
-    for headers, status in (({"Origin": "http://evil.example"}, 403), ({"Origin": "null"}, 403)):
-        with pytest.raises(websockets.InvalidStatus) as refused:
-            await websockets.connect(address, additional_headers=headers)
-        assert refused.value.response.status_code == status
-    with pytest.raises(websockets.InvalidStatus) as refused:
-        await websockets.connect(address.replace("127.0.0.1", "evil.example"), host="127.0.0.1")
-    assert refused.value.response.status_code == 421
-    own = {"Origin": runtime.url}  # some clients send the server's own
-    async with asyncio.timeout(WITHIN_S), websockets.connect(address, additional_headers=own):
-        pass
+        assert ask(served, "Host: agents.example")[0] == 421
 
 
 # -- keys
@@ -229,6 +203,26 @@ def test_a_gateway_is_administered_with_its_key_only(tmp_path: Path) -> None:
     assert not key_file.exists()
 
 
+def test_a_runtime_is_used_with_its_key_only(server: Callable[[str], Served]) -> None:
+    served = server("runtime")
+    arn = served.ready["agents"]["probe"]
+    for method, path in (
+        ("GET", "/_local/sessions"),
+        ("POST", "/runtimes/"),
+        ("POST", f"/runtimes/{quote(arn, safe='')}/invocations"),
+    ):
+        assert ask(served, method=method, path=path, body=b"{}")[0] == 403, path
+    file = Path(served.ready["credentials_file"])
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert RuntimeView(served.url).sessions() == []  # of the same user: it finds the key
+    session = botocore.session.Session()
+    session.set_config_variable("credentials_file", str(file))
+    client = boto3.Session(botocore_session=session).client(
+        "bedrock-agentcore", endpoint_url=served.url, region_name="us-west-2"
+    )
+    assert client.invoke_agent_runtime(agentRuntimeArn=arn, payload=b"{}")["response"].read()
+
+
 def test_a_gateway_can_be_left_open(tmp_path: Path) -> None:
     with serving("gateway", tmp_path, "--no-admin-key") as served:
         assert "admin_key_file" not in served.ready
@@ -237,14 +231,17 @@ def test_a_gateway_can_be_left_open(tmp_path: Path) -> None:
 
 def test_a_policy_is_changed_with_its_key_only(server: Callable[[str], Served]) -> None:
     served = server("policy")
-    for headers in ((), ("Authorization: Bearer guess",)):
-        status, body = ask(served, *headers, method="POST", path="/update_weights", body=b"{}")
-        assert status == 401
-        assert "AGENTCORE_RL_POLICY_ADMIN_KEY" in body
+    for path in ("/update_weights", "/update_weights?version=3", "/pause", "/resume"):
+        for headers in ((), ("Authorization: Bearer guess",), ("Content-Type: application/octet-stream",)):
+            status, body = ask(served, *headers, method="POST", path=path, body=b"{}")
+            assert status == 401, path
+            assert "AGENTCORE_RL_POLICY_ADMIN_KEY" in body
     assert stat.S_IMODE(Path(served.ready["admin_key_file"]).stat().st_mode) == 0o600
     key = admin_key(served.url)
     assert key
-    assert ask(served, f"Authorization: Bearer {key}", method="POST", path="/update_weights", body=b"{}")[0] == 400
+    assert ask(served, f"Authorization: Bearer {key}", method="POST", path="/pause")[0] == 200
+    assert json.loads(ask(served)[1])["status"] == "paused"
+    assert ask(served, f"Authorization: Bearer {key}", method="POST", path="/resume")[0] == 200
 
 
 def test_a_policy_that_others_reach_wants_a_key_they_know(tmp_path: Path, command_line: Any) -> None:
@@ -253,85 +250,13 @@ def test_a_policy_that_others_reach_wants_a_key_they_know(tmp_path: Path, comman
     assert "AGENTCORE_RL_POLICY_ADMIN_KEY" in done.stderr
 
 
-# -- heads and connections
-
-
-def test_heads_above_64_kilobytes_are_431(served: Served) -> None:
-    assert ask(served, *(f"x-{n}: {'v' * 1000}" for n in range(70)))[0] == 431
-    assert well(served)
-    with socket.create_connection(served.address, timeout=WITHIN_S) as sock:
-        sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nx: ")
-        with contextlib.suppress(ConnectionError):
-            for _ in range(100):
-                sock.sendall(b"v" * 65536)
-        assert _response(sock)[0] in (431, 0)  # 0: the rest of what was sent met a closed connection
-    assert well(served)
-
-
-def test_a_head_of_60_kilobytes_passes(served: Served) -> None:
-    status, _ = ask(served, *(f"x-{n}: {'v' * 1000}" for n in range(58)))
-    assert status not in (0, 431)
-
-
-def test_idle_connections_and_unfinished_heads_keep_nobody_out(served: Served) -> None:
-    held: list[socket.socket] = []
-    try:
-        for n in range(2 * FILES):
-            sock = socket.create_connection(served.address, timeout=WITHIN_S)
-            held.append(sock)
-            if n % 2:
-                with contextlib.suppress(ConnectionError):
-                    sock.sendall(b"GET / HTTP/1.1\r\nHost: local")
-            if n % 50 == 0:
-                assert well(served), n
-        assert well(served)
-    finally:
-        for sock in held:
-            sock.close()
-
-
-def test_a_server_takes_as_many_files_as_it_may(tmp_path: Path) -> None:
-    """The soft limit of most systems, 1,024, ends at a few hundred clients."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    low = min(256, hard)
-
-    with serving("s3", tmp_path) as served:
-        resource.prlimit(int(served.ready["pid"]), resource.RLIMIT_NOFILE)  # readable
-    script = f"import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, ({low}, {hard})); "
-    script += "from agentcore_rl_toolkit.cli.main import main; main()"
-    ready = tmp_path / "again.json"
-    words = [
-        "s3",
-        "serve",
-        "--dir",
-        str(tmp_path / "more"),
-        "--ready-file",
-        str(ready),
-        "--parent-pid",
-        str(os.getpid()),
-    ]
-    process = subprocess.Popen([sys.executable, "-c", script, *words], stdout=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + WITHIN_S
-        while not ready.exists():
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE)[0] == min(hard, 65_536)
-    finally:
-        process.terminate()
-        process.wait(timeout=WITHIN_S)
-
-
 # -- clients as they are
 
 
 def test_unmodified_clients_are_served_under_every_name_of_this_machine(server: Callable[[str], Served]) -> None:
-    policy, s3, gateway = (server(name).url.replace("127.0.0.1", "localhost") for name in ("policy", "s3", "gateway"))
+    policy, gateway = (server(name).url.replace("127.0.0.1", "localhost") for name in ("policy", "gateway"))
     with openai.OpenAI(base_url=f"{policy}/v1", api_key="none") as client:
         assert [model.id for model in client.models.list()] == ["policy"]
-    keys = {"aws_access_key_id": "any", "aws_secret_access_key": "any", "region_name": "us-west-2"}
-    assert boto3.client("s3", endpoint_url=s3, **keys).list_buckets()["Buckets"] == []
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(f"{gateway}/sessions/unknown/v1/models", timeout=WITHIN_S)
     with refused.value as response:

@@ -64,6 +64,7 @@ class Server:
         self.ready_file = folder / "ready.json"
         self.output = folder / "output.txt"
         command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve", "--agent", f"probe={agent}"]
+        command += ["--callers", "any"] if credential is None else []
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
                 [*command, "--ready-file", str(self.ready_file), "--parent-pid", str(os.getpid()), *options],

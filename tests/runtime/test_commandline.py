@@ -39,18 +39,6 @@ def test_ps_logs_and_stop(server: Server, session_id: str) -> None:
     assert "a line of output" in run(server, "logs", session_id[:10]).output
 
 
-def test_top_shows_memory_and_cpu_of_sessions(server: Server, session_id: str) -> None:
-    server.invoke({}, session_id)
-    lines = run(server, "top", "--once").output.splitlines()
-    row = next(r for r in lines if r.startswith(session_id)).split()
-    assert row[2] == "idle"
-    assert 1.0 < float(row[3]) < 100.0
-    assert row[4] == "MB"
-    assert server.view.call("POST", "/_local/usage", ["nobody"]) == b'{"usage": [[null, null]]}'
-    with pytest.raises(LocalRuntimeError, match="at most 200"):
-        server.view.call("POST", "/_local/usage", ["x"] * 201)
-
-
 def test_unknown_session_is_an_error(server: Server) -> None:
     result = CliRunner().invoke(group, ["stop", "nobody", "--url", server.url])
     assert isinstance(result.exception, LocalRuntimeError)

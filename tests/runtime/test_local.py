@@ -20,8 +20,7 @@ def test_it_serves_within_its_block_and_is_gone_after_it() -> None:
             "bedrock-agentcore",
             endpoint_url=runtime.url,
             region_name="us-west-2",
-            aws_access_key_id="x",
-            aws_secret_access_key="x",
+            **runtime.credentials,
         )
         reply = client.invoke_agent_runtime(agentRuntimeArn=runtime.arns["probe"], payload=b"{}")
         assert reply["response"].read()

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import fnmatch
 import ipaddress
+import json
 import platform
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 OPTION = "--allowed-host"
 # This machine, as containers see it. A network's own name server could answer for these names as well, so no page may use them.
@@ -62,6 +64,16 @@ class HostCheck:
             self.known.add(host)
         return None
 
+    def refusal_of(self, headers: Iterable[tuple[bytes, bytes]]) -> Refusal | None:
+        """The same for the headers of a request, their names in lower case."""
+        host = origin = None
+        for name, value in headers:
+            if name == b"host":
+                host = value if host is None else b"?"  # two hosts are none: RFC 9112, 3.2
+            elif name == b"origin":
+                origin = value
+        return self.refusal(host, origin)
+
     def _is_ours(self, name: str) -> bool:
         return name in self._names or name in CONTAINER_NAMES or _is_address(name) or self._allows(name)
 
@@ -78,6 +90,23 @@ class HostCheck:
         usual = _PORTS[scheme]
         same = page[0] == named[0] and (page[1] or usual) == (named[1] or usual)
         return same and page[0] not in CONTAINER_NAMES
+
+
+class CheckedApp:
+    """An ASGI application behind a check of Host and Origin."""
+
+    def __init__(self, app: Any, check: HostCheck) -> None:
+        self._app, self._check = app, check
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        refusal = self._check.refusal_of(scope["headers"]) if scope["type"] == "http" else None
+        if refusal is None:
+            await self._app(scope, receive, send)
+            return
+        body = json.dumps({"error": {"message": refusal.message, "type": "invalid_request_error"}}).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
 
 def _authority(value: bytes) -> tuple[str, str] | None:

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from ..errors import ConfigError
 
+RUNTIME = "runtime"  # a kind of server whose key is KEY:SECRET, to sign requests with
 _ANY = ("0.0.0.0", "::", "localhost")
 
 
@@ -71,6 +72,12 @@ def find(kind: str, url: str) -> str | None:
 def key_for(kind: str, url: str, variable: str) -> str | None:
     """What clients send: the key in this variable of the environment, else the one that the server left."""
     return os.environ.get(variable) or find(kind, url)
+
+
+def credential_of_runtime(url: str) -> tuple[str, str] | None:
+    """Access key and secret for requests to the local runtime at this address; None where this user has none there."""
+    access_key, sign, secret = (find(RUNTIME, url) or "").partition(":")
+    return (access_key, secret) if sign else None
 
 
 def forget(path: Path | None) -> None:

@@ -1,8 +1,6 @@
 """AWS Signature Version 4: what a request says of its signature, and what that must be.
 
-Who checks a request refuses it in its own words: the runtime (`runtime.api.signatures`), the S3 endpoint (`s3.wire.signatures`).
-
-Source: AWS, "Create a signed AWS API request"; Amazon S3 API Reference, "Authenticating Requests (AWS Signature Version 4)".
+Source: AWS, "Create a signed AWS API request".
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ from urllib.parse import quote
 
 ALGORITHM = "AWS4-HMAC-SHA256"
 UNSIGNED = "UNSIGNED-PAYLOAD"
-MAX_PRESIGNED_S = 604_800  # a week, SigV4's own limit
 _AUTHORIZATION = re.compile(
     r"AWS4-HMAC-SHA256\s+Credential=([^,\s]+), ?SignedHeaders=([^,\s]+), ?Signature=([0-9a-f]{64})"
 )
@@ -27,7 +24,7 @@ Pairs = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What a request says about its own signature, in its header or, presigned, in its query."""
+    """What a request says about its own signature."""
 
     access_key: str
     scope: tuple[str, str, str]  # day, region, service
@@ -35,7 +32,6 @@ class Claim:
     signature: str
     stamp: str
     query: str
-    lifetime_s: int | None = None  # of a presigned address
 
     @property
     def signed_at_s(self) -> float | None:
@@ -78,27 +74,8 @@ def claim_of(headers: Mapping[str, str], query: Pairs) -> Claim | None:
     match = _AUTHORIZATION.fullmatch(headers.get("authorization", ""))
     if match is None:
         return None
-    return _claim(*match.groups(), stamp=headers.get("x-amz-date", ""), query=canonical_query(query))
-
-
-def presigned_claim_of(query: Pairs) -> Claim | None:
-    """What a presigned address says; None when it does not say all of it."""
-    given = {name.removeprefix("X-Amz-"): value for name, value in reversed(query) if name.startswith("X-Amz-")}
-    if given.get("Algorithm") != ALGORITHM or not given.get("Expires", "").isdecimal():
-        return None
-    return _claim(
-        given.get("Credential", ""),
-        given.get("SignedHeaders", ""),
-        given.get("Signature", ""),
-        stamp=given.get("Date", ""),
-        query=canonical_query([(k, v) for k, v in query if k != "X-Amz-Signature"]),
-        lifetime_s=int(given["Expires"][:9]),
-    )
-
-
-def _claim(
-    credential: str, signed: str, signature: str, *, stamp: str, query: str, lifetime_s: int | None = None
-) -> Claim | None:
+    credential, signed, signature = match.groups()
+    stamp = headers.get("x-amz-date", "")
     access_key, *scope = credential.rsplit("/", 4)
     if len(scope) != 4 or scope[0] != stamp[:8] or scope[3] != "aws4_request":
         return None
@@ -108,8 +85,7 @@ def _claim(
         signed=signed,
         signature=signature,
         stamp=stamp,
-        query=query,
-        lifetime_s=lifetime_s,
+        query=canonical_query(query),
     )
 
 

@@ -75,10 +75,8 @@ class TimeLimits:
 class RuntimeConfig:
     """All settings of a local runtime.
 
-    ``ping_semantics``: docs or observed, see `sessions.activity`. ``credentials``: access key -> secret; when given,
-    requests must be signed with one. Without them ``callers`` may invoke, command and stop: this machine's user and root,
-    or whoever reaches the port. Sessions may do so with what ``session_calls`` says: their own session, or also those that
-    they started.
+    ``ping_semantics``: docs or observed, see `sessions.activity`. ``credentials``: access key -> secret; requests
+    must be signed with one. Empty: with one that the runtime makes at its start, or with none where ``callers`` is any.
     ``parallel_starts``: more sessions than this wait before they start; their init timeout counts from then.
     """
 
@@ -95,7 +93,6 @@ class RuntimeConfig:
     isolation: IsolationConfig = field(default_factory=IsolationConfig)
     credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
     callers: Literal["user", "any"] = "user"
-    session_calls: Literal["own", "started"] = "own"
     kept_logs: int = 2_000
     parallel_starts: int = field(default_factory=lambda: max(4, 2 * (os.cpu_count() or 1)))
 

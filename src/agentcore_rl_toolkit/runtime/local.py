@@ -9,11 +9,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from .._servers.private_files import credentials_from
+from .._servers import keys
 from ..errors import LocalRuntimeError
 from .remote import RuntimeView
 
@@ -27,16 +26,17 @@ class LocalRuntime:
     ::
 
         with LocalRuntime({"math": "rl_app.py"}, ["--quotas", "aws-2026"]) as runtime:
-            client = boto3.client("bedrock-agentcore", endpoint_url=runtime.url, ...)
+            client = boto3.client("bedrock-agentcore", endpoint_url=runtime.url, **runtime.credentials)
             client.invoke_agent_runtime(agentRuntimeArn=runtime.arns["math"], payload=b"{}")
 
     ``options`` are those of ``agentcore-rl runtime serve``. The process ends with the block, and also when this process is
-    gone. After `start`: ``url``, ``arns`` by agent name, ``pid``, ``view`` (sessions, logs).
+    gone. After `start`: ``url``, ``credentials`` for boto3, ``arns`` by agent name, ``pid``, ``view`` (sessions, logs).
 
     Raises: LocalRuntimeError with the process's own words when it does not start.
     """
 
     url: str
+    credentials: Mapping[str, str]
     arns: Mapping[str, str]
     pid: int
     view: RuntimeView
@@ -69,7 +69,9 @@ class LocalRuntime:
                 time.sleep(0.01)
             info: dict[str, Any] = json.loads(ready.read_text())
         self.url, self.pid, self.arns = info["url"], info["pid"], info["agents"]
-        self.view = RuntimeView(self.url, _credential(self._options, os.environ if self._env is None else self._env))
+        access_key, secret = keys.credential_of_runtime(self.url) or ("local", "local")
+        self.credentials = {"aws_access_key_id": access_key, "aws_secret_access_key": secret}
+        self.view = RuntimeView(self.url)
         return self
 
     def stop(self) -> None:
@@ -89,12 +91,3 @@ class LocalRuntime:
 
     def __exit__(self, *exc: object) -> None:
         self.stop()
-
-
-def _credential(options: Sequence[str], environment: Mapping[str, str]) -> tuple[str, str] | None:
-    """The first credential that a runtime with these options and environment takes."""
-    joined = [text.partition("=")[2] for text in options if text.startswith("--credential-file=")]
-    apart = [text for option, text in pairwise(options) if option == "--credential-file"]
-    file = next(iter(apart + joined), None)
-    found = credentials_from(dict(environment), Path(file) if file is not None else None)
-    return next(iter(found.items()), None)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from .._servers import keys
 from ..errors import ConfigError, LocalRuntimeError
 from . import roots
 from .agents.version_fields import LOCAL_ARTIFACT
@@ -20,7 +21,6 @@ from .api import signatures
 
 TIMEOUT_S = 30.0
 DEPLOY_TIMEOUT_S = 900.0
-SHOWN = 40  # sessions in one picture of `top`
 _ROLE = "arn:aws:iam::123456789012:role/local"
 _HOW_TO_SIGN = (
     "where a runtime was started with --credential-file, set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY to those"
@@ -36,31 +36,28 @@ def credential_from_env(environment: Mapping[str, str]) -> tuple[str, str] | Non
 class RuntimeView:
     """Talks to one runtime. Every method raises LocalRuntimeError when it cannot be reached or refuses.
 
-    ``credential``: access key and secret that requests are signed with. ``timeout_s`` bounds each read.
+    ``credential``: access key and secret that requests are signed with; None: what the runtime left for this user, else the
+    environment's. ``timeout_s`` bounds each read.
     """
 
     def __init__(self, url: str, credential: tuple[str, str] | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
-        self._credential = credential
+        self._credential = credential or keys.credential_of_runtime(url) or credential_from_env(os.environ)
 
     @classmethod
     def find(cls, url: str | None = None) -> RuntimeView:
-        """The one at ``url``, else the newest running one of this user; its credential is the environment's.
-
-        Raises: ConfigError when there is none.
-        """
-        credential = credential_from_env(os.environ)
+        """The one at ``url``, else the newest running one of this user. Raises: ConfigError when there is none."""
         if url is not None:
             if urllib.parse.urlsplit(url).scheme not in ("http", "https") or not urllib.parse.urlsplit(url).hostname:
                 raise ConfigError(f"--url must be like http://127.0.0.1:PORT, got {url!r}")
-            return cls(url, credential)
+            return cls(url)
         running = roots.live_servers()
         if not running:
             raise ConfigError(
                 "no runtime of yours is running; start one with `agentcore-rl runtime serve`, or give --url"
             )
-        return cls(running[0]["url"], credential)
+        return cls(running[0]["url"])
 
     def call(self, method: str, path: str, body: Any = None) -> bytes:
         """One request; the reply's bytes."""
@@ -180,40 +177,6 @@ def table(sessions: list[dict[str, Any]]) -> str:
     ]
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in (head, *rows))
-
-
-def figures(view: RuntimeView) -> dict[str, Any]:
-    """What one picture of `top` is made of. Units: ``memory_bytes``; ``cpu_s`` seconds of CPU since its start; None: unknown."""
-    status, sessions = view.get("/_local/status"), view.sessions()
-    shown = sessions[:SHOWN]
-    used = json.loads(view.call("POST", "/_local/usage", [s["session_id"] for s in shown]))["usage"]
-    for session, (memory, cpu) in zip(shown, used, strict=True):
-        session |= {"memory_bytes": memory, "cpu_s": cpu}
-    return {"url": view.url, **status, "sessions": sessions}
-
-
-def picture(view: RuntimeView, before: tuple[float, int] | None) -> tuple[tuple[float, int], str]:
-    """One screen of `top`, and what the next one compares with."""
-    found = figures(view)
-    sessions, now = found["sessions"], time.monotonic()
-    rate = "" if before is None else f", {(found['started'] - before[1]) / (now - before[0]):.1f} starts/s"
-    states: dict[str, int] = {}
-    for s in sessions:
-        states[s["state"]] = states.get(s["state"], 0) + 1
-    lines = [
-        f"{view.url}  up {_seconds(found['uptime_s'])}  isolation {found['isolation']['tier']}",
-        f"sessions {len(sessions)} ({', '.join(f'{n} {k}' for k, n in sorted(states.items())) or 'none'}){rate}",
-        "ended " + (", ".join(f"{n} {k}" for k, n in sorted(found["ended"].items())) or "none"),
-        "",
-        f"{'SESSION':<44} {'AGENT':<16} {'STATE':<10} {'MEMORY':>9} {'CPU':>9}",
-    ]
-    for s in sessions[:SHOWN]:
-        memory, cpu = s["memory_bytes"], s["cpu_s"]
-        lines.append(
-            f"{s['session_id'][:44]:<44} {s['agent'][:16]:<16} {s['state']:<10} "
-            f"{'-' if memory is None else f'{memory / 1e6:.1f} MB':>9} {'-' if cpu is None else f'{cpu:.2f} s':>9}"
-        )
-    return (now, found["started"]), "\n".join(lines)
 
 
 def _seconds(value: float) -> str:

@@ -229,37 +229,22 @@ class Runtime:
                 raise WireError("RuntimeClientError", f"The agent runtime is not ready: {why}", localDetail=why)
             await asyncio.wait([loading])
 
-    def serves(self, identity: str, endpoint: str) -> bool:
-        """Whether `find` would answer at once, and with an agent."""
-        record = self.registry.records.get(identity)
-        served = None if record is None else record.endpoints.get(endpoint)
-        if record is None or served is None or (identity, served.version) in self._loading:
-            return False
-        version = record.versions.get(served.version)
-        return version is not None and version.failure is None and (identity, version.number) in self._agents
-
     def status(self) -> dict[str, Any]:
-        """What `/_local/status` shows to this machine's user."""
+        """What `/_local/status` shows."""
         return {
             "pid": os.getpid(),
             "state_dir": str(self.state_dir),
             "isolation": {"tier": self.node.tier},
-            **self.counts(),
-            "templates": self.node.describe(),
-            "agents": [
-                {"name": r.name, "arn": self.registry.arn(r.id), "version": r.latest.number, "status": r.status}
-                for r in self.registry.records.values()
-            ],
-        }
-
-    def counts(self) -> dict[str, Any]:
-        """What `/_local/status` shows to everybody else, sessions among them: no agent, no session, no path."""
-        return {
             "uptime_s": round(time.monotonic() - self.started_s, 1),
             "quotas": self.config.quotas.name,
             "sessions": len(self.table.sessions),
             "started": self.table.started_total,
             "ended": self.table.ended_total,
+            "templates": self.node.describe(),
+            "agents": [
+                {"name": r.name, "arn": self.registry.arn(r.id), "version": r.latest.number, "status": r.status}
+                for r in self.registry.records.values()
+            ],
         }
 
     async def end_sessions(self) -> None:

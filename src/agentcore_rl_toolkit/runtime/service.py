@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import math
 import os
 import signal
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 import uvloop
 
-from .._servers.bounded_http import Bounds
+from .._servers import keys
 from .._servers.host_check import HostCheck
 from .._servers.open_files import raise_file_limit
-from .._servers.process import bind, parent_gone, write_ready
+from .._servers.private_files import read_private
+from .._servers.process import bind, parent_gone, write_private, write_ready
 from ..errors import ConfigError
 from . import roots
 from .cluster.machines import SessionCluster
 from .config import RuntimeConfig
 from .http.app import RuntimeApp
-from .http.protocol import RuntimeProtocol, aws_error
 from .runtime import Runtime
 
+ACCESS_KEY = "local"  # the name of a key that the runtime makes itself
 AFTER_SESSIONS_S = 2  # for the replies to the calls of sessions that were ended by force
 
 
@@ -53,7 +54,9 @@ async def serve(
 
     Raises: ConfigError, AgentLoadError.
     """
-    listeners = [bind(host, port)]
+    listener = bind(host, port)
+    url = f"http://{host if ':' not in host else f'[{host}]'}:{listener.getsockname()[1]}"
+    config = _with_key(config)
     runtime = Runtime(config, cluster=cluster)
     loop = asyncio.get_running_loop()
     loading = asyncio.ensure_future(runtime.start(list(agents)))
@@ -71,54 +74,69 @@ async def serve(
         arns = await loading
     except BaseException as e:
         await runtime.close()
-        for listener in listeners:
-            listener.close()
+        listener.close()
         if isinstance(e, asyncio.CancelledError) and loading.cancelled():
             return  # a signal came while it loaded
         raise
-    app = RuntimeApp(runtime)
-    bounds = Bounds(
-        hosts=HostCheck({listener.getsockname()[0] for listener in listeners} | {host}, allowed_hosts),
-        body_s=config.times.body_timeout_s,
-        error=aws_error,
-    )
-    protocol: Any = functools.partial(
-        RuntimeProtocol,
-        direct=app.direct,
-        body_timeout_s=config.times.body_timeout_s,
-        bounds=bounds,
-    )
+    app = RuntimeApp(runtime, HostCheck({listener.getsockname()[0], host}, allowed_hosts))
     server = _Server(
         runtime,
         uvicorn.Config(
             app,
-            http=protocol,
-            ws="websockets-sansio",
+            http="httptools",
+            ws="none",
             lifespan="on",
             log_level="warning",
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            date_header=False,
             backlog=4096,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=math.ceil(config.times.shutdown_grace_s) + AFTER_SESSIONS_S,
         ),
     )
-    url = f"http://{host if ':' not in host else f'[{host}]'}:{listeners[0].getsockname()[1]}"
     content: dict[str, Any] = {"url": url, "pid": os.getpid(), "agents": arns, "isolation": runtime.node.tier}
     record = {**content, "root": str(runtime.root), "state_dir": str(runtime.state_dir)}
     roots.describe_server(runtime.root, record)
     roots.describe_server(runtime.state_dir, record)
+    key_file = None
+    if config.credentials:
+        access_key, secret = next(iter(config.credentials.items()))
+        content["credentials_file"] = _leave_for_aws_clients(runtime.root, access_key, secret)
+        if keys.is_here(host):
+            key_file = keys.leave(keys.RUNTIME, url, f"{access_key}:{secret}")
     watch = asyncio.create_task(_watch(server, content, ready_file, parent_pid))
     try:
-        await server.serve(sockets=listeners)
+        await server.serve(sockets=[listener])
     finally:
         watch.cancel()
         [end] = await asyncio.gather(watch, return_exceptions=True)
         _forget(ready_file)
+        keys.forget(key_file)
     if isinstance(end, OSError):
         raise ConfigError(f"the ready file {ready_file} cannot be written: {end.strerror or end}") from end
+
+
+def _with_key(config: RuntimeConfig) -> RuntimeConfig:
+    """With a key for this launch where none is given. A state folder keeps it, so that clients go on after a restart."""
+    if config.credentials or config.callers == "any":
+        return config
+    kept = config.state_dir / "key" if config.state_dir is not None else None
+    if kept is not None and kept.exists():
+        key = read_private(kept).strip()
+    else:
+        key = keys.make()
+        if kept is not None:
+            kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_private(kept, key)
+    return replace(config, credentials={ACCESS_KEY: key})
+
+
+def _leave_for_aws_clients(root: Path, access_key: str, secret: str) -> str:
+    """A file as AWS's own clients read credentials from; it goes with the runtime's folder."""
+    file = root / "credentials"
+    write_private(file, f"[default]\naws_access_key_id = {access_key}\naws_secret_access_key = {secret}\n")
+    return str(file)
 
 
 class _Server(uvicorn.Server):
@@ -154,6 +172,8 @@ async def _watch(
     print(f"AgentCore Runtime on {content['url']}, isolation: {content['isolation']}", flush=True)
     for name in ("", "_CONTROL"):
         print(f"  export AWS_ENDPOINT_URL_BEDROCK_AGENTCORE{name}={content['url']}", flush=True)
+    if "credentials_file" in content:
+        print(f"  export AWS_SHARED_CREDENTIALS_FILE={content['credentials_file']}", flush=True)
     for name, arn in content["agents"].items():
         print(f"  {name}: {arn}", flush=True)
     if parent_pid is not None:

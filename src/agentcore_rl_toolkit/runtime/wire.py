@@ -90,15 +90,12 @@ STATUS = {
 class WireError(Exception):
     """An error as AWS sends it: JSON body with ``message`` and the header ``x-amzn-ErrorType``."""
 
-    def __init__(self, code: str, message: str, **extra: Any) -> None:
+    def __init__(self, code: str, message: str, *, status: int | None = None, **extra: Any) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
+        self.status = status or STATUS[code]
         self.extra = extra
-
-    @property
-    def status(self) -> int:
-        return STATUS[self.code]
 
     def body(self) -> bytes:
         return json.dumps({"message": self.message, **self.extra}).encode()

@@ -5,13 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 from botocore.exceptions import ClientError, ConnectionClosedError, IncompleteReadError, ResponseStreamingError
 from botocore.exceptions import ConnectionError as BotoConnectionError
-from websockets.exceptions import InvalidStatus
-from websockets.sync.client import connect
 
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import ConfigError
@@ -62,8 +59,7 @@ def test_files_are_read_and_typing_errors_refused(tmp_path: Path) -> None:
         '[[fault]]\nkind = "throttle"\nagent = 3\n',
         '[[fault]]\nkind = "throttle"\ndelay_s = 2\n',  # would do nothing
         '[[fault]]\nkind = "duplicate"\nwhen = "after"\n',
-        '[[fault]]\nkind = "duplicate"\noperation = "GetAgentCard"\n',
-        '[[fault]]\nkind = "drop"\noperation = "WebSocket"\n',
+        '[[fault]]\nkind = "duplicate"\noperation = "InvokeAgentRuntimeCommand"\n',
         '[[fault]]\nkind = "kill"\noperation = "StopRuntimeSession"\n',
         'seed = "x"\n',
         "[[rule]]\n",
@@ -76,8 +72,8 @@ def test_files_are_read_and_typing_errors_refused(tmp_path: Path) -> None:
 
 def test_a_rule_passes_over_what_its_kind_cannot_be_done_to() -> None:
     plan = FaultPlan([Fault(kind="duplicate", every=2), Fault(kind="drop", first=1), Fault(kind="slow_start", first=1)])
-    assert kinds(plan, 4, operation="WebSocket") == [1, 0, 0, 0]  # the slow start
-    assert kinds(plan, 2, operation="StopRuntimeSession") == [1, 0]  # the drop
+    assert kinds(plan, 4, operation="InvokeAgentRuntimeCommand") == [2, 0, 0, 0]  # the slow start and the drop
+    assert kinds(plan, 2, operation="StopRuntimeSession") == [0, 0]
     assert kinds(plan, 4) == [0, 1, 0, 1]  # the duplicates
     assert plan.injected == {"slow_start": 1, "drop": 1, "duplicate": 2}
     slow = FaultPlan([Fault(kind="slow_start", first=1)])
@@ -209,16 +205,3 @@ def test_commands_and_stops_are_dropped_too(server: Server, plan: Any, session_i
     with pytest.raises((ConnectionClosedError, BotoConnectionError)):
         server.default_client.stop_runtime_session(**target)
     assert (server.session(session_id) is None) == (when == "after")
-
-
-@pytest.mark.parametrize("path", ["ws", "ws/shells"])
-def test_sockets_are_refused_with_an_errors_status(server: Server, plan: Any, session_id: str, path: str) -> None:
-    plan({"kind": "throttle", "first": 1})
-    url = f"ws{server.url.removeprefix('http')}/runtimes/{quote(server.arn, safe='')}/{path}"
-    headers = {"X-Amzn-Bedrock-AgentCore-Runtime-Session-Id": session_id}
-    with pytest.raises(InvalidStatus) as error:
-        connect(url, additional_headers=headers)
-    assert error.value.response.status_code == 429
-    assert server.session(session_id) is None
-    with connect(url, additional_headers=headers):
-        assert server.session(session_id) is not None

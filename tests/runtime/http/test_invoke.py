@@ -300,10 +300,3 @@ def test_default_retries_run_a_slow_agent_again(server: Server, session_id: str)
     with pytest.raises(ReadTimeoutError):
         server.invoke({"do": "sleep", "s": 3}, session_id, client=standard)
     assert server.invoke({}, session_id)["calls"] == 1 + 3 + 1
-
-
-def test_agent_card_comes_from_the_agent(server: Server, client: Any) -> None:
-    with pytest.raises(ClientError) as error:  # this agent has none
-        client.get_agent_card(agentRuntimeArn=server.arn, runtimeSessionId=str(uuid.uuid4()))
-    assert code_of(error) == (424, "RuntimeClientError")
-    assert "Received error (404)" in str(error.value)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import functools
 import json
 import socket
 import time
@@ -18,11 +17,9 @@ import pytest
 import uvicorn
 from botocore.exceptions import ClientError
 
-from agentcore_rl_toolkit._servers.bounded_http import TOO_LARGE, TOO_LATE, Bounds
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.runtime.config import RuntimeConfig
 from agentcore_rl_toolkit.runtime.http.app import RuntimeApp
-from agentcore_rl_toolkit.runtime.http.protocol import RuntimeProtocol, aws_error
 from agentcore_rl_toolkit.runtime.runtime import Runtime
 
 from ..conftest import AGENTS, Server, wait_for
@@ -31,9 +28,7 @@ from ..conftest import AGENTS, Server, wait_for
 class Buggy(RuntimeApp):
     """Divides by zero: before its reply, or within it."""
 
-    async def _data_plane(
-        self, operation: str, route: Any, scope: Any, body: list[bytes], send: Any, caller: Any
-    ) -> None:
+    async def _data_plane(self, route: Any, headers: Any, body: list[bytes], send: Any) -> int:
         if b"late" in b"".join(body):
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
             await send({"type": "http.response.body", "body": b"half", "more_body": True})
@@ -45,8 +40,7 @@ async def buggy(tmp_path: Path) -> AsyncIterator[tuple[Runtime, int]]:
     """A runtime in this process, and its port."""
     runtime = Runtime(RuntimeConfig(state_dir=tmp_path / "state"))
     app = Buggy(runtime)
-    http: Any = functools.partial(RuntimeProtocol, direct=app.direct, bounds=Bounds(error=aws_error))
-    server = uvicorn.Server(uvicorn.Config(app, http=http, lifespan="on", log_level="critical", port=0))
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="on", log_level="critical", port=0))
     await runtime.start([])
     serving = asyncio.create_task(server.serve())
     while not server.started:  # noqa: ASYNC110  # uvicorn has a flag, no event
@@ -108,8 +102,7 @@ async def test_a_bug_within_a_reply_breaks_it_off(buggy: tuple[Runtime, int]) ->
         ("DELETE", "/sessions/{id}?grace_s=abc", None),
         ("DELETE", "/sessions/{id}?grace_s=nan", None),
         ("DELETE", "/sessions/{id}?grace_s=-1", None),
-        ("POST", "/usage", b"{nope"),
-        ("POST", "/usage", b"\xff"),
+        ("PUT", "/faults", b"\xff"),
         ("PUT", "/faults", b"{nope"),
         ("PUT", "/faults", b'[{"kind": "throttle", "probability": "x"}]'),
         ("PUT", "/faults", b'{"seed": null, "fault": []}'),
@@ -194,8 +187,3 @@ def test_a_body_that_is_too_large_is_refused_and_read_to_its_end(server: Server)
         assert b"payload exceeds 100000000 bytes" in reply
         connection.sendall(b"GET /_local/status HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
-
-
-def test_a_request_that_comes_too_late_is_not_called_a_wrong_one() -> None:
-    assert (b"x-amzn-errortype", b"RequestTimeoutException") in aws_error(TOO_LATE)[0]  # clients try it again
-    assert (b"x-amzn-errortype", b"ValidationException") in aws_error(TOO_LARGE)[0]

@@ -81,7 +81,7 @@ _SERVE_OPTIONS = [
     click.option(
         "--credential-file",
         type=_FILE,
-        help="Demand signed requests: a file of mode 0600 with KEY:SECRET. Or AGENTCORE_RL_CREDENTIALS in the environment.",
+        help="The keys of requests in place of one that is made: a file of mode 0600, KEY:SECRET. Or AGENTCORE_RL_CREDENTIALS.",
     ),
     click.option("--credential", "on_command_line", multiple=True, hidden=True),
     click.option(
@@ -89,14 +89,7 @@ _SERVE_OPTIONS = [
         type=click.Choice(["user", "any"]),
         default="user",
         show_default=True,
-        help="Who may invoke, command and stop sessions without a signature: this machine's user, or whoever reaches the port.",
-    ),
-    click.option(
-        "--session-calls",
-        type=click.Choice(["own", "started"]),
-        default="own",
-        show_default=True,
-        help="What a session may call: its own session, or also sessions that it starts (agents that call agents).",
+        help="Whose requests are answered: those signed with its key, or any that reach the port.",
     ),
     click.option("--cluster", type=click.Choice(["ray"]), help="Run the sessions on a cluster."),
     click.option("--ray-address", help="The Ray cluster's address [default: the running one]."),
@@ -174,7 +167,6 @@ def serve(**options: Any) -> None:
         ),
         credentials=credentials,
         callers=options["callers"],
-        session_calls=options["session_calls"],
     )
     cluster = _cluster(config, options)
     agents = [parse_agent_option(text) for text in options["agents"]]
@@ -302,31 +294,3 @@ def stop(sessions: tuple[str, ...], grace: float | None, url: str | None, as_jso
             click.echo(visible(f"stopped {stopped[-1]}"))
     if as_json:
         click.echo(json.dumps({"stopped": stopped}))
-
-
-@group.command(short_help="Watch sessions, starts, memory and CPU.")
-@click.option("--interval", default=2.0, show_default=True, help="Seconds between pictures.")
-@click.option("--once", is_flag=True, help="One picture, then end.")
-@_url_option
-@as_json
-def top(interval: float, once: bool, url: str | None, as_json: bool) -> None:
-    """Watch a runtime: sessions by state, starts per second, memory and CPU of each."""
-    import time
-
-    from ...runtime.remote import RuntimeView, figures, picture
-
-    view = RuntimeView.find(url)
-    while as_json:  # one object a line
-        click.echo(json.dumps(figures(view)))
-        if once:
-            return
-        time.sleep(interval)
-    before = None
-    while True:
-        before, text = picture(view, before)
-        if not once:
-            click.clear()
-        click.echo(visible(text))
-        if once:
-            return
-        time.sleep(interval)

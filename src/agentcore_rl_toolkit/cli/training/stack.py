@@ -22,6 +22,7 @@ from typing import Any
 
 import click
 
+from ..._servers.private_files import CREDENTIALS
 from ...errors import AgentCoreRLError, ConfigError, LocalRuntimeError
 from ...runs import is_run
 from ..output.terminal import visible
@@ -37,7 +38,7 @@ ENGINES = ("policy", "vllm")  # what `start` can start
 VLLM_READY_S = 900.0  # importing it without compiled files takes six minutes on two cores
 # Busy-waiting OpenMP threads cost two to three times the CPU on a machine whose cores are shared by all parts.
 QUIET = {"OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
-# The local runtime asks the kernel who calls; boto3 only insists that there is something to sign with.
+# Our own clients find a local runtime's key by its address; boto3 insists that there is something to sign with.
 _CREDENTIALS = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_REGION": REGION}
 
 
@@ -66,6 +67,7 @@ class Stack:
             "AGENTCORE_RL_GATEWAY_URL": self.gateway_url,
             "AGENTCORE_RL_GATEWAY_ADMIN_KEY": self.gateway_admin_key,
             **_CREDENTIALS,
+            "AWS_SECRET_ACCESS_KEY": self.gateway_admin_key,  # one key for all servers of a launch
             "AWS_DEFAULT_REGION": REGION,
         }
 
@@ -199,7 +201,7 @@ def start(
             *runtime_options,
         ],
         doing=f"loading {agent}" if here else "",
-        env={HANDED: json.dumps(variables)},
+        env={HANDED: json.dumps(variables), CREDENTIALS: f"{_CREDENTIALS['AWS_ACCESS_KEY_ID']}:{admin_key}"},
     )
     if policy is not None:
         upstream = _wait_for_engine(services, policy, engine)

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from ..._servers.keys import credential_of_runtime
 from ...contract import REFUSED
 from ...errors import AgentCoreRLError, ConfigError
 
+DATA_PLANE = "bedrock-agentcore"
 CONNECT_TIMEOUT_S = 10.0
 ENDINGS_TIMEOUT_S = 10.0
 AWS_DOMAINS = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
@@ -210,6 +212,7 @@ class Transport:
         self._session: Any = None
         self._lock = threading.Lock()
         self._client: Any = None
+        self._local_key: tuple[str, str] | None = None  # of a runtime of this user on this machine
         self._http: Any = None  # for what is not an operation of AWS; one thread uses it
 
     @property
@@ -218,7 +221,7 @@ class Transport:
         if self._client is None:
             with self._lock:
                 if self._client is None:
-                    self._client = self._make("bedrock-agentcore", self._endpoint_url)
+                    self._client = self._make(DATA_PLANE, self._endpoint_url)
         return self._client
 
     def make_s3_client(self) -> Any:
@@ -239,9 +242,14 @@ class Transport:
             parameter_validation=False,  # ids are checked by us; this saves a fifth of the CPU of a call
         )
         try:
-            return self._boto3_session().client(
-                service, region_name=self._region, endpoint_url=endpoint_url, config=config
-            )
+            made = {"region_name": self._region, "endpoint_url": endpoint_url, "config": config}
+            client = self._boto3_session().client(service, **made)
+            found = credential_of_runtime(client.meta.endpoint_url) if service == DATA_PLANE else None
+            if found is None:
+                return client
+            client.close()
+            self._local_key = key, secret = found
+            return self._boto3_session().client(service, aws_access_key_id=key, aws_secret_access_key=secret, **made)
         except PartialCredentialsError as e:
             raise ConfigError(f"no credentials: {HOW_TO_HAVE_THEM} ({e})") from e
         except (BotoCoreError, ValueError) as e:
@@ -315,10 +323,13 @@ class Transport:
 
     def _sign(self, request: Any) -> None:
         from botocore.auth import SigV4Auth
+        from botocore.credentials import Credentials
 
-        credentials = self._boto3_session().get_credentials()
-        if credentials is not None:
-            SigV4Auth(credentials.get_frozen_credentials(), "bedrock-agentcore", self._region).add_auth(request)
+        credentials = self._boto3_session().get_credentials() if self._local_key is None else None
+        if self._local_key is not None:
+            SigV4Auth(Credentials(*self._local_key), DATA_PLANE, self._region).add_auth(request)
+        elif credentials is not None:
+            SigV4Auth(credentials.get_frozen_credentials(), DATA_PLANE, self._region).add_auth(request)
 
     def _boto3_session(self) -> Any:
         if self._session is None:

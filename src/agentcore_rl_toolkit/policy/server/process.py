@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import signal
 import socket
@@ -12,14 +11,12 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 import uvicorn
 
 from ..._servers import keys
-from ..._servers.bounded_http import BoundedProtocol, Bounds
-from ..._servers.host_check import HostCheck
+from ..._servers.host_check import CheckedApp, HostCheck
 from ..._servers.open_files import raise_file_limit
 from ..._servers.process import listen, parent_gone, url_of, write_ready
 from ...errors import ConfigError
@@ -75,12 +72,10 @@ def serve(config: ServeConfig) -> None:
 async def _serve(config: ServeConfig, engine: Engine, listener: socket.socket) -> None:
     made = keys.make() if config.admin_key is None else None
     app = create_app(engine, admin_key=config.admin_key or made)
-    bounds = Bounds(hosts=HostCheck((config.host, listener.getsockname()[0]), config.allowed_hosts))
-    protocol: Any = functools.partial(BoundedProtocol, bounds=bounds)
+    hosts = HostCheck((config.host, listener.getsockname()[0]), config.allowed_hosts)
     server = _Server(
         uvicorn.Config(
-            app,
-            http=protocol,
+            CheckedApp(app, hosts),
             ws="none",
             lifespan="off",
             access_log=False,

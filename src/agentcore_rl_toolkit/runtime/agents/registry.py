@@ -217,21 +217,6 @@ class Registry:
             self.save()
         return record
 
-    def delete_version(self, identity: str, number: int) -> Version:
-        """Raises: WireError 404, 409 while an endpoint serves it."""
-        record = self.get(identity)
-        version = record.version(number)
-        if any(e.version == number for e in record.endpoints.values()):
-            raise WireError("ConflictException", f"Version {number} is served by an endpoint")
-        with self._whole(record):
-            del record.versions[number]
-            for endpoint in record.endpoints.values():
-                if endpoint.target == number:
-                    endpoint.target = None
-            record.status = record.latest.status
-            self.save()
-        return version
-
     def create_endpoint(
         self,
         identity: str,

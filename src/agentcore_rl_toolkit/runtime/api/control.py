@@ -6,7 +6,6 @@ Source: botocore service model `bedrock-agentcore-control` 2023-06-05. All paths
 from __future__ import annotations
 
 import base64
-import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from ..agents.lifecycle import lifecycle_of
 from ..agents.registry import DEFAULT, Endpoint, Record, Registry, Version
 from ..agents.version_fields import check_fields, check_tags, refuse_more_tags
 from ..wire import WireError, invalid, named
-from .idempotency import Tokens
 
 
 class Deployer(Protocol):
@@ -39,19 +37,6 @@ class Call:
     endpoint: str
     query: Mapping[str, str]
     body: Mapping[str, Any]
-    tag_keys: tuple[str, ...] = ()  # the one parameter that comes several times
-
-    @property
-    def client_token(self) -> str | None:
-        """Of a request that may be repeated: in the body, of deletions in the query."""
-        token = self.body.get("clientToken", self.query.get("clientToken"))
-        return token if isinstance(token, str) else None
-
-    @property
-    def parameters(self) -> str:
-        """Everything but the token, for comparison."""
-        rest = ({k: v for k, v in part.items() if k != "clientToken"} for part in (self.query, self.body))
-        return json.dumps([self.runtime, self.endpoint, *rest], sort_keys=True)
 
 
 _ROUTES: tuple[tuple[str, str, str], ...] = (
@@ -60,14 +45,12 @@ _ROUTES: tuple[tuple[str, str, str], ...] = (
     ("GET", r"runtimes/(?P<runtime>[^/]+)", "GetAgentRuntime"),
     ("PUT", r"runtimes/(?P<runtime>[^/]+)", "UpdateAgentRuntime"),
     ("DELETE", r"runtimes/(?P<runtime>[^/]+)", "DeleteAgentRuntime"),
-    ("POST", r"runtimes/(?P<runtime>[^/]+)/versions", "ListAgentRuntimeVersions"),
     ("PUT", r"runtimes/(?P<runtime>[^/]+)/runtime-endpoints", "CreateAgentRuntimeEndpoint"),
     ("POST", r"runtimes/(?P<runtime>[^/]+)/runtime-endpoints", "ListAgentRuntimeEndpoints"),
     ("GET", r"runtimes/(?P<runtime>[^/]+)/runtime-endpoints/(?P<endpoint>[^/]+)", "GetAgentRuntimeEndpoint"),
     ("PUT", r"runtimes/(?P<runtime>[^/]+)/runtime-endpoints/(?P<endpoint>[^/]+)", "UpdateAgentRuntimeEndpoint"),
     ("DELETE", r"runtimes/(?P<runtime>[^/]+)/runtime-endpoints/(?P<endpoint>[^/]+)", "DeleteAgentRuntimeEndpoint"),
     ("POST", r"tags/(?P<runtime>.+)", "TagResource"),
-    ("DELETE", r"tags/(?P<runtime>.+)", "UntagResource"),
     ("GET", r"tags/(?P<runtime>.+)", "ListTagsForResource"),
 )
 
@@ -110,24 +93,18 @@ class ControlPlane:
             "UpdateAgentRuntime": self._update,
             "DeleteAgentRuntime": self._delete,
             "ListAgentRuntimes": self._list,
-            "ListAgentRuntimeVersions": self._list_versions,
             "CreateAgentRuntimeEndpoint": self._create_endpoint,
             "GetAgentRuntimeEndpoint": self._get_endpoint,
             "UpdateAgentRuntimeEndpoint": self._update_endpoint,
             "DeleteAgentRuntimeEndpoint": self._delete_endpoint,
             "ListAgentRuntimeEndpoints": self._list_endpoints,
             "TagResource": self._tag,
-            "UntagResource": self._untag,
             "ListTagsForResource": self._list_tags,
         }
-        self._tokens = Tokens()
 
     async def call(self, call: Call) -> tuple[int, dict[str, Any]]:
         """Status and JSON of the reply. Raises: WireError."""
-        handler = self._handlers[call.operation]
-        if call.client_token is None or call.operation.startswith(("Get", "List")):
-            return await handler(call)
-        return await self._tokens.answer((call.operation, call.client_token), call.parameters, lambda: handler(call))
+        return await self._handlers[call.operation](call)
 
     # -- runtimes
     async def _create(self, call: Call) -> tuple[int, dict[str, Any]]:
@@ -174,9 +151,7 @@ class ControlPlane:
     async def _delete(self, call: Call) -> tuple[int, dict[str, Any]]:
         record = self.registry.get(call.runtime)
         if "version" in call.query:
-            version = self.registry.delete_version(call.runtime, _number(call.query["version"]))
-            await self.deployer.remove(record, [version])
-            return 202, {"status": "DELETING", "agentRuntimeId": record.id, "agentRuntimeVersion": str(version.number)}
+            raise invalid("the local runtime deletes agent runtimes whole; leave version out", field="version")
         self.registry.delete(call.runtime)
         await self.deployer.remove(record, list(record.versions.values()))
         return 202, {"status": "DELETING", "agentRuntimeId": record.id}
@@ -185,12 +160,6 @@ class ControlPlane:
         records = sorted(self.registry.records.values(), key=lambda r: (-r.created_s, r.id))
         page, token = paginate(records, call.query)
         return 200, _with_token({"agentRuntimes": [self._summary(r, r.latest) for r in page]}, token)
-
-    async def _list_versions(self, call: Call) -> tuple[int, dict[str, Any]]:
-        record = self.registry.get(call.runtime)
-        versions = sorted(record.versions.values(), key=lambda v: -v.number)
-        page, token = paginate(versions, call.query)
-        return 200, _with_token({"agentRuntimes": [self._summary(record, v) for v in page]}, token)
 
     def _identity(self, record: Record, version: Version) -> dict[str, Any]:
         return {
@@ -273,13 +242,6 @@ class ControlPlane:
         more = check_tags(call.body.get("tags"))
         refuse_more_tags(tags | more)
         tags.update(more)
-        self.registry.save()
-        return 204, {}
-
-    async def _untag(self, call: Call) -> tuple[int, dict[str, Any]]:
-        tags = self._tags(call.runtime)
-        for key in call.tag_keys:
-            tags.pop(key, None)
         self.registry.save()
         return 204, {}
 

@@ -37,11 +37,8 @@ _ERRORS = {
     "stop_conflict": ("ConflictException", "The session is in a state that does not allow this operation."),
 }
 INIT_TIMEOUT = "Runtime initialization time exceeded. Please make sure that initialization completes in {:g}s."
-STARTING = frozenset(
-    {"InvokeAgentRuntime", "InvokeAgentRuntimeCommand", "GetAgentCard", "WebSocket", "InvokeAgentRuntimeCommandShell"}
-)
+STARTING = frozenset({"InvokeAgentRuntime", "InvokeAgentRuntimeCommand"})
 OPERATIONS = STARTING | {"StopRuntimeSession"}
-_SOCKETS = frozenset({"WebSocket", "InvokeAgentRuntimeCommandShell"})
 _STOP = frozenset({"StopRuntimeSession"})
 _OF_NEW_SESSIONS = ("slow_start", "init_timeout")
 # What each kind can be done to; the service models name the last two errors for stops only.
@@ -50,8 +47,8 @@ _APPLIES: dict[str, frozenset[str]] = {
     "slow_start": STARTING,
     "init_timeout": STARTING,
     "kill": STARTING,
-    "drop": OPERATIONS - _SOCKETS,
-    "partial": STARTING - _SOCKETS,
+    "drop": OPERATIONS,
+    "partial": STARTING,
     "duplicate": frozenset({"InvokeAgentRuntime"}),
     "unauthorized": _STOP,
     "stop_conflict": _STOP,
@@ -76,7 +73,7 @@ class Fault:
     body. duplicate: the agent gets the request twice. kill: the session's process is killed ``delay_s`` after the request
     reached it.
 
-    Which requests: ``operation`` (as AWS names it; WebSocket; InvokeAgentRuntimeCommandShell), ``agent`` (its name), the
+    Which requests: ``operation`` (as AWS names it), ``agent`` (its name), the
     ``first`` so many, every ``every``-th, a share of ``probability``, only from ``after_s`` to ``until_s`` seconds of the
     server's life. What is not given does not narrow. A rule passes over, and does not count, what its kind cannot be done to.
     """

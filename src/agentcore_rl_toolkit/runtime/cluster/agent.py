@@ -32,7 +32,6 @@ from ..launcher.session_log import read_log
 from ..local_node import LocalNode
 from ..sessions.command_output import CommandOutput
 from ..sessions.node import SessionOrder
-from ..sessions.usage import usage
 from . import bundles
 from .front import Front
 
@@ -113,11 +112,6 @@ class NodeAgent:
                     order = self._orders.get(message["id"])
                     data = read_log(order.log_path, message["offset"], LOG_BYTES) if order is not None else b""
                     front.send(re=message["n"], data=base64.b64encode(data).decode())
-                case "usage":
-                    process = self._processes.get(message["id"])
-                    pid = getattr(process, "pid", None)
-                    memory, cpu_s = (None, None) if pid is None else usage(pid)
-                    front.send(re=message["n"], memory=memory, cpu_s=cpu_s)
                 case "close":
                     return
 

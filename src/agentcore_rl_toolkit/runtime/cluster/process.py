@@ -68,11 +68,6 @@ class RemoteProcess:
         answer = await self._link.request("log", id=self.id, offset=offset)
         return base64.b64decode(answer["data"])
 
-    async def usage(self) -> tuple[int | None, float | None]:
-        """Memory in bytes and CPU seconds so far. Raises: LocalRuntimeError."""
-        answer = await self._link.request("usage", id=self.id)
-        return answer["memory"], answer["cpu_s"]
-
     def stop(self, grace_s: float) -> None:
         """SIGTERM now and SIGKILL after the grace."""
         self._link.send(op="stop", id=self.id, grace_s=grace_s)

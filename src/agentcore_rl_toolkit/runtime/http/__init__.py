@@ -1,1 +1,1 @@
-"""What callers speak to: HTTP, WebSockets and shells, from the socket to the runtime and back."""
+"""What callers speak to: HTTP, from the request to the runtime and back."""

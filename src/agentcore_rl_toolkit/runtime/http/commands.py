@@ -13,8 +13,7 @@ from ..api import eventstream
 from ..sessions.command_output import CommandOutput
 from ..sessions.session import Session, is_over
 from ..wire import SESSION_HEADER, invalid
-from .protocol import Send
-from .responses import as_wire_error
+from .responses import Send, as_wire_error
 
 Emit = Callable[[Any], Awaitable[None]]
 MAX_COMMAND_CHARS = 65_536

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..._parsing import parse_json
-from ..._servers.callers import Caller
 from ...errors import ConfigError, LocalRuntimeError
 from .. import metrics
 from ..api.faults import FaultPlan
@@ -17,16 +14,10 @@ from ..launcher.session_log import log_bytes, read_log
 from ..runtime import Runtime
 from ..sessions.endings import MAX_ASKED, endings_of
 from ..sessions.session import Session
-from ..sessions.usage import usage
-from ..wire import Route, WireError, invalid, not_found
-from .admission import HOW
-from .protocol import Send
-from .responses import reply
+from ..wire import Route, invalid, not_found
+from .responses import Send, reply, reply_json
 
 LOG_BYTES = 1_000_000
-# To whoever reaches the port: only numbers, but for this machine's user; and `_endings` asks itself who wants to know.
-OPEN = {("GET", "metrics"), ("GET", "status"), ("POST", "endings")}
-MEASURED_AT_ONCE = 200  # reading a process's memory map costs a millisecond or so
 
 
 async def answer(
@@ -36,25 +27,18 @@ async def answer(
     query: Mapping[str, str],
     body: bytes,
     send: Send,
-    *,
-    caller: Caller[Session],
 ) -> None:
-    """Reply to a local request. Raises: WireError 404, 403, 400."""
+    """Reply to a local request. Raises: WireError 404, 400."""
     match (method, *path):
         case ("GET", "sessions"):
             content = {"sessions": runtime.table.describe(), "ended": list(runtime.table.ended)}
-            await _json(send, content)
+            await reply_json(send, content)
         case ("GET", "status"):
-            await _json(send, runtime.status() if caller.is_user else runtime.counts())
+            await reply_json(send, runtime.status())
         case ("GET", "metrics"):
             await reply(send, 200, _metrics(runtime), kind=b"text/plain; version=0.0.4")
         case ("POST", "endings"):
-            await _json(send, {"ended": _endings(runtime, _parsed(body), caller)})
-        case ("POST", "usage"):
-            wanted = _parsed(body)
-            if not isinstance(wanted, list) or len(wanted) > MEASURED_AT_ONCE:
-                raise invalid(f"a list of at most {MEASURED_AT_ONCE} session ids", reason="CannotParse")
-            await _json(send, {"usage": await asyncio.gather(*(_usage(runtime, str(name)) for name in wanted))})
+            await reply_json(send, {"ended": _endings(runtime, _parsed(body))})
         case ("GET", "sessions", session_id, "log"):
             text, size = await _log(runtime, session_id, _whole(query, "offset"))
             await reply(send, 200, text, [(b"x-log-bytes", b"%d" % size)], b"text/plain; charset=utf-8")
@@ -63,35 +47,32 @@ async def answer(
             found = _find(runtime, session_id)
             for session in found:
                 runtime.table.stop(session.key, grace_s=grace_s)
-            await _json(send, {"stopped": found[0].id})
+            await reply_json(send, {"stopped": found[0].id})
         case ("GET", "nodes") if runtime.cluster is not None:
-            await _json(send, {"nodes": runtime.cluster.nodes()})
+            await reply_json(send, {"nodes": runtime.cluster.nodes()})
         case ("POST", "nodes", node_id, "drain") if runtime.cluster is not None:
             node = runtime.cluster.drain(node_id)
             if node is None:
                 raise not_found(f"Node {node_id}")
-            await _json(send, node)
+            await reply_json(send, node)
         case ("GET", "faults"):
-            await _json(send, {"injected": runtime.faults.injected, "rules": len(runtime.faults.rules)})
+            await reply_json(send, {"injected": runtime.faults.injected, "rules": len(runtime.faults.rules)})
         case ("PUT", "faults"):
             try:
                 runtime.faults = FaultPlan.parse(_parsed(body))
             except ConfigError as e:
                 raise invalid(str(e), reason="CannotParse") from e
-            await _json(send, {"rules": len(runtime.faults.rules)})
+            await reply_json(send, {"rules": len(runtime.faults.rules)})
         case _:
             raise not_found(f"{method} /_local/{'/'.join(path)}")
 
 
-def _endings(runtime: Runtime, asked: Any, caller: Caller[Session]) -> dict[str, dict[str, Any]]:
-    """What became of sessions that the caller may call. Raises: WireError 403, 400."""
+def _endings(runtime: Runtime, asked: Any) -> dict[str, dict[str, Any]]:
+    """What became of sessions. Raises: WireError 400."""
     if not isinstance(asked, dict) or not isinstance(asked.get("sessions"), list):
         raise invalid('an object with "agentRuntimeArn" and "sessions"', reason="CannotParse")
     if len(asked["sessions"]) > MAX_ASKED:
         raise invalid(f"at most {MAX_ASKED} sessions", field="sessions")
-    anybody = runtime.config.callers == "any" and not caller.confined
-    if not (caller.is_user or anybody or caller.session is not None):
-        raise WireError("AccessDeniedException", f"Calling this runtime is not open to {caller.reason}; {HOW}.")
     qualifier = asked.get("qualifier")
     route = Route("", str(asked.get("agentRuntimeArn")), {"qualifier": str(qualifier)} if qualifier else {})
     return endings_of(
@@ -100,24 +81,7 @@ def _endings(runtime: Runtime, asked: Any, caller: Caller[Session]) -> dict[str,
         route.named.runtime_id,
         route.qualifier,
         [str(name) for name in asked["sessions"]],
-        started_by=caller.session.id if caller.session is not None else None,
-        logs=caller.is_user,
     )
-
-
-async def _usage(runtime: Runtime, session_id: str) -> tuple[int | None, float | None]:
-    """Memory and CPU of a session, asked of its node where that is another machine."""
-    process = next((s.process for s in runtime.table.sessions.values() if s.id == session_id), None)
-    if process is None or process.pid is None:
-        return None, None
-    ask = getattr(process, "usage", None)
-    if ask is None:
-        return await asyncio.to_thread(usage, process.pid)
-    try:
-        memory, cpu_s = await ask()
-    except LocalRuntimeError:  # its node has just gone
-        return None, None
-    return memory, cpu_s
 
 
 def _parsed(body: bytes) -> Any:
@@ -194,7 +158,3 @@ def _metrics(runtime: Runtime) -> bytes:
         refused=runtime.quotas.refused,
         faults=runtime.faults.injected,
     )
-
-
-async def _json(send: Send, content: Any) -> None:
-    await reply(send, 200, json.dumps(content).encode())

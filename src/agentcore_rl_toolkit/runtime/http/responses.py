@@ -1,78 +1,64 @@
-"""A request's body in, whole replies and errors out."""
+"""A request's body in, whole responses and errors out, on plain ASGI."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
 import logging
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from ..._servers.host_check import Refusal
 from ..sessions.connection import UpstreamLostError
-from ..wire import MAX_PAYLOAD_BYTES, WireError, invalid
-from .invoke import AWS_REQUEST_ID, new_request_id
-from .protocol import Receive, Send, break_off, late_body
+from ..wire import MAX_PAYLOAD_BYTES, REQUEST_ID_HEADER, WireError, invalid
 
-BROKEN_OFF = 499  # the status that metrics count where the caller was gone, or got no whole reply
-UNPROVEN_BYTES = 2**30
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+BROKEN_OFF = 499  # the status that metrics count where the caller was gone, or got no whole response
+AWS_REQUEST_ID = b"x-amzn-requestid"  # where every AWS client looks for it
+_SERVER_ID = str(uuid.uuid4())[:23]
+_requests = itertools.count(1)
 log = logging.getLogger(__name__)
 
 
 class LateBodyError(WireError):
-    """A body that does not come: its connection is of no more use. (One that is too large is read to its end, unkept, so that
-    its sender sees the reply.)"""
+    """A body that does not come: its connection is of no more use."""
 
 
-class Receiving:
-    """Bytes of bodies that are on their way in and whose senders are not proven yet, together."""
-
-    def __init__(self, most_bytes: int = UNPROVEN_BYTES) -> None:
-        self.left = most_bytes
-
-    def take(self, count: int) -> None:
-        """Raises: WireError 429 when there are too many."""
-        self.left -= count
-        if self.left < 0:
-            raise WireError("ThrottlingException", "Too many large requests are on their way in; try again.")
+def request_id_of(headers: Mapping[bytes, bytes]) -> str:
+    """The id a request came with, or a new one in the form of a UUID."""
+    given = headers.get(REQUEST_ID_HEADER)
+    return given.decode("latin-1") if given is not None else f"{_SERVER_ID}-{next(_requests):012x}"
 
 
-async def read_body(
-    headers: Mapping[bytes, bytes], receive: Receive, pause_s: float, receiving: Receiving | None = None
-) -> list[bytes]:
+async def read_body(headers: Mapping[bytes, bytes], receive: Receive, pause_s: float) -> list[bytes]:
     """The request's body in the pieces it came in. Units: ``pause_s`` seconds, the longest wait for the next piece.
 
-    ``receiving``: what counts it, where its sender is not proven.
-    Raises: WireError 400 above 100 MB, or when the rest does not come; 429 when too much of others is on its way.
+    Raises: WireError 400 above 100 MB, or when the rest does not come.
     """
     length = headers.get(b"content-length", b"0")
     if length.isdigit() and int(length) > MAX_PAYLOAD_BYTES:
         raise _too_large()
     pieces: list[bytes] = []
-    size = counted = 0
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(pause_s) as limit:
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ConnectionResetError("the caller went away while sending")
-                piece = message.get("body", b"")
-                if piece:
-                    if receiving is not None:
-                        counted += len(piece)
-                        receiving.take(len(piece))
-                    pieces.append(piece)
-                    size += len(piece)
-                    if size > MAX_PAYLOAD_BYTES:
-                        raise _too_large()
-                if not message.get("more_body"):
-                    return pieces
-                limit.reschedule(loop.time() + pause_s)
-    except TimeoutError:
-        error = late_body(pause_s)
-        raise LateBodyError(error.code, error.message, **error.extra) from None
-    finally:
-        if receiving is not None:
-            receiving.left += counted
+    size = 0
+    while True:
+        try:
+            message = await asyncio.wait_for(receive(), pause_s)
+        except TimeoutError:
+            late = invalid(f"the rest of the payload did not come within {pause_s:g} s", field="payload")
+            raise LateBodyError(late.code, late.message, **late.extra) from None
+        if message["type"] == "http.disconnect":
+            raise ConnectionResetError("the caller went away while sending")
+        piece = message.get("body", b"")
+        if piece:
+            pieces.append(piece)
+            size += len(piece)
+            if size > MAX_PAYLOAD_BYTES:
+                raise _too_large()
+        if not message.get("more_body"):
+            return pieces
 
 
 def _too_large() -> WireError:
@@ -82,21 +68,25 @@ def _too_large() -> WireError:
 async def reply(
     send: Send, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]] = (), kind: bytes = b"application/json"
 ) -> None:
-    """Send a complete reply."""
+    """Send a complete response."""
     own = [
         (b"content-type", kind),
         (b"content-length", b"%d" % len(body)),
-        (AWS_REQUEST_ID, new_request_id().encode()),
+        (AWS_REQUEST_ID, request_id_of({}).encode()),
     ]
     await send({"type": "http.response.start", "status": status, "headers": [*own, *headers]})
     await send({"type": "http.response.body", "body": body})
 
 
-async def failed(error: BaseException, scope: Mapping[str, Any], send: Send) -> int:
-    """Tell the caller; where the reply had begun, or the caller is gone, all that is left is to break the connection, so that
-    nobody takes it for whole. Returns the status."""
+async def reply_json(send: Send, content: Any, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+    await reply(send, status, json.dumps(content).encode(), headers)
+
+
+async def failed(error: BaseException, send: Send) -> int:
+    """Answer with an error. Where the response had begun, or the caller is gone, end the connection, so that no part of a
+    response is taken for the whole. Returns the status."""
     if isinstance(error, (ConnectionResetError, UpstreamLostError)):
-        await break_off(scope)
+        await break_off(send)
         return BROKEN_OFF
     known = as_wire_error(error)
     headers = [(b"x-amzn-errortype", known.code.encode())]
@@ -104,17 +94,37 @@ async def failed(error: BaseException, scope: Mapping[str, Any], send: Send) -> 
         headers.append((b"connection", b"close"))
     try:
         await reply(send, known.status, known.body(), headers)
-    except RuntimeError:  # uvicorn's: the reply had begun
-        await break_off(scope)
+    except RuntimeError:  # uvicorn's: the response had begun
+        await break_off(send)
     return known.status
 
 
 def as_wire_error(error: BaseException) -> WireError:
-    """What AWS would say of it: anything unforeseen is its InternalServerException, and goes to the log."""
+    """The error as AWS words it. Anything unforeseen is its InternalServerException, and goes to the log."""
     if isinstance(error, WireError):
         return error
     if isinstance(error, asyncio.CancelledError):
         return WireError("InternalServerException", "The runtime is shutting down.")
-    log.error("a request failed for a reason that nobody foresaw", exc_info=error)
+    log.error("a request failed for an unforeseen reason", exc_info=error)
     detail = f"{type(error).__name__}: {error}"
     return WireError("InternalServerException", "An internal error occurred.", localDetail=detail)
+
+
+def refusal_error(refusal: Refusal) -> WireError:
+    """A refused Host or Origin, as AWS's clients read errors."""
+    return WireError("AccessDeniedException", refusal.message, status=refusal.status)
+
+
+async def break_off(send: Send, *, flush: bool = False) -> None:
+    """End the caller's connection without a complete response; with ``flush`` after what was sent of it.
+
+    ASGI has no message for this. uvicorn's ``send`` is a method of the object that has the transport.
+    """
+    transport = getattr(getattr(send, "__self__", None), "transport", None)
+    if transport is None:
+        raise ConnectionResetError("the connection is to be broken off")
+    if flush:
+        transport.close()
+    else:
+        transport.abort()
+    await asyncio.sleep(0.001)  # uvicorn hears of it from the loop, and expects no response then

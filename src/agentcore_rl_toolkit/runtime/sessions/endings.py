@@ -45,16 +45,10 @@ def endings_of(
     runtime_id: str,
     endpoint: str,
     session_ids: Collection[str],
-    *,
-    started_by: str | None = None,
-    logs: bool = False,
 ) -> dict[str, dict[str, Any]]:
     """Of these sessions those that are over: why, and whether their processes are gone. The others live, or are forgotten.
 
-    Args:
-        live, ended: all of the runtime's; the ended ones oldest first.
-        started_by: only what this session has started.
-        logs: say where their logs are.
+    ``live`` and ``ended`` are all of the runtime's, the ended ones oldest first.
     """
     wanted = {name for name in session_ids if (runtime_id, endpoint, name) not in live}
     found: dict[str, dict[str, Any]] = {}
@@ -62,7 +56,5 @@ def endings_of(
         name = ending["session_id"]
         if name not in wanted or (ending["runtime_id"], ending["endpoint"]) != (runtime_id, endpoint):
             continue
-        if started_by is not None and ending["started_by"] != started_by:
-            continue
-        found[name] = {"cause": ending["cause"], "gone": ending["gone"], **({"log": ending["log"]} if logs else {})}
+        found[name] = {"cause": ending["cause"], "gone": ending["gone"], "log": ending["log"]}
     return found

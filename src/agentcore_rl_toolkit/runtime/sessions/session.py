@@ -1,14 +1,14 @@
-"""One session: its state, its connections and what it leaves on disk."""
+"""One session: its state, requests to it, and what it leaves on disk."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import hashlib
-import math
 import re
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,8 @@ from ..._parsing import parse_json
 from ..agents.agent import Agent
 from ..launcher import folders
 from .activity import ActivityClock
-from .connection import Connection, connect, connect_over
+from .connection import Connection, Headers, Streams, request
 
-KEPT_CONNECTIONS = 4
 _LATEST_S = 2**40  # beyond any time that a clock shows
 SHOWN_CHARS = 600  # of a cause, in a message
 _PLAIN_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -45,10 +44,8 @@ class Session:
     error: str | None = None
     ping_answer: str | None = None  # while it starts: what it answered when it was not healthy
     exit_status: int | None = None
-    idle_connections: list[Connection] = field(default_factory=list)
-    check_at_s: float = math.inf
+    checking: bool = False
     ending: dict[str, Any] | None = None
-    started_by: Session | None = None  # another session, which may call it then
 
     @property
     def id(self) -> str:
@@ -58,38 +55,22 @@ class Session:
     def over(self) -> bool:
         return self.state not in ("starting", "ready")
 
-    def kept_connection(self) -> Connection | None:
-        """A connection that an earlier request left usable."""
-        while self.idle_connections:
-            kept = self.idle_connections.pop()
-            if kept.usable:
-                return kept
-        return None
+    def request(
+        self, method: bytes, path: bytes, headers: Headers, body: Sequence[bytes] = ()
+    ) -> contextlib.AbstractAsyncContextManager[Connection]:
+        """A request to the session's server, on a connection of its own; the block reads the reply. Raises: UpstreamLostError."""
+        return request(self._dial, method, path, headers, body)
 
-    async def connection(self) -> Connection:
-        """A connection to the session's server; a kept one when there is one."""
-        kept = self.kept_connection()
-        if kept is not None:
-            return kept
+    async def _dial(self) -> Streams:
         dial = getattr(self.process, "dial", None)  # its node is another machine
-        return await connect(self.socket_path) if dial is None else await connect_over(await dial())
+        if dial is None:
+            return await asyncio.open_unix_connection(self.socket_path)
+        return await asyncio.open_connection(sock=await dial())
 
     async def cause(self) -> str | None:
         """After a connection to it broke: why, where its node can tell."""
         ask = getattr(self.process, "cause", None)
         return None if ask is None else await ask()
-
-    def give_back(self, connection: Connection) -> None:
-        """Keep a connection whose reply was read to its end; close any other."""
-        if (
-            connection.complete
-            and connection.reusable
-            and not self.over
-            and len(self.idle_connections) < KEPT_CONNECTIONS
-        ):
-            self.idle_connections.append(connection)
-        else:
-            connection.close()
 
     def describe(self, now: float) -> dict[str, Any]:
         """The session as `/_local/sessions` shows it."""
@@ -111,7 +92,6 @@ class Session:
             "start_s": self.start_s,
             "exit_status": self.exit_status,
             "error": self.error,
-            "started_by": None if self.started_by is None else self.started_by.id,
             "log": str(self.log_path),
         }
 

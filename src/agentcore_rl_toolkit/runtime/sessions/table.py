@@ -8,13 +8,12 @@ table at once, so the next call with the same id gets a fresh environment, while
 from __future__ import annotations
 
 import asyncio
-import heapq
+import contextlib
 import itertools
 import logging
-import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +33,7 @@ from .session import Key, Session, is_over, log_name, ping_status, remove_files,
 log = logging.getLogger(__name__)
 PING_BYTES = 64 * 1024  # of its answer, which has two short fields
 PING_TIMEOUT_S = 5.0
+LOOK_S = 0.25  # between two looks at the limits of all sessions
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.5  # between the questions of a start
 INIT_FAILED = "Runtime initialization failed."
 REMEMBERED_ENDINGS = 1_000
@@ -72,49 +72,27 @@ class SessionTable:
         self._stopping: set[Session] = set()
         # A session can leave files that take minutes to remove: they keep nothing else waiting.
         self._clean_up = ThreadPoolExecutor(CLEAN_UP_THREADS, thread_name_prefix="clean-up")
-        self._checks: list[tuple[float, int, Session]] = []
-        self._new_check = asyncio.Event()
         # A machine has fewer cores than AWS: were all sessions of a burst to start at once, each would miss its init timeout.
         self._starting = asyncio.Semaphore(config.parallel_starts)
 
     # -- use
-    async def acquire(
-        self,
-        agent: Agent,
-        endpoint: str,
-        session_id: str,
-        *,
-        start_delay_s: float = 0.0,
-        started_by: Session | None = None,
-    ) -> Session:
-        """The session of this id, started if there is none (``start_delay_s`` late); counts as active until `release`.
-
-        ``started_by``: the session that calls, where it is one.
+    @contextlib.asynccontextmanager
+    async def in_use(self, agent: Agent, key: Key, *, start_delay_s: float = 0.0) -> AsyncIterator[Session]:
+        """The session of this id, started if there is none (``start_delay_s`` late); it is active for as long as the block runs.
 
         Raises: WireError 402/429 from admission, 424 when it did not start.
         """
-        key = (agent.runtime_id, endpoint, session_id)
         session = self.sessions.get(key)
         if session is None:
-            self.admit(agent, endpoint, len(self.sessions))
+            self.admit(agent, key[1], len(self.sessions))
             session = self._begin(key, agent, start_delay_s)
-            session.started_by = started_by
         session.clock.begin(time.monotonic())
         try:
-            if session.ready.done():
-                session.ready.result()
-            else:
-                await asyncio.shield(session.ready)
-        except BaseException:
+            await asyncio.shield(session.ready)
+            session.invocations += 1
+            yield session
+        finally:
             session.clock.end(time.monotonic())
-            raise
-        session.invocations += 1
-        return session
-
-    def release(self, session: Session) -> None:
-        """The invocation or command is over."""
-        session.clock.end(time.monotonic())
-        self._watch(session)
 
     def stop(self, key: Key, *, grace_s: float | None = None) -> Session | None:
         """Take the id out of the table and end its environment in the background. None when there is no such session."""
@@ -126,17 +104,12 @@ class SessionTable:
     async def reap(self) -> None:
         """Run forever: ping sessions that are due and end those past a limit."""
         while True:
-            delay = max(0.0, self._checks[0][0] - time.monotonic()) if self._checks else None
-            self._new_check.clear()
-            try:
-                async with asyncio.timeout(delay):
-                    await self._new_check.wait()
-            except TimeoutError:
-                now = time.monotonic()
-                while self._checks and self._checks[0][0] <= now:
-                    due, _, session = heapq.heappop(self._checks)
-                    if not session.over and session.check_at_s == due:
-                        self._spawn_task(self._check(session))
+            await asyncio.sleep(LOOK_S)
+            now = time.monotonic()
+            for session in list(self.sessions.values()):
+                if now >= session.clock.next_check_s() and not session.checking:
+                    session.checking = True
+                    self._spawn_task(self._check(session))
 
     async def close(self) -> None:
         """End every session within the shutdown grace."""
@@ -179,7 +152,6 @@ class SessionTable:
         )
         self.sessions[key] = session
         self.started_total += 1
-        self._watch(session)
         self._spawn_task(self._start(session, start_delay_s))
         return session
 
@@ -274,34 +246,15 @@ class SessionTable:
 
     # -- watching
     async def _check(self, session: Session) -> None:
-        now = time.monotonic()
-        session.check_at_s = math.inf
-        if now < session.clock.next_check_s():
-            self._watch(session)
-            return
-        verdict = session.clock.verdict(now)
-        if verdict is None and session.clock.inflight == 0:
-            await self._ping(session)
+        try:
             verdict = session.clock.verdict(time.monotonic())
-        if session.over:
-            return
-        if verdict is not None:
-            self._end(session, verdict, self.config.times.stop_grace_s)
-        else:
-            self._watch(session)
-
-    def _watch(self, session: Session) -> None:
-        if session.over:
-            return
-        due = session.clock.next_check_s()
-        if due < session.check_at_s:  # a check that comes too early puts itself off
-            session.check_at_s = due
-            heapq.heappush(self._checks, (due, next(self._numbers), session))
-            if self._checks[0][2] is session:
-                self._new_check.set()
-            if len(self._checks) > 1_000 + 2 * len(self.sessions):  # mostly checks of sessions that are gone
-                self._checks = [c for c in self._checks if not c[2].over and c[2].check_at_s == c[0]]
-                heapq.heapify(self._checks)
+            if verdict is None and session.clock.inflight == 0:
+                await self._ping(session)
+                verdict = session.clock.verdict(time.monotonic())
+            if verdict is not None:
+                self._end(session, verdict, self.config.times.stop_grace_s)
+        finally:
+            session.checking = False
 
     async def _first_ping(self, session: Session) -> None:
         """Ask until the session is healthy; its init timeout is the caller's. Raises: LocalRuntimeError when its process ends."""
@@ -341,15 +294,8 @@ class SessionTable:
         session.clock.saw_ping(status, age_s, time.monotonic())
 
     async def _ask(self, session: Session) -> tuple[int, bytes]:
-        connection = await session.connection()
-        try:
-            await connection.send(b"GET", b"/ping", [])
-            code, body = await connection.head(), await connection.read(PING_BYTES)
-        except BaseException:
-            connection.close()
-            raise
-        session.give_back(connection)
-        return code, body
+        async with session.request(b"GET", b"/ping", []) as reply:
+            return reply.status, await reply.whole(PING_BYTES)
 
     # -- ending
     def _end(self, session: Session, reason: str, grace_s: float) -> None:
@@ -361,9 +307,6 @@ class SessionTable:
         if not session.ready.done():
             session.ready.set_exception(_ended_while_starting(reason))
             session.ready.exception()
-        for connection in session.idle_connections:
-            connection.close()
-        session.idle_connections.clear()
         if session.process is not None and not session.process.ended.done():
             self._stopping.add(session)
             session.process.stop(grace_s)
