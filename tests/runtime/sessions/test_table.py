@@ -274,9 +274,9 @@ async def test_an_answer_that_nobody_foresaw_keeps_no_session_beyond_its_limits(
     agent = Agent(runtime_id="a-0123456789", version=1, name="a", script=tmp_path / "a.py", python=tmp_path / "python")
     reaping = asyncio.create_task(table.reap())
     try:
-        session = await asyncio.wait_for(table.acquire(agent, "DEFAULT", new_session_id()), 30)
-        table.release(session)
         async with asyncio.timeout(30):
+            async with table.in_use(agent, (agent.runtime_id, "DEFAULT", new_session_id())):
+                pass
             while not table.ended:  # noqa: ASYNC110  (the table's clock)
                 await asyncio.sleep(0.01)
     finally:
