@@ -1,1 +1,1 @@
-"""What every server process shares: listening, who may ask, how many connections, keys, what the kernel says of processes."""
+"""What every server process shares: listening, names it answers to, keys, signatures, ready files."""

@@ -31,7 +31,7 @@ def facts(reader: RunReader) -> dict[str, Any]:
     if age_s > OLD_S:  # nothing in the file is true any more: its writer is what hangs
         note = f"the process {found['pid']} that waits for the rollouts {_state(found['pid'])}: its file is {_span(age_s)} old"
     runtime = _Runtime(found.get("runtime_url"))
-    rollouts = []
+    rollouts: list[dict[str, Any]] = []
     for rollout in sorted(found["rollouts"], key=lambda r: -r["stage_s"]):
         where, why = _place(rollout, found.get("gateway"), runtime)
         log = runtime.log(rollout["session_id"]) if len(rollouts) < LOGS else None
