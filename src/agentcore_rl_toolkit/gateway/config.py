@@ -119,7 +119,7 @@ class Limits:
 class GatewayConfig:
     """Everything a gateway process needs to know.
 
-    ``engine`` is what a server added at run time is taken for, where its request does not say and there is no other.
+    ``engine`` is what servers are that are added at run time, where there is none of ``upstreams``, whose kind it is else.
     ``admin_key`` guards every route that is not an agent's; without one the gateway listens on loopback only.
     ``store_dir`` None keeps the calls in a temporary file without a name, which is gone with the process. ``fsync``
     makes an agent's reply wait for the disk, not only for the operating system. ``session_keys`` False lets agents
@@ -184,6 +184,10 @@ class GatewayConfig:
                 f"Set {ADMIN_KEY_ENV}, or listen on 127.0.0.1"
             )
         engines = {u.engine for u in self.upstreams}
+        if len(engines) > 1:
+            raise ConfigError(
+                f"one gateway has servers of one kind, not {', '.join(sorted(engines))}: start one for each"
+            )
         if "policy" in engines and self.model_dir is None:  # it takes token ids alone
             object.__setattr__(self, "model_dir", str(BUILT_IN))
             object.__setattr__(self, "context_tokens", self.context_tokens or BUILT_IN_CONTEXT)
@@ -199,6 +203,11 @@ class GatewayConfig:
             )
         if self.sampler is not None and "tinker" not in engines:
             raise ConfigError("a sampler is for engine tinker only")
+
+    @property
+    def kind(self) -> Engine:
+        """What the inference servers are."""
+        return self.upstreams[0].engine if self.upstreams else self.engine
 
     def may_add(self, upstream: UpstreamConfig) -> bool:
         """Whether an upstream's host was allowed when the gateway was configured."""

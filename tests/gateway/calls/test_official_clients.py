@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from pydantic import BaseModel
 
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
+from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 
 USER = [{"role": "user", "content": "hi"}]
@@ -220,3 +222,38 @@ async def test_a_field_of_the_operators_engine_passes_when_it_is_allowed(
         with pytest.raises(openai.BadRequestError, match="claws"):
             await llm.chat.completions.create(model="m", messages=USER, extra_body={"claws": 2})  # type: ignore[arg-type]
     assert engine.calls[0].body["wings"] == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "param"),
+    [
+        ("vllm", {"regex": "a"}, "regex"),
+        ("vllm", {"stop_regex": "a"}, "stop_regex"),
+        ("sglang", {"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ("sglang", {"bad_words": ["a"]}, "bad_words"),
+        ("sglang-experts", {"guided_json": {"type": "object"}}, "guided_json"),
+        ("vllm", {"regex": None, "ebnf": "", "bad_words": ["a"]}, None),
+        ("sglang", {"bad_words": [], "truncate_prompt_tokens": None, "regex": "a"}, None),
+        ("openai", {"regex": "a", "structured_outputs": {}}, None),
+    ],
+)
+async def test_a_field_that_an_engine_would_pass_over_is_refused(
+    engine: ScriptedEngine,
+    start_gateway: Callable[..., Awaitable[Gateway]],
+    kind: str,
+    asked: dict[str, Any],
+    param: str | None,
+) -> None:
+    engine.gives_tokens = kind != "openai"
+    gateway = await start_gateway(engine, engine=kind)
+    client = GatewayClient(gateway.url)
+    [session] = await client.create_sessions_async([new_session_id()])
+    body = {"model": "m", "messages": USER, "max_tokens": 4, **asked}
+    url = session.base_url + "/chat/completions"
+    status, raw = await request("POST", url, body=body, key=session.api_key)
+    reply = json.loads(raw)
+    assert (status, len(engine.calls)) == ((400, 0) if param else (200, 1)), reply
+    if param:
+        assert reply["error"]["param"] == param
+        capture = await client.fetch_async([session.session_id])
+        assert (capture[session.session_id].turns, capture[session.session_id].errors) == ([], [])

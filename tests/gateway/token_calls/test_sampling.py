@@ -14,7 +14,7 @@ import pytest
 
 import agentcore_rl_toolkit
 from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle, UpstreamConfig
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.config import Limits
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
@@ -115,36 +115,6 @@ async def test_a_call_that_is_tried_again_has_another_name_and_a_finished_one_is
         names = [call.body["rid"] for each in (engine, other) for call in each.calls]
         assert len(set(names)) == len(names) == 4
         assert engine.aborted == other.aborted == []
-
-
-@pytest.mark.parametrize(("first", "second"), [("vllm", "sglang"), ("sglang", "vllm")])
-async def test_servers_of_several_kinds_share_a_gateway(engine: ScriptedEngine, first: Any, second: Any) -> None:
-    async with ScriptedEngine() as other:
-        for each in (engine, other):
-            each.first_id, each.last_id = 300, 500
-        upstreams = (UpstreamConfig(url=engine.url, engine=first), UpstreamConfig(url=other.url, engine=second))
-        gateway = Gateway(GatewayConfig(upstreams=upstreams, model_dir=str(MODEL)))
-        await gateway.start()
-        try:
-            session = await opened(gateway)
-            inside = gateway.sessions.by_id[session.session_id.encode()]
-            inside.worker = next(w for w in gateway.router.workers.values() if w.config.url == engine.url)
-            engine.faults.append(Fault(drop_after=0))
-            status, reply = await ask(session, max_tokens=9, stop=["x"])
-            assert status == 200, reply
-            paths = {"vllm": "/inference/v1/generate", "sglang": "/generate"}
-            assert [c.path for c in engine.calls] == [paths[first]]
-            [served] = other.calls
-            assert served.path == paths[second]
-            name = "max_tokens" if second == "vllm" else "max_new_tokens"
-            assert served.body["sampling_params"][name] == 9
-            assert served.prompt_ids == engine.calls[0].body.get("input_ids", engine.calls[0].body.get("token_ids"))
-            await GatewayClient(gateway.url).add_worker_async(engine.url + "/other", engine="openai")
-            inside.worker = next(w for w in gateway.router.workers.values() if w.config.engine == "openai")
-            status, reply = await ask(session)
-            assert (status, b"takes no token ids" in reply, b"127.0.0.1" in reply) == (503, True, False)
-        finally:
-            await gateway.stop(grace_s=0.2)
 
 
 async def test_an_engine_that_refuses_the_abort_is_a_line_in_the_log(

@@ -89,8 +89,9 @@ def engine_of(config: GatewayConfig) -> str:
 class LocalServer:
     """A sampler in this process as an inference server on loopback; a streamed reply is one chunk."""
 
-    def __init__(self, handler: LocalHandler) -> None:
+    def __init__(self, handler: LocalHandler, engine: str) -> None:
         self._handler = handler
+        self._engine = engine
         self._hosts = HostCheck()
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -98,7 +99,8 @@ class LocalServer:
     async def start(self) -> UpstreamConfig:
         """Listen. Returns the server as the gateway is told of it."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=2**26)
-        return UpstreamConfig(url=f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}", engine="vllm")
+        url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return UpstreamConfig(url=url, engine=self._engine)  # type: ignore[arg-type]  # checked by the class
 
     async def stop(self) -> None:
         if self._server is not None:
@@ -154,7 +156,7 @@ class _App:
 
     def __init__(self, config: GatewayConfig, local_handler: LocalHandler | None) -> None:
         self._config = config
-        self._local = LocalServer(local_handler) if local_handler is not None else None
+        self._local = LocalServer(local_handler, engine_of(config)) if local_handler is not None else None
         self._gateway: Gateway | None = None
         self._hosts = HostCheck((config.host,), config.allowed_hosts)
         self._http: httpx.AsyncClient | None = None

@@ -160,20 +160,21 @@ class Admin:
     async def _add_worker(self, request: Request) -> Any:
         asked = decode_body(request.body, AddWorker)
         config = self._parts.config
-        first = config.upstreams[0].engine if config.upstreams else config.engine
         known = self._parts.router.at(asked.url)  # what the request leaves out stays as it was
-        old = known.config if known is not None else UpstreamConfig(url=asked.url, engine=first)
+        old = known.config if known is not None else UpstreamConfig(url=asked.url, engine=config.kind)
         upstream = UpstreamConfig(
             url=asked.url,
-            engine=asked.engine or old.engine,
+            engine=asked.engine or config.kind,
             api_key=old.api_key if asked.api_key is None else asked.api_key or None,
             weight=old.weight if asked.weight is None else asked.weight,
             api_path=asked.api_path or old.api_path,
             worker_id=old.worker_id,
             model_name=old.model_name if asked.model_name is None else asked.model_name,
         )
-        if "tinker" in (upstream.engine, first):
+        if config.kind == "tinker":
             raise RequestError("engine tinker has one service, named when the gateway starts", param="engine")
+        if upstream.engine != config.kind:
+            raise RequestError(f"the servers of this gateway are of engine {config.kind}", param="engine")
         if not config.may_add(upstream):
             raise RequestError(
                 f"host {upstream.host!r} may not be added: allow it when starting the gateway (--allow-upstream-host)",

@@ -15,10 +15,13 @@ from .running import RunningCalls
 
 
 class Context:
-    """See the module. ``allow_fields`` are fields of requests to let pass beside the known ones."""
+    """See the module. ``engine`` is the kind of the inference servers, ``allow_fields`` are fields of requests to let pass
+    beside the known ones.
+    """
 
     def __init__(self, config: GatewayConfig, *, counters: Counter[str], sessions: Sessions, router: Router) -> None:
         self.limits = config.limits
+        self.engine = config.kind
         self.allow_fields = config.allow_fields
         self.train_constrained = config.train_constrained
         self.counters = counters

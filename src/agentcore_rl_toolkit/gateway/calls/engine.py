@@ -82,11 +82,6 @@ class EngineSide(Protocol):
     """How a request is written for inference servers, and how a reply is read: `RelayedChat`, `TokenSampling`."""
 
     incoming: Incoming
-    particular: tuple[str, ...]  # what the request asks for that not every server takes
-
-    def fits(self, worker: Worker) -> bool:
-        """Whether this server takes what is in ``particular``."""
-        ...
 
     def understand(self, body: bytes) -> Fields:
         """Read what the agent asks for; the request as it is recorded. Raises: RequestError."""

@@ -38,19 +38,16 @@ class Route:
         """The call waits until a server is up; then all count as not tried."""
         self.until, self.tried, self.second = until, (), False
 
-    def _pick(self, stuck_to: Worker | None, tried: tuple[Worker, ...]) -> Worker | None:
-        return pick(self._engine, self._router, stuck_to, tried)
-
     def enter(self) -> Worker:
         """Choose a server, and count the call there. Raises: RequestError when there is none."""
         session, engine = self.session, self._engine
-        worker = self._pick(session.worker, self.tried)
+        worker = self._router.pick(session.worker, self.tried)
         if worker is None:
             if self.tried:
                 raise RequestError("no inference server answered; see the gateway's log", kind="upstream")
-            fit = f" that takes {', '.join(engine.particular)}" if engine.particular else ""
-            why = f"the gateway has no inference server{fit}; add one with POST /admin/workers"
-            raise RequestError(why, kind="overloaded")
+            raise RequestError(
+                "the gateway has no inference server; add one with POST /admin/workers", kind="overloaded"
+            )
         session.worker = self.worker = worker
         worker.inflight += 1
         worker.calls += 1
@@ -67,21 +64,14 @@ class Route:
     def another(self, worker: Worker, *, once_more: bool) -> bool:
         """Whether there is a server to try after this one. ``once_more``: or this one, if there is no other."""
         self.tried = (*self.tried, worker)
-        other = self._pick(None, self.tried)
+        other = self._router.pick(None, self.tried)
         if other is None and once_more and not worker.draining:
             self.second, self.tried, other = True, self.tried[:-1], worker
         return len(self.tried) < MAX_TRIES and other is not None
 
     def elsewhere(self, worker: Worker) -> bool:
         """Whether the call can be tried at another server than this one."""
-        return len(self.tried) + 1 < MAX_TRIES and self._pick(None, (*self.tried, worker)) is not None
-
-
-def pick(engine: EngineSide, router: Router, stuck_to: Worker | None, tried: tuple[Worker, ...] = ()) -> Worker | None:
-    """The server for a call, among those that take what it asks for."""
-    if engine.particular:
-        tried = (*tried, *(w for w in router.workers.values() if not engine.fits(w)))
-    return router.pick(stuck_to, tried)
+        return len(self.tried) + 1 < MAX_TRIES and self._router.pick(None, (*self.tried, worker)) is not None
 
 
 def try_again(owner: Owner, context: Context, route: Route, worker: Worker, why: str, *, once_more: bool) -> None:

@@ -20,7 +20,6 @@ from ..upstreams.router import Worker
 from .agent import AgentSide, RelayingAgent, TranslatingAgent
 from .context import Context
 from .engine import Incoming, Owner
-from .exchange import pick
 
 _to_json = msgspec.json.Encoder().encode
 _TRUE = msgspec.Raw(b"true")
@@ -39,17 +38,12 @@ class RelayedChat:
             agent if type(agent) is TranslatingAgent else None
         )  # `isinstance` of an ABC runs Python code
         self.incoming = Incoming(context.running)
-        self.particular: tuple[str, ...] = ()
         self._path = b""
         self._body: tuple[bytes, ...] = ()
-        self._textual: tuple[bytes, ...] | None = None  # for a plain OpenAI endpoint, where there are others as well
         self._carry: list[bytes] = []
         self._reader: StreamReader | None = None
 
     # -- the request
-
-    def fits(self, worker: Worker) -> bool:
-        return passthrough.foreign(self.particular, worker.config.engine) is None
 
     def understand(self, body: bytes) -> Fields:
         agent, context, translating = self._agent, self._context, self._translating
@@ -57,26 +51,19 @@ class RelayedChat:
             translating.understand(body, self._session.texts.translated, _as_sent)
             translating.reply_id = new_id("chatcmpl-")
             return translating.as_chat(_as_sent)
-        more = context.allow_fields if context.router.gives_tokens else None
+        more = context.allow_fields if context.engine != "openai" else None
         agent.n = passthrough.check(body, agent.fields, more=more)
         return agent.fields
 
     def compose(self, fields: Fields, path: bytes) -> None:
-        """Asks for the tokens whatever the agent asked for; a plain OpenAI endpoint has none to give, and refuses requests
-        with fields of another's.
-        """
-        router, long = self._context.router, self._agent.long
-        self.particular = passthrough.particular(fields, self._context.allow_fields)
-        if self.particular and pick(self, router, self._session.worker) is None:
-            other = router.pick(self._session.worker)
-            field = None if other is None else passthrough.foreign(self.particular, other.config.engine)
-            if other is not None and field is not None:
-                raise unsupported(field, f"the inference engine ({other.config.engine}) has no such ability")
+        """Asks for the tokens whatever the agent asked for; a plain OpenAI endpoint has none to give."""
+        context, long = self._context, self._agent.long
+        field = passthrough.foreign(fields, context.engine, context.allow_fields)
+        if field is not None:
+            raise unsupported(field, f"the inference engine ({context.engine}) has no such ability")
         if self._translating is not None:
             path = b"chat/completions"
-        if router.mixed:
-            self._textual = (_to_json(fields),) if long is None else long.pieces(fields)
-        if router.gives_tokens:
+        if context.engine != "openai":
             if path == b"chat/completions":
                 fields["logprobs"] = _TRUE
             elif "logprobs" not in fields or bytes(fields["logprobs"]) in (_NULL, b"0"):
@@ -89,8 +76,6 @@ class RelayedChat:
         owner.go()
 
     def request_for(self, worker: Worker) -> tuple[bytes, tuple[bytes, ...]]:
-        if self._textual is not None and worker.config.engine == "openai":
-            return self._path, self._textual
         return self._path, self._body
 
     def stop(self, worker: Worker) -> None:

@@ -72,9 +72,8 @@ def load(
     directory: str, config: GatewayConfig, sessions: Sessions, make_renderer: MakeRenderer = Renderer.from_path
 ) -> TokenMode:
     """Token mode with the model in `directory`. Raises: ConfigError, MissingExtraError."""
-    unfit = [u.url for u in config.upstreams if u.engine == "openai"]
-    if unfit:
-        raise ConfigError(f"{unfit[0]} takes no token ids (engine openai); leave --model out, or give its engine")
+    if config.kind == "openai":
+        raise ConfigError("engine openai takes no token ids; leave --model out, or name another engine")
     renderer = make_renderer(directory, template=config.template, parser=config.parser)
     first = _first_call(
         sessions.store,

@@ -23,11 +23,10 @@ from ..calls.agent import TranslatingAgent
 from ..calls.call import Call
 from ..calls.context import Context
 from ..calls.engine import Incoming, Owner
-from ..calls.exchange import pick
 from ..calls.states import State
 from ..capture.record import CONSTRAINED
 from ..capture.reply import Captured
-from ..engines import TOKEN_ENGINES, CancelsByName, GenerationStream, Piece, TokenEngine, constraints
+from ..engines import TOKEN_ENGINES, CancelsByName, GenerationStream, Piece, constraints
 from ..http.connection import AgentConnection
 from ..sessions.session import Session
 from ..upstreams.router import Worker
@@ -57,8 +56,7 @@ class TokenSampling:
         self._mode = mode
         self._whole = whole  # whether the engine answers in one piece, whatever the agent wants
         self.incoming = Incoming(context.running)
-        self.particular: tuple[str, ...] = ()
-        self._engine: TokenEngine = TOKEN_ENGINES["vllm"]
+        self._engine = TOKEN_ENGINES[context.engine]
         self._prompt = Prompt(mode)
         self._rendering = False
         self._call_id = ""
@@ -73,39 +71,20 @@ class TokenSampling:
     # -- the request
 
     def understand(self, body: bytes) -> Fields:
-        agent, session, router = self._agent, self._session, self._context.router
+        agent, session = self._agent, self._session
         agent.understand(body, session.texts.translated, _as_sent)
         asked = agent.asked
         impose(asked, session.settings.sampling_params)
         agent.n = asked.n
         agent.reply_id = new_id("chatcmpl-")
         self._live = agent.stream and not self._whole
-        if router.several:
-            self.particular = tuple(asked.features())
-        worker = pick(self, router, session.worker) or router.pick(session.worker)
-        if worker is not None:
-            self._use(worker)
-        else:
-            asked.require(self._engine.features, engine=self._engine.name)
+        asked.require(self._engine.features, engine=self._engine.name)
         fields = agent.as_chat(_as_sent)
         self._force_calls()
         if asked.prompt is not None:
             fields.pop("messages", None)
             fields["prompt"] = msgspec.Raw(_to_json(asked.prompt))
         return fields
-
-    def _use(self, worker: Worker) -> None:
-        """Take a server's engine for the call's. Raises: RequestError when it cannot serve it."""
-        engine = TOKEN_ENGINES.get(worker.config.engine)
-        if engine is None:
-            why = f"an inference server of kind {worker.config.engine} takes no token ids, and this gateway sends those"
-            raise RequestError(why, kind="overloaded")
-        self._agent.asked.require(engine.features, engine=engine.name)
-        self._engine = engine
-
-    def fits(self, worker: Worker) -> bool:
-        engine = TOKEN_ENGINES.get(worker.config.engine)
-        return engine is not None and self._agent.asked.features().keys() <= engine.features
 
     def _force_calls(self) -> None:
         """Have a required tool call enforced in the model's own format. Raises: RequestError where that cannot be."""
@@ -177,10 +156,6 @@ class TokenSampling:
         return min(bound, room)
 
     def request_for(self, worker: Worker) -> tuple[bytes, tuple[bytes, ...]]:
-        """Servers of several kinds may share the gateway."""
-        if TOKEN_ENGINES.get(worker.config.engine) is not self._engine:
-            self._use(worker)
-            self._write()
         engine = _BY_NAME.get(self._engine.name)
         if engine is None:
             return self._path, (self._body,)

@@ -111,9 +111,6 @@ class Router:
         self.workers: dict[str, Worker] = {}
         self._connect_s = connect_s
         self._count = 0
-        self.gives_tokens = True  # whether any server is more than a plain OpenAI endpoint
-        self.mixed = False  # whether some are and some are not
-        self.several = False  # whether they are of several kinds
         for upstream in upstreams:
             self.add(upstream, upstream.worker_id)
 
@@ -122,7 +119,6 @@ class Router:
         known = self.at(upstream.url)
         if known is not None:
             known.use(upstream)
-            self._changed()
             return known
         if worker_id is None:
             while f"w{self._count}" in self.workers:  # whoever added that one gave it the name
@@ -132,18 +128,11 @@ class Router:
             raise ConfigError(f"there is another upstream with id {worker_id}")
         self._count += 1
         worker = self.workers[worker_id] = Worker(worker_id, upstream, Pool(upstream, connect_s=self._connect_s))
-        self._changed()
         return worker
 
     def at(self, url: str) -> Worker | None:
         """The server with this URL."""
         return next((w for w in self.workers.values() if w.config.url.rstrip("/") == url.rstrip("/")), None)
-
-    def _changed(self) -> None:
-        engines = {worker.config.engine for worker in self.workers.values()}
-        self.gives_tokens = engines != {"openai"}
-        self.mixed = self.gives_tokens and "openai" in engines
-        self.several = len(engines) > 1
 
     def drain(self, worker_id: str) -> Worker | None:
         """Give a server no further calls. It is removed at once, or by `sweep` when its running ones are done."""
@@ -184,7 +173,6 @@ class Router:
         if worker.draining and not worker.inflight:
             del self.workers[worker.id]
             worker.pool.close()
-            self._changed()
 
     def close(self) -> None:
         for worker in self.workers.values():

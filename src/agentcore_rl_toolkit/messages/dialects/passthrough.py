@@ -113,18 +113,15 @@ def constrained(fields: Fields) -> bool:
     )
 
 
-def particular(fields: Fields, more: Collection[str]) -> tuple[str, ...]:
-    """The fields that ask for something and that not every kind of engine takes, but for those in ``more``."""
-    if _ANY_PARTICULAR.isdisjoint(fields):
-        return ()
-    found = (name for name in fields if name in _ANY_PARTICULAR and name not in more)
-    return tuple(name for name in found if bytes(fields[name]) not in _NOTHING)
-
-
-def foreign(names: tuple[str, ...], engine: str) -> str | None:
-    """The first of these fields that the engine does not take. Those of no known kind judge for themselves."""
+def foreign(fields: Fields, engine: str, more: Collection[str]) -> str | None:
+    """The first field that asks for something and that this kind of engine does not take, but for those in ``more``.
+    Engines of no known kind judge for themselves.
+    """
     own = _PARTICULAR.get(engine)
-    return None if own is None else next((name for name in names if name not in own), None)
+    if own is None or _ANY_PARTICULAR.isdisjoint(fields):
+        return None
+    found = (name for name in fields if name in _ANY_PARTICULAR and name not in own and name not in more)
+    return next((name for name in found if bytes(fields[name]) not in _NOTHING), None)
 
 
 def number(value: msgspec.Raw) -> int | None:
