@@ -8,10 +8,7 @@ a process of its own, which runs steps of rollouts in turn through the collectio
 
 Meanwhile, in an order that `--seed` decides, each of them gets SIGKILL and is started again on its port and folders: runtime,
 template, gateway, model, single sessions, and the trainer, which goes on from its ledger; each is stopped with
-SIGSTOP for up to 2.5 s. Twice the disk of the gateway's store and of the objects is full for 2.5 s: a tmpfs of its own in a
-mount namespace, which only root may make; for others this check fails. The wall clocks of gateway, runtime and trainer
- are stepped by up to a day and back, one process at a time, through Python's `time.time` and `time.time_ns`: the times
-of files, `datetime.now`, the sessions' clocks and the machine's own stay right.
+SIGSTOP for up to 2.5 s.
 
 Afterwards the outcomes, the ledgers, the gateway's records and what the agents noted of each reply that they read whole are held
 against each other, memory and open files of the first quarter of the run against the last, and what is left is counted.
@@ -42,7 +39,7 @@ from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.gateway.client import ADMIN_KEY_ENV
 from soak_load.chaos import ROLES, Chaos, plan
 from soak_load.checks import Check, Found, check, flat, outcomes, turns
-from soak_load.stack import DISK, PR_SET_CHILD_SUBREAPER, SERVERS, Stack, release_disk
+from soak_load.stack import PR_SET_CHILD_SUBREAPER, SERVERS, Stack
 
 QUICK, FULL = 500, 20_000
 QUICK_S, FULL_S = 50.0, 1_500.0
@@ -67,8 +64,6 @@ async def soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         f"seed {options.seed}, {count} rollouts, isolation {options.isolation}; a disturbance every {options.interval:g} s:"
     )
     print("  " + ", ".join(f"{what} {whom}" for what, whom, _ in events[:18]) + (", ..." if len(events) > 18 else ""))
-    if stack.no_disk is not None:
-        print(f"  the disk is not filled: no file system of its own could be mounted ({stack.no_disk})")
     outcomes_file = folder / "outcomes.jsonl"
     ended = Ended(outcomes_file)
     began_s = time.monotonic()
@@ -79,8 +74,6 @@ async def soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         for name in (*SERVERS, "trainer"):
             await stack.start(name)
         chaos = Chaos(stack, events, rounds, options.interval, lambda: ended.count() / count)
-        if options.calm or stack.no_disk is not None:
-            chaos.without_disk = True
         keepers = [asyncio.create_task(stack.keep(name)) for name in (*SERVERS, "trainer")]
         disturbing = asyncio.create_task(chaos.run())
         tasks = [*keepers, disturbing]
@@ -103,8 +96,6 @@ async def soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         for keeper in keepers:
             if keeper.done():
                 keeper.result()
-        for name in (*SERVERS,):
-            stack.step_clock(name, 0)
         sessions_left = await sessions_at(stack, within_s=30)
         kept = await held_by_gateway(stack)
     finally:
@@ -194,9 +185,6 @@ def judge(
     if not options.calm:
         for what, name in (("kill", "killed"), ("stop", "stopped")):
             checks += [check(f"times {name}: {role}", done[f"{what} {role}"], 1, least=True) for role in ROLES]
-        checks.append(check("times the disk was full", done["disk full"], 2, least=True))
-        stepped = sum(n for name, n in done.items() if name.startswith("clock "))
-        checks.append(check("times a clock was stepped", stepped, 1 if options.quick else 8, least=True))
     checks.append(check("seconds, of the deadline", round(work_s, 1), deadline_s))
     sessions = len(found.opened)
     row = {
@@ -253,9 +241,8 @@ def main() -> None:
     try:
         result = asyncio.run(soak(options, folder))
     finally:
-        release_disk(folder / DISK)
         if options.keep:
-            print(f"files: {folder} (what was on the full disk is gone with this process)")
+            print(f"files: {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
     show(result)

@@ -10,29 +10,24 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
-from .stack import CLOCKS, Stack
+from .stack import Stack
 
 ROLES = ("runtime", "template", "guardian", "gateway", "model", "trainer", "session")
 OFTEN = ("session", "session", "model", "gateway")  # once more in every round
-CLOCK_STEPS_S = (3600, -7200, 86_400, -600)
-DISK_FULL_S = 2.5
 STOPPED_S = (0.2, 2.5)
 Event = tuple[str, str, float]  # what, whom, an argument
 
 
 def plan(seed: int, rounds: int) -> list[Event]:
-    """Every round kills and stops every role and steps one clock, in an order of its own."""
+    """Every round kills and stops every role, in an order of its own."""
     rng = random.Random(seed)
     events: list[Event] = []
-    for number in range(rounds):
-        clock = CLOCKS[number % len(CLOCKS)]
+    for _ in range(rounds):
         deck: list[Event] = [("kill", role, 0.0) for role in (*ROLES, *OFTEN)]
         deck += [("stop", role, rng.uniform(*STOPPED_S)) for role in ROLES]
-        deck += [("clock", clock, float(rng.choice(CLOCK_STEPS_S)))]
         rng.shuffle(deck)
-        events += [*deck, ("clock", clock, 0.0)]
+        events += deck
     return events
 
 
@@ -45,12 +40,11 @@ class Chaos:
         self.stack, self.events, self.rounds = stack, events, rounds
         self.interval_s, self.progress = interval_s, progress
         self.counts: Counter[str] = Counter()
-        self.without_disk = False
         self.log: list[str] = []
 
     async def run(self) -> None:
         """Do it all, or until cancelled. Events come in equal distances, those of the first round faster if the rollouts are."""
-        tasks = [] if self.without_disk else [asyncio.create_task(self._fill_twice())]
+        tasks: list[asyncio.Task[None]] = []
         try:
             first_round = len(self.events) / self.rounds
             for number, (what, whom, argument) in enumerate(self.events):
@@ -67,10 +61,6 @@ class Chaos:
 
     async def _do(self, what: str, whom: str, argument: float) -> None:
         self._note(f"{what} {whom} {argument:g}")
-        if what == "clock":
-            self.stack.step_clock(whom, int(argument))
-            self.counts[f"clock {whom}"] += 1
-            return
         pid = await self._found(whom)
         if pid is None:
             return
@@ -94,27 +84,5 @@ class Chaos:
             await asyncio.sleep(0.1)
         return None
 
-    async def _fill_twice(self) -> None:
-        for share in (0.3, 0.7):
-            while self.progress() < share:  # noqa: ASYNC110  # a file grows
-                await asyncio.sleep(0.1)
-            self._note("disk full")
-            await asyncio.to_thread(fill, self.stack.disk / "filler")
-            self.counts["disk full"] += 1
-            try:
-                await asyncio.sleep(DISK_FULL_S)
-            finally:
-                (self.stack.disk / "filler").unlink(missing_ok=True)
-            self._note("disk free")
-
     def _note(self, text: str) -> None:
         self.log.append(f"{time.monotonic() - self.stack.began_s:8.2f} {text}")
-
-
-def fill(path: Path) -> None:
-    """Take all room there is."""
-    with path.open("wb") as file:
-        for size in (2**24, 2**20, 2**12):
-            with contextlib.suppress(OSError):
-                while True:
-                    os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, size)

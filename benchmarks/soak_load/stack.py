@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import os
 import secrets
@@ -22,10 +21,7 @@ from .trainer import BUCKET
 
 HERE = Path(__file__).parent
 SERVERS = ("model", "gateway", "runtime")
-CLOCKS = ("gateway", "runtime", "trainer")  # whose wall clocks are stepped
-PR_SET_CHILD_SUBREAPER, CLONE_NEWNS, MS_REC, MS_PRIVATE = 36, 0x20000, 16384, 1 << 18
-MNT_DETACH = 2
-DISK, DISK_MB = "disk", 1024
+PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True)
@@ -50,24 +46,8 @@ class Process:
     wanted: bool = True
 
 
-def private_disk(folder: Path) -> str | None:
-    """A file system of its own size, seen by this process and its children only. Returns: why there is none, or None."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    folder.mkdir()
-    if libc.unshare(CLONE_NEWNS) or libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None):
-        return os.strerror(ctypes.get_errno())
-    if libc.mount(b"tmpfs", str(folder).encode(), b"tmpfs", 0, f"size={DISK_MB}m".encode()):
-        return os.strerror(ctypes.get_errno())
-    return None
-
-
-def release_disk(folder: Path) -> None:
-    """Unmount it, if it was mounted, so that the folder can be removed."""
-    ctypes.CDLL(None).umount2(str(folder).encode(), MNT_DETACH)
-
-
 class Stack:
-    """``folder`` holds all files; below ``disk`` lie the gateway's store and the objects."""
+    """``folder`` holds all files."""
 
     def __init__(self, folder: Path, *, tier: str, at_once: int, rollouts: int, step: int) -> None:
         self.folder, self.tier = folder, tier
@@ -76,8 +56,6 @@ class Stack:
         self.temporary.mkdir()  # short: sockets live below it
         self.seen.mkdir()
         self.seen.chmod(0o777)
-        self.disk = folder / DISK
-        self.no_disk = private_disk(self.disk)
         self.processes = {name: Process(name) for name in (*SERVERS, "trainer")}
         self.measures: dict[str, list[Measure]] = {}
         self.roots: set[str] = set()
@@ -90,19 +68,6 @@ class Stack:
         }
 
     # -- starting
-    def _environment(self, name: str) -> dict[str, str]:
-        if name not in CLOCKS:
-            return self.environment
-        path = os.pathsep.join(filter(None, (str(HERE / "clock"), os.environ.get("PYTHONPATH"))))
-        return {**self.environment, "PYTHONPATH": path, "SOAK_CLOCK": str(self.folder / f"clock-{name}")}
-
-    def step_clock(self, name: str, seconds: int) -> None:
-        """Set how far the wall clock of a process is off; it sees it within half a second."""
-        path = self.folder / f"clock-{name}"
-        written = path.with_suffix(".part")
-        written.write_text(str(seconds))
-        written.rename(path)
-
     def _command(self, name: str, port: int, ready: Path) -> list[str]:
         ours = [sys.executable, "-m", "agentcore_rl_toolkit.cli"]
         parent = str(os.getpid())
@@ -111,7 +76,7 @@ class Stack:
             return [sys.executable, str(HERE / "model.py"), str(port), str(ready), parent]
         if name == "gateway":
             upstream = self.processes["model"].info["url"]
-            options = ["--engine", "vllm", "--upstream", upstream, "--store", str(self.disk / "gateway")]
+            options = ["--engine", "vllm", "--upstream", upstream, "--store", str(self.folder / "gateway")]
             return [*ours, "gateway", "serve", *options, *tail]
         if name == "runtime":
             options = ["--agent", f"soak={HERE / 'agent.py'}", "--state-dir", str(self.state), "--isolation", self.tier]
@@ -122,7 +87,7 @@ class Stack:
                 "--writable",
                 str(self.seen),
                 "--store",
-                str(self.disk / BUCKET),
+                str(self.folder / BUCKET),
                 "--session-env",
                 f"SEEN={self.seen}",
             ]
@@ -131,7 +96,7 @@ class Stack:
             "folder": str(self.folder),
             "runtime": self.processes["runtime"].info["url"],
             "arn": self.processes["runtime"].info["agents"]["soak"],
-            "store": f"file://{self.disk / BUCKET}",
+            "store": f"file://{self.folder / BUCKET}",
             "gateway": self.processes["gateway"].info["url"],
             "rollouts": self.rollouts,
             "step": self.step,
@@ -153,7 +118,7 @@ class Stack:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=self._environment(name),
+                env=self.environment,
             )
         process.starts += 1
         if name == "trainer":
@@ -248,18 +213,14 @@ class Stack:
         """Everything there should be nothing of, once all servers have ended."""
         shared = self.temporary / f"agentcore-rl-{os.getuid()}"
         sessions, marked = self.state / "sessions", str(self.folder)
-        unfinished = [p for p in (self.disk / BUCKET).rglob("*") if p.is_file() and p.suffix != ".json"]
+        unfinished = [p for p in (self.folder / BUCKET).rglob("*") if p.is_file() and p.suffix != ".json"]
         return {
             "processes": descendants(os.getpid()),
             "session folders": [str(p) for p in sessions.glob("*/*")],
             "temporary files": [str(p) for p in self.temporary.rglob("*") if p != shared],
             "half-written objects": [str(p) for p in unfinished],
             "sockets": [line for line in Path("/proc/net/unix").read_text().splitlines() if marked in line],
-            "mounts": [
-                line
-                for line in Path("/proc/self/mounts").read_text().splitlines()
-                if marked in line and str(self.disk) not in line
-            ],
+            "mounts": [line for line in Path("/proc/self/mounts").read_text().splitlines() if marked in line],
         }
 
 
