@@ -39,7 +39,7 @@ from agentcore_rl_toolkit.policy.problems import problems
 
 from .slime.stand_in import Sample, arguments
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 ROLLOUTS = 6
 
 

@@ -25,6 +25,7 @@ pytestmark = [
     pytest.mark.skipif(
         not RLLM_DIR, reason="RLLM_DIR names no rLLM checkout; its calls are checked by signature instead"
     ),
+    pytest.mark.system,
     pytest.mark.slow,
     pytest.mark.timeout(600),
 ]

@@ -35,6 +35,7 @@ pytestmark = [
         not (SLIME_DIR and MEGATRON_DIR and Path(SLIME_PYTHON).exists()),
         reason="slime itself needs SLIME_DIR, MEGATRON_DIR and .venvs/slime (docs/backends/slime.md)",
     ),
+    pytest.mark.nightly,
     pytest.mark.slow,
     pytest.mark.serial,
     pytest.mark.timeout(600),

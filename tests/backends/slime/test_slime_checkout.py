@@ -15,6 +15,7 @@ from agentcore_rl_toolkit.backends.slime import SlimeRunner
 SLIME_DIR = os.environ.get("SLIME_DIR")
 pytestmark = [
     pytest.mark.skipif(not SLIME_DIR, reason="SLIME_DIR names no slime checkout; recorded signatures are used instead"),
+    pytest.mark.nightly,
     pytest.mark.slow,
 ]
 HERE = Path(__file__).parent

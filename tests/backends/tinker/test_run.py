@@ -128,6 +128,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
         yield Place(model, LocalService(model), config)
 
 
+@pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_service_trains_exactly_what_it_sampled_and_a_second_run_goes_on(

@@ -23,7 +23,7 @@ from agentcore_rl_toolkit.policy import load_policy
 from agentcore_rl_toolkit.policy.model import PolicyShape, new_model, save_policy
 from agentcore_rl_toolkit.runs import Query, RunReader
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 DEADLINE_S = 240.0
 STEPS = 3  # two of them warm the learning rate up
 # What a tracker has of a run, read back with its own library: {metric: {step: value}}.

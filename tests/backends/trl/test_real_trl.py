@@ -19,7 +19,7 @@ from agentcore_rl_toolkit.backends.recorded import recorded_episodes, requests_f
 from agentcore_rl_toolkit.backends.replay import Replay
 from agentcore_rl_toolkit.runs import Query, RunReader
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

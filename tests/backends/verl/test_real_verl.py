@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[3]
 HOME = ROOT / ".venvs/verl"
 BUILD_S, RUN_S = 600, 900  # ten times what they take when nothing else runs
 MOST_RUNS = 2  # a failed run is tried once more if pytest is told to repeat failures, not once more for every test
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(BUILD_S + RUN_S + 200)]
+pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(BUILD_S + RUN_S + 200)]
 _failures: list[str] = []
 
 

@@ -12,7 +12,6 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -27,7 +26,7 @@ from .jobs import SlimeError
 from .rows import prepare_data
 from .settings import SlimeRolloutSettings
 
-__all__ = ["SlimeError", "SlimeRunner", "known_fields", "prepare_data"]
+__all__ = ["SlimeError", "SlimeRunner", "prepare_data"]
 
 PACKAGE = "agentcore_rl_toolkit.backends.slime"
 MODEL_ARGS_S = 30
@@ -356,8 +355,3 @@ class SlimeRunner(SlimeRolloutSettings):
         if shutil.which("ray") is None:
             needs.append("Ray (pip install 'ray[default]')")
         return needs
-
-
-def known_fields() -> Sequence[str]:
-    """Names of all settings, for documentation and completion."""
-    return [f.name for f in fields(SlimeRunner)]

@@ -171,11 +171,6 @@ class LocalSamplingClient:
 
         return Result(self._service.samplers.submit(lambda: _answered(work)))
 
-    def compute_logprobs(self, prompt: Any) -> Result[list[float | None]]:
-        ids = prompt.to_ints()
-        score = self._service.model.prompt_logprobs
-        return Result(self._service.samplers.submit(lambda: _answered(lambda: score(self.path, ids))))
-
 
 def _sequence(index: int, completion: Completion) -> Any:
     return tinker.SampledSequence(

@@ -234,18 +234,6 @@ class PolicyModel:
                 raise ConfigError(f"sampling ended as {generation.finish_reason}: {generation.error}")
         return [Completion(ids=g.token_ids, logprobs=g.logprobs, stop_reason=str(g.finish_reason)) for g in done]
 
-    @torch.inference_mode()
-    def prompt_logprobs(self, path: str | None, prompt_ids: list[int]) -> list[float | None]:
-        """The logprob of every token of a prompt but the first."""
-        self._check_ids("the prompt", prompt_ids)
-        model = self._base
-        if path is not None:
-            model = copy.deepcopy(model)
-            model.load_state_dict(self._published(path))
-        logprobs_TV = torch.log_softmax(model(input_ids=torch.tensor([prompt_ids])).logits[0, :-1].float(), -1)
-        found = logprobs_TV.gather(1, torch.tensor(prompt_ids[1:])[:, None])[:, 0]
-        return [None, *found.tolist()]
-
     def _published(self, path: str) -> State:
         saved = self._saved.get(path)
         if saved is None:

@@ -83,7 +83,4 @@ class ScriptedModel:
                 ids[-1] = stops[0]
         return Completion(ids=ids, logprobs=[logprob_of(i) for i in ids], stop_reason=reason)
 
-    def prompt_logprobs(self, path: str | None, prompt_ids: list[int]) -> list[float | None]:
-        return [None, *(logprob_of(i) for i in prompt_ids[1:])]
-
     def close(self) -> None: ...
