@@ -11,6 +11,8 @@ import asyncio
 import logging
 import os
 import platform
+import resource
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -151,6 +153,8 @@ class ContainerNode:
         }
         if c.memory_bytes is not None:
             host |= {"Memory": c.memory_bytes, "MemorySwap": c.memory_bytes}
+        if self.engine.name == "podman" and sys.platform == "linux":
+            host["Ulimits"] = _own_limits()
         if c.container_runtime is not None and self.engine.name == "docker":  # Podman's service is started with it
             host["Runtime"] = c.container_runtime
         settings: dict[str, Any] = {
@@ -165,6 +169,19 @@ class ContainerNode:
             env = {k: v for k, v in env.items() if k not in INHERITED or k in agent.env}
         settings["Env"] = [f"{k}={v}" for k, v in env.items()]
         return settings
+
+
+def _own_limits() -> list[dict[str, Any]]:
+    """This process's own limits: Podman's defaults may be above what can be set here without CAP_SYS_RESOURCE."""
+    found = []
+    most = int(Path("/proc/sys/kernel/pid_max").read_text())  # to which Podman lowers the number of processes
+    for name, which, highest in (
+        ("nofile", resource.RLIMIT_NOFILE, sys.maxsize),
+        ("nproc", resource.RLIMIT_NPROC, most),
+    ):
+        soft, hard = (highest if n == resource.RLIM_INFINITY else min(n, highest) for n in resource.getrlimit(which))
+        found.append({"Name": name, "Soft": soft, "Hard": hard})
+    return found
 
 
 def _machine() -> str:
