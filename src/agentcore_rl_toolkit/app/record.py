@@ -147,14 +147,7 @@ def error_body(
         "error_type": error_type,
         **_info(info, outcome, blame, finished_s=finished_s, conversions={}),
     }
-    no_limit = 1 << 62
-    return (
-        b"{"
-        + _scrubbed(_joined(Encoder(), head, no_limit), info.secrets)
-        + b", "
-        + _joined(Encoder(), tail, no_limit)
-        + b"}"
-    )
+    return b"{" + _scrubbed(_joined(Encoder(), head), info.secrets) + b", " + _joined(Encoder(), tail) + b"}"
 
 
 def _reserved(info: RolloutInfo) -> dict[str, Any]:
@@ -185,17 +178,13 @@ def _info(
     return {INFO_FIELD: block}
 
 
-def _joined(encoder: Encoder, fields: Mapping[str, Any], max_bytes: int) -> bytes:
-    pieces: list[bytes] = []
-    size = 0
-    for piece in encoder.members(fields):
-        pieces.append(piece.encode("ascii"))
-        size += len(piece)
-        if size > max_bytes:
-            raise InvalidResultError(
-                f"the result is larger than {max_bytes} bytes; store large data elsewhere and return its key"
-            )
-    return b"".join(pieces)
+def _joined(encoder: Encoder, fields: Mapping[str, Any], max_bytes: int | None = None) -> bytes:
+    members = encoder.members(fields).encode("ascii")
+    if max_bytes is not None and len(members) > max_bytes:
+        raise InvalidResultError(
+            f"the result is larger than {max_bytes} bytes; store large data elsewhere and return its key"
+        )
+    return members
 
 
 def _scrubbed(body: bytes, secrets: tuple[str, ...]) -> bytes:

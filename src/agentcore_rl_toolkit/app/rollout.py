@@ -29,7 +29,6 @@ from ..logs import log_context
 from ..proof import Proof, check, seal
 from ..store import ObjectStore, jitter
 from .causes import Blame, blame
-from .encode import is_quick
 from .record import PolicyReward, RolloutInfo, describe, error_body, success_body
 from .runner import AgentRunner
 from .settings import AgentSettings
@@ -38,7 +37,6 @@ from .tracing import end_span, start_span
 logger = logging.getLogger(__name__)
 
 INTERRUPTED = "Interrupted"  # error_type of such a record; its outcome is `lost`, so that clients may try again
-_SEAL_AT_ONCE = 1_000_000  # bytes, about a millisecond of hashing
 _LAST_BEAT_S = 2.0  # how long a heartbeat already under way may delay the end
 
 
@@ -194,8 +192,7 @@ class Rollout:
         self._outcome = outcome
         secret = info.config.proof_key
         if secret is not None:
-            prove = functools.partial(seal, body, info.result_key, secret)
-            body = prove() if len(body) <= _SEAL_AT_ONCE else await asyncio.to_thread(prove)
+            body = await asyncio.to_thread(seal, body, info.result_key, secret)
         if not await self._store_record(info, store, body):
             return
         if heart is not None:
@@ -229,8 +226,7 @@ class Rollout:
                 success_body, info, agent.result(), finished_s=now, max_bytes=self._settings.max_record_bytes
             )
             try:
-                # a small plain result takes less time to encode than to hand to a thread
-                return encode() if is_quick(agent.result()) else await asyncio.to_thread(encode)
+                return await asyncio.to_thread(encode)
             except Exception as e:  # also what a result's own conversion methods raise
                 error, whose = e, Blame(cause=Cause.AGENT)
                 outcome = Outcome.INVALID if isinstance(e, InvalidResultError) else outcome
