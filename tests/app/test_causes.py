@@ -178,13 +178,6 @@ def test_an_exception_says_whose_failure_it_is(make: Callable[[], BaseException]
     assert blame(make()) == whose
 
 
-def test_an_exception_that_was_set_aside_does_not_count() -> None:
-    error = chained(MaxTokensReachedException("cut"), ConnectionResetError("gone"))
-    error.__cause__ = None  # as `raise ... from None` leaves it
-    assert error.__context__ is not None
-    assert blame(error) == failed_at("tokens")
-
-
 def test_a_chain_that_bites_its_tail_ends() -> None:
     one, two = RuntimeError("one"), RuntimeError("two")
     one.__cause__, two.__cause__ = two, one

@@ -18,8 +18,8 @@ import pydantic
 import pytest
 
 from agentcore_rl_toolkit import AgentCoreRLApp
-from agentcore_rl_toolkit.app import AgentSettings, RolloutConfig
-from agentcore_rl_toolkit.errors import AgentCoreRLError, ConfigError, ContractError, ObjectNotFoundError
+from agentcore_rl_toolkit.app import RolloutConfig
+from agentcore_rl_toolkit.errors import AgentCoreRLError, ConfigError, ObjectNotFoundError
 from agentcore_rl_toolkit.store import open_store
 
 
@@ -214,16 +214,6 @@ async def test_a_task_that_only_its_own_frame_holds_survives_garbage_collection(
     assert (await run_once(run, {}))["got"] == 5
 
 
-async def test_settings_in_code_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AGENTCORE_RL_ALLOWED_BUCKETS", "memory://*")
-    app = AgentCoreRLApp(settings=AgentSettings(allowed_buckets=("other",)))
-    handler = app.rollout_entrypoint(plain)
-    with pytest.raises(ContractError, match="may not write to"):
-        await handler(
-            {"_rollout": {"exp_id": "e", "input_id": "i", "s3_bucket": "memory://x"}}, SimpleNamespace(session_id=None)
-        )
-
-
 async def test_an_app_can_be_started_again_after_its_shutdown() -> None:
     app = AgentCoreRLApp()
     handler = app.rollout_entrypoint(lambda payload: {"slept": threading.Event().wait(payload.get("s", 0))})
@@ -312,12 +302,3 @@ def test_import_and_construction_start_nothing() -> None:
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "1 False []"
-
-
-def test_constructor_takes_what_the_base_class_takes() -> None:
-    from starlette.middleware import Middleware
-    from starlette.middleware.gzip import GZipMiddleware
-
-    app = AgentCoreRLApp(debug=True, middleware=[Middleware(GZipMiddleware)])
-    assert app.debug is True
-    assert AgentCoreRLApp(True).debug is True

@@ -87,23 +87,6 @@ def test_sigterm_leaves_an_interrupted_record(start_agent: Any, source: str) -> 
     assert not alive(path).exists()
 
 
-def test_sigint_does_the_same(start_agent: Any) -> None:
-    agent = start_agent(AGENT)
-    path, _ = agent.rollout({"s": 600})
-    until(alive(path).exists)
-    agent.process.send_signal(signal.SIGINT)
-    agent.process.wait(60)
-    assert json.loads(path.read_text())["error_type"] == "Interrupted"
-
-
-def test_sigterm_in_peace_leaves_nothing_to_do(start_agent: Any) -> None:
-    agent = start_agent(AGENT)
-    record = agent.run()
-    assert agent.terminate(60) in (0, -signal.SIGTERM)
-    assert record["rewards"] == 1.0
-    assert "Traceback" not in agent.log
-
-
 def test_the_users_own_lifespan_runs_and_sees_the_interrupted_record_stored(start_agent: Any) -> None:
     agent = start_agent(
         """
@@ -261,32 +244,6 @@ def test_a_store_that_is_slow_holds_up_the_answer_for_the_limit_only_and_not_the
         assert not [key for _, key, _ in faulty_s3.log if key.endswith(".alive")]
     finally:
         over.set()
-
-
-def test_the_operator_may_forbid_heartbeats(limited_agent: Any) -> None:
-    path, reply = limited_agent.rollout({"s": 0.3}, heartbeat_s=1)
-    assert "heartbeat_s" not in reply
-    assert not alive(path).exists()
-    assert limited_agent.record(path)["rewards"] == 1.0
-
-
-def test_a_stop_during_an_outage_still_stores_the_finished_result_within_the_grace(
-    start_agent: Any, faulty_s3: Any
-) -> None:
-    down = [True]
-    faulty_s3.fault = lambda _method, key: 503 if key.endswith(".json") and down[0] else None
-    agent = start_agent(AGENT, env=faulty_s3.env)
-    agent.rollout(s3_bucket="the-bucket")
-    until(lambda: any(status == 503 for _, _, status in faulty_s3.log))
-    agent.process.send_signal(signal.SIGTERM)
-    until(lambda: not agent.listens())
-    refused = sum(status == 503 for _, _, status in faulty_s3.log)
-    until(lambda: sum(status == 503 for _, _, status in faulty_s3.log) > refused)
-    assert agent.process.poll() is None
-    down[0] = False
-    agent.process.wait(60)
-    (record,) = faulty_s3.records().values()
-    assert (record["status_code"], record["rewards"]) == (200, 1.0)
 
 
 def test_the_grace_is_bounded(start_agent: Any, faulty_s3: Any) -> None:

@@ -6,17 +6,12 @@ additions aside.
 
 from __future__ import annotations
 
-import http.client
-import http.server
 import importlib
 import importlib.util
 import inspect
 import json
 import os
 import subprocess
-import threading
-import time
-import urllib.parse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,8 +19,10 @@ from typing import Any
 import pytest
 from moto.server import ThreadedMotoServer
 
+from agentcore_rl_toolkit.client.testing import ScriptedRuntime
 from agentcore_rl_toolkit.contract import INFO_FIELD, Cause, Outcome, record_cause, record_outcome
 
+pytestmark = pytest.mark.system
 ROLLOUTS = 50
 OURS_ONLY = {INFO_FIELD, "outcome", "error_type"}
 
@@ -72,70 +69,6 @@ print(json.dumps({"results": results, "batch": batch}))
 """
 
 
-class DataPlane:
-    """What AgentCore does between client and agent: routes by ARN, passes the session header on, takes stops."""
-
-    def __init__(self) -> None:
-        self.ports: dict[str, int] = {}
-        self.stopped: list[str] = []
-        plane = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers.get("content-length", 0)))
-                session = self.headers["X-Amzn-Bedrock-AgentCore-Runtime-Session-Id"]
-                _, _, arn, action = urllib.parse.urlsplit(self.path).path.split("/")
-                if action == "stopruntimesession":
-                    plane.stopped.append(session)
-                    self.answer(200, b"{}", session)
-                    return
-                agent = http.client.HTTPConnection("127.0.0.1", plane.ports[urllib.parse.unquote(arn)], timeout=30)
-                agent.request(
-                    "POST",
-                    "/invocations",
-                    body,
-                    {"Content-Type": "application/json", "X-Amzn-Bedrock-AgentCore-Runtime-Session-Id": session},
-                )
-                response = agent.getresponse()
-                self.answer(response.status, response.read(), session)
-                agent.close()
-
-            def answer(self, status: int, body: bytes, session: str) -> None:
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.send_header("X-Amzn-Bedrock-AgentCore-Runtime-Session-Id", session)
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *args: object) -> None:
-                """Nothing."""
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        self.thread.start()
-
-    def route(self, name: str, port: int) -> str:
-        arn = f"arn:aws:bedrock-agentcore:us-east-1:123456789012:runtime/{name}-abcdefghij"
-        self.ports[arn] = port
-        return arn
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join(5)
-
-
-@pytest.fixture
-def data_plane() -> Iterator[DataPlane]:
-    plane = DataPlane()
-    yield plane
-    plane.close()
-
-
 @pytest.fixture
 def s3() -> Iterator[str]:
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
@@ -157,9 +90,8 @@ def comparable(result: dict[str, Any], exp_id: str) -> list[tuple[str, Any]]:
     return list(fields.items())
 
 
-@pytest.mark.slow
 def test_the_published_client_reads_from_our_agent_what_it_reads_from_the_published_one(
-    start_agent: Any, make_environment: Any, data_plane: DataPlane, s3: str, tmp_path: Path
+    start_agent: Any, make_environment: Any, s3: str, tmp_path: Path
 ) -> None:
     published = make_environment("published-0.2.0", "agentcore-rl-toolkit[core]==0.2.0")
     aws = {
@@ -177,27 +109,24 @@ def test_the_published_client_reads_from_our_agent_what_it_reads_from_the_publis
     )
     ours = start_agent(AGENT, env=aws)
     theirs = start_agent(AGENT, env=aws, python=published)
-    arns = {"ours": data_plane.route("ours", ours.port), "theirs": data_plane.route("theirs", theirs.port)}
+    agents = {"ours": ours.port, "theirs": theirs.port}
     driver = tmp_path / "driver.py"
     driver.write_text(CLIENT)
 
     read: dict[str, Any] = {}
-    for exp_id, arn in arns.items():
-        started = time.monotonic()
-        done = subprocess.run(
-            [published, str(driver), arn, "results", f"exp-{exp_id}", str(ROLLOUTS)],
-            env={
-                **os.environ,
-                **aws,
-                "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE": f"http://127.0.0.1:{data_plane.server.server_port}",
-            },
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr
+    for exp_id, port in agents.items():
+        with ScriptedRuntime() as front:
+            front.agent_url = f"http://127.0.0.1:{port}"
+            done = subprocess.run(
+                [published, str(driver), front.arn, "results", f"exp-{exp_id}", str(ROLLOUTS)],
+                env={**os.environ, **aws, "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE": front.url},
+                capture_output=True,
+                text=True,
+                timeout=300,
+            )
+            assert done.returncode == 0, done.stderr
+            assert front.requests["stop"] == ROLLOUTS + 8
         read[exp_id] = json.loads(done.stdout)
-        print(f"{exp_id}: {ROLLOUTS} rollouts and a batch in {time.monotonic() - started:.1f} s")
 
     assert len(read["ours"]["results"]) == len(read["theirs"]["results"]) == ROLLOUTS
     for our_result, their_result in zip(read["ours"]["results"], read["theirs"]["results"], strict=True):
@@ -218,7 +147,6 @@ def test_the_published_client_reads_from_our_agent_what_it_reads_from_the_publis
     for batch in (read["ours"]["batch"], read["theirs"]["batch"]):
         assert sorted(item["index"] for item in batch) == list(range(8))
         assert all(item["success"] and item["error"] is None for item in batch)
-    assert len(data_plane.stopped) == 2 * (ROLLOUTS + 8)
 
 
 SURFACE = """
@@ -233,7 +161,6 @@ print(json.dumps({"names": package.__all__, "modules": modules, "taken": taken, 
 """
 
 
-@pytest.mark.slow
 def test_every_name_of_the_published_package_is_here_or_named_in_moving_here(
     make_environment: Callable[..., str],
 ) -> None:

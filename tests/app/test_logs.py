@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 import io
 import json
 import logging
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.logs import JsonFormatter, WarnsOnceAMinute, configure_logging, log_context
+from agentcore_rl_toolkit.logs import JsonFormatter, WarnsOnceAMinute, log_context
 
 
 @pytest.fixture
@@ -67,26 +64,6 @@ def test_ids_come_from_the_context_and_go_with_it(lines: Any) -> None:
     assert ids[1] == {"session_id": "s", "input_id": "i", "exp_id": None}
     assert ids[2] == {"session_id": None, "input_id": None, "exp_id": None}
     assert ids[3]["session_id"] == "t"
-
-
-def test_ids_follow_into_tasks_and_threads(lines: Any) -> None:
-    logger, read = lines
-
-    async def work() -> None:
-        await asyncio.sleep(0)
-        logger.info("task")
-
-    async def main() -> None:
-        with log_context(session_id="s"):
-            task = asyncio.create_task(work())
-            context = contextvars.copy_context()
-        await task
-        thread = threading.Thread(target=context.run, args=(logger.info, "thread"))
-        thread.start()
-        await asyncio.to_thread(thread.join)
-
-    asyncio.run(main())
-    assert [line["session_id"] for line in read()] == ["s", "s"]
 
 
 def test_an_error_carries_its_type_message_and_stack(lines: Any) -> None:
@@ -166,13 +143,3 @@ def test_a_server_gives_every_logger_the_form_and_the_ids() -> None:
     )
     lines = [json.loads(line) for line in err.splitlines()]
     assert [(line["message"], line["session_id"]) for line in lines] == [("hi", "s"), ("hello", "s")]
-
-
-def test_the_level_can_be_changed_later() -> None:
-    logger = logging.getLogger("agentcore_rl_toolkit")
-    before = logger.level
-    try:
-        configure_logging(logging.ERROR)
-        assert logger.level == logging.ERROR
-    finally:
-        logger.setLevel(before)

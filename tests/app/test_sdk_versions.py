@@ -39,7 +39,7 @@ def python(request: pytest.FixtureRequest, make_environment: Any) -> str:
     return str(make_environment(request.param, *wanted, upon_this=True)) if wanted else sys.executable
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_agent_behaves_the_same(python: str, start_agent: Any, faulty_s3: Any) -> None:
     env = {"PYTHONPATH": str(SRC), "PYTHONWARNINGS": "ignore", **faulty_s3.env}
     agent = start_agent(AGENT, python=python, env=env)

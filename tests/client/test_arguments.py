@@ -39,11 +39,6 @@ def test_an_unknown_keyword_of_a_call_is_an_error_too(client: RolloutClient, cal
         getattr(client, call)({}, sesion_id="x")
 
 
-async def test_an_unknown_keyword_of_an_async_call_is_an_error_too(client: RolloutClient) -> None:
-    with pytest.raises(ConfigError, match="did you mean 'input_id'"):
-        await client.invoke_async({}, inputid="x")
-
-
 def test_what_goes_to_the_agent_has_a_parameter_of_its_own(make_client: MakeClient, runtime: ScriptedRuntime) -> None:
     client = make_client(rollout_config={"tool_budget": 3, "colour": "red"}, temperature=0.5)
     assert client.extra_config == {"tool_budget": 3, "colour": "red", "temperature": 0.5}
@@ -146,9 +141,3 @@ def test_missing_credentials_say_what_to_export(runtime: ScriptedRuntime, tmp_pa
     assert error.startswith("no credentials: export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
     outcome, error = outcome_with(runtime, tmp_path, AWS_ACCESS_KEY_ID="half")
     assert error.startswith("no credentials: export")
-
-
-def test_a_profile_that_does_not_exist_is_named(runtime: ScriptedRuntime, tmp_path: Path) -> None:
-    outcome, error = outcome_with(runtime, tmp_path, AWS_PROFILE="nobody")
-    assert outcome == Outcome.INVALID
-    assert "nobody" in error

@@ -16,7 +16,7 @@ from agentcore_rl_toolkit.client import BatchProgress, Deadlines, WatchSettings
 from agentcore_rl_toolkit.client.ledger import parse_lines
 from agentcore_rl_toolkit.client.testing import ScriptedRuntime
 from agentcore_rl_toolkit.contract import Outcome
-from agentcore_rl_toolkit.errors import AgentError, ConfigError, RolloutTimeoutError, StorePermissionError
+from agentcore_rl_toolkit.errors import ConfigError, RolloutTimeoutError, StorePermissionError
 from agentcore_rl_toolkit.store import ObjectStore
 
 MakeClient = Callable[..., RolloutClient]
@@ -74,19 +74,6 @@ def test_never_more_than_the_limit_at_once(client: RolloutClient, runtime: Scrip
     assert 1 <= max(running) <= 4
 
 
-def test_crashed_agent_is_an_item_without_success(client: RolloutClient) -> None:
-    batch = [{"script": {"fail": "boom"}}, {"script": {}}]
-    bad, good = client.map(batch)
-    assert not bad.success
-    assert bad.outcome is Outcome.AGENT_ERROR
-    assert bad.result is not None
-    assert bad.result["status_code"] == 500
-    assert isinstance(bad.exception, AgentError)
-    assert "boom" in (bad.error or "")
-    assert "RuntimeError: boom" in (bad.traceback or "")
-    assert good.success
-
-
 def test_an_error_is_one_line_with_its_traceback_beside_it(client: RolloutClient) -> None:
     (bad,) = client.map([{"script": {"fail": "boom\nand more"}}], 1)
     assert bad.error == "the agent failed: boom | and more"
@@ -98,15 +85,6 @@ def test_an_error_is_one_line_with_its_traceback_beside_it(client: RolloutClient
     assert (good.error, good.traceback) == (None, None)
     (long,) = client.map([{"script": {"fail": "x" * 5_000}}], 1)
     assert len(long.error or "") == 1_000
-
-
-def test_failed_invoke_is_an_item_with_a_traceback(client: RolloutClient, runtime: ScriptedRuntime) -> None:
-    runtime.faults.append("403")
-    items = client.map(rows(3), 1)
-    assert [item.success for item in items] == [False, True, True]
-    assert "Traceback" in (items[0].traceback or "")
-    assert "\n" not in (items[0].error or "")
-    assert items[0].outcome is Outcome.INVALID
 
 
 def test_timeout_of_one_item_leaves_the_others_alone(client: RolloutClient, runtime: ScriptedRuntime) -> None:
@@ -208,15 +186,6 @@ def test_sync_batch_inside_a_running_loop(client: RolloutClient) -> None:
     assert len(asyncio.run(notebook())) == 5
 
 
-def test_cancel_right_after_submit_resolves_the_future(client: RolloutClient, runtime: ScriptedRuntime) -> None:
-    for _ in range(50):
-        future = client.submit(rows(1)[0])
-        future.cancel()
-        assert future.exception(timeout=30) is None or future.outcome is Outcome.CANCELLED
-    client.flush()
-    assert runtime.live == []
-
-
 def test_slow_consumer_does_not_hold_up_the_rollouts(client: RolloutClient, runtime: ScriptedRuntime) -> None:
     run = client.run_batch(rows(30, run_s=0.02), 5).run()
     next(run)
@@ -240,33 +209,11 @@ def test_progress_hook_sees_every_item(client: RolloutClient) -> None:
     assert "5/5 done, 4 ok" in str(seen[-1])
 
 
-def test_progress_line_on_stderr(client: RolloutClient, capsys: pytest.CaptureFixture[str]) -> None:
-    client.map(rows(2), progress=True)
-    assert "2/2 done, 2 ok" in capsys.readouterr().err
-
-
-def test_broken_progress_hook_does_not_break_the_batch(client: RolloutClient) -> None:
-    def hook(_: BatchProgress) -> None:
-        raise ValueError("hook")
-
-    assert len(client.map(rows(3), progress=hook)) == 3
-
-
 def test_overrides_and_session_ids_per_item(client: RolloutClient, runtime: ScriptedRuntime) -> None:
     ids = [f"{n:040d}" for n in range(3)]
     client.map(rows(3), session_ids=ids, overrides=[{"api_key": "a"}, None, {"api_key": "c"}])
     keys = [runtime.sessions[session_id].payload["_rollout"].get("api_key") for session_id in ids]
     assert keys == ["a", None, "c"]
-
-
-@pytest.mark.parametrize("options", [{"input_ids": ["a"]}, {"overrides": []}, {"max_concurrent_sessions": 0}])
-def test_arguments_that_do_not_fit_are_refused(client: RolloutClient, options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        client.run_batch(rows(2), **options)
-
-
-def test_empty_batch_ends_at_once(client: RolloutClient) -> None:
-    assert list(client.run_batch([], 5)) == []
 
 
 def test_published_arguments_by_position(client: RolloutClient) -> None:
@@ -379,14 +326,6 @@ def test_an_item_says_whose_failure_it_is(client: RolloutClient) -> None:
     assert (stats["cause_policy"], stats["cause_infrastructure"], stats["cause_agent"]) == (1, 1, 4)
 
 
-def test_progress_counts_the_policys_failures_apart(client: RolloutClient) -> None:
-    seen: list[Any] = []
-    for _ in client.run_batch([RAMBLES, RAMBLES, raising("agent")], 1, progress=seen.append, log_interval=0):
-        pass
-    assert seen[-1].causes == {"policy": 2, "agent": 1}
-    assert "3 agent_error (2 the policy's)" in str(seen[-1])
-
-
 def test_what_the_infrastructure_did_to_an_agent_is_tried_again_and_the_policys_failure_is_not(
     client: RolloutClient, runtime: ScriptedRuntime
 ) -> None:
@@ -412,9 +351,3 @@ def test_resume_with_other_rows_is_refused(client: RolloutClient, tmp_path: Path
     client.map(rows(2), ledger=ledger)
     with pytest.raises(ConfigError, match="row 0 is not the one"):
         client.map(rows(2, run_s=0.01), ledger=ledger, resume=True)
-
-
-def test_default_ledger_is_under_runs(client: RolloutClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    client.map(rows(1), resume=True)
-    assert (tmp_path / "runs/exp/ledger.jsonl").exists()

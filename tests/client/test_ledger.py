@@ -15,7 +15,6 @@ from agentcore_rl_toolkit.client import RolloutClient
 from agentcore_rl_toolkit.client.ledger import (
     FileLedger,
     attempts_of,
-    fingerprint,
     last_attempts,
     parse_lines,
 )
@@ -108,11 +107,6 @@ def test_a_line_that_makes_no_sense_costs_itself_only(line: bytes, caplog: pytes
     assert (list(known), known["s1"].stopped, known["s1"].outcome) == (["s1"], True, None)
     assert last_attempts(known)[0] is known["s1"]
     assert ("1 lines of the ledger make no sense" in caplog.text) == (line[:1] == b"{")
-
-
-def test_fingerprint_does_not_depend_on_key_order() -> None:
-    assert fingerprint({"a": 1, "b": [2]}) == fingerprint({"b": [2], "a": 1})
-    assert fingerprint({"a": 1}) != fingerprint({"a": 2})
 
 
 class FullDisk(FileLedger):

@@ -44,12 +44,6 @@ def test_a_record_that_proves_its_origin_counts_as_proven(client: RolloutClient,
     assert record["payload"]["_rollout"]["proof_key"] == "[redacted]"
 
 
-def test_every_session_has_a_secret_of_its_own(client: RolloutClient, runtime: ScriptedRuntime) -> None:
-    items = client.map([script()] * 5)
-    assert all(item.proof is Proof.PROVEN for item in items)
-    assert len({secret_of(runtime, str(item.session_id)) for item in items}) == 5
-
-
 @pytest.mark.parametrize(
     "how",
     ["without a proof", "with the proof of another session", "moved from another input", "changed", "made-up proof"],
@@ -218,15 +212,3 @@ def test_an_attached_session_is_proven_with_a_shared_key_and_accepted_without(ma
         attached = client.attach(future.result_key, session_id=future.session_id, input_id=str(future.input_id))
         assert attached.result(60)["rewards"] == 1.0
         assert client.stats[proof] == 1
-
-
-def test_metrics_count_what_records_prove(make_client: MakeClient) -> None:
-    prometheus = pytest.importorskip("prometheus_client")
-    from agentcore_rl_toolkit.client import metrics
-
-    registry = prometheus.CollectorRegistry()
-    client = make_client()
-    metrics.export_prometheus(client, registry=registry)
-    client.map([script(), script(proves=False)])
-    for proof in ("proven", "unproven"):
-        assert registry.get_sample_value("agentcore_rl_records_total", {"proof": proof}) == 1.0

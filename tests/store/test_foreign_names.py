@@ -134,15 +134,6 @@ def remove_deep(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def test_a_fifo_under_many_keys_blocks_no_thread(store: ObjectStore, tmp_path: Path) -> None:
-    e = fill(store, tmp_path)
-    for n in range(20):  # more than the store has threads
-        os.mkfifo(e / "i" / f"f{n}.json")
-        with pytest.raises(ObjectNotFoundError):
-            store.get(f"e/i/f{n}.json", timeout_s=30)
-    assert store.get("e/i/s.json", timeout_s=30) == b"{}"
-
-
 def test_the_directory_of_the_store_itself_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "store").symlink_to(tmp_path / "real")

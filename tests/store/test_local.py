@@ -21,13 +21,6 @@ def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-async def test_objects_are_plain_files_at_their_key(tmp_path: Path) -> None:
-    store = open_store(f"file://{tmp_path}/run")
-    await store.put_async("e/i/s.json", b"{}", create_only=True)
-    assert (tmp_path / "run/e/i/s.json").read_bytes() == b"{}"
-    assert [p.name for p in (tmp_path / "run/e/i").iterdir()] == ["s.json"]
-
-
 async def test_nothing_is_made_before_the_first_put(tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}/run")
     assert await store.list_async() == []
@@ -78,13 +71,6 @@ def test_a_killed_writer_leaves_no_object_and_no_visible_trace(tmp_path: Path) -
             open_store(f"file://{tmp_path}").delete(found.key)
 
 
-async def test_unfinished_files_are_not_listed(tmp_path: Path) -> None:
-    store = open_store(f"file://{tmp_path}")
-    await store.put_async("e/k", b"1")
-    (tmp_path / "e/.tmp-0123").write_bytes(b"half")
-    assert [o.key for o in await store.list_async()] == ["e/k"]
-
-
 async def test_a_failed_put_cleans_up_after_itself(tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}")
     await store.put_async("e/k/below", b"1")
@@ -93,15 +79,6 @@ async def test_a_failed_put_cleans_up_after_itself(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="folder and an object at once"):
         await store.put_async("e/k/below/deeper", b"2")
     assert [name for _, _, files in os.walk(tmp_path) for name in files] == ["below"]
-
-
-async def test_a_folder_is_no_object(tmp_path: Path) -> None:
-    store = open_store(f"file://{tmp_path}")
-    await store.put_async("e/k/below", b"1")
-    with pytest.raises(KeyError):
-        await store.head_async("e/k")
-    with pytest.raises(StoreError):
-        await store.get_async("e/k")
 
 
 def test_a_full_disk_is_retried_and_then_told(tmp_path: Path) -> None:

@@ -47,17 +47,6 @@ def test_an_agent_that_runs_once_is_asked_again_with_the_same_session(
     assert runtime.live == []
 
 
-def test_what_one_client_heard_all_clients_of_the_process_know(
-    make_client: MakeClient, runtime: ScriptedRuntime
-) -> None:
-    make_client().invoke(script()).result(60)
-    runtime.faults.append("500_after")
-    other = make_client(deadlines=Deadlines(confirm_error_s=60))
-    future = other.submit(script(run_s=0.2, result={"n": 1}))
-    assert future.result(60)["n"] == 1
-    assert runtime.sessions[future.session_id].runs == 1
-
-
 def test_errors_without_end_are_lost_within_seconds_and_the_session_is_stopped(
     make_client: MakeClient, runtime: ScriptedRuntime
 ) -> None:
@@ -147,15 +136,6 @@ def test_a_batch_loses_none_of_its_rollouts_to_passing_errors(
     assert [item.outcome for item in items] == [Outcome.OK] * 30
     assert [item.attempt for item in items] == [1] * 30
     assert all(session.runs == 1 for session in runtime.sessions.values())
-    client.flush()
-    assert runtime.live == []
-
-
-def test_an_error_then_a_refusal_leaves_no_session(make_client: MakeClient, runtime: ScriptedRuntime) -> None:
-    client = make_client(deadlines=Deadlines(throttle_s=0.5))
-    client.invoke(script()).result(60)
-    runtime.faults.extend(["500_after", *["429"] * 1000])
-    assert client.submit(script(run_s=60)).exception(60) is not None
     client.flush()
     assert runtime.live == []
 

@@ -15,7 +15,6 @@ from agentcore_rl_toolkit.client.data_plane.pacing import (
     Pacer,
     RateBucket,
     backoff_s,
-    shared_pacer,
 )
 
 
@@ -63,21 +62,6 @@ def test_refusal_halves_the_rate_once_per_burst_of_refusals_and_recovers() -> No
     assert bucket.rate(52.0 + 2 * RECOVERY_S) == 100
 
 
-def test_refusals_forever_leave_a_rate_that_still_probes() -> None:
-    bucket = RateBucket(25, 5)
-    for second in range(1000):
-        bucket.refused(float(second))
-    assert bucket.rate(999.0) > 0.1
-
-
-def test_refund_gives_the_slot_back() -> None:
-    bucket = RateBucket(1, 1)
-    bucket.take(0.0)
-    assert bucket.delay_s(0.0) == pytest.approx(1)
-    bucket.refund(0.0)
-    assert bucket.delay_s(0.0) == 0
-
-
 def test_sessions_per_minute_bind_when_lower_than_requests() -> None:
     pacer = Pacer()
     limits = PaceLimits(tps=100, sessions_per_minute=60)
@@ -117,12 +101,6 @@ def test_stops_have_a_budget_of_their_own() -> None:
     assert pacer.try_start(0.0) == 0
     assert pacer.try_stop(0.0) == 0
     assert pacer.try_start(0.0) > 0
-
-
-def test_process_shares_one_pacer_per_agent_and_endpoint() -> None:
-    assert shared_pacer("arn:a", None) is shared_pacer("arn:a", None)
-    assert shared_pacer("arn:a", None) is not shared_pacer("arn:b", None)
-    assert shared_pacer("arn:a", None) is not shared_pacer("arn:a", "http://127.0.0.1:1")
 
 
 def test_threads_never_exceed_the_limit_together() -> None:

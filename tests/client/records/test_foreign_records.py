@@ -66,19 +66,6 @@ def test_a_fifo_in_the_place_of_a_record_harms_its_own_rollout_only(make_client:
     assert time.monotonic() - began_s < 20
 
 
-def test_a_record_above_the_limit_is_invalid_and_not_read(make_client: MakeClient, store_url: str) -> None:
-    client = make_client(watch=WatchSettings(max_record_bytes=100_000))
-    large = client.submit(script(raw='{"rewards": 1.0, "x": "' + "x" * 100_000 + '"}'))
-    small = client.submit(script(raw='{"rewards": 1.0, "x": "' + "x" * 90_000 + '"}'))
-    error = large.exception(60)
-    assert isinstance(error, InvalidResultError)
-    assert large.outcome is Outcome.INVALID
-    assert large.record is None
-    assert "more than the 100000 it may have" in str(error)
-    assert "max_record_bytes" in str(error)
-    assert small.result(60)["rewards"] == 1.0
-
-
 def test_a_sparse_record_of_a_terabyte_is_invalid_by_default(
     make_client: MakeClient, runtime: ScriptedRuntime, store_url: str
 ) -> None:
@@ -130,14 +117,6 @@ def test_a_session_without_heartbeat_outlives_neighbours_that_have_one(make_clie
     assert dead.exception(60) is not None
     assert dead.outcome is Outcome.LOST
     assert client.stats["ok"] == 9
-
-
-def test_a_session_whose_heartbeat_is_switched_off_by_the_caller_is_waited_for(make_client: MakeClient) -> None:
-    client = make_client(watch=WatchSettings(heartbeat_s=0.1, lost_after_s=0.5))
-    beside = client.submit(script(run_s=2.0))
-    future = client.submit(script(run_s=2.0, heartbeat=False, result={"n": 1}), rollout_config={"heartbeat_s": 0})
-    assert future.result(60)["n"] == 1
-    beside.result(60)
 
 
 def test_an_attached_session_that_never_showed_life_is_waited_for(

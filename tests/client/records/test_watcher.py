@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import gc
 import math
 import time
 from pathlib import Path
@@ -106,21 +105,6 @@ async def test_a_session_without_heartbeats_is_not_lost_because_its_neighbour_sh
     assert await asyncio.wait_for(silent.found, 60) is True
 
 
-async def test_each_session_has_a_silence_of_its_own(store: ObjectStore) -> None:
-    w = watcher(store)
-    patient = w.add("e/i/p.json", expects_life=True, silence_s=30.0)
-    with pytest.raises(RolloutLostError):
-        await asyncio.wait_for(w.add("e/i/q.json", expects_life=True, silence_s=0.2).found, 30)
-    assert not patient.found.done()
-    w.close()
-
-
-async def test_session_whose_agent_is_known_to_show_life_is_lost_when_it_shows_none(store: ObjectStore) -> None:
-    waiter = watcher(store).add("e/i/s.json", expects_life=True, silence_s=0.2)
-    with pytest.raises(RolloutLostError, match="at once, or its agent writes elsewhere"):
-        await asyncio.wait_for(waiter.found, 30)
-
-
 class FlakyStore:
     """A real store that fails on demand."""
 
@@ -159,51 +143,6 @@ async def test_store_outage_loses_nobody(store: ObjectStore) -> None:
     await asyncio.sleep(1.0)  # longer than the silence that means loss
     assert not waiter.found.done()
     flaky.error = None
-    await store.put_async("e/i/s.json", b"{}")
-    assert await asyncio.wait_for(waiter.found, 30) is True
-
-
-@pytest.mark.parametrize("trouble", [StoreError("503"), StorePermissionError("403")])
-async def test_trouble_with_several_listings_at_once_is_trouble_with_one(
-    store: ObjectStore, trouble: Exception
-) -> None:
-    flaky = FlakyStore(store)
-    w = watcher(flaky, cost=REMOTE_COST)
-    w._lines = 50_000  # then a remote store is asked for its inputs one by one, together
-    first, second = (w.add(f"e/{name}/s.json", expects_life=False, silence_s=9.0) for name in ("i1", "i2"))
-    flaky.error = trouble
-    while flaky.lists < 2:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-    flaky.error = None
-    for waiter in (first, second):
-        await store.put_async(waiter.key, b"{}")
-        assert await asyncio.wait_for(waiter.found, 30) is True
-
-
-class LateStore(FlakyStore):
-    """What is read here is long on its way, as where the client's process stands still in between."""
-
-    late_s = 0.0
-
-    async def list_async(self, prefix: str = "", after: str | None = None, *, timeout_s: float | None = None) -> Any:
-        found = await super().list_async(prefix)
-        if self.late_s:
-            await self.store.put_async(alive_key("e/i/s.json"), b"{}")
-            time.sleep(self.late_s)  # noqa: ASYNC251
-        self.late_s = 0.0
-        return found
-
-
-async def test_a_session_is_not_lost_because_the_client_stood_still_in_the_middle_of_a_look(store: ObjectStore) -> None:
-    late = LateStore(store)
-    w = watcher(late)
-    await store.put_async(alive_key("e/i/s.json"), b"{}")
-    waiter = w.add("e/i/s.json", expects_life=True, silence_s=1.5)
-    await asyncio.wait_for(waiter.seen_life.wait(), 30)
-    late.late_s = 2.5  # the heartbeat comes after the listing was made
-    while late.late_s:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-    assert not waiter.found.done()
     await store.put_async("e/i/s.json", b"{}")
     assert await asyncio.wait_for(waiter.found, 30) is True
 
@@ -251,19 +190,6 @@ async def test_a_direct_look_finds_what_no_round_has_seen_yet(store: ObjectStore
     await w.look_now(waiter)
     assert waiter.seen_life.is_set()
     w.close()
-
-
-async def test_loss_that_nobody_waits_for_any_more_is_no_complaint(store: ObjectStore) -> None:
-    complaints: list[Any] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-    w = watcher(store)
-    waiter = w.add("e/i/s.json", expects_life=True, silence_s=0.1)
-    await asyncio.wait({waiter.found}, timeout=30)  # as where a deadline passes while the watcher looks one last time
-    assert waiter.found.done()
-    del waiter
-    gc.collect()
-    await asyncio.sleep(0)
-    assert complaints == []
 
 
 async def test_denied_listing_falls_back_to_single_keys_and_denied_keys_wait(store: ObjectStore) -> None:
