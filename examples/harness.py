@@ -159,7 +159,7 @@ class Proof:
                 folder=self.folder,
                 model=None,
                 admin_key=key,
-                upstream=Upstream(url=self.model.url, engine="vllm"),
+                upstream=Upstream(url=self.model.url, engine="vllm", relayed=True),
                 own_environment=not self.options.here,
                 runtime_options=[*(f"--session-env={pair}" for pair in pairs), *self._runtime_options],
             )

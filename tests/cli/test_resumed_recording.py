@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 from pathlib import Path
 
 from rich.console import Console
 
 from agentcore_rl_toolkit.backends import open_recording
-from agentcore_rl_toolkit.cli.training.run import Job, observed
+from agentcore_rl_toolkit.cli.training.job import Job, observed
+from agentcore_rl_toolkit.cli.training.settings import LocalRun
 from agentcore_rl_toolkit.runs import Rollout, RunReader
 
 
-@dataclasses.dataclass(frozen=True)
-class Config:
-    steps: int = 3
-    groups: int = 1
-    rollouts: int = 2
-    eval_every: int = 0
-
-
 def test_steps_that_are_repeated_are_in_the_run_once(tmp_path: Path) -> None:
-    job = Job(title="agent", agent=tmp_path, model=None, run_dir=tmp_path, config=Config(), rows=(), held_out=())
+    for name in ("agent.py", "rows.jsonl"):
+        (tmp_path / name).write_text('{"prompt": "hello"}\n')
+    settings = LocalRun(agent=tmp_path / "agent.py", data=tmp_path / "rows.jsonl", steps=3, groups=1, rollouts=2)
+    job = Job(settings, tmp_path)
 
     def rollouts(name: str, phase: str, step: int | None) -> None:
         for place in range(2):

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from agentcore_rl_toolkit.backends import CollectConfig, GroupRequest, collect_async
 from agentcore_rl_toolkit.cli.servers.vllm import MODEL_ID
-from agentcore_rl_toolkit.cli.training.run import TPS_LIMIT, example
+from agentcore_rl_toolkit.cli.training.job import TPS_LIMIT, example
 from agentcore_rl_toolkit.cli.training.services import Services
 from agentcore_rl_toolkit.cli.training.stack import QUIET, Upstream, start
 from agentcore_rl_toolkit.client import RolloutClient
@@ -223,8 +223,8 @@ async def test_sixty_four_rollouts_of_the_math_agent(vllm: VLLM, mode: str, chec
             folder=tmp_path,
             model=None,
             admin_key=key,
-            upstream=Upstream(url=vllm.url, engine="vllm"),
-            engine="vllm" if mode == "token" else "policy",
+            upstream=Upstream(url=vllm.url, engine="vllm", relayed=mode != "token"),
+            engine="vllm",
         )
         with (
             RolloutClient(

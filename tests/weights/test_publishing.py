@@ -17,7 +17,7 @@ import torch
 import uvicorn
 from safetensors.torch import load_file, save_file
 
-from agentcore_rl_toolkit.cli.training.run import load_loop
+from agentcore_rl_toolkit.cli.training.job import load_loop
 from agentcore_rl_toolkit.client import RolloutClient
 from agentcore_rl_toolkit.errors import ConfigError, WeightsError
 from agentcore_rl_toolkit.gateway import GatewayClient

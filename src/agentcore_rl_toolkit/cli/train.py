@@ -13,7 +13,11 @@ import click
 from .options import as_json, engine_option, settings_option, with_sandbox
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ..backends.tinker.config import TinkerConfig
+    from .training.settings import LocalRun
+    from .training.stack import Stack
 
 BACKENDS = ("loop", "trl", "slime", "verl", "rllm", "tinker")
 
@@ -28,10 +32,8 @@ BACKENDS = ("loop", "trl", "slime", "verl", "rllm", "tinker")
 @click.option(
     "--backend",
     type=click.Choice(BACKENDS),
-    default="loop",
-    show_default=True,
     metavar="NAME",
-    help=f"What trains: {', '.join(BACKENDS)}.",
+    help=f"What trains: {', '.join(BACKENDS)}. [default: loop]",
 )
 @click.option(
     "--config",
@@ -54,7 +56,7 @@ BACKENDS = ("loop", "trl", "slime", "verl", "rllm", "tinker")
 )
 @as_json
 def command(
-    backend: str,
+    backend: str | None,
     config_path: Path | None,
     dry_run: bool,
     rehearse: bool,
@@ -86,28 +88,18 @@ def command(
         from .training.settings import LocalRun, from_words
 
         flags |= from_words(words, LocalRun)
-    num_rollout = (flags.pop("steps") or 1) if backend == "slime" and config_path is not None else 1
-    own = any(value not in (None, ()) for value in flags.values()) or resume
     _take_dotenv(config_path)
-    if backend == "loop" or (backend == "trl" and (own or config_path is None)):
-        from .training import local
-
-        local.train(backend, flags, config_path, out=out, resume=resume, as_json=as_json)
-        return
+    slime_steps = (flags.pop("steps") or 1) if backend == "slime" else 1
+    own = any(value not in (None, ()) for value in flags.values()) or resume or out is not None
     if rehearse and backend != "tinker":
         raise ConfigError("--rehearse is for --backend tinker")
-    if as_json:
-        raise ConfigError("--json prints the summary of a run on this machine: with --backend loop or trl, and --agent")
-    if own and config_path is None and not resume and out is None:
-        from .training.elsewhere import hand_over
-
-        hand_over(backend, flags, config_path)
-    if own or out is not None:
-        raise ConfigError(f"backend {backend} takes its settings from --config FILE: docs/backends/{backend}.md")
-    if config_path is None:
+    if backend in (None, "loop") or (backend == "trl" and (own or config_path is None)):
+        _train_here({**flags, "backend": backend}, config_path, out=out, resume=resume, as_json=as_json)
+        return
+    if own or as_json or config_path is None:
         raise ConfigError(
-            f"backend {backend} needs --config FILE: docs/backends/{backend}.md lists its keys; with --agent and --data a first "
-            "one is written"
+            f"backend {backend} takes an agent that is deployed, and all its settings from --config FILE "
+            f"(docs/backends/{backend}.md); --agent and the options beside it are for --backend loop and trl"
         )
     from ..backends.rllm.settings import RllmConfig
     from ..backends.slime.runner import SlimeRunner
@@ -117,11 +109,11 @@ def command(
     if backend == "slime":
         runner = SlimeRunner.from_yaml(config_path)
         if dry_run:
-            click.echo(runner.plan(num_rollout).render())
+            click.echo(runner.plan(slime_steps).render())
         else:
             per_step = runner.rollout_batch_size * runner.n_samples_per_prompt
-            _show_quotas(runner.agent_runtime_arn, num_rollout * per_step)
-            runner.train(num_rollout)
+            _show_quotas(runner.agent_runtime_arn, slime_steps * per_step)
+            runner.train(slime_steps)
         return
     planned: int | None = None
     if backend == "trl":
@@ -168,6 +160,46 @@ def command(
     click.echo(plan.render())
     sys.stdout.flush()
     os.execvpe(plan.command[0], list(plan.command), {**os.environ, **plan.environment})
+
+
+def _train_here(flags: dict[str, Any], file: Path | None, *, out: Path | None, resume: bool, as_json: bool) -> None:
+    """Train an agent's file on this machine."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    from .output.commands import nearby, program
+    from .training.job import Job
+    from .training.run import carry_out
+    from .training.settings import new_run, old_run, read, variable_names
+
+    console = Console(stderr=as_json)
+    if resume:
+        run_dir, settings = old_run(out, flags)
+    else:
+        settings = read(flags, file)
+        settings.rows()  # before a folder is made
+        run_dir = new_run(settings, out)
+    stack = _running(settings, console)
+    where = f"  on the services of `agentcore-rl up` ({stack.runtime_url})" if stack is not None else ""
+    begins = f"[bold]Training {escape(settings.title)}[/]  run directory {escape(nearby(run_dir))}{where}"
+    console.print(begins, highlight=False, soft_wrap=True)
+    variables = "".join(f" --session-env {name}" for name in variable_names(settings.session_env))
+    go_on = f"{program()} train --resume --out {nearby(run_dir)}{variables}"
+    carry_out(Job(settings, run_dir), console, go_on=go_on, stack=stack, as_json=as_json)
+
+
+def _running(settings: LocalRun, console: Console) -> Stack | None:
+    """The running stack of this folder, if it has this agent and model, and the run brings no variables of its own."""
+    from .training.stack import Stack
+
+    if Stack.running() is None:
+        return None
+    serving = Stack.serving(settings.agent, settings.model, settings.engine)
+    if serving is None or settings.session_env or settings.readable or settings.writable:
+        what = "without these options of sessions" if serving is not None else "with another agent, model or engine"
+        console.print(f"`agentcore-rl up` runs here, {what}: this run starts its own services", style="dim")
+        return None
+    return serving
 
 
 def _rehearsed(config: TinkerConfig) -> TinkerConfig:

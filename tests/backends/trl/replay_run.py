@@ -24,7 +24,7 @@ from agentcore_rl_toolkit.backends.recorded import recorded_episodes, requests_f
 from agentcore_rl_toolkit.backends.replay import Replay
 from agentcore_rl_toolkit.backends.trl.adapter import AgentCoreGRPOTrainer, StepMetrics, make_trainer
 from agentcore_rl_toolkit.backends.trl.config import TrlConfig
-from agentcore_rl_toolkit.cli.training.run import load_loop
+from agentcore_rl_toolkit.cli.training.job import load_loop
 
 VOCABULARY = 512
 LORA: dict[str, Any] = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}

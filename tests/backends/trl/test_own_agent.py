@@ -95,7 +95,7 @@ def trained(trl_python: str, tmp_path_factory: pytest.TempPathFactory) -> Traine
         if process.poll() is None:
             process.kill()
             process.communicate()
-    [line] = [line.split() for line in stopped.splitlines() if "agentcore-rl train --backend trl" in line] or [[]]
+    [line] = [line.split() for line in stopped.splitlines() if "agentcore-rl train --resume" in line] or [[]]
     again = subprocess.run(
         [*command, *line[1:]], capture_output=True, text=True, timeout=DEADLINE_S, cwd=folder, env=environment
     )

@@ -69,7 +69,7 @@ SHOWN = "an agent's words: \\e]0;owned\\a \\x9b2J \\u202egnp.exe"
 def test_an_agent_that_does_not_load_commands_no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     up = importlib.import_module("agentcore_rl_toolkit.cli.training.up")
 
-    async def fail(*args: object) -> None:
+    def fail(*args: object) -> None:
         raise LocalRuntimeError(WORDS)
 
     (tmp_path / "agent.py").write_text("")
@@ -93,11 +93,11 @@ def test_markup_in_an_error_is_text(tmp_path: Path, capsys: pytest.CaptureFixtur
     command = importlib.import_module("agentcore_rl_toolkit.cli.training.quickstart")
     words = "[/red] [link=http://evil.example]here[/link] \x1b]0;owned\x07"
 
-    async def fail(*args: object) -> None:
+    def fail(*args: object, **options: object) -> None:
         raise RolloutError(words)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "run", fail)
+        patch.setattr(importlib.import_module("agentcore_rl_toolkit.cli.training.run"), "train", fail)
         with pytest.raises(SystemExit):
             command.command.callback(  # type: ignore[misc]
                 **{**dict.fromkeys(p.name for p in command.command.params), "out": tmp_path / "[bold]", "resume": False}

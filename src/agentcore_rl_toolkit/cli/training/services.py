@@ -6,7 +6,6 @@ which then stops them in order. Each also exits by itself when the run's process
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -132,15 +131,9 @@ class Services:
                     f"the {service.name} {how} during the run; its log ({service.log}) ends with:\n{service.log_tail()}"
                 )
 
-    async def watch(self) -> None:
-        """Return never; raise ServiceError within a second of a service's death."""
-        while True:
-            self.check()
-            await asyncio.sleep(WATCH_INTERVAL_S)
-
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """The same for a block of blocking calls on the main thread: it ends with ServiceError when a service dies."""
+        """End the block, which runs on the main thread, with ServiceError within a second of a service's death."""
         over, dead = threading.Event(), []
         main = threading.main_thread().ident
         assert main is not None
@@ -180,6 +173,16 @@ class Services:
             service.process.wait(timeout=STOP_DEADLINE_S)
             service.ready_file.unlink(missing_ok=True)
         self._services.clear()
+
+
+@contextlib.contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: int, *, group: bool) -> None:

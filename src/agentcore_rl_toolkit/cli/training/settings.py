@@ -1,4 +1,4 @@
-"""Settings of a run on this machine: from options, a file, or the run that is gone on with."""
+"""Settings of a run on this machine: from options, a file, the environment, or the run that is gone on with."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from .trackers import TRACKERS, check_installed
 
 _PATHS = ("agent", "data", "eval_data", "model")
 _FOLDERS = ("readable", "writable")
+TRAINERS = ("loop", "trl")  # that train on this machine
 # Peak rates for the built-in policy. On batches whose rewards are all equal TRL's AdamW goes on along its momentum, where the
 # loop skips the step: at the loop's rate one seed of three ended below 85 % there.
 LEARNING_RATES = {"loop": 5e-4, "trl": 4e-4}
@@ -34,10 +35,10 @@ ENVIRONMENT = "AGENTCORE_RL_TRAIN_"  # and the name of a setting in capitals: th
 class LocalRun:
     """What `agentcore-rl train` needs to train an agent's file on this machine.
 
-    ``data`` and ``eval_data`` hold one payload a line; without ``eval_data`` the share ``held_out`` of the data is kept for
-    it. ``model`` is a folder, None the built-in policy; ``engine`` serves it ("policy" or "vllm"). A step runs ``groups``
-    inputs, ``rollouts`` times each. ``learning_rate`` is the peak, None the backend's in `LEARNING_RATES`. ``lora_rank`` 0
-    trains all weights.
+    ``backend`` is what trains: the loop of `examples/grpo_loop`, or TRL's GRPOTrainer. ``data`` and ``eval_data`` hold one
+    payload a line; without ``eval_data`` the share ``held_out`` of the data is kept for it. ``model`` is a folder, None the
+    built-in policy; ``engine`` serves it ("policy" or "vllm"). A step runs ``groups`` inputs, ``rollouts`` times each.
+    ``learning_rate`` is the peak, None the backend's in `LEARNING_RATES`. ``lora_rank`` 0 trains all weights.
     ``staleness`` weight versions may lie between a rollout's start and its training; with
     ``hold_calls`` weights change between model calls only. Every ``eval_every`` steps the held-out rows are run beside the
     training, by a copy of the weights on a second engine; 0: before and after only.
@@ -49,6 +50,7 @@ class LocalRun:
 
     agent: Path
     data: Path
+    backend: str = "loop"
     eval_data: Path | None = None
     held_out: float = 0.0
     model: Path | None = None
@@ -77,6 +79,10 @@ class LocalRun:
             not_negative=("held_out", "lora_rank", "staleness", "eval_every"),
             counts=("steps", "groups", "rollouts", "max_concurrent"),
         )
+        if self.backend not in TRAINERS:
+            raise ConfigError(f"backend is one of {', '.join(TRAINERS)} here, got {self.backend!r}")
+        if self.backend == "trl":
+            self._check_trl()
         if self.rollouts < 2:
             raise ConfigError(f"rollouts must be at least 2, got {self.rollouts}: their rewards are compared")
         if self.held_out >= 1:
@@ -98,6 +104,21 @@ class LocalRun:
             raise ConfigError(f"engine is one of {', '.join(ENGINES)}, got {self.engine!r}")
         if self.engine == "vllm":
             find_python()
+        if self.learning_rate is None:
+            object.__setattr__(self, "learning_rate", LEARNING_RATES[self.backend])
+
+    def _check_trl(self) -> None:
+        if self.staleness:
+            raise ConfigError("TRL's GRPOTrainer collects a batch, then trains it: staleness is for --backend loop")
+        if self.eval_every:
+            raise ConfigError("eval_every is for --backend loop: TRL evaluates before and after")
+        if importlib.util.find_spec("trl") is None:
+            raise missing_extra("--backend trl needs the package 'trl'", "trl")
+
+    @property
+    def title(self) -> str:
+        """The agent's name in what is shown."""
+        return self.agent.parent.name if self.agent.stem in ("agent", "rl_app", "app") else self.agent.stem
 
     def rows(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """(trained on, held out). Raises: ConfigError when there is nothing to train on."""
@@ -132,7 +153,7 @@ def read(flags: Mapping[str, Any], file: Path | None) -> LocalRun:
                 values[name] = str((file.parent / values[name]).resolve())
         for name in _FOLDERS:
             values[name] = [str((file.parent / path).resolve()) for path in values.get(name, ())]
-    given = {k: (str(Path(v).resolve()) if k in _PATHS else v) for k, v in flags.items() if v not in (None, ())}
+    given = _given(flags)
     for one, other in (("eval_data", "held_out"), ("held_out", "eval_data")):
         if one in given and other not in given:  # two ways to say the same: the option wins
             values.pop(other, None)
@@ -141,6 +162,11 @@ def read(flags: Mapping[str, Any], file: Path | None) -> LocalRun:
         if not values.get(name):
             raise ConfigError(f"{option} is missing: `agentcore-rl init NAME` makes an agent with data to begin with")
     return from_mapping(LocalRun, values, where=str(file or "options"))
+
+
+def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that were given, paths as they are stored."""
+    return {k: (str(Path(v).resolve()) if k in _PATHS else v) for k, v in flags.items() if v not in (None, ())}
 
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -187,14 +213,19 @@ def variable_names(session_env: Sequence[str]) -> list[str]:
     return [pair.partition("=")[0] for pair in session_env]
 
 
-def new_run(settings: LocalRun, out: Path | None) -> Path:
+def new_run(settings: LocalRun, out: Path | None, name: str | None = None) -> Path:
     """A folder for the run, with its settings. Raises: ConfigError when it holds one."""
-    name = f"{settings.agent.parent.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    run_dir = (out or Path("runs") / name).resolve()
+    run_dir = new_folder(out, name or settings.agent.parent.name)
+    write_config(run_dir, {**dataclasses.asdict(settings), "session_env": variable_names(settings.session_env)})
+    return run_dir
+
+
+def new_folder(out: Path | None, name: str) -> Path:
+    """The folder of a new run. Raises: ConfigError when it holds one."""
+    run_dir = (out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}").resolve()
     if (run_dir / "config.json").exists():
         raise ConfigError(f"{run_dir} already holds a run; go on with --resume, or choose another --out")
     run_dir.mkdir(parents=True, exist_ok=True)
-    write_config(run_dir, {**dataclasses.asdict(settings), "session_env": variable_names(settings.session_env)})
     return run_dir
 
 
@@ -215,7 +246,7 @@ def old_run(out: Path | None, flags: Mapping[str, Any]) -> tuple[Path, LocalRun]
     if not (run_dir / "config.json").exists():
         raise ConfigError(f"{run_dir} holds no run to go on with (no config.json)")
     stored = json.loads((run_dir / "config.json").read_text())
-    given = {k: str(Path(v).resolve()) if k in _PATHS else v for k, v in flags.items() if v not in (None, ())}
+    given = _given(flags)
     variables = given.pop("session_env", None)
     changed = [k for k, v in given.items() if stored.get(k) != (list(v) if isinstance(v, tuple) else v)]
     if variables is not None:

@@ -22,7 +22,6 @@ from typing import Any
 
 import click
 
-from ..._servers.private_files import CREDENTIALS
 from ...errors import AgentCoreRLError, ConfigError, LocalRuntimeError
 from ...runs import is_run
 from ..output.terminal import visible
@@ -38,7 +37,7 @@ ENGINES = ("policy", "vllm")  # what `start` can start
 VLLM_READY_S = 900.0  # importing it without compiled files takes six minutes on two cores
 # Busy-waiting OpenMP threads cost two to three times the CPU on a machine whose cores are shared by all parts.
 QUIET = {"OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
-# Our own clients find a local runtime's key by its address; boto3 insists that there is something to sign with.
+# The local runtime asks the kernel who calls; boto3 only insists that there is something to sign with.
 _CREDENTIALS = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_REGION": REGION}
 
 
@@ -67,7 +66,6 @@ class Stack:
             "AGENTCORE_RL_GATEWAY_URL": self.gateway_url,
             "AGENTCORE_RL_GATEWAY_ADMIN_KEY": self.gateway_admin_key,
             **_CREDENTIALS,
-            "AWS_SECRET_ACCESS_KEY": self.gateway_admin_key,  # one key for all servers of a launch
             "AWS_DEFAULT_REGION": REGION,
         }
 
@@ -148,10 +146,11 @@ def use_local_credentials() -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Upstream:
-    """An inference server that runs already: its address, and which engine it is."""
+    """An inference server: its address, and which engine it is. ``relayed``: the gateway passes messages on as they are."""
 
     url: str
     engine: str
+    relayed: bool = False
 
 
 def start(
@@ -201,7 +200,7 @@ def start(
             *runtime_options,
         ],
         doing=f"loading {agent}" if here else "",
-        env={HANDED: json.dumps(variables), CREDENTIALS: f"{_CREDENTIALS['AWS_ACCESS_KEY_ID']}:{admin_key}"},
+        env={HANDED: json.dumps(variables)},
     )
     if policy is not None:
         upstream = _wait_for_engine(services, policy, engine)
@@ -261,8 +260,7 @@ def start_copy(services: Services, *, folder: Path, model: Path | None, engine: 
 
 def _launch_engine(services: Services, model: Path | None, engine: str, of: str = "") -> Service:
     if engine == "vllm":
-        words = ["policy", "vllm"]
-        words += ["--model", str(model)] if model else []
+        words = ["policy", "vllm", *(["--model", str(model)] if model else [])]
         doing = "loading the model and answering its first request: a minute or two"
         return services.launch(f"{of}vLLM", words, doing=doing)
     words = ["policy", "serve", "--threads", str(max(1, (os.cpu_count() or 2) // 2))]
@@ -277,8 +275,14 @@ def _wait_for_engine(services: Services, policy: Service, engine: str) -> Upstre
 
 def _gateway(upstream: Upstream, turns: Path, model: Path | None) -> list[str]:
     """The command of a gateway before this server. It does the tokenising: each turn goes on from the last one's tokens."""
+    from ...policy.model import WEIGHTS_DIR
+
     words = ["gateway", "serve", "--upstream", upstream.url, "--engine", upstream.engine, "--store", str(turns)]
-    return words + _token_mode(model)
+    if upstream.relayed:
+        return words
+    folder = model or WEIGHTS_DIR
+    context = context_of(folder)
+    return [*words, "--model", str(folder), *(["--context-tokens", str(context)] if context is not None else [])]
 
 
 @contextlib.contextmanager
@@ -303,15 +307,6 @@ def own(
             session_env=session_env,
             runtime_options=runtime_options,
         )
-
-
-def _token_mode(model: Path | None) -> list[str]:
-    """Options of a gateway that does the tokenising, so that each turn goes on from the last one's tokens."""
-    from ...policy.model import WEIGHTS_DIR
-
-    folder = model or WEIGHTS_DIR
-    context = context_of(folder)
-    return ["--model", str(folder), *(["--context-tokens", str(context)] if context is not None else [])]
 
 
 def _slow_start(runtime: Any) -> str | None:

@@ -1,75 +1,42 @@
-"""Train an agent's file on this machine with TRL's GRPOTrainer: same services, display, files and checks as the loop.
+"""Train an agent's file on this machine with TRL's GRPOTrainer: same stack, display, files and checks as the loop.
 
 TRL keeps a checkpoint of model, optimizer and scheduler after every batch of rollouts, from which a resumed run goes on.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
 import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...errors import CaptureError
 from ..servers.vllm import MODEL_ID
-from .run import TPS_LIMIT, Job, Observer, clients, finish, observed, recorded, start_for
-from .stack import QUIET, Stack
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from .job import TPS_LIMIT, Job, Parts
+from .stack import Stack
 
 
-def train_with_trl(loop: ModuleType, job: Job, console: Console, *, stack: Stack | None = None) -> dict[str, Any]:
-    """Train on this stack, else on one that is started for it and gone afterwards. Returns the summary.
-
-    Call it on the main thread. Raises: AgentCoreRLError; KeyboardInterrupt on Ctrl-C and SIGTERM.
-    """
-    from ...backends.trl import adapter  # first, so that a missing TRL costs no start of services
-    from .services import Services
-
-    started = time.monotonic()
-    with contextlib.ExitStack() as exits:
-        interrupts = exits.enter_context(Interrupts())
-        if stack is None:
-            admin_key = secrets.token_urlsafe(24)
-            environment = {**QUIET, "AGENTCORE_RL_GATEWAY_ADMIN_KEY": admin_key}
-            services = exits.enter_context(Services(job.run_dir / "logs", env=environment))
-            stack = start_for(job, services, admin_key)
-            exits.enter_context(services.watched())
-        recording = exits.enter_context(recorded(job, stack))
-        report, observer = exits.enter_context(observed(job, console, recording))
-        client, gateway = exits.enter_context(clients(job, stack))
-        _Training(adapter, loop, job, stack, client, gateway, observer, interrupts, recording).run()
-    return finish(job, report, time.monotonic() - started)
+def train_with_trl(job: Job, parts: Parts) -> None:
+    """Call it on the main thread. Raises: AgentCoreRLError; KeyboardInterrupt on Ctrl-C and SIGTERM."""
+    with Interrupts() as interrupts:
+        _Training(job, parts, interrupts).run()
 
 
 class _Training:
     """One run of TRL's trainer, whose steps are reported under the names of the loop."""
 
-    def __init__(
-        self,
-        adapter: Any,
-        loop: ModuleType,
-        job: Job,
-        stack: Stack,
-        client: Any,
-        gateway: Any,
-        observer: Observer,
-        interrupts: Interrupts,
-        recording: Any,
-    ) -> None:
-        self._recording = recording
-        self._adapter, self._loop, self._job, self._interrupts = adapter, loop, job, interrupts
-        self._client, self._gateway, self._observe = client, gateway, observer
-        batch = job.config.groups * job.config.rollouts
+    def __init__(self, job: Job, parts: Parts, interrupts: Interrupts) -> None:
+        from ...backends.trl import adapter
+        from ...backends.trl.config import TrlConfig
+
+        self._adapter, self._job, self._run, self._interrupts = adapter, job, parts, interrupts
+        self._observe = parts.observer
+        batch = job.settings.groups * job.settings.rollouts
         # Optimizer steps on each batch of rollouts: TRL cuts a batch into equal parts.
         self._parts = next(n for n in range(min(job.config.minibatches, batch), 0, -1) if batch % n == 0)
-        self._config = adapter.TrlConfig(**trl_values(job, stack, self._parts))
+        self._config = TrlConfig(**trl_values(job, parts.stack, self._parts))
         self._groups: Sequence[Any] = ()
         self._stats: Any = None
         self._began_s = self._collected_s = 0.0
@@ -84,19 +51,19 @@ class _Training:
         job = self._job
         torch.manual_seed(job.config.seed)
         torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
-        model, tokenizer = load_policy(job.model)
+        model, tokenizer = load_policy(job.settings.model)
         places = range(job.config.steps * job.config.groups)
         trainer = self._adapter.make_trainer(
             self._config,
-            client=self._client,
-            gateway=self._gateway,
-            rows=[self._loop.row_at(place, job.rows, job.config) for place in places],
+            client=self._run.client,
+            gateway=self._run.gateway,
+            rows=[self._job.loop.row_at(place, job.rows, job.config) for place in places],
             model=model,
             tokenizer=tokenizer,
             callbacks=[_callback(self)],
             on_rollout=self._rollout,
             on_batch=self._batch,
-            recording=self._recording,
+            recording=self._run.recording,
         )
         _be_quiet(trainer)
         checkpoint = newest_checkpoint(self._config.output_dir / "trl")
@@ -128,14 +95,14 @@ class _Training:
         self._observe("rollouts_started", {"phase": when, "total": len(rows)})
         groups = collect(
             [GroupRequest(input_id=f"{when}/{i:04d}", payload=row) for i, row in enumerate(rows)],
-            client=self._client,
-            gateway=self._gateway,
+            client=self._run.client,
+            gateway=self._run.gateway,
             config=self._config.collect,
             on_rollout=self._rollout,
-            recording=self._recording.at(when),
+            recording=self._run.recording.at(when),
         )
         version = 0 if when == "before" else self._job.config.steps
-        self._observe("evaluated", {"when": when, "version": version, **self._loop.summarise(groups)})
+        self._observe("evaluated", {"when": when, "version": version, **self._job.loop.summarise(groups)})
         return groups
 
     def _rollout(self, rollout: Any) -> None:
@@ -184,7 +151,7 @@ class _Training:
             {
                 "step": optimizer_steps // self._parts - 1,
                 "learning_rate": last["learning_rate"],
-                **self._loop.summarise(self._groups),
+                **self._job.loop.summarise(self._groups),
                 "sequences": self._stats.usable,
                 "sampled_tokens": self._stats.sampled_tokens,
                 "trained_tokens": self._stats.trained_tokens,
@@ -279,7 +246,7 @@ def trl_values(job: Job, stack: Stack, parts: int) -> dict[str, Any]:
         "agent_runtime_arn": stack.agent_arn,
         "s3_bucket": stack.store,
         "exp_id": job.run_dir.name,
-        "model": str(job.model or "built-in"),
+        "model": str(job.settings.model or "built-in"),
         "model_id": MODEL_ID,
         "endpoint_url": stack.runtime_url,
         "gateway_url": stack.gateway_url,

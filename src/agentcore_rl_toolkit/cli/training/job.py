@@ -1,0 +1,201 @@
+"""What a training run is made of: its settings and folder, the loop, the clients, and what takes its events."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ConfigError
+from ..servers.vllm import MODEL_ID
+from .settings import LocalRun
+from .stack import Stack
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ...backends.collection.collect import Recording
+    from ...client import RolloutClient
+    from ...gateway import GatewayClient
+    from .display import Display
+    from .report import Report
+    from .trackers import Trackers
+
+CLOSE_DEADLINE_S = 5.0
+TPS_LIMIT = 1000  # the runtime is on this machine
+LOOP = "grpo_loop/train.py"
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A run: its settings and its folder."""
+
+    settings: LocalRun
+    run_dir: Path
+
+    @cached_property
+    def loop(self) -> ModuleType:
+        return load_loop()
+
+    @cached_property
+    def config(self) -> Any:
+        """The settings as the loop has them."""
+        return self.settings.loop_config(self.loop)
+
+    @cached_property
+    def _all_rows(self) -> tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]:
+        return self.settings.rows()
+
+    @property
+    def rows(self) -> Sequence[Mapping[str, Any]]:
+        return self._all_rows[0]
+
+    @property
+    def held_out(self) -> Sequence[Mapping[str, Any]]:
+        return self._all_rows[1]
+
+    @property
+    def evaluates_beside(self) -> bool:
+        return bool(self.settings.eval_every and self.held_out)
+
+    @property
+    def total(self) -> int:
+        """The number of rollouts that the run will start."""
+        settings = self.settings
+        evaluations = 2 + ((settings.steps - 1) // settings.eval_every if self.evaluates_beside else 0)
+        return evaluations * len(self.held_out) + settings.steps * settings.groups * settings.rollouts
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What a trainer works with."""
+
+    stack: Stack
+    client: RolloutClient
+    gateway: GatewayClient
+    recording: Recording
+    observer: Observer
+
+
+def example(name: str) -> Path:
+    """A file of the examples: beside the sources in a clone, inside the package when installed from a wheel."""
+    package = Path(__file__).resolve().parents[2]
+    for root in (package.parents[1] / "examples", package / "_examples"):
+        if (root / name).exists():
+            return root / name
+    raise ConfigError(f"examples/{name} is not part of this installation; clone the repository and run it from there")
+
+
+def load_loop() -> ModuleType:
+    """The loop as a module."""
+    path = example(LOOP)
+    spec = importlib.util.spec_from_file_location(f"agentcore_rl_example_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up by name
+    spec.loader.exec_module(module)
+    return module
+
+
+@contextlib.contextmanager
+def observed(job: Job, console: Console, recording: Recording) -> Iterator[tuple[Report, Observer]]:
+    """What takes the events of a run: the display, the files of its folder, the trackers."""
+    from .display import Display
+    from .report import Report
+    from .trackers import Trackers
+
+    report = Report(job.run_dir)
+    settings = dataclasses.asdict(job.config)
+    with (
+        Trackers(job.settings.tracker, job.run_dir, settings) as trackers,
+        Display(console, job.total) as display,
+    ):
+        yield report, Observer(display, report, trackers, recording)
+
+
+@contextlib.contextmanager
+def recorded(job: Job, stack: Stack) -> Iterator[Recording]:
+    """What writes the rollouts into the run's folder, all of them written afterwards."""
+    from ...backends.collection.collect import open_recording
+    from ...runtime.remote import RuntimeView
+
+    view = RuntimeView(stack.runtime_url)
+    with open_recording(
+        job.run_dir,
+        dataclasses.asdict(job.config),
+        tokenizer=job.settings.model or Path(__file__).resolve().parents[2] / "policy" / "weights",
+        session_log=lambda session_id: "".join(view.log(session_id)),
+    ) as recording:
+        yield recording
+
+
+@contextlib.contextmanager
+def clients(job: Job, stack: Stack) -> Iterator[tuple[RolloutClient, GatewayClient]]:
+    """The clients of a run on a stack, closed afterwards."""
+    from ...client import Deadlines, RolloutClient
+    from ...gateway import GatewayClient
+
+    client = RolloutClient(
+        stack.agent_arn,
+        stack.store,
+        job.run_dir.name,
+        model_id=MODEL_ID,
+        endpoint_url=stack.runtime_url,
+        tps_limit=TPS_LIMIT,
+        # Sessions on this machine stop in milliseconds or, with their runtime, have already ended.
+        deadlines=Deadlines(stop_s=CLOSE_DEADLINE_S - 1),
+    )
+    gateway = GatewayClient(stack.gateway_url, admin_key=stack.gateway_admin_key)
+    try:
+        yield client, gateway
+    finally:
+        # A service that died may leave a call hanging; stopping the services ends it, so do not wait long here.
+        _close_within(CLOSE_DEADLINE_S, client.close, gateway.close)
+
+
+class Observer:
+    """Sends the events of a training to the display, to the files and to the trackers."""
+
+    def __init__(self, display: Display, report: Report, trackers: Trackers, recording: Recording) -> None:
+        self._recording = recording
+        self._display = display
+        self._report = report
+        self._trackers = trackers
+
+    def __call__(self, event: str, facts: dict[str, Any]) -> None:
+        match event:
+            case "rollouts_started":
+                self._display.rollouts_started(facts["phase"], facts["total"])
+            case "rollout":
+                rollout = facts["rollout"]
+                tokens = rollout.trajectory.report.sampled_tokens if rollout.trajectory is not None else 0
+                self._display.rollout(rollout.cause, rollout.score, tokens, beside=facts.get("beside", False))
+            case "step" | "evaluated":
+                self._report.add(event, facts)
+                self._trackers.event(event, facts)
+                show = self._display.step if event == "step" else self._display.evaluated
+                show(facts)
+            case "resumed":
+                evaluations = facts.get("evaluations_from")
+                self._recording.resumed(facts["steps_done"], evaluations)
+                self._report.drop_steps_from(facts["steps_done"], evaluations)
+                self._trackers.resumed(facts["steps_done"])
+                self._display.resumed(facts["rollouts_done"])
+
+
+def _close_within(deadline_s: float, *closers: Callable[[], None]) -> None:
+    threads = [threading.Thread(target=close, daemon=True) for close in closers]
+    for thread in threads:
+        thread.start()
+    give_up = time.monotonic() + deadline_s
+    for thread in threads:
+        thread.join(max(0.0, give_up - time.monotonic()))
