@@ -100,7 +100,12 @@ def test_markup_in_an_error_is_text(tmp_path: Path, capsys: pytest.CaptureFixtur
         patch.setattr(importlib.import_module("agentcore_rl_toolkit.cli.training.run"), "train", fail)
         with pytest.raises(SystemExit):
             command.command.callback(  # type: ignore[misc]
-                **{**dict.fromkeys(p.name for p in command.command.params), "out": tmp_path / "[bold]", "resume": False}
+                **{
+                    **dict.fromkeys(p.name for p in command.command.params),
+                    "out": tmp_path / "[bold]",
+                    "resume": False,
+                    "words": (),
+                }
             )
     captured = capsys.readouterr()
     shown = (captured.out + captured.err).replace("\n", "")
