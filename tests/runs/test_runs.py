@@ -17,7 +17,6 @@ import pytest
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.runs import (
     ROLLOUTS,
-    Keep,
     Query,
     Rollout,
     RunReader,
@@ -25,6 +24,7 @@ from agentcore_rl_toolkit.runs import (
     TokenSequence,
     find_run,
     find_runs,
+    writer,
 )
 
 
@@ -185,25 +185,28 @@ def test_a_killed_process_leaves_a_whole_run_that_is_gone_on_with(tmp_path: Path
         assert reader.find("session-20") is not None
 
 
-def test_a_full_queue_drops_and_says_so_and_never_waits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_queue_drops_and_says_so_and_never_waits(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     go = threading.Event()
 
     def slow() -> Rollout:
         assert go.wait(30)
         return rollout(0)
 
-    writer = RunWriter(tmp_path, keep=Keep(queue=2))
-    writer.rollout(slow)
+    monkeypatch.setattr(writer, "WAITING", 2)
+    run = RunWriter(tmp_path)
+    run.rollout(slow)
     for n in range(1, 20):
-        writer.rollout(rollout(n))
+        run.rollout(rollout(n))
     go.set()
-    writer.close()
-    assert writer.dropped >= 16
-    assert writer.written + writer.dropped == 20
-    assert f"{writer.dropped} rollouts were not kept" in caplog.text
+    run.close()
+    assert run.dropped >= 16
+    assert run.written + run.dropped == 20
+    assert f"{run.dropped} rollouts were not kept" in caplog.text
     with RunReader(tmp_path) as reader:
-        assert reader.count() == writer.written
-        assert reader.counters() == {"not_kept_full": writer.dropped}
+        assert reader.count() == run.written
+        assert reader.counters() == {"not_kept_full": run.dropped}
 
 
 def test_one_that_cannot_be_written_takes_no_other_with_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -230,7 +233,7 @@ def test_a_folder_that_cannot_be_written_breaks_nothing(tmp_path: Path, caplog: 
 def test_the_oldest_lose_their_tokens_first_and_say_so(tmp_path: Path) -> None:
     noise = [float(-((i * 7919) % 1009)) for i in range(20_000)]
     big = TokenSequence(ids=[(i * 7919) % 50_021 for i in range(20_000)], mask=[1] * 20_000, logprobs=noise)
-    with RunWriter(tmp_path, keep=Keep(max_gb=400_000 / 2**30)) as writer:
+    with RunWriter(tmp_path, max_gb=400_000 / 2**30) as writer:
         for n in range(12):
             writer.rollout(rollout(n, sequences=[big]))
             assert writer.flush()
@@ -242,17 +245,6 @@ def test_the_oldest_lose_their_tokens_first_and_say_so(tmp_path: Path) -> None:
         assert dropped == sorted(dropped, reverse=True)
         assert all(row is not None and row["dialogue"] and row["trained_tokens"] == 4 for row in rows)
         assert [row is not None and row["sequences"] is None for row in rows] == dropped
-
-
-def test_settings_leave_out_what_they_name(tmp_path: Path) -> None:
-    with RunWriter(tmp_path, keep=Keep(tokens=False, dialogue=False)) as writer:
-        writer.rollout(rollout(0))
-    with RunReader(tmp_path) as reader:
-        found = reader.rollout(1)
-        assert found is not None
-        assert (found["sequences"], found["dialogue"]) == (None, None)
-        assert found["logprob_min"] == -0.75
-        assert reader.total(Query(text="question")) == 0
 
 
 def test_runs_are_found_newest_first(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,7 +135,7 @@ def test_a_finished_run_is_sent_afterwards_and_is_the_same(collector: Collector,
         recording.run.rollout(rollout())
     live = {(s.name, s.span_id, s.parent_span_id, s.start_time_unix_nano) for s in collector.spans}
     collector.spans.clear()
-    done = CliRunner().invoke(cli, ["view", str(tmp_path), "--to", "otlp"])
+    done = CliRunner().invoke(cli, ["view", str(tmp_path), "--otlp"])
     assert done.output == "7 spans of 1 rollouts\n"
     assert {(s.name, s.span_id, s.parent_span_id, s.start_time_unix_nano) for s in collector.spans} == live
 

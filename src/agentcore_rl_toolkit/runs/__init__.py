@@ -6,12 +6,11 @@ from .reader import Query, RunReader
 from .record import Rollout, TokenSequence
 from .spans import SpanSender, spans_of
 from .texts import TokenTexts
-from .writer import Keep, RunWriter
+from .writer import RunWriter
 
 __all__ = [
     "METRICS",
     "ROLLOUTS",
-    "Keep",
     "Query",
     "Rollout",
     "RunReader",

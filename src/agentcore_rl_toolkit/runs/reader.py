@@ -172,11 +172,6 @@ class RunReader:
         """How many fit."""
         return len(self._ids(query))
 
-    def place(self, query: Query, rollout: int) -> int | None:
-        """Where a rollout stands in the list."""
-        ids = self._ids(query)
-        return ids.index(rollout) if rollout in ids else None
-
     def rows(self, ids: Sequence[int]) -> list[dict[str, Any]]:
         """Rows by id, in the given order."""
         found: dict[int, dict[str, Any]] = {}
@@ -297,12 +292,6 @@ class RunReader:
         """The ids of all rollouts that are compared with this one, itself among them."""
         same = "SELECT b.id FROM rollouts a JOIN rollouts b ON a.phase = b.phase AND a.step IS b.step AND a.grp = b.grp"
         return [row[0] for row in self._all(f"{same} WHERE a.id = ? ORDER BY b.place, b.id LIMIT 512", (rollout,))]
-
-    def groups(self, phase: str, step: int | None) -> list[dict[str, Any]]:
-        """The groups of a step: id of the first rollout, mean reward, how many."""
-        sql = "SELECT MIN(id) AS first, grp, COUNT(*) AS rollouts, AVG(score) AS reward, MIN(score) AS low, MAX(score) AS high "
-        sql += "FROM rollouts WHERE phase = ? AND step IS ? GROUP BY grp ORDER BY MIN(id)"
-        return [dict(row) for row in self._all(sql, (phase, step))]
 
     def inputs(self, phase: str, step: int | None) -> dict[str, dict[str, Any]]:
         """Input key -> mean score and the id of the first rollout, of a step (None: of all that the phase has)."""

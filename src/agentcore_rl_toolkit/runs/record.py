@@ -80,6 +80,24 @@ class TokenSequence:
         )
 
 
+# Columns that are fields of a rollout as they are, and those that its report of fidelity has.
+_PLAIN = (
+    *(
+        "session_id",
+        "phase",
+        "step",
+        "input_key",
+        "place",
+        "attempt",
+        "outcome",
+        "cause",
+        "failure",
+        "mask_reason",
+        "stage",
+    ),
+    *("staleness", "weight_min", "weight_max", "elapsed_s", "ended_s"),
+)
+_REPORTED = ("turns", "sampled_tokens", "trained_tokens", "sequence_tokens", "branches")
 _FLOATS = ("logprobs", "trainer_logprobs", "entropies")
 
 
@@ -130,49 +148,22 @@ class Rollout:
         """What is in the table itself."""
         report = self.fidelity or {}
         return {
-            "session_id": self.session_id,
-            "phase": self.phase,
-            "step": self.step,
             "grp": self.group,
-            "input_key": self.input_key,
-            "place": self.place,
-            "attempt": self.attempt,
-            "outcome": self.outcome,
-            "cause": self.cause,
-            "failure": self.failure,
-            "mask_reason": self.mask_reason,
-            "stage": self.stage,
-            "reward": _finite(self.reward),
-            "score": _finite(self.score),
-            "advantage": _finite(self.advantage),
-            "staleness": self.staleness,
-            "weight_min": self.weight_min,
-            "weight_max": self.weight_max,
-            "turns": report.get("turns"),
-            "sampled_tokens": report.get("sampled_tokens"),
-            "trained_tokens": report.get("trained_tokens"),
-            "sequence_tokens": report.get("sequence_tokens"),
-            "branches": report.get("branches"),
-            "elapsed_s": self.elapsed_s,
-            "ended_s": self.ended_s,
+            **{name: getattr(self, name) for name in _PLAIN},
+            **{name: _finite(getattr(self, name)) for name in ("reward", "score", "advantage")},
+            **{name: report.get(name) for name in _REPORTED},
             "error": None if self.error is None else _text(self.error)[:500],
             **numbers_of(self.sequences),
         }
 
     def detail(self) -> dict[str, Any]:
         """What is shown of one rollout besides its columns, dialogue and tokens."""
+        plain = ("record", "reward_parts", "fidelity", "traceback", "log", "error")
         return {
             "payload": redact(self.payload),
-            "record": self.record,
-            "metrics": dict(self.metrics),
-            "reward_parts": self.reward_parts,
-            "stages": dict(self.stages),
-            "calls": list(self.calls),
-            "call_errors": list(self.call_errors),
-            "fidelity": self.fidelity,
-            "traceback": self.traceback,
-            "log": self.log,
-            "error": self.error,
+            **{name: getattr(self, name) for name in plain},
+            **{name: dict(getattr(self, name)) for name in ("metrics", "stages")},
+            **{name: list(getattr(self, name)) for name in ("calls", "call_errors")},
         }
 
 

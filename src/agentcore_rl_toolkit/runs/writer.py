@@ -16,11 +16,10 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import AgentCoreRLError, ConfigError
+from ..errors import AgentCoreRLError
 from ..logs import WarnsOnceAMinute
 from .folder import METRICS, ROLLOUTS
 from .record import DETAIL, DIALOGUE, TOKENS, Rollout, TokenSequence, numbers_of, pack, searched_text, tools_of, unpack
@@ -31,30 +30,9 @@ from .texts import TokenTexts
 log = logging.getLogger(__name__)
 
 COMMIT_S = 1.0
+WAITING = 4096  # rollouts that wait to be written at most, and so the memory that they hold
 CLOSE_S = 30.0
 _PARTS = (TOKENS, DIALOGUE, DETAIL)  # in this order they are given up
-
-
-@dataclass(frozen=True, kw_only=True)
-class Keep:
-    """What a run keeps, and how much of it.
-
-    Without ``tokens`` there are no token ids, masks and logprobs (their counts and extremes stay), without ``dialogue`` no
-    messages and nothing to search. Beyond ``max_gb`` the oldest rollouts lose their tokens, then the rest but their row; each
-    such row says so. ``queue`` bounds the rollouts that wait to be written, and so the memory that they hold.
-    Raises: ConfigError.
-    """
-
-    tokens: bool = True
-    dialogue: bool = True
-    max_gb: float | None = 20.0
-    queue: int = 4096
-
-    def __post_init__(self) -> None:
-        if self.max_gb is not None and not self.max_gb > 0:
-            raise ConfigError(f"max_gb must be positive or None, got {self.max_gb}")
-        if self.queue < 1:
-            raise ConfigError(f"queue must be at least 1, got {self.queue}")
 
 
 Make = Callable[[], Rollout | Iterable[Rollout]]
@@ -63,7 +41,8 @@ Make = Callable[[], Rollout | Iterable[Rollout]]
 class RunWriter:
     """Appends to one run. Any thread may call it; nothing it does raises or waits, but `flush` and `close`.
 
-    ``spans`` gets each rollout too, and is closed with the run.
+    Beyond ``max_gb`` the oldest rollouts lose their tokens, then the rest but their row; each such row says so. ``spans`` gets
+    each rollout too, and is closed with the run.
     Raises: ConfigError when the folder holds a run of a newer version; OSError when it cannot be made.
     """
 
@@ -71,17 +50,18 @@ class RunWriter:
         self,
         folder: Path,
         *,
-        keep: Keep | None = None,
+        max_gb: float = 20.0,
         texts: TokenTexts | None = None,
         spans: SpanSender | None = None,
     ) -> None:
-        self.folder, self.keep, self.texts = folder, keep or Keep(), texts
+        self.folder, self.texts = folder, texts
+        self._limit = max_gb * 2**30
         self._spans = spans
         folder.mkdir(parents=True, exist_ok=True)
         self.written = self.dropped = self.failed = 0
         self._known: set[int] = set()  # token ids whose text is written
         self._bytes = 0
-        self._work: queue.Queue[Callable[[sqlite3.Connection], None] | None] = queue.Queue(self.keep.queue)
+        self._work: queue.Queue[Callable[[sqlite3.Connection], None] | None] = queue.Queue(WAITING)
         self._metrics_lock = threading.Lock()
         self._closed = False
         self._warnings = WarnsOnceAMinute(log)
@@ -269,9 +249,9 @@ class RunWriter:
         if before is not None:  # it keeps its number, which addresses name
             self._forget(database, "SELECT id FROM rollouts WHERE id = ?", before)
         parts = {DETAIL: pack(rollout.detail())}
-        if self.keep.dialogue and rollout.dialogue is not None:
+        if rollout.dialogue is not None:
             parts[DIALOGUE] = pack(list(rollout.dialogue))
-        if self.keep.tokens and rollout.sequences is not None:
+        if rollout.sequences is not None:
             parts[TOKENS] = pack([sequence.encoded() for sequence in rollout.sequences])
         tools = tools_of(rollout.dialogue)
         columns = ({} if before is None else {"id": before[0]}) | rollout.columns()
@@ -285,8 +265,7 @@ class RunWriter:
             "INSERT INTO parts (rollout, name, data) VALUES (?, ?, ?)", [(row, *p) for p in parts.items()]
         )
         database.executemany("INSERT INTO tools VALUES (?, ?, ?)", [(row, *tool) for tool in tools.items()])
-        if self.keep.dialogue:
-            database.execute("INSERT INTO texts VALUES (?, ?)", (row, searched_text(rollout)))
+        database.execute("INSERT INTO texts VALUES (?, ?)", (row, searched_text(rollout)))
         self._bytes += int(columns["bytes"])
         if TOKENS in parts and self.texts is not None:
             new = {token for sequence in rollout.sequences or () for token in sequence.ids} - self._known
@@ -332,15 +311,14 @@ class RunWriter:
 
     def _shrink(self, database: sqlite3.Connection) -> None:
         """Beyond the limit, give up parts of the oldest rollouts. Their room is used again by those that come."""
-        limit = None if self.keep.max_gb is None else self.keep.max_gb * 2**30
-        if limit is None or self._bytes <= limit:
+        if self._bytes <= self._limit:
             return
         for name in _PARTS:
             oldest = database.execute(
                 "SELECT parts.id, rollout, LENGTH(data) FROM parts WHERE name = ? ORDER BY rollout", (name,)
             ).fetchall()
             for part, row, size in oldest:
-                if self._bytes <= 0.9 * limit:
+                if self._bytes <= 0.9 * self._limit:
                     return
                 database.execute("DELETE FROM parts WHERE id = ?", (part,))
                 dropped = "COALESCE(dropped || ' ', '') || ?"

@@ -15,7 +15,7 @@ from typing import Any
 from ..backends.collection.recording import captured
 from ..errors import AgentCoreRLError
 from ..gateway import GatewayClient
-from ..runs import Keep, Rollout, RunWriter, TokenTexts, write_config
+from ..runs import Rollout, RunWriter, TokenTexts, write_config
 from ..trajectory import Trajectory, build_trajectory
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 LOOK_S = 1.0
 AT_ONCE = 64  # sessions of one fetch: what they hold is in memory meanwhile
 NEWEST = 5000  # of a gateway with more sessions, so many are copied first
-_KEEP = Keep(max_gb=2.0)
 
 
 class GatewayMirror:
@@ -43,7 +42,7 @@ class GatewayMirror:
 
     def start(self) -> None:
         sessions = self._client.sessions()
-        self._run = RunWriter(self.folder, keep=_KEEP, texts=self._texts)
+        self._run = RunWriter(self.folder, max_gb=2.0, texts=self._texts)
         write_config(self.folder, {"gateway": self._urls})
         self._copy(sessions)
         self._run.flush()

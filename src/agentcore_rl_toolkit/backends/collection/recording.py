@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import AgentCoreRLError
-from ...runs import Keep, Rollout, RunWriter, SpanSender, TokenSequence, TokenTexts, in_flight, write_config
+from ...runs import Rollout, RunWriter, SpanSender, TokenSequence, TokenTexts, in_flight, write_config
 from ..data import encode_payload
 from .groups import CollectedRollout, Group, GroupRequest
 
@@ -141,7 +141,6 @@ def open_recording(
     config: Mapping[str, Any],
     *,
     tokenizer: Path | str | None = None,
-    keep: Keep | None = None,
     session_log: Callable[[str], str] | None = None,
 ) -> Recording:
     """A recording into a folder, which is made where it is not there. Close its ``run`` at the end.
@@ -150,7 +149,7 @@ def open_recording(
     tokens. Where the environment names an OpenTelemetry collector, each rollout is sent there as spans.
     """
     texts = TokenTexts(tokenizer) if tokenizer is not None else None
-    run = RunWriter(folder, keep=keep, texts=texts, spans=SpanSender.from_env())
+    run = RunWriter(folder, texts=texts, spans=SpanSender.from_env())
     write_config(folder, config)
     return Recording(run=run, session_log=session_log)
 
