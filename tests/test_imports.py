@@ -181,7 +181,6 @@ ROOMS = {
             "primitives",
             "service",
             "_gateway_process",
-            "recorded",
             "collection",
         ),
         *("replay", "_portal", "settings", "hydra", "dotenv", "gsm8k", "data"),

@@ -24,14 +24,6 @@ import pytest
 from agentcore_rl_toolkit.backends.collection.collect import CollectConfig, CollectedRollout, Group, collect, summarize
 from agentcore_rl_toolkit.backends.collection.samples import Sample, rollout_samples, to_samples
 from agentcore_rl_toolkit.backends.primitives.data import to_datum
-from agentcore_rl_toolkit.backends.recorded import (
-    BAD_KINDS,
-    EXPERT_LAYERS,
-    EXPERT_TOP_K,
-    GOOD_KINDS,
-    recorded_episodes,
-    requests_for,
-)
 from agentcore_rl_toolkit.backends.replay import Episode, Replay
 from agentcore_rl_toolkit.backends.rllm.convert import groups_to_rllm, to_rllm
 from agentcore_rl_toolkit.backends.slime.convert import NOTE, to_slime
@@ -39,6 +31,15 @@ from agentcore_rl_toolkit.backends.slime.hooks import keep_informative_group, no
 from agentcore_rl_toolkit.backends.slime.logs import outcome_metrics
 from agentcore_rl_toolkit.backends.trl.convert import REWARD_KEY, to_trl
 from agentcore_rl_toolkit.backends.verl.convert import to_verl, too_long
+
+from .recorded import (
+    BAD_KINDS,
+    EXPERT_LAYERS,
+    EXPERT_TOP_K,
+    GOOD_KINDS,
+    recorded_episodes,
+    requests_for,
+)
 
 EPISODES = recorded_episodes()
 SHAPE = (EXPERT_LAYERS, EXPERT_TOP_K)

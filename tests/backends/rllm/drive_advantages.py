@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
 from rllm.trainer.algorithms.advantage import collect_reward_and_advantage_from_trajectory_groups
 from rllm.trainer.algorithms.config import AlgorithmConfig, CompactFilteringConfig, TransformConfig
@@ -11,9 +13,11 @@ from rllm.types import Episode, Step, Trajectory
 
 from agentcore_rl_toolkit.backends.collection.collect import collect
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
-from agentcore_rl_toolkit.backends.recorded import recorded_episodes, requests_for
 from agentcore_rl_toolkit.backends.replay import Replay
 from agentcore_rl_toolkit.backends.rllm import groups_to_rllm
+
+sys.path.append(str(Path(__file__).parents[1]))
+from recorded import recorded_episodes, requests_for
 
 
 def main() -> None:

@@ -206,7 +206,9 @@ def forked(manager: Any) -> dict[str, Any]:
     """A step in which some recorded episodes fork, some do not and some failed."""
     from slime.utils.misc import load_function
 
-    from agentcore_rl_toolkit.backends.recorded import recorded_episodes
+    sys.path.append(str(Path(__file__).parents[1]))
+    from recorded import recorded_episodes
+
     from agentcore_rl_toolkit.backends.replay import Replay
     from agentcore_rl_toolkit.backends.service import RolloutService
     from agentcore_rl_toolkit.backends.slime import generate as ours

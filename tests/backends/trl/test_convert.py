@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.backends.collection.collect import CollectConfig, Group, collect
-from agentcore_rl_toolkit.backends.recorded import recorded_episodes, requests_for
 from agentcore_rl_toolkit.backends.replay import Replay
 from agentcore_rl_toolkit.backends.trl.convert import REWARD_KEY, to_trl
+
+from ..recorded import recorded_episodes, requests_for
 
 
 @pytest.fixture(scope="module")

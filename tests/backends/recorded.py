@@ -14,10 +14,10 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import RolloutLostError
-from ..trajectory import Turn
-from .collection.groups import GroupRequest
-from .replay import Episode
+from agentcore_rl_toolkit.backends.collection.groups import GroupRequest
+from agentcore_rl_toolkit.backends.replay import Episode
+from agentcore_rl_toolkit.errors import RolloutLostError
+from agentcore_rl_toolkit.trajectory import Turn
 
 GOOD_KINDS = (
     *("single", "multi_turn", "rewritten", "sub_agent", "truncated", "mixed_versions", "moe", "unparsed"),
