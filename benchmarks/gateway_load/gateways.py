@@ -19,10 +19,9 @@ from .processes import BENCHMARKS, GATEWAY_CORE, Server, free_port, process, wai
 VENVS = BENCHMARKS.parent / ".venvs"
 WEIGHTS = BENCHMARKS.parent / "src" / "agentcore_rl_toolkit" / "policy" / "weights"
 PEERS = {"rllm": "rllm-model-gateway==0.1.0", "toolkit": "agentcore-rl-toolkit[gateway]==0.2.0"}
-NAMES = ("direct", "bare", "ours", "rllm", "toolkit", "ours+tok")
+NAMES = ("direct", "ours", "rllm", "toolkit", "ours+tok")
 MEANING = {
     "direct": "no gateway",
-    "bare": "a proxy that only relays, decodes and appends to a file: what this machine takes for the least there is to do",
     "ours": "this gateway: sessions, keys, de-duplication, capture and the store on disk",
     "rllm": f"{PEERS['rllm']}, its memory store (the faster of its two)",
     "toolkit": f"{PEERS['toolkit']}, vLLM backend, a renderer that costs nothing; streams are whole answers cut in three",
@@ -112,14 +111,6 @@ def gateway(
         if name == "direct":
             rows.write_text("/v1/chat/completions k\n")
             yield Target(name, server.url, None, rows)
-        elif name == "bare":
-            port = free_port()
-            url = f"http://127.0.0.1:{port}"
-            rows.write_text("/v1/chat/completions k\n")
-            command = [sys.executable, "-m", "gateway_load.bare", server.url, str(port)]
-            with process(command, core=core, **{**quiet, "cwd": BENCHMARKS}) as running:
-                wait_http(url, running)
-                yield Target(name, url, running.pid, rows)
         elif name in PEERS:
             # -E: a PYTHONPATH of ours would give the toolkit's process this package instead of the published one.
             python = [str(_python(name)), "-E"]

@@ -136,9 +136,9 @@ class Server:
 
 
 @contextmanager
-def upstream(first_s: float = 0.0, last_s: float = 0.0, writes: int = 0) -> Iterator[Server]:
+def upstream() -> Iterator[Server]:
     """The scripted inference server of `upstream.py`, on the load's core."""
-    command = [sys.executable, "-m", "gateway_load.upstream", str(first_s), str(last_s), str(writes)]
+    command = [sys.executable, "-m", "gateway_load.upstream"]
     with process(command, core=LOAD_CORE, stdout=subprocess.PIPE, cwd=BENCHMARKS) as running:
         assert running.stdout is not None
         yield Server(f"http://127.0.0.1:{int(running.stdout.readline())}", running.pid)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-SIZES = (64, 256, 1024)
+SIZES = (64, 1024)
 PROMPT_TOKENS = 512
 VARIANTS = 8  # of the answers for `model: "distinct"`, so that a session's turns have little in common
 

@@ -1,13 +1,11 @@
-"""What no load generator shows: late turns, bulk fetches, memory after many turns, prompts tokenised in the gateway."""
+"""What no load generator shows: late turns, prompts tokenised in the gateway, memory after many turns."""
 
 from __future__ import annotations
 
 import http.client
 import json
-import threading
 import time
 import urllib.parse
-import urllib.request
 from collections.abc import Callable
 
 from agentcore_rl_toolkit.gateway import GatewayClient
@@ -107,66 +105,6 @@ def rendering(server: Server, turns: int, tokens: int) -> dict[str, float]:
             messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
     early, late, length = median(spent[1:8]), median(spent[-7:]), answer["usage"]["prompt_tokens"]
     return {"turn_2_cpu_ms": early, f"turn_{turns}_cpu_ms": late, "ratio": late / early, "prompt_tokens": length}
-
-
-def bulk(server: Server, sessions: int, turns: int, rounds: int = 3) -> dict[str, float]:
-    """Serving CPU per fetched turn (512 + 1,024 tokens each), and how long a call that runs meanwhile is held up at worst.
-
-    One agent calls without a pause; its calls' own CPU, measured just before, is subtracted. Medians of `rounds` fetches.
-    """
-    with gateway("ours", server) as target:
-        pid, rows = target.pid or 0, target.rows()
-        agent = Agent(target)
-        big = _body([{"role": "user", "content": "x" * 1000}], 1024)
-        for row in rows[:sessions]:
-            for _ in range(turns):
-                agent.ask(row, big)
-        small = _body([{"role": "user", "content": "x"}], 64)
-        waits: list[float] = []
-        stop = threading.Event()
-
-        def keep_asking() -> None:
-            while not stop.is_set():
-                started = time.monotonic()
-                agent.ask(rows[-1], small)
-                waits.append((time.monotonic() - started) * 1000)
-
-        thread = threading.Thread(target=keep_asking)
-        thread.start()
-        found: dict[str, list[float]] = {"cpu": [], "worst": [], "alone": [], "mb": [], "s": []}
-        try:
-            for _ in range(rounds):
-                time.sleep(0.2)
-                calls, before = len(waits), cpu_s(pid)
-                time.sleep(1.0)
-                own = (cpu_s(pid) - before) / max(1, len(waits) - calls)
-                found["alone"].append(max(waits[calls:]))
-                calls, before, started = len(waits), cpu_s(pid), time.monotonic()
-                asked = json.dumps({"session_ids": target.names()[:sessions], "close": False}).encode()
-                request = urllib.request.Request(
-                    target.url + "/admin/fetch", asked, {"content-type": "application/json"}
-                )
-                size = 0
-                with urllib.request.urlopen(request, timeout=120) as answer:
-                    while piece := answer.read(2**20):
-                        size += len(piece)
-                found["s"].append(time.monotonic() - started)
-                time.sleep(0.05)
-                spent = cpu_s(pid) - before - own * (len(waits) - calls)
-                found["cpu"].append(max(0.0, spent) * 1000 / (sessions * turns))
-                found["worst"].append(max(waits[calls:]))
-                found["mb"].append(size / 1e6)
-        finally:
-            stop.set()
-            thread.join()
-    return {
-        "turns": sessions * turns,
-        "mb": median(found["mb"]),
-        "seconds": median(found["s"]),
-        "cpu_ms_per_turn": median(found["cpu"]),
-        "worst_call_before_ms": median(found["alone"]),
-        "worst_call_during_ms": median(found["worst"]),
-    }
 
 
 def memory(server: Server, sessions: int, turns: int) -> dict[str, float]:

@@ -1,11 +1,9 @@
 """The scripted inference server: one process, plain sockets and epoll, answers made before the first call.
 
-    python -m gateway_load.upstream [FIRST_S LAST_S WRITES]
+    python -m gateway_load.upstream
 
-Prints its port. Without arguments every call is answered at once, a stream in a single write: the server is never waited
-for and costs next to nothing. With them an answer takes LAST_S seconds: a stream's first token comes after FIRST_S and the
-tokens follow evenly until LAST_S in WRITES separate writes (0 = one per token), so that a gateway that lets them pile up
-can be told from one that passes them on.
+Prints its port. Every call is answered at once, a stream in a single write: the server is never waited for and costs next to
+nothing.
 
 Size: `max_tokens` of the call (64, 256, 1024). `model` "history-N" answers with a prompt of N tokens that extends the
 call's before; "distinct" rotates through prompts and completions that differ.
@@ -16,15 +14,11 @@ from __future__ import annotations
 import re
 import select
 import socket
-import sys
-import time
-from collections import defaultdict
 
 from .replies import (
     SIZES,
     VARIANTS,
     GrowingHistory,
-    Stream,
     chat_body,
     chat_stream,
     generate_body,
@@ -32,19 +26,10 @@ from .replies import (
     whole,
 )
 
-TICK_S = 0.001
 _LENGTH = re.compile(rb"(?i)\r\ncontent-length: *(\d+)")
 _SIZE = re.compile(rb'"max_(?:completion_)?tokens": ?(\d+)')
 _HISTORY = re.compile(rb'"model": ?"history-(\d+)"')
 _STREAM = re.compile(rb'"stream": ?true')
-
-
-class Timed:
-    """An answer that is written over time."""
-
-    def __init__(self, agent: Agent, parts: list[bytes], first: float, step: float) -> None:
-        self.agent, self.parts, self.next, self.step = agent, parts, first, step
-        self.at = 0
 
 
 class Agent:
@@ -58,8 +43,7 @@ class Agent:
 
 
 class Upstream:
-    def __init__(self, first_s: float, last_s: float, writes: int) -> None:
-        self.first_s, self.last_s, self.writes = first_s, last_s, writes
+    def __init__(self) -> None:
         self.wholes = {n: whole(chat_body(n)) for n in SIZES}
         self.streams = {n: chat_stream(n) for n in SIZES}
         self.generated = {n: whole(generate_body(n)) for n in SIZES}
@@ -69,20 +53,14 @@ class Upstream:
         self.history = GrowingHistory()
         self.poll = select.epoll()
         self.agents: dict[int, Agent] = {}
-        self.due: dict[int, list[Timed]] = defaultdict(list)
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
         self.listener.setblocking(False)
         self.poll.register(self.listener, select.EPOLLIN)
-        self.tick = self.now()
-
-    @staticmethod
-    def now() -> int:
-        return int(time.monotonic() / TICK_S)
 
     def run(self) -> None:
         listening = self.listener.fileno()
         while True:
-            for fd, event in self.poll.poll(TICK_S if self.due else -1, 1024):
+            for fd, event in self.poll.poll(-1, 1024):
                 if fd == listening:
                     self.accept()
                     continue
@@ -91,13 +69,6 @@ class Upstream:
                     self.flush(agent)
                 if agent.open and event & ~select.EPOLLOUT:
                     self.receive(agent)
-            if not self.due:
-                self.tick = self.now()
-                continue
-            while self.tick < self.now():
-                self.tick += 1
-                for timed in self.due.pop(self.tick, ()):
-                    self.step(timed)
 
     def accept(self) -> None:
         while True:
@@ -154,41 +125,16 @@ class Upstream:
         found = _SIZE.search(request, body_at)
         size = int(found[1]) if found else 64
         path = request[: request.index(b"\r\n")]
-        streamed: Stream | None = None
         if b"/generate" in path:
             reply = self.generated[size]
         elif _STREAM.search(request, body_at):
-            streamed = (self.streams if b"/chat/" in path else self.texts)[size]
-            reply = streamed.at_once
+            reply = (self.streams if b"/chat/" in path else self.texts)[size].at_once
         elif b'"distinct"' in request:
             self.asked += 1
             reply = self.distinct[self.asked % VARIANTS]
         else:
             reply = self.wholes[size]
-        if not self.last_s:
-            self.write(agent, reply)
-            return
-        if streamed is None:
-            timed = Timed(agent, [reply], self.last_s / TICK_S, 0.0)
-        else:
-            count = self.writes or len(streamed.chunks)
-            per = -(-len(streamed.chunks) // count)
-            parts = [b"".join(streamed.chunks[i : i + per]) for i in range(0, len(streamed.chunks), per)]
-            parts[0] = streamed.head + parts[0]
-            step = (self.last_s - self.first_s) / max(1, len(parts) - 1) / TICK_S
-            timed = Timed(agent, parts, self.first_s / TICK_S, step)
-        timed.next += time.monotonic() / TICK_S
-        self.due[max(int(timed.next), self.tick + 1)].append(timed)
-
-    def step(self, timed: Timed) -> None:
-        """Write what is due, each part by itself."""
-        while timed.agent.open and timed.at < len(timed.parts):
-            if timed.next > self.tick + 1:
-                self.due[int(timed.next)].append(timed)
-                return
-            self.write(timed.agent, timed.parts[timed.at])
-            timed.at += 1
-            timed.next += timed.step
+        self.write(agent, reply)
 
     def write(self, agent: Agent, data: bytes) -> None:
         if agent.unsent:
@@ -217,12 +163,7 @@ class Upstream:
                 return
 
 
-def main() -> None:
-    first_s, last_s, writes = [*sys.argv[1:], "0", "0", "0"][:3]
-    server = Upstream(float(first_s), float(last_s), int(writes))
+if __name__ == "__main__":
+    server = Upstream()
     print(server.listener.getsockname()[1], flush=True)
     server.run()
-
-
-if __name__ == "__main__":
-    main()

@@ -15,21 +15,12 @@ from .processes import LOAD_CORE, pinned
 # Requests are formatted once per session; `calls` of them in a row go to the same one. The header is what OpenAI's client
 # sends with a first attempt: the gateway has to look whether it knows the call.
 _SCRIPT = """
-local started_threads = 0
-setup = function(thread)
-  thread:set("id", started_threads)
-  started_threads = started_threads + 1
-end
 local sessions = {}
 init = function()
-  local at = 0
   for line in io.lines("%(sessions)s") do
-    if at %% %(threads)d == id then
-      local path, key = line:match("^(%%S+) (%%S+)$")
-      sessions[#sessions + 1] = wrk.format("POST", path, {["content-type"] = "application/json",
-        ["x-stainless-retry-count"] = "0", ["authorization"] = "Bearer " .. key}, [==[%(body)s]==])
-    end
-    at = at + 1
+    local path, key = line:match("^(%%S+) (%%S+)$")
+    sessions[#sessions + 1] = wrk.format("POST", path, {["content-type"] = "application/json",
+      ["x-stainless-retry-count"] = "0", ["authorization"] = "Bearer " .. key}, [==[%(body)s]==])
   end
 end
 local n = %(offset)d
@@ -38,23 +29,12 @@ request = function()
   n = n + 1
   return s
 end
-%(delay)s
 done = function(summary, latency, requests)
   local e = summary.errors
   io.write(string.format('RESULT {"requests":%%d,"us":%%d,"errors":%%d,"timeouts":%%d,', summary.requests, summary.duration,
     e.connect + e.read + e.write + e.status, e.timeout))
   io.write(string.format('"p50":%%f,"p99":%%f,"worst":%%f}\\n',
     latency:percentile(50), latency:percentile(99), latency.max))
-end
-"""
-
-# Agents start one after the other over so many seconds: in lockstep all answers would come at the same moment.
-_SPREAD = """
-local started = 0
-delay = function()
-  started = started + 1
-  if started > %(connections)d then return 0 end
-  return math.floor(started * %(spread_ms)f / %(connections)d)
 end
 """
 
@@ -97,33 +77,17 @@ def load(
     model: str = "m",
     calls: int = 10,
     offset: int = 0,
-    spread_s: float = 0.0,
-    own_sessions: bool = False,
-    core: int | None = LOAD_CORE,
 ) -> Load:
-    """Ask for `seconds` (at least one). The sessions' turn begins as if `offset` calls had been made.
-
-    With one thread every connection asks for whichever session is next; `own_sessions` gives each connection a thread and
-    sessions of its own, as agents have them, at some more CPU of wrk's.
-    """
-    threads = connections if own_sessions else 1
-    spread = _SPREAD % {"connections": connections, "spread_ms": spread_s * 1000} if spread_s else ""
+    """Ask for `seconds` (at least one). The sessions' turn begins as if `offset` calls had been made."""
     body = chat_request(tokens, stream=stream, model=model)
     with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
-        values = {
-            "sessions": sessions,
-            "body": body,
-            "calls": calls,
-            "offset": offset,
-            "delay": spread,
-            "threads": threads,
-        }
+        values = {"sessions": sessions, "body": body, "calls": calls, "offset": offset}
         script.write(_SCRIPT % values)
         script.flush()
-        command = ["wrk", f"-t{threads}", f"-c{connections}", f"-d{max(1, round(seconds))}s", "--timeout", "60s"]
+        command = ["wrk", "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "--timeout", "60s"]
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(
-            pinned(core, [*command, "-s", script.name, url]),
+            pinned(LOAD_CORE, [*command, "-s", script.name, url]),
             capture_output=True,
             text=True,
             timeout=seconds + 120,

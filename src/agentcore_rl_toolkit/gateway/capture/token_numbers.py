@@ -57,7 +57,9 @@ def packed_ids(lists: Sequence[msgspec.Raw]) -> bytes | None:
         decoded = [ids for ids in _id_lists.decode(b"[%b]" % b",".join(lists)) if ids is not None]
     except NOT_JSON as e:
         raise CaptureError(f"the engine's token ids cannot be read: {e}") from e
-    return pack_ids([i for ids in decoded for i in ids]) if decoded else None
+    if not decoded:
+        return None
+    return pack_ids(decoded[0] if len(decoded) == 1 else [i for ids in decoded for i in ids])
 
 
 def packed_logprobs(parts: Sequence[msgspec.Raw]) -> bytes | None:
