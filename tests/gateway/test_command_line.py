@@ -18,8 +18,6 @@ from agentcore_rl_toolkit.gateway import GatewayConfig
     [
         ("--port", "99999"),
         ("--port", "-1"),
-        ("--retention-gb", "-1"),
-        ("--retention-gb", "0"),
         ("--retention-hours", "-1"),
         ("--call-timeout", "-5"),
         ("--default-max-tokens", "0"),
@@ -59,7 +57,6 @@ def test_a_store_of_several_processes_is_refused_by_name(tmp_path: Path) -> None
     "settings",
     [
         {"port": 70_000},
-        {"retention_bytes": 0},
         {"retention_s": -1.0},
         {"context_tokens": -5},
         {"default_max_tokens": 0},

@@ -27,7 +27,7 @@ async def test_what_fails_now_and_then_ends_no_deadline_and_is_logged_once(
         broken.append("looked")
         raise LookupError("of a kind that nobody foresaw")
 
-    monkeypatch.setattr(gateway.retention, "tend", fail)
+    monkeypatch.setattr(gateway.sessions, "expire", fail)
     [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
     with caplog.at_level(logging.ERROR):
         for _ in range(2):

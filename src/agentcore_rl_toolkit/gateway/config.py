@@ -6,7 +6,6 @@ import fnmatch
 import ipaddress
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
@@ -147,13 +146,11 @@ class GatewayConfig:
     store_dir: str | None = None
     fsync: bool = False
     session_keys: bool = True
-    retention_bytes: int | None = None
     retention_s: float | None = None
     upstream_hosts: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     allow_fields: tuple[str, ...] = ()
     train_constrained: bool = False
-    sampling_params: Mapping[str, object] = field(default_factory=dict)
     model_id: str | None = None
     weight_version: int | None = None
     model_dir: str | None = None
@@ -168,7 +165,7 @@ class GatewayConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be between 0 and 65535, got {self.port}")
-        for name in ("retention_bytes", "retention_s", "context_tokens", "default_max_tokens"):
+        for name in ("retention_s", "context_tokens", "default_max_tokens"):
             _check_amount(name, getattr(self, name), none=name != "default_max_tokens")
         if self.model_id == "":
             raise ConfigError("model_id must name a model, or be left out")

@@ -24,8 +24,6 @@ from .dispatch import Dispatch, MakeCall
 from .http.connection import AgentConnection
 from .http.open_connections import OpenConnections
 from .sessions.registry import Sessions, store_secret
-from .sessions.retention import Retention
-from .sessions.settings import SessionSettings, check_sampling
 from .store.writer import Store
 from .upstreams.router import Router
 
@@ -46,10 +44,6 @@ class Gateway:
     """
 
     def __init__(self, config: GatewayConfig, *, connect: Callable[[], Any] | None = None) -> None:
-        try:
-            check_sampling(config.sampling_params)
-        except RequestError as e:
-            raise ConfigError(str(e)) from e
         self.config = config
         self.counters: Counter[str] = Counter()
         self.connections = OpenConnections(config.limits, HostCheck((config.host,), config.allowed_hosts))
@@ -61,7 +55,7 @@ class Gateway:
             self.sessions = Sessions(
                 self.store,
                 secret=store_secret(directory),
-                defaults=SessionSettings(sampling_params=dict(config.sampling_params), model_id=config.model_id),
+                model_id=config.model_id,
             )
             self.recovered = self.sessions.restore(retention_s=config.retention_s)
         except OSError as e:
@@ -71,7 +65,6 @@ class Gateway:
             raise ConfigError(str(e)) from e
         self.router = Router(config.upstreams, connect_s=config.limits.connect_s)
         self.calls = Context(config, counters=self.counters, sessions=self.sessions, router=self.router)
-        self.retention = Retention(self.sessions, self.counters, age_s=config.retention_s, size=config.retention_bytes)
         self.token_mode: TokenMode | None = None
         self.tinker: Samplers | None = None
         token_call = self._load_model(connect)
@@ -162,6 +155,9 @@ class Gateway:
         self.router.close()
         await self.store.stop()
 
+    def _expire(self, now: float) -> None:
+        self.counters["sessions_expired"] += self.sessions.expire(now)
+
     async def _tick(self) -> None:
         """Deadlines, idle connections, loop lag, retention: everything that is looked at now and then, in one place."""
         looks: tuple[Callable[[float], None], ...] = (
@@ -170,7 +166,7 @@ class Gateway:
             lambda now: self.connections.sweep(now, self.counters),
             self.router.sweep,
             lambda now: self.store.tend(),
-            lambda now: self.retention.tend(),
+            self._expire,
         )
         failures = [0] * len(looks)
         due = time.monotonic() + TICK_S

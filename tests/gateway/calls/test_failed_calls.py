@@ -342,15 +342,12 @@ async def test_session_settings_win_over_the_agents_request(client: GatewayClien
         sampling_params={"temperature": 0.7, "top_k": 5},
         model_id="policy",
         max_tokens=4,
-        allowed_models=["asked"],
     )
     async with agent(session) as llm:
         await llm.chat.completions.create(
             model="asked", messages=USER, temperature=0.0, max_completion_tokens=50, logprobs=False, seed=1
         )
-        with pytest.raises(openai.NotFoundError):
-            await llm.chat.completions.create(model="other", messages=USER)
-        assert [m.id async for m in await llm.models.list()] == ["asked"]
+        assert [m.id async for m in await llm.models.list()] == ["policy"]
     body = engine.calls[0].body
     assert (body["temperature"], body["top_k"], body["model"], body["seed"]) == (0.7, 5, "policy", 1)
     assert body["max_completion_tokens"] == 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 
 import click
 
@@ -64,9 +63,6 @@ def group() -> None:
 @_allowed_hosts
 @click.option("--allow-field", multiple=True, metavar="NAME", help="Request field of your engine that agents may use.")
 @click.option("--model-id", default=None, help="Model name of every call, whatever the agent names.")
-@click.option(
-    "--retention-gb", type=ABOVE_0, default=None, help="Drop the oldest sessions beyond this size of the store."
-)
 @click.option("--retention-hours", type=ABOVE_0, default=None, help="Drop closed sessions that are older than this.")
 @click.option(
     "--call-timeout",
@@ -125,7 +121,6 @@ def serve(
     allowed_hosts: tuple[str, ...],
     allow_field: tuple[str, ...],
     model_id: str | None,
-    retention_gb: float | None,
     retention_hours: float | None,
     call_timeout: float,
     outage_timeout: float,
@@ -169,7 +164,6 @@ def serve(
         allow_fields=allow_field,
         model_id=model_id,
         train_constrained=train_constrained,
-        retention_bytes=None if retention_gb is None else math.ceil(retention_gb * 2**30),
         retention_s=None if retention_hours is None else retention_hours * 3600,
         model_dir=model_dir,
         template=template,

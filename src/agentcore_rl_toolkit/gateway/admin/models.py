@@ -34,10 +34,9 @@ class ModelRoutes:
 
         Members of OpenAI's and of Anthropic's shape stand side by side.
         """
-        settings = session.settings
-        names = settings.allowed_models or ([settings.model_id] if settings.model_id else [])
-        listed = [{"id": n, "created": int(session.created_s), "owned_by": "gateway"} for n in names]
-        listed = [_described(model) for model in listed or await self._served()]
+        own = session.settings.model_id
+        held = {"id": own, "created": int(session.created_s), "owned_by": "gateway"}
+        listed = [_described(model) for model in ([held] if own else await self._served())]
         if wanted is None:
             ends = {"first_id": listed[0]["id"], "last_id": listed[-1]["id"]} if listed else {}
             return {"object": "list", "data": listed, "has_more": False, **ends}

@@ -73,7 +73,6 @@ class GatewayClient:
         model_id: str | None = None,
         max_turns: int | None = None,
         max_tokens: int | None = None,
-        allowed_models: Sequence[str] | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> list[SessionHandle]:
         """Open sessions, all with the same settings.
@@ -86,7 +85,6 @@ class GatewayClient:
             "model_id": model_id,
             "max_turns": max_turns,
             "max_tokens": max_tokens,
-            "allowed_models": None if allowed_models is None else list(allowed_models),
             "metadata": dict(metadata or {}),
         }
         return await self._fleet.create(_listed(session_ids), settings)

@@ -1,6 +1,6 @@
 """Engines that take token ids and give token ids: how each is asked and how its answers are read. Sans-I/O."""
 
-from .base import CancelsByName, GenerationStream, Piece, TokenEngine
+from .base import GenerationStream, Piece, TokenEngine
 from .sglang import SGLangEngine
 from .tinker import TinkerEngine
 from .vllm import VLLMEngine
@@ -15,7 +15,6 @@ TOKEN_ENGINES: dict[str, TokenEngine] = {
 
 __all__ = [
     "TOKEN_ENGINES",
-    "CancelsByName",
     "GenerationStream",
     "Piece",
     "SGLangEngine",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import msgspec
 
@@ -65,36 +66,34 @@ class GenerationStream(Protocol):
     def feed(self, data: bytes) -> list[Piece]: ...
 
 
-class TokenEngine(Protocol):
+class TokenEngine(ABC):
     """One engine's wire format. ``features`` are those of `ModelRequest.features` that it can honour."""
 
     name: str
     features: frozenset[str]
 
+    @abstractmethod
     def request(
         self, prompt_json: bytes, asked: ModelRequest, *, max_tokens: int, stop_token_ids: list[int], stream: bool
     ) -> tuple[bytes, bytes]:
         """Path and body. ``prompt_json`` is the prompt's ids as a JSON list."""
-        ...
 
+    @abstractmethod
     def reply(self, body: bytes) -> list[Piece]:
         """Read a whole answer. Raises: CaptureError when it is not one."""
-        ...
 
+    @abstractmethod
     def stream(self) -> GenerationStream: ...
 
-
-@runtime_checkable
-class CancelsByName(Protocol):
-    """An engine whose calls carry a name by which they can be ended. The others end them when the connection closes."""
-
     def named(self, body: bytes, name: str) -> bytes:
-        """The request with its name. An engine refuses a name that is under way, so every attempt has its own."""
-        ...
+        """The request with a name by which it can be ended. An engine refuses a name that is under way, so every attempt
+        has its own.
+        """
+        return body
 
-    def cancel(self, name: str) -> tuple[bytes, bytes]:
-        """Path and body of the request that ends the call."""
-        ...
+    def cancel(self, name: str) -> tuple[bytes, bytes] | None:
+        """Path and body of the request that ends the call; None: it ends when its connection closes."""
+        return None
 
 
 def version_of(value: Any) -> int | None:

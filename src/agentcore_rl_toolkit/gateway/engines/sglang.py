@@ -21,7 +21,7 @@ from ...messages.dialects.canonical import ModelRequest
 from ...messages.errors import NOT_JSON
 from ..capture.events import EventReader
 from . import constraints
-from .base import COMMON, Piece, WeightSpan, changes, stops, version_of
+from .base import COMMON, Piece, TokenEngine, WeightSpan, changes, stops, version_of
 
 _encode = msgspec.json.Encoder().encode
 _RENAMED = {"max_tokens": "max_new_tokens", "seed": "sampling_seed", "min_tokens": "min_new_tokens"}
@@ -54,7 +54,7 @@ _one = msgspec.json.Decoder(_Response)
 _many = msgspec.json.Decoder(list[_Response])
 
 
-class SGLangEngine:
+class SGLangEngine(TokenEngine):
     """See the module. ``experts`` asks for expert routing, which the server must have been started for
     (``--enable-return-routed-experts``).
     """

@@ -14,7 +14,7 @@ import msgspec
 from ...errors import CaptureError
 from ...messages.dialects.canonical import LENGTH, STOP, ModelRequest
 from ...messages.errors import NOT_JSON
-from .base import GenerationStream, Piece
+from .base import GenerationStream, Piece, TokenEngine
 
 PRODUCTION_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"
 KEY_ENV, URL_ENV = "TINKER_API_KEY", "TINKER_BASE_URL"  # the SDK's own names
@@ -42,7 +42,7 @@ read_request = msgspec.json.Decoder(SampleAsked).decode
 _read_answer = msgspec.json.Decoder(list[Sequence]).decode
 
 
-class TinkerEngine:
+class TinkerEngine(TokenEngine):
     """See the module. ``stop`` strings are cut by the gateway and not sent: a request takes either strings or token ids, and
     the ids that end a turn must stop it in any case."""
 

@@ -18,7 +18,7 @@ from ...messages.errors import NOT_JSON
 from ..capture.events import EventReader
 from ..capture.experts import binary
 from . import constraints
-from .base import COMMON, Piece, WeightSpan, changes, stops, version_of
+from .base import COMMON, Piece, TokenEngine, WeightSpan, changes, stops, version_of
 
 _encode = msgspec.json.Encoder().encode
 
@@ -59,7 +59,7 @@ _SAMPLER = frozenset(
 _FORMS = frozenset({"response_format", "tool_choice", "parallel_tool_calls"}) | constraints.VLLM
 
 
-class VLLMEngine:
+class VLLMEngine(TokenEngine):
     """See the module. ``constrains``: it can hold an answer to a form; the built-in policy cannot."""
 
     def __init__(self, *, name: str = "vllm", constrains: bool = True) -> None:

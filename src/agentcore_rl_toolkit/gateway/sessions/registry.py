@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import logging
 import os
 import re
 import secrets
@@ -26,6 +27,8 @@ from ..store.writer import Store
 from .session import RunningCall, Session, Stored
 from .settings import SessionSettings
 
+log = logging.getLogger(__name__)
+
 _TOMBSTONES = 100_000
 MAX_SESSIONS = 200_000
 # What a client writes into the path of a URL as it is (RFC 3986, pchar); anything else would arrive under another name.
@@ -38,13 +41,11 @@ _ID = re.compile(
 class Sessions:
     """All sessions of one gateway."""
 
-    def __init__(
-        self, store: Store, *, secret: bytes, limit: int = MAX_SESSIONS, defaults: SessionSettings | None = None
-    ) -> None:
+    def __init__(self, store: Store, *, secret: bytes, limit: int = MAX_SESSIONS, model_id: str | None = None) -> None:
         self.store = store
         self.by_id: dict[bytes, Session] = {}
         self.limit = limit
-        self.defaults = defaults or SessionSettings()
+        self.model_id = model_id  # of sessions whose settings name none
         self.created = 0
         self.deleted = 0
         self.turns = 0
@@ -52,9 +53,8 @@ class Sessions:
         self._secret = secret
         self._tombstones: OrderedDict[bytes, None] = OrderedDict()
         self._opening = asyncio.Lock()
-        # When sessions were closed (monotonic), in that order, where there is a bound of age.
-        self.closings: deque[tuple[float, Session]] = deque()
-        self._aging = False
+        self._retention_s: float | None = None
+        self._closings: deque[tuple[float, Session]] = deque()  # when sessions were closed (monotonic), if that matters
         store.on_refused = self._refused
 
     def key_of(self, session_id: str) -> bytes:
@@ -68,7 +68,8 @@ class Sessions:
         self.check([session_id])
         name = session_id.encode()
         known = self.by_id.get(name)
-        settings = settings.over(self.defaults)
+        if settings.model_id is None and self.model_id is not None:
+            settings = msgspec.structs.replace(settings, model_id=self.model_id)
         if known is not None:
             known.use(settings)
             self._put(known)
@@ -152,8 +153,8 @@ class Sessions:
             return []
         session.closed = True
         session.closed_s = time.time()
-        if self._aging:
-            self.closings.append((time.monotonic(), session))
+        if self._retention_s is not None:
+            self._closings.append((time.monotonic(), session))
         running = list(session.inflight)
         self._put(session)
         session.forget_texts()
@@ -197,6 +198,28 @@ class Sessions:
         if len(self._tombstones) > _TOMBSTONES:
             self._tombstones.popitem(last=False)
 
+    def expire(self, now: float) -> int:
+        """Delete the sessions that were closed too long ago; open ones are never too old. Returns how many.
+
+        Those that were closed before this process are as old as the wall clock says, the others by the monotonic clock.
+        """
+        bound_s = self._retention_s
+        if bound_s is None or self.store.failed is not None:
+            return 0
+        victims: list[bytes] = []
+        while self._closings and self._closings[0][0] < now - bound_s:
+            _, session = self._closings.popleft()
+            if self.by_id.get(session.id_bytes) is session:
+                victims.append(session.id_bytes)
+        if victims:
+            self.delete(victims)
+            log.warning(
+                "retention: deleted %d sessions that were closed more than %g h ago (--retention-hours)",
+                len(victims),
+                bound_s / 3600,
+            )
+        return len(victims)
+
     def restore(self, *, retention_s: float | None = None) -> int:
         """Take up the stored sessions. Returns how many calls they have. Raises: GatewayError on a damaged store."""
         reader = self.store.reader
@@ -211,9 +234,9 @@ class Sessions:
                 closed.append(session)
         closed.sort(key=lambda session: session.closed_s or 0.0)
         now_s, started_s = time.time(), time.monotonic()
-        self._aging = retention_s is not None
-        if self._aging:
-            self.closings.extend((started_s - max(0.0, now_s - (s.closed_s or 0.0)), s) for s in closed)
+        self._retention_s = retention_s
+        if retention_s is not None:
+            self._closings.extend((started_s - max(0.0, now_s - (s.closed_s or 0.0)), s) for s in closed)
         return calls
 
     def _restored(self, row: StoredSession, found: Counts | None) -> Session:

@@ -104,16 +104,6 @@ class Session:
         settings = self.settings
         if settings.max_turns is not None and self.started_turns >= settings.max_turns:
             raise RequestError(f"this session may make {settings.max_turns} {TURNS_USED}", kind="turn_limit")
-        if settings.allowed_models is not None:
-            model = fields.get("model")
-            name = msgspec.json.decode(model) if model is not None else None
-            if name not in settings.allowed_models:
-                allowed = ", ".join(settings.allowed_models)
-                raise RequestError(
-                    f"model {name!r} is not open to this session (allowed: {allowed})",
-                    kind="model_not_found",
-                    param="model",
-                )
         if settings.model_id is not None:
             fields["model"] = msgspec.Raw(_to_json(settings.model_id))
         for key, value in self.overrides.items():

@@ -31,18 +31,7 @@ class SessionSettings(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=
     model_id: str | None = None
     max_turns: int | None = None
     max_tokens: int | None = None
-    allowed_models: list[str] | None = None
     metadata: dict[str, Any] = {}
-
-    def over(self, defaults: SessionSettings) -> SessionSettings:
-        """These settings, with a gateway's own sampling parameters and model where these name none."""
-        if not defaults.sampling_params and defaults.model_id is None:
-            return self
-        return msgspec.structs.replace(
-            self,
-            sampling_params={**defaults.sampling_params, **self.sampling_params},
-            model_id=self.model_id or defaults.model_id,
-        )
 
     def check(self) -> None:
         """Raises: RequestError that names the field."""
@@ -52,8 +41,6 @@ class SessionSettings(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=
                 raise RequestError(f"{name} must be at least {least}, got {value}", param=name)
         if self.model_id == "":
             raise RequestError("model_id must name a model, or be left out", param="model_id")
-        if self.allowed_models == []:
-            raise RequestError("allowed_models must name a model, or be left out", param="allowed_models")
 
 
 def check_sampling(params: Mapping[str, Any]) -> None:

@@ -293,11 +293,6 @@ class Store:
         self._tidy_soon()
 
     @property
-    def deleting(self) -> bool:
-        """Whether sessions were deleted that are not gone from the file yet."""
-        return bool(self._queue.deleted)
-
-    @property
     def total_bytes(self) -> int:
         """What the store takes."""
         return self.space.file_bytes + self.wal.size

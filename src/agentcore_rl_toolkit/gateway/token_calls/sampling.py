@@ -26,7 +26,7 @@ from ..calls.engine import Incoming, Owner
 from ..calls.states import State
 from ..capture.record import CONSTRAINED
 from ..capture.reply import Captured
-from ..engines import TOKEN_ENGINES, CancelsByName, GenerationStream, Piece, constraints
+from ..engines import TOKEN_ENGINES, GenerationStream, Piece, constraints
 from ..http.connection import AgentConnection
 from ..sessions.session import Session
 from ..upstreams.router import Worker
@@ -35,10 +35,6 @@ from .prompt import Prompt
 from .reply import TokenReply
 
 _to_json = msgspec.json.Encoder().encode
-
-
-# Looked up once: `isinstance` of a protocol looks at every member of it, at each call.
-_BY_NAME = {name: engine for name, engine in TOKEN_ENGINES.items() if isinstance(engine, CancelsByName)}
 
 
 class TokenSampling:
@@ -156,17 +152,14 @@ class TokenSampling:
         return min(bound, room)
 
     def request_for(self, worker: Worker) -> tuple[bytes, tuple[bytes, ...]]:
-        engine = _BY_NAME.get(self._engine.name)
-        if engine is None:
-            return self._path, (self._body,)
         self._name = f"{self._call_id}-{secrets.token_hex(4)}"
-        return self._path, (engine.named(self._body, self._name),)
+        return self._path, (self._engine.named(self._body, self._name),)
 
     def stop(self, worker: Worker) -> None:
         name, self._name = self._name, None
-        engine = _BY_NAME.get(self._engine.name)
-        if name is not None and engine is not None:
-            self._mode.cancel(worker, *engine.cancel(name))
+        ending = None if name is None else self._engine.cancel(name)
+        if ending is not None:
+            self._mode.cancel(worker, *ending)
 
     # -- the reply
 
