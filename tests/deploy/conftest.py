@@ -72,6 +72,7 @@ def an_aws(folder: Path) -> Iterator[dict[str, str]]:
             ],
             stdout=output,
             stderr=subprocess.STDOUT,
+            env={**os.environ, "AGENTCORE_RL_CREDENTIALS": "AKLOCAL:secret"},
         )
     deadline = time.monotonic() + 120
     while not ready.exists():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,6 @@ from agentcore_rl_toolkit.errors import ConfigError
 from ..runtime.container_images import AGENT as CONTAINER_AGENT
 from ..runtime.container_images import engine_storage
 from .conftest import an_aws, deployment
-from .killer import Between, Killer, deadly_engine, warm_cli
 from .registry import Registry
 
 __all__ = ["engine_storage"]  # a fixture
@@ -93,78 +91,3 @@ def test_an_image_is_built_pushed_and_runs_and_is_built_once(pushed: list[str], 
     finally:
         deployment(what, lines).remove()
     assert any("repository agentcore-rl/boxed: is removed" in line for line in lines)
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(600)  # some forty commands, each cut short by one call later
-def test_an_image_killed_after_every_call_is_deployed_once_and_taken_away(
-    account: dict[str, str], pushed: list[str], tmp_path: Path
-) -> None:
-    """The command itself is killed, by SIGKILL, when what it asked of AWS or of Podman was done and it has no answer yet."""
-    killer = Killer()
-    services = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE")
-    between = {name: Between(account[name], killer) for name in services}
-    between[f"{services[2]}_CONTROL"] = between[services[2]]
-    environment = {**os.environ, **{name: server.url for name, server in between.items()}}
-    engine, steps = deadly_engine(tmp_path, str(shutil.which("podman")))
-    environment["PATH"] = f"{engine.parent}:{environment['PATH']}"
-    folder = an_agent(tmp_path / "mortal", Path(__file__).parent / "recording_agent.py")
-    deploy = ["deploy", "--agent", str(folder), "--bucket", "records-of-the-mortal"]
-    deploy += ["--endpoint", "prod", "--smoke", '{"prompt": "x"}']
-    (tmp_path / ".env").write_text("MINE=1\n")
-    try:
-        with warm_cli(tmp_path, environment, killer) as cli:
-            printed, killed = cli.run_until_it_ends(deploy, at_most=60)
-            made = killer.done.copy()
-            assert killed == len(made) + 3
-            assert {step.name for step in steps.iterdir()} == {"build", "image", "push"}
-            assert "one rollout: ok" in printed
-            it_is_deployed_once(tmp_path, pushed)
-
-            # with nothing to do it changes nothing
-            killer.kills = False
-            before = len(killer.bodies)
-            code, printed = cli.run([*deploy, "--smoke", "none"])
-            assert code == 0, printed
-            again = {operation for operation, _ in killer.bodies[before:]}
-            assert not {o for o in again if not o.partition(":")[2].startswith(("Get", "List", "Describe", "Head"))}
-
-            killer.kills, killer.done = True, []
-            printed, _ = cli.run_until_it_ends([*deploy, "--remove"], at_most=60)
-            assert it_is_gone() == []
-            assert "left: the bucket records-of-the-mortal" in printed
-            assert (tmp_path / ".env").read_text().splitlines()[0] == "MINE=1"
-            assert "AGENTCORE_AGENT_ARN" not in (tmp_path / ".env").read_text()
-    finally:
-        for server in {*between.values()}:
-            server.close()
-        deployment(Settings(name="mortal", platform=this_platform())).remove()
-    changes = {"s3:CreateBucket", "ecr:CreateRepository", "iam:CreateRole", "iam:PutRolePolicy"}
-    runtime = {"CreateAgentRuntime", "CreateAgentRuntimeEndpoint", "InvokeAgentRuntime", "StopRuntimeSession"}
-    assert changes | {f"bedrock-agentcore:{name}" for name in runtime} <= set(made)
-    gone = {"bedrock-agentcore:DeleteAgentRuntime", "iam:DeleteRole", "iam:DeleteRolePolicy", "ecr:DeleteRepository"}
-    assert gone | {"bedrock-agentcore:DeleteAgentRuntimeEndpoint"} <= set(killer.done)
-
-
-def it_is_deployed_once(folder: Path, pushed: list[str]) -> None:
-    control, ecr = boto3.client("bedrock-agentcore-control"), boto3.client("ecr")
-    [runtime] = [r for r in control.list_agent_runtimes()["agentRuntimes"] if r["agentRuntimeName"] == "mortal"]
-    assert (runtime["status"], runtime["agentRuntimeVersion"]) == ("READY", "1")
-    ends = control.list_agent_runtime_endpoints(agentRuntimeId=runtime["agentRuntimeId"])["runtimeEndpoints"]
-    assert sorted(end["name"] for end in ends) == ["DEFAULT", "prod"]
-    assert len(pushed) == 1
-    [image] = ecr.describe_images(repositoryName="agentcore-rl/mortal")["imageDetails"]
-    assert [f"agentcore-rl/mortal:{tag}" for tag in image["imageTags"]] == pushed
-    lines = (folder / ".env").read_text().splitlines()
-    assert lines[:2] == ["MINE=1", f"AGENTCORE_AGENT_ARN={runtime['agentRuntimeArn']}"]
-
-
-def it_is_gone() -> list[str]:
-    """What there still is of it."""
-    control = boto3.client("bedrock-agentcore-control")
-    names = [r["agentRuntimeName"] for r in control.list_agent_runtimes()["agentRuntimes"]]
-    names += [role["RoleName"] for role in boto3.client("iam").list_roles()["Roles"]]
-    names += [
-        repository["repositoryName"] for repository in boto3.client("ecr").describe_repositories()["repositories"]
-    ]
-    return [name for name in names if "mortal" in name]

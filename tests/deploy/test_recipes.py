@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import shutil
 import subprocess
 from pathlib import Path
 from string import Template
 
 import botocore.session
-import pytest
 import yaml
 
 from agentcore_rl_toolkit.deploy import iam
@@ -34,30 +31,6 @@ def commands(text: str, program: str) -> list[list[str]]:
             if words[:1] == [program]:
                 found.append(words[1:])
     return found
-
-
-def cli() -> list[str]:
-    """The command of `@aws/agentcore`, from PATH or AGENTCORE_CLI; the abandoned tool has the same name, and is none."""
-    given = os.environ.get("AGENTCORE_CLI", "")
-    command = shlex.split(given) or [shutil.which("agentcore") or ""]
-    if not command[0]:
-        pytest.skip("npm's @aws/agentcore is not installed here")
-    done = subprocess.run([*command, "add", "--help"], capture_output=True, text=True, timeout=300, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"{command} is not npm's @aws/agentcore")
-    return command
-
-
-def test_every_option_of_the_aws_cli_that_is_documented_is_in_its_help() -> None:
-    used = commands(section("AWS's own CLI"), "agentcore")
-    assert {words[0] for words in used} == {"create", "add", "dev", "deploy", "status", "invoke", "logs"}
-    command = cli()
-    for words in used:
-        verb = [word for word in words[:2] if not word.startswith("-")]
-        done = subprocess.run([*command, *verb, "--help"], capture_output=True, text=True, timeout=300, check=True)
-        known = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", done.stdout))
-        asked = {word for word in words if word.startswith("-")}
-        assert asked <= known, (verb, asked - known)
 
 
 def test_codebuild_runs_what_the_page_gives_it() -> None:
