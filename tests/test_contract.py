@@ -151,7 +151,7 @@ def test_a_payload_without_the_block_has_no_config() -> None:
 def test_a_block_without_ids_runs_but_stores_nothing(block: dict[str, str]) -> None:
     config = RolloutConfig.from_payload({"_rollout": block})
     assert config is not None
-    assert not config.stores_result
+    assert config.s3_bucket is None
 
 
 @pytest.mark.parametrize("missing", sorted(IDS))

@@ -206,10 +206,6 @@ class RolloutConfig:
     proof_key: str | None = field(default=None, repr=False)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def stores_result(self) -> bool:
-        return self.s3_bucket is not None
-
     @classmethod
     def from_payload(cls, payload: Mapping[str, Any]) -> RolloutConfig | None:
         """Read ``payload["_rollout"]``; None when there is none.

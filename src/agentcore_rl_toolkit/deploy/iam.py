@@ -122,7 +122,7 @@ def trainer(place: Place) -> Policy:
         statements += [
             _allow("ReadRecords", ["s3:GetObject"], place.objects),
             listing,
-            # `cleanup` of an experiment, and the ledger that `ledger="store"` keeps beside the records
+            # heartbeats of sessions that left no record, `cleanup` of an experiment, and the doctor's own object
             _allow("KeepAndRemoveRecords", ["s3:DeleteObject", "s3:PutObject"], place.objects),
         ]
     return _document(*statements)

@@ -36,11 +36,6 @@ class ObjectInfo:
     last_modified: datetime
     etag: str | None = None
 
-    @property
-    def last_modified_s(self) -> float:
-        """Unix seconds by the store's own clock."""
-        return self.last_modified.timestamp()
-
 
 class ObjectStore(ABC):
     """Objects under keys. Open one with `open_store`; safe to use from any thread and any event loop.

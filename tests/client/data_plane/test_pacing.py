@@ -81,7 +81,6 @@ def test_a_refused_start_does_not_use_up_the_session_quota() -> None:
     assert pacer.try_start(0.0) == 0
     pacer.start_refused(0.0)
     assert pacer.try_start(5.0) == 0
-    assert pacer.refusals == 1
 
 
 def test_lowest_limit_of_all_members_wins_until_it_leaves() -> None:
@@ -89,9 +88,9 @@ def test_lowest_limit_of_all_members_wins_until_it_leaves() -> None:
     fast, slow = PaceLimits(100, None), PaceLimits(10, None)
     pacer.join(fast)
     pacer.join(slow)
-    assert pacer.start_rate(0.0) == 10
+    assert sum(pacer.try_start(0.0) == 0 for _ in range(50)) == 2  # a fifth of a second's worth at once
     pacer.leave(slow)
-    assert pacer.start_rate(0.0) == 100
+    assert sum(pacer.try_start(1000.0) == 0 for _ in range(50)) == 20
 
 
 def test_stops_have_a_budget_of_their_own() -> None:

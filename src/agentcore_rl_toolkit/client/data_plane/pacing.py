@@ -88,7 +88,6 @@ class Pacer:
         self._invokes = RateBucket(1.0)
         self._stops = RateBucket(1.0)
         self._sessions: RateBucket | None = None
-        self.refusals = 0
 
     def join(self, limits: PaceLimits) -> None:
         """Count `limits` in for as long as its owner keeps it."""
@@ -142,7 +141,6 @@ class Pacer:
     def start_refused(self, now: float) -> None:
         """The runtime answered 429 or 402 to an invoke."""
         with self._lock:
-            self.refusals += 1
             self._invokes.refused(now)
             if self._sessions is not None:
                 self._sessions.refund(now)
@@ -150,14 +148,7 @@ class Pacer:
     def stop_refused(self, now: float) -> None:
         """The runtime answered 429 to a stop."""
         with self._lock:
-            self.refusals += 1
             self._stops.refused(now)
-
-    def start_rate(self, now: float) -> float:
-        """New sessions per second allowed right now."""
-        with self._lock:
-            rate = self._invokes.rate(now)
-            return rate if self._sessions is None else min(rate, self._sessions.rate(now))
 
 
 _pacers: dict[tuple[str, str], Pacer] = {}  # process-wide on purpose: the quota is per agent, whoever asks

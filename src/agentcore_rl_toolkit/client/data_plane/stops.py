@@ -43,8 +43,6 @@ class StopQueue:
         self._room.set()
         self._hurry = asyncio.Event()
         self._warnings = WarnsOnceAMinute(logger)
-        self.stopped = 0
-        self.failed = 0
 
     @property
     def backlog(self) -> int:
@@ -112,7 +110,6 @@ class StopQueue:
                     await take_turn(self._pacer.try_stop)
                 try:
                     await self._pool.run(self._transport.stop, session_id)
-                    self.stopped += 1
                     # With its invoke still on the wire the session may yet come up; a later process has to stop it again.
                     return after is None or after.done()
                 except (InvokeRefusedError, InvokeUncertainError) as e:
@@ -125,7 +122,6 @@ class StopQueue:
                 except Exception as e:  # refused for good
                     pause_s, problem = self._stop_s, e
                 if time.monotonic() + pause_s > deadline_s:
-                    self.failed += 1
                     self._warnings.warning(
                         "session %s could not be stopped and runs until its idle timeout: %s",
                         session_id,
