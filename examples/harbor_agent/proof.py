@@ -61,7 +61,6 @@ def main() -> None:
         framework=None,
         options=options,
         session_env={"HARBOR_SANDBOX": "bubblewrap"},
-        runtime_options=["--isolation", "process"],
         max_concurrent=2,
         rollout_timeout_s=600.0,
     ) as proof:

@@ -225,7 +225,7 @@ class BubblewrapSandbox(_Served):
             why = self._errors.read()[-500:].decode(errors="replace").strip()
             raise SandboxError(
                 f"the sandbox of task {self.task.name} ended or did not answer in {limit_s:g} s: {why or 'no message'}. "
-                f"Where Bubblewrap is not allowed inside sessions, start the runtime with --isolation process, or set {KIND_ENV}"
+                f"Where Bubblewrap is not allowed inside sessions, start the runtime with --isolation none, or set {KIND_ENV}"
             )
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:

@@ -70,11 +70,15 @@ def test_only_what_is_named_is_there_and_only_what_is_writable_changes(
     folders: Callable[[str], Path], user: list[str]
 ) -> None:
     shown, own, elsewhere = folders("shown"), folders("own"), folders("elsewhere")
+    keys = shown / "keys"
+    keys.mkdir()
+    (keys / "key").write_text("secret")
     for folder in (shown, own, elsewhere):
         (folder / "file").write_text(folder.name)
     python = "/usr/bin/python3"
     wanted = {
         "shown": ("read", str(shown / "file")),
+        "key": ("read", str(keys / "key")),
         "change shown": ("write", str(shown / "file")),
         "own": ("write", str(own / "new")),
         "elsewhere": ("read", str(elsewhere / "file")),
@@ -84,7 +88,7 @@ def test_only_what_is_named_is_there_and_only_what_is_writable_changes(
         "top": ("write", "/planted"),
         "tmp": ("write", "/tmp/scratch"),
     }
-    words = [*user, *command([shown, Path("/nowhere")], [own]), python, "-c", TRY, json.dumps(wanted)]
+    words = [*user, *command([shown, Path("/nowhere")], [own], hidden=[keys]), python, "-c", TRY, json.dumps(wanted)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True, cwd="/")
     said = json.loads(done.stdout)
     assert (said.pop("shown"), said.pop("own"), said.pop("tmp")) == ("shown", "written", "written")

@@ -24,8 +24,11 @@ SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc"
 _ASK = "import json, sys; print(json.dumps([sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path]))"
 
 
-def command(readable: Sequence[Path] = (), writable: Sequence[Path] = ()) -> list[str]:
-    """The words in front of a command that run it in the sandbox. Paths that do not exist are left out."""
+def command(readable: Sequence[Path] = (), writable: Sequence[Path] = (), *, hidden: Sequence[Path] = ()) -> list[str]:
+    """The words in front of a command that run it in the sandbox. Paths that do not exist are left out.
+
+    ``hidden``: folders that are empty inside, although what is around them is shown.
+    """
     words = ["bwrap", "--die-with-parent", "--size", str(TMP_BYTES), "--perms", "1777", "--tmpfs", "/tmp"]
     for name in SYSTEM:
         if os.path.islink(name):
@@ -44,6 +47,8 @@ def command(readable: Sequence[Path] = (), writable: Sequence[Path] = ()) -> lis
         if above is None or (above == "--ro-bind" and binds[path] != above):
             bound[path] = binds[path]
             words += [binds[path], path, path]
+    for path in _named(hidden):
+        words += ["--tmpfs", path]
     return [*words, "--remount-ro", "/"]
 
 

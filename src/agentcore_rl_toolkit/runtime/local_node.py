@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 # OpenBLAS, and so numpy, starts its threads when it is imported; a process that has threads cannot be forked.
 UNTHREADED = {"OPENBLAS_NUM_THREADS": "1"}
+KEYS = ".agentcore-rl"  # the folder in which `agentcore-rl up` leaves its keys
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -161,8 +162,10 @@ class LocalNode:
             for folder in isolation.writable_folders:
                 folder.mkdir(parents=True, exist_ok=True)
             paths = await asyncio.to_thread(sandbox.interpreter_paths, agent.python)
-            readable = (*paths, PACKAGE, sandbox.project_of(agent.script), *isolation.readable)
-            prefix = sandbox.command(readable, (*own, *isolation.writable_folders))
+            project = sandbox.project_of(agent.script)
+            readable = (*paths, PACKAGE, project, *isolation.readable)
+            keys = [folder / KEYS for folder in {project, agent.script.parent, Path.cwd()}]
+            prefix = sandbox.command(readable, (*own, *isolation.writable_folders), hidden=keys)
             env[hints.VARIABLE] = hints.describe(
                 [*sandbox.SYSTEM, *map(str, readable)], [*map(str, isolation.writable_folders)]
             )

@@ -51,6 +51,7 @@ def command(
     file, folder_of_model = agent_file(agent), model_folder(model)
     if Stack.running() is not None:
         raise ConfigError("another `agentcore-rl up` runs in this folder: stop it, or use another folder")
+    (Path.cwd() / FOLDER).mkdir(mode=0o700, exist_ok=True)  # from the start: a sandbox hides what is there
     try:
         with (
             terminated_as_interrupted(),
