@@ -57,7 +57,7 @@ class Runtime:
         agent = folder / f"{name}_agent.py"
         agent.write_text(source)
         ready = folder / f"{name}-{len(list(folder.iterdir()))}.json"
-        command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve"]
+        command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve", "--callers", "any"]
         self.process = subprocess.Popen(
             [*command, "--agent", f"{name}={agent}", "--ready-file", str(ready), *options], stdout=subprocess.DEVNULL
         )

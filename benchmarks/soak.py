@@ -30,13 +30,13 @@ import shutil
 import sys
 import tempfile
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 from agentcore_rl_toolkit.errors import GatewayError
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.gateway.client import ADMIN_KEY_ENV
+from agentcore_rl_toolkit.runtime.remote import RuntimeView
 from soak_load.chaos import ROLES, Chaos, plan
 from soak_load.checks import Check, Found, check, flat, outcomes, turns
 from soak_load.stack import PR_SET_CHILD_SUBREAPER, SERVERS, Stack
@@ -151,8 +151,7 @@ async def sessions_at(stack: Stack, *, within_s: float) -> list[Any]:
     """Sessions that the runtime still has, once those that nobody stopped had the time to idle out."""
 
     def ask() -> list[Any]:
-        with urllib.request.urlopen(f"{stack.processes['runtime'].info['url']}/_local/sessions", timeout=10) as reply:
-            return list(json.loads(reply.read())["sessions"])
+        return RuntimeView(stack.processes["runtime"].info["url"], timeout_s=10).sessions()
 
     give_up_s, found = time.monotonic() + within_s, ["unknown"]
     while found and time.monotonic() < give_up_s:

@@ -105,7 +105,7 @@ def moto() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def empty_runtime() -> Iterator[LocalRuntime]:
-    with LocalRuntime({}) as runtime:
+    with LocalRuntime({}, ["--callers", "any"]) as runtime:
         yield runtime
 
 
@@ -127,7 +127,7 @@ def test_an_account_in_order_passes_and_nothing_is_left_in_the_bucket(
     keys = {name: account[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION")}
     variables = {**keys, "AWS_ENDPOINT_URL_S3": moto, "AWS_ALLOW_HTTP": "true"}
     options = [word for name, value in variables.items() for word in ("--session-env", f"{name}={value}")]
-    with LocalRuntime({"math": AGENT}, options) as runtime:
+    with LocalRuntime({"math": AGENT}, [*options, "--callers", "any"]) as runtime:
         arn = runtime.arns["math"]
         (tmp_path / ".env").write_text(f"AGENTCORE_AGENT_ARN={arn}\n")
         control = {f"AWS_ENDPOINT_URL_BEDROCK_AGENTCORE{part}": runtime.url for part in ("", "_CONTROL")}

@@ -222,7 +222,7 @@ def aws(tmp_path_factory: pytest.TempPathFactory, scripted_gateway: str, closed_
     moto.start()
     host, port = moto.get_host_and_port()
     url = f"http://{host}:{port}"
-    with LocalRuntime({"shop": script}) as runtime:
+    with LocalRuntime({"shop": script}, ["--callers", "any"]) as runtime:
         found = Aws(
             moto=url,
             wire=wire,

@@ -179,7 +179,16 @@ def our_agent(s3: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Our
     folder = tmp_path_factory.mktemp("ours")
     (folder / "agent.py").write_text(AGENT)
     ready = folder / "ready.json"
-    words = ["runtime", "serve", "--agent", f"a={folder / 'agent.py'}", "--store", f"file://{folder}/store"]
+    words = [
+        "runtime",
+        "serve",
+        "--callers",
+        "any",
+        "--agent",
+        f"a={folder / 'agent.py'}",
+        "--store",
+        f"file://{folder}/store",
+    ]
     for name, value in {**TEST_CREDENTIALS, "AWS_ENDPOINT_URL_S3": s3}.items():
         words += ["--session-env", f"{name}={value}"]
     words += ["--ready-file", str(ready), "--parent-pid", str(os.getpid()), "--idle-timeout", "1"]

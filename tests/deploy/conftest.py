@@ -56,7 +56,7 @@ def an_aws(folder: Path) -> Iterator[dict[str, str]]:
     ready = folder / "ready.json"
     agent = folder / "agent.py"
     agent.write_text(AGENT)
-    options = ["--agent", f"other={agent}", "--ready-file", str(ready)]
+    options = ["--callers", "any", "--agent", f"other={agent}", "--ready-file", str(ready)]
     options += ["--session-env", f"AWS_ENDPOINT_URL_S3=http://{host}:{port}", "--session-env", "AWS_ALLOW_HTTP=true"]
     with (folder / "output.txt").open("wb") as output:
         process = subprocess.Popen(

@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ import pytest
 
 from agentcore_rl_toolkit.client import Deadlines, RolloutClient, WatchSettings
 from agentcore_rl_toolkit.client.testing import TEST_CREDENTIALS
+from agentcore_rl_toolkit.runtime.remote import RuntimeView
 from agentcore_rl_toolkit.store import ObjectStore, open_store
 
 HERE = Path(__file__).parent
@@ -71,8 +71,7 @@ class World:
 
     def live_sessions(self) -> list[str]:
         """Sessions that the runtime still has."""
-        with urllib.request.urlopen(self.url + "/_local/sessions", timeout=10) as answer:
-            return [s["session_id"] for s in json.load(answer)["sessions"]]
+        return [s["session_id"] for s in RuntimeView(self.url, timeout_s=10).sessions()]
 
     def no_session_left(self, within_s: float = 60.0) -> bool:
         deadline_s = time.monotonic() + within_s
