@@ -83,13 +83,14 @@ async def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
         return "None."
 
     portal = Portal("gateway-of-the-test")
-    with ScriptedModel(decide) as model, LocalRuntime({"agent": tmp_path / "agent.py"}) as runtime:
+    (tmp_path / "store").mkdir()
+    store = ["--store", str(tmp_path / "store")]
+    with ScriptedModel(decide) as model, LocalRuntime({"agent": tmp_path / "agent.py"}, store) as runtime:
         gateway = Gateway(GatewayConfig(upstreams=(UpstreamConfig(url=model.url, engine="vllm"),)))
         portal.call(gateway.start())
         client = RolloutClient(
             runtime.arns["agent"], f"file://{tmp_path / 'store'}", "stuck", endpoint_url=runtime.url, model_id="m"
         )
-        (tmp_path / "store").mkdir()
         requests = [
             GroupRequest(input_id=name, payload={"hangs": name}, n=1, metadata=None) for name in ("tool", "model")
         ]
