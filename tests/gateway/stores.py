@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+
+import pytest
 
 from agentcore_rl_toolkit.gateway import Gateway
 from agentcore_rl_toolkit.gateway.store.schema import FILE
@@ -19,6 +21,15 @@ def refused(gateway: Gateway) -> Iterator[None]:
         yield
     finally:
         gateway.store._database.execute("PRAGMA query_only=OFF")
+
+
+@contextmanager
+def locked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Another program has the store's file: commits wait."""
+    monkeypatch.setattr("agentcore_rl_toolkit.gateway.store.writer._LOCKED_S", 60.0)
+    with closing(sqlite3.connect(folder / FILE, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
 
 
 def calls_of(database: sqlite3.Connection, session_id: str) -> list[int]:

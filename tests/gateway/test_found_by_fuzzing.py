@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,8 @@ import agentcore_rl_toolkit
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionCapture, SessionHandle
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
+
+from .stores import locked
 
 MODEL = str(Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights")
 Start = Callable[..., Awaitable[Gateway]]
@@ -89,29 +89,19 @@ async def test_a_call_that_is_ended_while_the_disk_takes_its_record_is_answered(
     stream: bool,
     how: str,
 ) -> None:
-    gateway = await start_gateway(engine, store_dir=str(tmp_path), fsync=True)
+    gateway = await start_gateway(engine, store_dir=str(tmp_path))
     [session] = await opened(gateway)
-    syncing, go_on, real = threading.Event(), threading.Event(), os.fsync
-
-    def fsync(fd: int) -> None:
-        syncing.set()
-        assert go_on.wait(30)
-        real(fd)
-
-    monkeypatch.setattr(os, "fsync", fsync)
     client = GatewayClient(gateway.url)
-
-    answered = asyncio.ensure_future(finish_reason(session, "w11", stream=stream))
-    try:
-        assert await asyncio.to_thread(syncing.wait, 30)
-        names = [session.session_id]
-        reply: Any = client.pause_async(in_flight="abort") if how == "pause" else client.close_sessions_async(names)
-        ended = asyncio.ensure_future(reply)
+    with locked(tmp_path, monkeypatch):
+        answered = asyncio.ensure_future(finish_reason(session, "w11", stream=stream))
         async with asyncio.timeout(30):
+            while not gateway.store.queue_depth:  # noqa: ASYNC110  (a socket at the other end)
+                await asyncio.sleep(0.005)
+            names = [session.session_id]
+            reply: Any = client.pause_async(in_flight="abort") if how == "pause" else client.close_sessions_async(names)
+            ended = asyncio.ensure_future(reply)
             while gateway.running.paused is None and not gateway.sessions.by_id[session.session_id.encode()].closed:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
-    finally:
-        go_on.set()
     assert await ended == ({"paused": True, "in_flight": 0} if how == "pause" else 1)
     assert await answered == "stop"
     [found] = await fetched(gateway, session)

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import termios
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,7 +27,7 @@ from agentcore_rl_toolkit.gateway.export import stored_sessions
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine, decode_ids
 from agentcore_rl_toolkit.trajectory import Trajectory, build_trajectory
 
-from ..stores import spoil
+from ..stores import locked, spoil
 
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 USER: Any = [{"role": "user", "content": "hello there"}]
@@ -233,23 +232,13 @@ async def test_a_reply_that_was_not_taken_whole_is_not_trained_beside_its_retry(
 async def test_a_reply_whose_agent_left_while_it_was_recorded_is_trained_when_its_retry_gets_it(
     engine: ScriptedEngine, start_gateway: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gateway = await start_gateway(engine, store_dir=str(tmp_path), fsync=True)
+    gateway = await start_gateway(engine, store_dir=str(tmp_path))
     session = await opened(gateway)
-    syncing, go_on, real = threading.Event(), threading.Event(), os.fsync
-
-    def fsync(fd: int) -> None:
-        syncing.set()
-        assert go_on.wait(60)
-        real(fd)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    try:
+    with locked(tmp_path, monkeypatch):
         _, writer = await asked(session, reads=False)
-        assert await asyncio.to_thread(syncing.wait, 60)
+        await until(lambda: gateway.store.queue_depth > 0)
         hang_up(writer)
         await until(lambda: not gateway.connections)
-    finally:
-        go_on.set()
     await until(lambda: not gateway.running)
     made = await trajectory_of(gateway, session, close=False)
     assert (made.report.turns, made.report.untrainable_reasons, made.sequences) == (1, {"not_delivered": 1}, [])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,8 @@ from agentcore_rl_toolkit.gateway import Gateway, GatewayClient
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
+from ..stores import locked
+
 Start = Callable[..., Awaitable[Gateway]]
 
 
@@ -23,18 +23,10 @@ Start = Callable[..., Awaitable[Gateway]]
 async def test_nobody_is_told_that_a_session_is_closed_before_that_is_stored(
     engine: ScriptedEngine, start_gateway: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    gateway = await start_gateway(engine, store_dir=str(tmp_path), fsync=True)
+    gateway = await start_gateway(engine, store_dir=str(tmp_path))
     client = GatewayClient(gateway.url)
     name = new_session_id()
     await client.create_sessions_async([name])
-    syncing, go_on, real = threading.Event(), threading.Event(), os.fsync
-
-    def fsync(fd: int) -> None:
-        syncing.set()
-        assert go_on.wait(60)
-        real(fd)
-
-    monkeypatch.setattr(os, "fsync", fsync)
     work: Any = {
         "close": lambda: client.close_sessions_async([name]),
         "fetch": lambda: client.fetch_async([name]),
@@ -42,11 +34,8 @@ async def test_nobody_is_told_that_a_session_is_closed_before_that_is_stored(
         "rllm": lambda: request("DELETE", f"{gateway.url}/sessions/{name}"),
         "rllm batch": lambda: request("POST", f"{gateway.url}/sessions/batch_delete", body={"session_ids": [name]}),
     }
-    try:
+    with locked(tmp_path, monkeypatch):
         reply = asyncio.ensure_future(work[how]())
-        assert await asyncio.to_thread(syncing.wait, 60)
         done, _ = await asyncio.wait({reply}, timeout=0.5)
         assert not done
-    finally:
-        go_on.set()
     await reply

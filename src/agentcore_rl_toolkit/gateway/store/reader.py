@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ...errors import CaptureError, ConfigError, GatewayError
 from ..capture.record import ERROR, NO_BASE, CallRecord, decode, encode
-from .schema import FILE, Row, connect, payload_of, refuse_old, trouble
+from .schema import FILE, Row, connect, payload_of, trouble
 
 log = logging.getLogger(__name__)
 
@@ -233,15 +233,8 @@ def open_reader(directory: Path) -> Reader:
     """A reader of a store that a gateway may be writing. Raises: ConfigError when there is none, or none that can be read."""
     path = directory / FILE
     if not path.is_file():
-        refuse_old(directory)
         raise ConfigError(f"{directory} holds no calls; give the directory that was passed as --store")
     try:
         return Reader(connect(path, read_only=True), path)
-    except sqlite3.Error as e:
-        if getattr(e, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_CORRUPT:
-            raise ConfigError(trouble(e, path)) from e
-        log.error("%s; going on with what is there", trouble(e, path))
-    try:
-        return Reader(connect(path, read_only=True, cut=True), path)
     except sqlite3.Error as e:
         raise ConfigError(trouble(e, path)) from e

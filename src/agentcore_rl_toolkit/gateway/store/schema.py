@@ -26,7 +26,6 @@ from ..capture.record import VERSION, CallRecord, ChoiceRecord
 FILE = "turns.sqlite"
 FORMAT = 2
 PAGE_BYTES = 4096
-_OLD = ("calls-*.log", "shard-*", "processes")  # stores of version 0.3.0
 
 # `format` is a row and not `PRAGMA user_version`: it is still there in a file that was made anew from a damaged one.
 TABLES = f"""
@@ -117,24 +116,13 @@ def create(directory: Path) -> None:
     path = directory / FILE
     if path.exists() and path.stat().st_size:
         return
-    refuse_old(directory)
     directory.mkdir(parents=True, exist_ok=True)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite gives its other files the same mode
 
 
-def refuse_old(directory: Path) -> None:
-    """Raises: ConfigError when version 0.3.0 wrote the store of this directory."""
-    if any(True for pattern in _OLD for _ in directory.glob(pattern)):
-        raise ConfigError(
-            f"{directory} is a store of version 0.3.0, which this version does not read. Export it with that version "
-            "(agentcore-rl gateway export), and give this one another --store"
-        )
-
-
-def connect(path: Path | None, *, read_only: bool = False, cut: bool = False) -> sqlite3.Connection:
+def connect(path: Path | None, *, read_only: bool = False) -> sqlite3.Connection:
     """A connection to a store's file; None: to a private one, which the system removes with the process.
 
-    ``cut``: the file is shorter than its first page says; what is left of it is to be read.
     Raises: ConfigError when it is no store of this format, sqlite3.Error.
     """
     if path is None:
@@ -151,8 +139,6 @@ def connect(path: Path | None, *, read_only: bool = False, cut: bool = False) ->
             check_same_thread=False,
         )
     try:
-        if cut:
-            database.execute("PRAGMA writable_schema=ON")  # without it SQLite refuses such a file as a whole
         _prepare(database, path, read_only=read_only)
     except UnicodeDecodeError as e:  # sqlite3's word for a text in the schema that is damaged
         database.close()
@@ -176,7 +162,6 @@ def _prepare(database: sqlite3.Connection, path: Path | None, *, read_only: bool
             database.execute("PRAGMA journal_mode=WAL")
         database.executescript(f"BEGIN; {TABLES} COMMIT")
     _check_format(database, path)
-    database.execute("PRAGMA synchronous=NORMAL")
     database.execute("PRAGMA secure_delete=OFF")
     database.execute("PRAGMA cache_size=-8192")  # KiB
     database.execute("PRAGMA wal_autocheckpoint=0")  # the writer's thread does it

@@ -2,10 +2,10 @@
 
 A call's callback runs when its transaction is committed, and lets its agent have the last byte of the reply. A committed
 transaction outlives the process, however that ends. It outlives a loss of power once the system has written it; with
-``fsync`` the callbacks wait for that. The file is whole after either.
+``fsync`` each commit waits for that. The file is whole after either.
 
-Commits run on the event loop: they write to the system's page cache and cost tens of microseconds. What can take long runs
-in a thread (`store.wal`).
+Commits run on the event loop: they write to the system's page cache and cost tens of microseconds, with ``fsync`` as much as
+the disk takes. Checkpoints run in a thread (`store.wal`).
 
 What the disk refuses is dropped if it is a call, whose callback learns that, and kept in memory for another try if it is
 anything else: sessions that were opened, closed or deleted, and the gateway's own settings. So calls and new sessions are
@@ -55,13 +55,13 @@ class Store:
         self.failed: OSError | None = None
         self.on_refused: Callable[[Any, bool], None] | None = None
         self.slow_commits = 0
-        self._fsync = fsync and directory is not None
         self._lock = None if directory is None else _hold(directory)
         try:
             if directory is not None:
                 create(directory)
             self._database = connect(self.path)
             self._database.execute("PRAGMA busy_timeout=0")  # the loop does not wait for other programs
+            self._database.execute(f"PRAGMA synchronous={'FULL' if fsync else 'NORMAL'}")
             reading = self._database if self.path is None else connect(self.path, read_only=True)
             self.reader = Reader(reading, self.path)
             self.wal = WriteAheadLog(self.path)
@@ -170,12 +170,9 @@ class Store:
         if self.failed is not None:
             log.warning("the gateway's store takes calls again")
             self.failed = None
-        if self._fsync and self._loop is not None:
-            self.wal.sync_soon(calls, self._take_back)
-        else:
-            for call in calls:
-                if call.done is not None:
-                    call.done(None)
+        for call in calls:
+            if call.done is not None:
+                call.done(None)
         for done in after:
             done(None)
 
@@ -223,40 +220,24 @@ class Store:
         for done in after:
             done(error)
 
-    def _take_back(self, calls: list[QueuedCall], error: OSError) -> None:
-        """These calls are committed, but their agents get the error that they are not stored."""
-        log.error("writing the gateway's store to its disk failed: %s", error)
-        self.failed = error
-        self._retry_at = time.monotonic() + _RETRY_S
-        try:
-            self._database.executemany("DELETE FROM calls WHERE number = ?", [(call.row[0],) for call in calls])
-        except sqlite3.Error as e:
-            log.error("taking back %d calls failed as well: %s", len(calls), trouble(e, self.path))
-        self._refuse(calls, error)
-
     async def kept(self) -> OSError | None:
         """Return when everything appended so far is committed (with ``fsync``: on the disk), or why it is not."""
-        if self._fsync:
-            return await self.synced()
-        return await self._committed()
-
-    async def synced(self) -> OSError | None:
-        """Return when everything appended so far is on the disk, or why it is not."""
-        error = await self._committed()
-        if error is None:
-            try:
-                await self.wal.sync()
-            except OSError as e:
-                return e
-        return error
-
-    async def _committed(self) -> OSError | None:
         if not self._queue:
             return None
         committed: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
         self._queue.after.append(lambda error: None if committed.done() else committed.set_result(error))
         self._schedule()
         return await committed
+
+    async def synced(self) -> OSError | None:
+        """Return when everything appended so far is on the disk, or why it is not."""
+        error = await self.kept()
+        if error is None:
+            try:
+                await self.wal.sync()
+            except OSError as e:
+                return e
+        return error
 
     # -- now and then
 
@@ -299,7 +280,7 @@ class Store:
 
     @property
     def queue_depth(self) -> int:
-        return len(self._queue.calls) + self.wal.unsynced
+        return len(self._queue.calls)
 
     async def stop(self) -> None:
         """Store everything, then `close`."""
