@@ -94,7 +94,7 @@ ASKED = st.fixed_dictionaries(
         "wrong": st.booleans() | st.just(False),
         "leave": st.sampled_from([None, None, 0.0, 0.02]),
         "faults": st.lists(FAULTS, max_size=3),
-        "control": st.sampled_from([None, None, "pause", "reject", "close", "abort"]),
+        "control": st.sampled_from([None, None, "pause", "close", "abort"]),
     }
 )
 
@@ -118,8 +118,8 @@ async def play(gateway: Gateway, engines: list[ScriptedEngine], plan: list[dict[
         if asked["wrong"]:
             body |= {"messages": 7} if asked["path"] == "messages" else {"n": 0}
         again = {"x-stainless-retry-count": "1"} if asked["again"] else {}
-        if asked["control"] in ("pause", "reject"):
-            await gateway.running.pause(arriving="hold" if asked["control"] == "pause" else "reject", timeout_s=1)
+        if asked["control"] == "pause":
+            await gateway.running.pause(timeout_s=1)
         call = asyncio.ensure_future(post(session, asked["path"], body, **again))
         if asked["leave"] is not None:
             if asked["leave"] == "begun":

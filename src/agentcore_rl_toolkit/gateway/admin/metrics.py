@@ -39,7 +39,7 @@ def snapshot(parts: Parts) -> dict[str, Any]:
         "in_flight": len(running),
         "held": len(running.waiting),
         "connections": len(parts.connections),
-        "paused": running.paused is not None,
+        "paused": running.paused,
         "weight_version": running.weight_version,
         "event_loop_lag_s": parts.lag.now_s,
         "event_loop_lag_max_s": parts.lag.most_s,

@@ -24,7 +24,6 @@ class WeightVersion(msgspec.Struct):
 
 
 class Pause(msgspec.Struct, forbid_unknown_fields=True):
-    arriving: str = "hold"
     in_flight: str = "finish"
     timeout_s: float = 60.0
 
@@ -101,7 +100,7 @@ class Admin:
             "status": "store failing" if failed is not None else parts.outage.problem or "ok",
             "sessions": len(parts.sessions.by_id),
             "in_flight": len(parts.running),
-            "paused": parts.running.paused is not None,
+            "paused": parts.running.paused,
             "waiting_for_a_server": len(parts.outage),
             "event_loop_lag_s": round(parts.lag.now_s, 4),
         }
@@ -126,11 +125,9 @@ class Admin:
 
     async def _pause(self, request: Request) -> Any:
         asked = decode_body(request.body, Pause)
-        if asked.arriving not in ("hold", "reject") or asked.in_flight not in ("finish", "abort", "continue"):
-            raise RequestError("arriving is hold or reject; in_flight is finish, abort or continue")
-        answer = await self._parts.running.pause(
-            arriving=asked.arriving, in_flight=asked.in_flight, timeout_s=min(asked.timeout_s, 3600.0)
-        )
+        if asked.in_flight not in ("finish", "abort", "continue"):
+            raise RequestError("in_flight is finish, abort or continue", param="in_flight")
+        answer = await self._parts.running.pause(in_flight=asked.in_flight, timeout_s=min(asked.timeout_s, 3600.0))
         await self._keep()
         return answer
 

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Sized
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -48,7 +48,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """``sampler`` is what engine tinker samples as that version."""
 
     weight_version: int | None = None
-    paused: Literal["hold", "reject"] | None = None
+    paused: bool = False
     sampler: str | None = None
 
 
@@ -80,14 +80,14 @@ class StoredState:
         if published is None and paused is None:
             return None
         version, sampler = published or (None, None)
-        return State(weight_version=version, paused=paused, sampler=sampler)
+        return State(weight_version=version, paused=paused is not None, sampler=sampler)
 
     def _put(self, state: State) -> None:
         before = self._stored or State()
         if (state.weight_version, state.sampler) != (before.weight_version, before.sampler):
             self._store.publish(state.weight_version, state.sampler)
         if state.paused != before.paused:
-            self._store.set(_PAUSED, state.paused)
+            self._store.set(_PAUSED, "hold" if state.paused else None)
         self._stored = state
 
     async def keep(self, running: RunningCalls, tinker: Samplers | None) -> None:
@@ -100,10 +100,7 @@ class StoredState:
 
 def _state_of(running: RunningCalls, tinker: Samplers | None) -> State:
     models = tinker.models() if tinker is not None else []
-    paused: Literal["hold", "reject"] | None = None
-    if running.paused is not None:
-        paused = "reject" if running.paused == "reject" else "hold"
-    return State(weight_version=running.weight_version, paused=paused, sampler=models[0] if models else None)
+    return State(weight_version=running.weight_version, paused=running.paused, sampler=models[0] if models else None)
 
 
 @dataclass(kw_only=True)

@@ -152,7 +152,7 @@ class Call:
 
     def go(self) -> None:
         """Off to a server, or wait with everybody else while the gateway is paused."""
-        if self._context.running.paused is None:
+        if not self._context.running.paused:
             self.route()
         else:
             self.become(State.HELD)

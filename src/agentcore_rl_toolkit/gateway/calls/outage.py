@@ -93,7 +93,7 @@ class Outage:
 
     async def _look(self) -> None:
         back = [worker for worker in list(self._router.workers.values()) if await self._is_up(worker)]
-        if not back or self._running.paused is not None:
+        if not back or self._running.paused:
             return
         waiting, self._waiting = list(self._waiting), {}
         log.warning("inference server %s is back; %d calls go on", back[0].config.url, len(waiting))

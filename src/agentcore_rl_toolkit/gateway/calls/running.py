@@ -14,7 +14,7 @@ from ..sessions.session import RunningCall
 
 
 class RunningCalls:
-    """See the module. ``paused`` is None, "hold" or "reject"; ``waiting`` are the calls that a pause holds.
+    """See the module. ``waiting`` are the calls that a pause holds.
 
     ``changes`` counts how often other weights were published, or a change under running calls began or ended.
     """
@@ -24,7 +24,7 @@ class RunningCalls:
         self.counters = counters
         self.calls: set[RunningCall] = set()
         self.waiting: list[RunningCall] = []
-        self.paused: str | None = None
+        self.paused = False
         self.weight_version = weight_version
         self.changing = False  # whether weights may be changed under running calls
         self.changes = 0
@@ -93,28 +93,23 @@ class RunningCalls:
     # -- pausing
 
     def hold(self, call: RunningCall) -> None:
-        """A call that arrives during a pause: wait, or 429 with Retry-After."""
-        if self.paused == "reject":
-            call.abort(RequestError("the policy is being updated; try again", kind="rate_limit"))
-        else:
-            call.deadline = time.monotonic() + self.limits.hold_s  # its own time begins when it is sent
-            self.waiting.append(call)
+        """Let a call wait that arrives during a pause."""
+        call.deadline = time.monotonic() + self.limits.hold_s  # its own time begins when it is sent
+        self.waiting.append(call)
 
-    async def pause(
-        self, *, arriving: str = "hold", in_flight: str = "finish", timeout_s: float = 60.0
-    ) -> dict[str, Any]:
+    async def pause(self, *, in_flight: str = "finish", timeout_s: float = 60.0) -> dict[str, Any]:
         """Start no further calls. `in_flight`: "finish" waits for the running ones, "abort" ends them, "continue"
         lets them be.
 
         Returns how many were left running when the wait was over.
         """
-        self.paused = arriving
+        self.paused = True
         if in_flight == "abort":
             for call in [c for c in self.calls if c not in self.waiting]:
                 call.abort(RequestError("the policy is being updated; try again", kind="overloaded"))
         if in_flight != "continue":  # of aborted ones those are left whose record the disk is about to take
-            await self.until(lambda: not self._active() or self.paused is None, timeout_s)
-        if self._active() and self.paused is not None:
+            await self.until(lambda: not self._active() or not self.paused, timeout_s)
+        if self._active() and self.paused:
             self._change(changing=True)
         return {"paused": True, "in_flight": self._active()}
 
@@ -122,7 +117,7 @@ class RunningCalls:
         return len(self.calls) - sum(not call.ended for call in self.waiting)
 
     def resume(self) -> dict[str, Any]:
-        self.paused = None
+        self.paused = False
         if self.changing:
             self._change(changing=False)
         self._wake()

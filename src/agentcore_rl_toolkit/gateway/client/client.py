@@ -126,15 +126,12 @@ class GatewayClient:
         """
         await self._fleet.publish(version, sampler)
 
-    async def pause_async(
-        self, *, arriving: str = "hold", in_flight: str = "finish", timeout_s: float = 60.0
-    ) -> dict[str, Any]:
-        """Start no further calls: new ones wait ("hold") or get 429 ("reject"); running ones "finish" (waited for),
-        "abort" or "continue".
+    async def pause_async(self, *, in_flight: str = "finish", timeout_s: float = 60.0) -> dict[str, Any]:
+        """Start no further calls: new ones wait; running ones "finish" (waited for), "abort" or "continue".
 
         Returns {"paused": True, "in_flight": calls still running}.
         """
-        return {"paused": True, "in_flight": await self._fleet.pause(arriving, in_flight, timeout_s)}
+        return {"paused": True, "in_flight": await self._fleet.pause(in_flight, timeout_s)}
 
     async def resume_async(self) -> None:
         await self._fleet.resume()

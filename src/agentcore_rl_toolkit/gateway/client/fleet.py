@@ -35,8 +35,7 @@ class Fleet:
     def __init__(self, gateways: Iterable[OneGateway]) -> None:
         self.members = Members(gateways)
         self._weights: tuple[int, str | None] | None = None
-        self._pause: tuple[str, str] | None = None  # arriving, in_flight
-        self._paused: bool | None = None  # None: neither was ever asked for
+        self._paused: str | None = None  # what becomes of running calls; "": resumed; None: neither was ever asked for
         self._servers: dict[str, dict[str, Any] | None] = {}  # added by id, None: removed
         self._look_at_s = 0.0
 
@@ -99,10 +98,9 @@ class Fleet:
                 await gateway.remove_worker(worker_id)
         if self._weights is not None:
             await gateway.publish(*self._weights)
-        if self._paused and self._pause is not None:
-            arriving, in_flight = self._pause
-            await gateway.pause(arriving, "continue" if in_flight == "finish" else in_flight, 0.0)
-        elif self._paused is False:
+        if self._paused:
+            await gateway.pause("continue" if self._paused == "finish" else self._paused, 0.0)
+        elif self._paused is not None:
             await gateway.resume()
         strays = list(member.strays)
         if strays:
@@ -168,19 +166,18 @@ class Fleet:
             self._weights = before
             raise
 
-    async def pause(self, arriving: str, in_flight: str, timeout_s: float) -> int:
+    async def pause(self, in_flight: str, timeout_s: float) -> int:
         """Pause all. Returns how many calls still run."""
-        before = self._pause, self._paused
-        self._pause, self._paused = (arriving, in_flight), True
+        before, self._paused = self._paused, in_flight
         try:
-            answers = await self.everywhere("pause", lambda gateway: gateway.pause(arriving, in_flight, timeout_s))
+            answers = await self.everywhere("pause", lambda gateway: gateway.pause(in_flight, timeout_s))
         except BaseException:
-            self._pause, self._paused = before
+            self._paused = before
             raise
         return sum(int(answer["in_flight"]) for answer in answers.values())
 
     async def resume(self) -> None:
-        self._paused = False
+        self._paused = ""
         await self.everywhere("resume", lambda gateway: gateway.resume())
 
     async def add_worker(self, server: dict[str, Any]) -> str:

@@ -110,8 +110,8 @@ class OneGateway:
         limit_s = self.timeout_s if sampler is None else _SAMPLER_S
         await self.call("POST", "/admin/weight_version", body, timeout_s=limit_s)
 
-    async def pause(self, arriving: str, in_flight: str, timeout_s: float) -> dict[str, Any]:
-        body = {"arriving": arriving, "in_flight": in_flight, "timeout_s": timeout_s}
+    async def pause(self, in_flight: str, timeout_s: float) -> dict[str, Any]:
+        body = {"in_flight": in_flight, "timeout_s": timeout_s}
         return dict(await self.call("POST", "/admin/pause", body, timeout_s=timeout_s + self.timeout_s))
 
     async def resume(self) -> None:
