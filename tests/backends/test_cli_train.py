@@ -40,6 +40,18 @@ def test_the_example_configuration_gives_a_plan(backend: str) -> None:
     assert "my-bucket" in done.output
 
 
+def test_a_rehearsal_needs_no_key_and_takes_the_built_in_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+    words = ["--backend", "tinker", "--config", str(EXAMPLES / "tinker" / "gsm8k.yaml"), "--dry-run"]
+    real = CliRunner().invoke(command, words, catch_exceptions=False).output
+    assert "TINKER_API_KEY in the environment" in real
+    rehearsed = CliRunner().invoke(command, [*words, "--rehearse"], catch_exceptions=False).output
+    assert "missing on this machine" not in rehearsed
+    assert "builtin/policy" in rehearsed
+    with pytest.raises(ConfigError, match="--backend tinker"):
+        CliRunner().invoke(command, ["--backend", "verl", "--rehearse"], catch_exceptions=False)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_typo_in_a_configuration_is_named(backend: str, tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"

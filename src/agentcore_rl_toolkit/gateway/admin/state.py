@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Sized
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -19,6 +19,9 @@ from ..config import GatewayConfig
 from ..sessions.registry import Sessions
 from ..store.writer import Store
 from ..upstreams.router import Router
+
+if TYPE_CHECKING:
+    from ..tinker import Samplers
 
 _PAUSED = "paused"
 
@@ -33,15 +36,6 @@ class Lag:
     def saw(self, late_s: float) -> None:
         self.now_s = late_s
         self.most_s = max(self.most_s, late_s)
-
-
-class Samplers(Protocol):
-    """Weights at Tinker: what is sampled, and its version."""
-
-    wanted: tuple[str, int | None] | None
-
-    def models(self) -> list[str]: ...
-    async def use(self, model: str | None, version: int) -> None: ...
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
