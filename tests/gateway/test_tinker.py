@@ -290,7 +290,9 @@ async def test_tinker_needs_a_tokenizer_and_stands_alone(gateway: Gateway) -> No
     with pytest.raises(ConfigError, match="--model"):
         GatewayConfig(upstreams=(upstream,))
     with pytest.raises(ConfigError, match="stands alone"):
-        GatewayConfig(upstreams=(upstream, other), model_dir=str(MODEL))
+        GatewayConfig(
+            upstreams=(upstream, UpstreamConfig(url="http://127.0.0.1:3", engine="tinker")), model_dir=str(MODEL)
+        )
     with pytest.raises(ConfigError, match="sampler"):
         GatewayConfig(upstreams=(other,), sampler="tinker://x")
     with pytest.raises(GatewayError, match="one service"):
