@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from agentcore_rl_toolkit.errors import CaptureError, UpstreamError
+from agentcore_rl_toolkit.gateway.capture.captured import Captured
 from agentcore_rl_toolkit.gateway.capture.record import CallRecord, unpack_ids, unpack_logprobs
 from agentcore_rl_toolkit.gateway.capture.replay import replay
-from agentcore_rl_toolkit.gateway.capture.reply import Captured, read_reply
+from agentcore_rl_toolkit.gateway.capture.reply import read_reply
 from agentcore_rl_toolkit.gateway.capture.stream import StreamReader, read_stream
 from agentcore_rl_toolkit.messages.dialects import DIALECTS, ModelRequest
 

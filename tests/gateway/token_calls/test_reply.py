@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import agentcore_rl_toolkit
 from agentcore_rl_toolkit.errors import CaptureError
+from agentcore_rl_toolkit.gateway.capture.captured import Captured
 from agentcore_rl_toolkit.gateway.capture.record import unpack_ids, unpack_logprobs
-from agentcore_rl_toolkit.gateway.capture.reply import Captured
 from agentcore_rl_toolkit.gateway.engines import TOKEN_ENGINES, Piece
 from agentcore_rl_toolkit.gateway.testing import Seen, logprob_of
 from agentcore_rl_toolkit.gateway.testing.openai_shapes import SampledReply, chunks

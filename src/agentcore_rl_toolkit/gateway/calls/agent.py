@@ -18,11 +18,11 @@ from ...messages.dialects import DIALECTS, Delta, Dialect, ModelRequest, Request
 from ...messages.dialects.passthrough import Fields
 from ...messages.errors import NOT_JSON, error_body
 from ..capture import agent_logprobs
+from ..capture.captured import Captured
 from ..capture.events import DONE, gather
 from ..capture.prefix_index import Prefixes
 from ..capture.record import CallRecord
 from ..capture.replay import replay
-from ..capture.reply import Captured
 from ..capture.stream import Event, StreamReader
 from ..engines.errors import event_error
 from ..http.connection import AgentConnection

@@ -18,8 +18,8 @@ from ...errors import CaptureError, UpstreamError
 from ...messages.dialects import passthrough
 from ...messages.errors import RequestError
 from ..capture.build import build
+from ..capture.captured import Captured
 from ..capture.record import ABORTED, ERROR, INVALID, LOST_WEIGHTS, OK, PARTIAL, UNTRAINABLE, CallRecord
-from ..capture.reply import Captured
 from ..capture.versions import bounds
 from ..engines.errors import upstream_error
 from ..http.connection import AgentConnection

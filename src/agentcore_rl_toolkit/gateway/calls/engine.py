@@ -7,7 +7,7 @@ from typing import Protocol
 from ...messages.dialects import Delta
 from ...messages.dialects.passthrough import Fields
 from ...messages.errors import RequestError
-from ..capture.reply import Captured
+from ..capture.captured import Captured
 from ..sessions.session import RunningCall
 from ..upstreams.router import Worker
 from .running import RunningCalls

@@ -11,9 +11,10 @@ from ...messages.dialects.canonical import new_id
 from ...messages.dialects.passthrough import Fields
 from ...messages.errors import unsupported
 from ..capture import agent_logprobs
+from ..capture.captured import Captured
 from ..capture.events import gather
 from ..capture.record import CONSTRAINED
-from ..capture.reply import Captured, read_reply
+from ..capture.reply import read_reply
 from ..capture.stream import StreamReader, read_stream
 from ..sessions.session import Session
 from ..upstreams.router import Worker

@@ -11,8 +11,10 @@ as sampled by the first, so that it is never taken for younger than it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Protocol
+
+from .captured import Captured
 
 _TOKENS = re.compile(rb'"token_ids"[ \n\r\t]*:[ \n\r\t]*\[[ \n\r\t]*[0-9]')
 
@@ -41,22 +43,6 @@ class Versions:
         """The engine names the versions of the first and the last token, whatever it named on the way."""
         if first is not None and last is not None:
             self.first, self.last, self.whole = first, last, True
-
-
-class _Choice(Protocol):
-    weight_version_first: int | None
-    weight_version_last: int | None
-
-
-class Captured(Protocol):
-    """What was captured of a reply: the versions in it, and its choices."""
-
-    weight_version_first: int | None
-    weight_version_last: int | None
-    first_named: bool
-
-    @property
-    def choices(self) -> Sequence[_Choice]: ...
 
 
 def put(captured: Captured, found: Iterable[Versions]) -> None:

@@ -7,7 +7,7 @@ import msgspec
 from ...messages.dialects import ModelRequest, RequestError
 from ...messages.dialects.canonical import Choice, Usage
 from ...messages.render import Conversation, RenderedPrompt
-from ..capture.reply import Captured
+from ..capture.captured import Captured
 from ..sessions.session import Session
 from .histories import History
 from .mode import TokenMode

@@ -16,8 +16,8 @@ from ...errors import CaptureError
 from ...messages.dialects import ModelRequest
 from ...messages.dialects.canonical import STOP, Choice, Delta, Usage
 from ...messages.render import ParsedReply, RenderedPrompt, Renderer, ReplyStream
+from ..capture.captured import Captured
 from ..capture.record import ChoiceRecord, pack_ids, pack_logprobs
-from ..capture.reply import Captured
 from ..capture.versions import Versions, put
 from ..engines import Piece
 

@@ -24,8 +24,8 @@ from ..calls.call import Call
 from ..calls.context import Context
 from ..calls.engine import Incoming, Owner
 from ..calls.states import State
+from ..capture.captured import Captured
 from ..capture.record import CONSTRAINED
-from ..capture.reply import Captured
 from ..engines import TOKEN_ENGINES, GenerationStream, Piece, constraints
 from ..http.connection import AgentConnection
 from ..sessions.session import Session
