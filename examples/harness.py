@@ -197,14 +197,15 @@ class Proof:
         self.model.decide = decide
         self.model.errors.clear()
         self._runs += 1
-        collected = asyncio.run(self._collect(payloads, rollout_timeout_s or self._rollout_timeout_s))
+        assert self._services is not None
+        with self._services.watched():
+            collected = asyncio.run(self._collect(payloads, rollout_timeout_s or self._rollout_timeout_s))
         if self.model.errors:
             raise self.model.errors[0]
         return [self._result(payload, rollout) for payload, rollout in zip(payloads, collected, strict=True)]
 
     async def _collect(self, payloads: Sequence[Mapping[str, Any]], timeout_s: float) -> list[CollectedRollout]:
         assert self.stack is not None
-        assert self._services is not None
         stack = self.stack
         requests = [GroupRequest(input_id=f"{i:06d}", payload=payload) for i, payload in enumerate(payloads)]
         config = CollectConfig(
@@ -225,17 +226,8 @@ class Proof:
             ) as client,
             GatewayClient(stack.gateway_url, admin_key=stack.gateway_admin_key) as gateway,
         ):
-            work = asyncio.create_task(collect_async(requests, client=client, gateway=gateway, config=config))
-            watch = asyncio.create_task(self._services.watch())
-            await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
-            try:
-                if not work.done():
-                    watch.result()  # raises: it ends only when a service died
-                return [group.rollouts[0] for group in work.result()]
-            finally:
-                for task in (work, watch):
-                    task.cancel()
-                await asyncio.wait({work, watch}, timeout=10)
+            groups = await collect_async(requests, client=client, gateway=gateway, config=config)
+        return [group.rollouts[0] for group in groups]
 
     def _result(self, payload: Mapping[str, Any], rollout: CollectedRollout) -> Result:
         outcome = str(rollout.outcome)
