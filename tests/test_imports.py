@@ -146,11 +146,11 @@ ROOMS = {
         *(
             "service",
             "local",
-            "remote",
             "http",
             "runtime",
             "metrics",
             "cluster",
+            "remote",
             "local_node",
             "containers",
             "sessions",

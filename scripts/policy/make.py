@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from demonstrations import EXAMPLE_AGENT, demonstrate, varied_surroundings
+from rollouts import measure
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from agentcore_rl_toolkit.policy.model import (
@@ -40,7 +41,6 @@ from agentcore_rl_toolkit.policy.model import (
 )
 from agentcore_rl_toolkit.policy.problems import generate
 from agentcore_rl_toolkit.policy.warm_start import Batch, assistant_spans, train
-from rollouts import measure
 
 
 @dataclass(frozen=True, kw_only=True)

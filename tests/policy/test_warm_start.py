@@ -18,7 +18,6 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "policy"))
 
 import demonstrations
 import make
-
 import rollouts
 
 SMALL = make.WarmStartConfig(batch=4, shape=PolicyShape(hidden=32, layers=1, heads=2, feed_forward=64, context=512))

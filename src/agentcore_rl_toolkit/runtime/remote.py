@@ -11,6 +11,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from .._servers import keys
@@ -21,6 +22,7 @@ from .api import signatures
 
 TIMEOUT_S = 30.0
 DEPLOY_TIMEOUT_S = 900.0
+DEPLOYED_FIELDS = ("lifecycleConfiguration", "protocolConfiguration", "requestHeaderConfiguration")
 _ROLE = "arn:aws:iam::123456789012:role/local"
 _HOW_TO_SIGN = (
     "where a runtime was started with --credential-file, set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY to those"
@@ -97,10 +99,9 @@ class RuntimeView:
         """A session's output in pieces. What is left of a log that is cut while it is followed comes once more."""
         offset = 0
         decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
-        path = f"/_local/sessions/{urllib.parse.quote(session, safe='')}/log?offset="
         while True:
-            data, headers = self._call("GET", f"{path}{offset}")
-            cut = int(headers.get("x-log-bytes", offset)) < offset
+            data, size = self.log_from(session, offset)
+            cut = size < offset
             offset = 0 if cut else offset + len(data)
             if data or cut:
                 yield decode(data)
@@ -109,6 +110,13 @@ class RuntimeView:
             else:
                 time.sleep(0.5)
 
+    def log_from(self, session: str, offset: int) -> tuple[bytes, int]:
+        """A session's output from an offset on (negative: from its end), and its size."""
+        data, headers = self._call(
+            "GET", f"/_local/sessions/{urllib.parse.quote(session, safe='')}/log?offset={offset}"
+        )
+        return data, int(headers["x-log-bytes"])
+
     def stop(self, session: str, grace_s: float | None = None) -> str:
         """Stop the session of this id, or the only one that begins like this. Returns its id."""
         query = "" if grace_s is None else f"?grace_s={grace_s}"
@@ -116,15 +124,23 @@ class RuntimeView:
         return str(json.loads(answer)["stopped"])
 
     def deploy(
-        self, agent: Path | str, name: str, env: Mapping[str, str], *, on_wait: Callable[[], None] = lambda: None
+        self,
+        agent: Path | str,
+        name: str,
+        env: Mapping[str, str],
+        *,
+        fields: Mapping[str, Any] = MappingProxyType({}),
+        on_wait: Callable[[], None] = lambda: None,
     ) -> str:
         """Create the agent, or a new version of it, and wait until it is loaded. Returns its ARN.
 
-        ``agent`` is the path of its file, or the name of a container image. ``on_wait`` is called ten times a second meanwhile.
+        ``agent`` is the path of its file, or the name of a container image. ``fields``: more of what an agent is
+        deployed with. ``on_wait`` is called ten times a second meanwhile.
         Raises: LocalRuntimeError with the reason when it does not load.
         """
         uri = f"{LOCAL_ARTIFACT}{agent}" if isinstance(agent, Path) else agent
         body = {
+            **{name: value for name, value in fields.items() if name in DEPLOYED_FIELDS},
             "agentRuntimeArtifact": {"containerConfiguration": {"containerUri": uri}},
             "roleArn": _ROLE,
             "environmentVariables": dict(env),

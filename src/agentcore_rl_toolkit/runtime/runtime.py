@@ -21,7 +21,7 @@ from .agents.registry import Record, Registry, Version
 from .agents.version_fields import LOCAL_ARTIFACT
 from .api.control import ControlPlane
 from .api.quotas import Quotas
-from .cluster.machines import SessionCluster
+from .cluster.cluster import Cluster
 from .config import RuntimeConfig
 from .containers import images
 from .launcher.session_log import KeptLogs, log_bytes
@@ -44,7 +44,7 @@ class Runtime:
         self,
         config: RuntimeConfig,
         *,
-        cluster: SessionCluster | None = None,
+        cluster: Cluster | None = None,
     ) -> None:
         self.config = config
         self._root_lock = roots.new_root()
@@ -68,18 +68,15 @@ class Runtime:
         self.faults = config.faults
         self.metrics = Metrics()
         self.cluster = cluster
-        self.node: LocalNode | SessionCluster = cluster or LocalNode(
-            config,
-            state_dir=self.state_dir,
-            sessions=sessions,
-            root=self.root,
-        )
+        local = LocalNode(config, state_dir=self.state_dir, sessions=sessions, root=self.root)
+        self.node: LocalNode | Cluster = cluster or local
         self.table = SessionTable(
-            self.node, config, SessionFolders(sessions, logs=self.state_dir / "logs", sockets=self.root / "s")
+            local, config, SessionFolders(sessions, logs=self.state_dir / "logs", sockets=self.root / "s")
         )
-        if cluster is not None:
-            cluster.on_room = self.table.allow_starts
-        self.table.admit = self._admit
+        self.shown: SessionTable | Cluster = (
+            cluster or self.table
+        )  # where sessions are looked up that only need to be shown
+        self.shown.admit = self._admit
         self.table.on_start = self._on_start
         self.table.on_gone = self._on_gone
         self.control = ControlPlane(
@@ -126,8 +123,6 @@ class Runtime:
     def _admit(self, agent: Agent, endpoint: str, live: int) -> None:
         if self._closing:
             raise WireError("InternalServerException", "The runtime is shutting down.")
-        if self.cluster is not None:
-            self.cluster.admit(live)
         self.quotas.new_session(agent.runtime_id, endpoint, live, time.monotonic())
 
     # -- deploying
@@ -237,9 +232,9 @@ class Runtime:
             "isolation": {"tier": self.node.tier},
             "uptime_s": round(time.monotonic() - self.started_s, 1),
             "quotas": self.config.quotas.name,
-            "sessions": len(self.table.sessions),
-            "started": self.table.started_total,
-            "ended": self.table.ended_total,
+            "sessions": len(self.shown.sessions),
+            "started": self.shown.started_total,
+            "ended": self.shown.ended_total,
             "templates": self.node.describe(),
             "agents": [
                 {"name": r.name, "arn": self.registry.arn(r.id), "version": r.latest.number, "status": r.status}
@@ -294,6 +289,7 @@ def _agent_of(record: Record, version: Version, config: RuntimeConfig) -> Agent:
         script=Path(version.script or ""),
         python=Path(version.python or ""),
         image=image,
+        fields=version.fields,
         env=version.fields.get("environmentVariables", {}),
         header_allowlist=frozenset(h.lower().encode() for h in headers),
         idle_timeout_s=lifecycle.idle_s,

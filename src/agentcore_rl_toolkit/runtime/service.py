@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import math
 import os
+import pickle
 import signal
 import socket
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +25,7 @@ from .._servers.private_files import read_private
 from .._servers.process import bind, parent_gone, write_private, write_ready
 from ..errors import ConfigError
 from . import roots
-from .cluster.machines import SessionCluster
+from .cluster.cluster import Cluster
 from .config import RuntimeConfig
 from .http.app import RuntimeApp
 from .runtime import Runtime
@@ -43,7 +45,7 @@ async def serve(
     config: RuntimeConfig,
     agents: Sequence[tuple[str, Path]],
     *,
-    cluster: SessionCluster | None = None,
+    cluster: Cluster | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
     ready_file: Path | None = None,
@@ -179,3 +181,16 @@ async def _watch(
     if parent_pid is not None:
         await parent_gone(parent_pid)
         server.should_exit = True
+
+
+def _main() -> None:
+    """A node of a cluster: FILE with a pickled configuration, HOST, ready file, process id of the parent."""
+    given, host, ready_file, parent_pid = sys.argv[1:]
+    file = Path(given)
+    config: RuntimeConfig = pickle.loads(file.read_bytes())
+    file.unlink()
+    run(config, [], host=host, ready_file=Path(ready_file), parent_pid=int(parent_pid))
+
+
+if __name__ == "__main__":
+    _main()

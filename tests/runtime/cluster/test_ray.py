@@ -6,27 +6,22 @@ import json
 import os
 import signal
 import subprocess
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 from botocore.exceptions import ClientError
-from websockets.sync.client import connect
 
 from agentcore_rl_toolkit.contract import new_session_id
 
 from ..conftest import AGENTS, Server, alive, wait_for
 from .conftest import RayCluster
 
-SESSION = "X-Amzn-Bedrock-AgentCore-Runtime-Session-Id"
-
 # Starting Ray takes most of a minute on two busy cores.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(800)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(800)]
 
 
 class Router(Server):
@@ -36,9 +31,9 @@ class Router(Server):
         self.ready_file = folder / "ready.json"
         self.output = folder / "output.txt"
         self.folder = folder
-        command = [cluster.python, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve", "--cluster", "ray"]
-        command += ["--ray-address", cluster.address, "--agent", f"probe={AGENTS / 'probe.py'}", "--stop-grace", "2"]
-        command += ["--join-timeout", "200"]  # at a load of 20 an actor takes more than the usual 60
+        command = [cluster.python, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve", "--ray"]
+        command += [cluster.address, "--agent", f"probe={AGENTS / 'probe.py'}", "--stop-grace", "2", "--callers", "any"]
+        command += ["--parent-pid", str(os.getpid())]
         environment = {**cluster.environment, "AGENTCORE_RL_CACHE": str(folder / "cache")}
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
@@ -92,6 +87,10 @@ def test_sessions_spread_over_the_nodes_keep_theirs_and_a_drained_one_goes(route
     again = {i: router.invoke({"do": "echo"}, i) for i in ids}
     assert {i: (r["pid"], r["calls"]) for i, r in again.items()} == {i: (r["pid"], 2) for i, r in first.items()}
     assert {n["sessions"] for n in router.nodes()} == {3}
+    command = router.default_client.invoke_agent_runtime_command(
+        agentRuntimeArn=router.arn, runtimeSessionId=ids[0], body={"command": "echo here"}
+    )
+    assert "here" in str(list(command["stream"]))
     assert all(n["capacity"] >= 3 for n in router.nodes())
 
     reply = router.default_client.invoke_agent_runtime(
@@ -101,10 +100,6 @@ def test_sessions_spread_over_the_nodes_keep_theirs_and_a_drained_one_goes(route
     router.invoke({"do": "print", "text": "written on the node"}, ids[0])
     assert b"written on the node" in b"".join(t.encode() for t in router.view.log(ids[0], follow=False))
 
-    address = f"{router.url.replace('http', 'ws')}/runtimes/{quote(router.arn, safe='')}/ws"
-    with connect(address, additional_headers={SESSION: ids[0]}, close_timeout=5) as ws:
-        ws.send("hello")
-        assert ws.recv(10) == f"{ids[0]}: hello"
     deployed = router.view.deploy(AGENTS / "own_server.py", "own", {})
     answer = router.default_client.invoke_agent_runtime(
         agentRuntimeArn=deployed, runtimeSessionId=new_session_id(), payload=b"[1]"
@@ -112,14 +107,12 @@ def test_sessions_spread_over_the_nodes_keep_theirs_and_a_drained_one_goes(route
     assert json.loads(answer["response"].read()) == {"got": [1]}
 
     drained = places[ids[0]]
-    request = urllib.request.Request(f"{router.url}/_local/nodes/{drained}/drain", method="POST")
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        assert json.load(answer)["state"] == "draining"
+    assert json.loads(router.view.call("POST", f"/_local/nodes/{drained}/drain"))["state"] == "draining"
     more = [new_session_id() for _ in range(3)]
     for i in more:
         router.invoke({"do": "echo"}, i)
         assert router.node_of(i) != drained
-    assert router.invoke({"do": "echo"}, ids[0])["calls"] == 5
+    assert router.invoke({"do": "echo"}, ids[0])["calls"] >= 4
     [agent] = [n for n in router.nodes("draining") if n["node_id"] == drained]
     for session in router.view.sessions():
         if session["node"] == drained:
@@ -133,7 +126,6 @@ def test_sessions_spread_over_the_nodes_keep_theirs_and_a_drained_one_goes(route
     wait_for(lambda: not any(alive(pid) for pid in remaining))
 
 
-# 20 CPU seconds; test_nodes.py kills a node of machines without Ray, and the test above has Ray's own nodes come and go.
 @pytest.mark.nightly
 def test_node_killed_under_load_loses_its_own_sessions_and_nothing_else(
     router: Router, ray_cluster: RayCluster
@@ -162,9 +154,8 @@ def test_node_killed_under_load_loses_its_own_sessions_and_nothing_else(
                 continue
             with pytest.raises(ClientError) as raised:
                 calls[i].result(60)
-            error = raised.value.response
-            assert error["ResponseMetadata"]["HTTPStatusCode"] == 424
-            assert f"node {doomed} is lost" in error["Error"]["Message"]
+            assert raised.value.response["ResponseMetadata"]["HTTPStatusCode"] == 424
+    wait_for(lambda: router.nodes("lost"))
     ended = {e["session_id"]: e["state"] for e in router.view.get("/_local/sessions")["ended"]}
     assert ended == {i: "lost" for i in ids if places[i] == doomed}
     assert [n["node_id"] for n in router.nodes("lost")] == [doomed]

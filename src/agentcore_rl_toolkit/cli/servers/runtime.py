@@ -91,11 +91,8 @@ _SERVE_OPTIONS = [
         show_default=True,
         help="Whose requests are answered: those signed with its key, or any that reach the port.",
     ),
-    click.option("--cluster", type=click.Choice(["ray"]), help="Run the sessions on a cluster."),
-    click.option("--ray-address", help="The Ray cluster's address [default: the running one]."),
-    click.option("--sessions-per-node", type=int, help="Of a Ray cluster [default: by cores and memory]."),
     click.option(
-        "--join-timeout", type=float, metavar="SECONDS", help="In which a node of a Ray cluster is ready [default: 60]."
+        "--ray", "ray_address", metavar="ADDRESS", help="Run the sessions on this Ray cluster; auto: the running one."
     ),
     allowed_hosts,
     click.option("--ready-file", type=_FILE, help="Written as JSON once listening."),
@@ -168,7 +165,12 @@ def serve(**options: Any) -> None:
         credentials=credentials,
         callers=options["callers"],
     )
-    cluster = _cluster(config, options)
+    cluster = None
+    if options["ray_address"] is not None:
+        from ...runtime.cluster.cluster import Cluster
+        from ...runtime.cluster.ray_nodes import RayNodes
+
+        cluster = Cluster(config, RayNodes(options["ray_address"]))
     agents = [parse_agent_option(text) for text in options["agents"]]
     names = [name for name, _ in agents]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -184,26 +186,6 @@ def serve(**options: Any) -> None:
         parent_pid=options["parent_pid"],
         allowed_hosts=options["allowed_hosts"],
     )
-
-
-_CLUSTER_OPTIONS = ("ray_address", "sessions_per_node", "join_timeout")
-
-
-def _cluster(config: Any, options: dict[str, Any]) -> Any:
-    from ...errors import ConfigError
-
-    for name in _CLUSTER_OPTIONS:
-        if options[name] is not None and options["cluster"] is None:
-            raise ConfigError(f"--{name.replace('_', '-')} is for --cluster ray")
-    if options["cluster"] is None:
-        return None
-    from ...runtime.cluster.machines import ClusterConfig
-    from ...runtime.cluster.nodes import Cluster
-    from ...runtime.cluster.ray_nodes import RayMachines
-
-    given = {} if options["join_timeout"] is None else {"join_timeout_s": options["join_timeout"]}
-    settings = ClusterConfig(sessions_per_node=options["sessions_per_node"], **given)
-    return Cluster(config, RayMachines(options["ray_address"], **given), settings)
 
 
 for _option in _SERVE_OPTIONS:

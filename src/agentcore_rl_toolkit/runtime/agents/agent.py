@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ...errors import ConfigError
 
@@ -20,7 +21,7 @@ _ALPHABET = string.ascii_letters + string.digits
 class Agent:
     """One version of one agent. ``idle_timeout_s``/``max_lifetime_s`` None: the runtime's defaults.
 
-    ``image``: a container image that is the agent; ``script`` and ``python`` are then not used.
+    ``image``: a container image that is the agent; ``script`` and ``python`` are then not used. ``fields``: as it was deployed.
     """
 
     runtime_id: str
@@ -30,6 +31,7 @@ class Agent:
     python: Path = Path(sys.executable)
     image: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    fields: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     header_allowlist: frozenset[bytes] = frozenset()
     idle_timeout_s: float | None = None
     max_lifetime_s: float | None = None

@@ -1,1 +1,1 @@
-"""The runtime over many machines: a node agent on each, the same router in front."""
+"""Sessions on the machines of a Ray cluster: a local runtime on each node, and a front that sends every call to its node."""

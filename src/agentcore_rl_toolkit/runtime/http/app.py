@@ -163,7 +163,9 @@ class RuntimeApp:
             reply_to = _nowhere
         elif effects.partial_bytes is not None:
             reply_to = _cut(send, effects.partial_bytes)
-        if route.operation == STOP:
+        if self.runtime.cluster is not None:
+            await self.runtime.cluster.forward(route, agent, key, headers, body, reply_to)
+        elif route.operation == STOP:
             control.parse_body(b"".join(body))
             await self._stop(key, reply_to)
         else:

@@ -7,13 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..._parsing import parse_json
-from ...errors import ConfigError, LocalRuntimeError
+from ...errors import ConfigError
 from .. import metrics
 from ..api.faults import FaultPlan
 from ..launcher.session_log import log_bytes, read_log
 from ..runtime import Runtime
 from ..sessions.endings import MAX_ASKED, endings_of
-from ..sessions.session import Session
 from ..wire import Route, invalid, not_found
 from .responses import Send, reply, reply_json
 
@@ -31,7 +30,7 @@ async def answer(
     """Reply to a local request. Raises: WireError 404, 400."""
     match (method, *path):
         case ("GET", "sessions"):
-            content = {"sessions": runtime.table.describe(), "ended": list(runtime.table.ended)}
+            content = {"sessions": runtime.shown.describe(), "ended": list(runtime.shown.ended)}
             await reply_json(send, content)
         case ("GET", "status"):
             await reply_json(send, runtime.status())
@@ -44,10 +43,13 @@ async def answer(
             await reply(send, 200, text, [(b"x-log-bytes", b"%d" % size)], b"text/plain; charset=utf-8")
         case ("DELETE", "sessions", session_id):
             grace_s = _seconds(query, "grace_s")
-            found = _find(runtime, session_id)
-            for session in found:
-                runtime.table.stop(session.key, grace_s=grace_s)
-            await reply_json(send, {"stopped": found[0].id})
+            wanted = _complete(session_id, (key[2] for key in runtime.shown.sessions))
+            for key in [key for key in runtime.shown.sessions if key[2] == wanted]:  # it may have one at each endpoint
+                if runtime.cluster is not None:
+                    await runtime.cluster.stop(key, grace_s)
+                else:
+                    runtime.table.stop(key, grace_s=grace_s)
+            await reply_json(send, {"stopped": wanted})
         case ("GET", "nodes") if runtime.cluster is not None:
             await reply_json(send, {"nodes": runtime.cluster.nodes()})
         case ("POST", "nodes", node_id, "drain") if runtime.cluster is not None:
@@ -76,8 +78,8 @@ def _endings(runtime: Runtime, asked: Any) -> dict[str, dict[str, Any]]:
     qualifier = asked.get("qualifier")
     route = Route("", str(asked.get("agentRuntimeArn")), {"qualifier": str(qualifier)} if qualifier else {})
     return endings_of(
-        runtime.table.sessions,
-        runtime.table.ended,
+        runtime.shown.sessions,
+        runtime.shown.ended,
         route.named.runtime_id,
         route.qualifier,
         [str(name) for name in asked["sessions"]],
@@ -123,38 +125,25 @@ def _complete(name: str, known: Iterable[str]) -> str:
     return found.pop()
 
 
-def _find(runtime: Runtime, name: str) -> list[Session]:
-    """The live sessions of an id: it may have one at each endpoint."""
-    session_id = _complete(name, (s.id for s in runtime.table.sessions.values()))
-    return [s for s in runtime.table.sessions.values() if s.id == session_id]
-
-
 async def _log(runtime: Runtime, name: str, offset: int) -> tuple[bytes, int]:
     """A session's log from an offset on (negative: from its end), live or ended, and its size. Raises: WireError 404."""
-    live, ended = runtime.table.sessions.values(), runtime.table.ended
-    wanted = _complete(name, [*(s.id for s in live), *(e["session_id"] for e in ended)])
-    for session in live:
-        read = getattr(session.process, "read_log", None)
-        if read is not None and session.id == wanted:
-            try:
-                data = bytes(await read(offset))
-                return data, offset + len(data)
-            except LocalRuntimeError as e:  # its node has just gone
-                raise not_found(f"The log of session {wanted}: {e}") from e
-    paths = [str(s.log_path) for s in live if s.id == wanted]
-    paths += [e["log"] for e in reversed(ended) if e["session_id"] == wanted]
+    live, ended = runtime.shown.describe(), runtime.shown.ended
+    wanted = _complete(name, (each["session_id"] for each in (*live, *ended)))
+    if runtime.cluster is not None:
+        return await runtime.cluster.log(wanted, offset)
+    paths = [each["log"] for each in (*live, *reversed(ended)) if each["session_id"] == wanted]
     return read_log(paths[0], offset, LOG_BYTES), log_bytes(paths[0])
 
 
 def _metrics(runtime: Runtime) -> bytes:
     states: dict[str, int] = {}
-    for session in runtime.table.describe():
+    for session in runtime.shown.describe():
         states[session["state"]] = states.get(session["state"], 0) + 1
     return metrics.render(
         runtime.metrics,
         states=states,
-        started=runtime.table.started_total,
-        ended=runtime.table.ended_total,
+        started=runtime.shown.started_total,
+        ended=runtime.shown.ended_total,
         refused=runtime.quotas.refused,
         faults=runtime.faults.injected,
     )

@@ -39,9 +39,8 @@ class Connection:
     async def send(self, method: bytes, path: bytes, headers: Headers, body: Sequence[bytes] = ()) -> None:
         """Write the request and wait for the reply's head. Raises: UpstreamLostError."""
         length = b"%d" % sum(map(len, body))
-        head = h11.Request(
-            method=method, target=path, headers=[(b"host", b"localhost"), (b"content-length", length), *headers]
-        )
+        host = () if any(name == b"host" for name, _ in headers) else ((b"host", b"localhost"),)
+        head = h11.Request(method=method, target=path, headers=[*host, (b"content-length", length), *headers])
         try:
             self._write(head)
             for piece in body:

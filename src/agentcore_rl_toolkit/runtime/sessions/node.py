@@ -1,7 +1,4 @@
-"""What the runtime knows of where session processes run: a `Node` starts them and says when they end; the runtime decides when.
-
-`LocalNode` runs them on this machine, containers among them; a router places them on other machines' nodes.
-"""
+"""Where session processes run: a `Node` starts them and says when they end; the runtime decides when."""
 
 from __future__ import annotations
 
@@ -31,13 +28,7 @@ class SessionOrder:
 class Node(Protocol):
     """Starts sessions. The returned process has ``started`` and ``ended`` futures, ``pid``, ``command`` and ``stop(grace_s)``.
 
-    One on another machine has ``dial``, ``cause``, ``lost``, ``read_log`` and ``node_id`` as well.
+    One in a container has ``dial`` and ``cause`` as well.
     """
 
-    async def prepare(self, agent: Agent) -> None: ...
-
     async def start_session(self, order: SessionOrder) -> Any: ...
-
-    async def forget(self, agent: Agent) -> None: ...
-
-    async def close(self) -> None: ...

@@ -62,7 +62,7 @@ class Session:
         return request(self._dial, method, path, headers, body)
 
     async def _dial(self) -> Streams:
-        dial = getattr(self.process, "dial", None)  # its node is another machine
+        dial = getattr(self.process, "dial", None)  # of a container
         if dial is None:
             return await asyncio.open_unix_connection(self.socket_path)
         return await asyncio.open_connection(sock=await dial())
@@ -82,7 +82,6 @@ class Session:
             "endpoint": self.key[1],
             "state": self.state if self.over or self.state == "starting" else ("active" if self.active else "idle"),
             "pid": getattr(self.process, "pid", None),
-            "node": getattr(self.process, "node_id", None),
             "created_unix_s": round(self.created_unix_s, 3),
             "age_s": round(now - self.clock.born_s, 3),
             "idle_s": 0.0 if self.active else round(now - self.clock.last_active_s, 3),

@@ -129,11 +129,6 @@ class SessionTable:
         now = time.monotonic()
         return [s.describe(now) for s in self.sessions.values()]
 
-    def allow_starts(self, more: int) -> None:
-        """Let more sessions start at the same time, because there are more cores to start them on."""
-        for _ in range(more):
-            self._starting.release()
-
     # -- starting
     def _begin(self, key: Key, agent: Agent, start_delay_s: float) -> Session:
         number = next(self._numbers)
@@ -174,8 +169,6 @@ class SessionTable:
             )
             last_answer = f", the last one was {session.ping_answer}" if session.ping_answer is not None else ""
             self._fail_start(session, failure, f"no healthy answer to /ping within {limit} s{last_answer}")
-        except WireError as e:  # its cluster has no room for it
-            self._fail_start(session, e.message, str(e.extra.get("localDetail", e.message)), code=e.code)
         except (LocalRuntimeError, UpstreamLostError, OSError) as e:
             if session.process is not None and not session.over:
                 try:
@@ -188,12 +181,12 @@ class SessionTable:
             log.exception("session %s could not be started", session.id)
             self._fail_start(session, INIT_FAILED, f"{type(e).__name__}: {e}")
 
-    def _fail_start(self, session: Session, message: str, why: str, *, code: str = "RuntimeClientError") -> None:
+    def _fail_start(self, session: Session, message: str, why: str) -> None:
         cause = log_tail(session.log_path)
         session.error = f"{why}{': ' + cause if cause else ''}"
         log.warning("session %s of agent %s did not start: %s", session.id, session.agent.name, session.error)
         # Clients of AWS show the message and drop what its service model does not name.
-        error = WireError(code, f"{message} {shortened(session.error)}", localDetail=session.error)
+        error = WireError("RuntimeClientError", f"{message} {shortened(session.error)}", localDetail=session.error)
         if not session.ready.done():
             session.ready.set_exception(error)
             session.ready.exception()
@@ -228,9 +221,8 @@ class SessionTable:
     async def _wait_end(self, session: Session) -> None:
         session.exit_status = await session.process.ended
         if not session.over and session.state == "ready":
-            lost = getattr(session.process, "lost", None)
-            session.error = lost or getattr(session.process, "death", None)
-            self._end(session, "crashed" if lost is None else "lost", 0.0)
+            session.error = getattr(session.process, "death", None)
+            self._end(session, "crashed", 0.0)
         self._stopping.discard(session)
         if session.ending is not None:  # what is known only now that its process is gone
             session.ending |= {

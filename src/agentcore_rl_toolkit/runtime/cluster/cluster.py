@@ -1,0 +1,388 @@
+"""The front of a cluster: which node a session is on, and calls sent there.
+
+Theory of operation. Ray's machines are looked at every ``poll_s``. Each new one gets an actor, which starts an ordinary local
+runtime on its machine with a key that only this front has. A session's first call goes to the open node with the largest free
+share of its capacity, later ones to the same node. The nodes are asked which sessions live, so that places become free and the
+causes of endings are known here. A machine that is gone, or whose runtime is silent for ``silence_s``, is lost: its sessions are
+over with that as their cause, and it may come back as a new node. A draining node gets no new sessions, and is released once its
+last one has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+import secrets
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...errors import AgentLoadError, ConfigError, LocalRuntimeError
+from ..agents.agent import Agent
+from ..api.faults import FaultPlan
+from ..api.quotas import PROFILES
+from ..config import RuntimeConfig
+from ..sessions.connection import UpstreamLostError, request
+from ..sessions.session import Key
+from ..wire import Headers, Route, WireError, not_found
+from . import bundles
+from .node import Node, least_loaded
+from .ray_nodes import Machine, RayNodes
+from .settings import ClusterConfig
+
+log = logging.getLogger(__name__)
+RETRY_S = (1.0, 30.0)  # after a failed start of a node: first and longest pause
+STOP_S = 15.0
+REMEMBERED_ENDINGS = 10_000
+STOP = "StopRuntimeSession"
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+PATHS = {"InvokeAgentRuntime": "invocations", "InvokeAgentRuntimeCommand": "commands", STOP: "stopruntimesession"}
+# Of one connection, or of the caller's signature: the front signs anew.
+NOT_HANDED_ON = frozenset(
+    {
+        *(b"host", b"connection", b"content-length", b"transfer-encoding", b"expect"),
+        *(b"authorization", b"x-amz-date", b"x-amz-content-sha256", b"x-amz-security-token"),
+    }
+)
+
+
+class Cluster:
+    """The nodes of a Ray cluster as one place for sessions. The runtime starts it and closes it.
+
+    ``admit`` is asked before a new session is started and may raise a WireError.
+    """
+
+    def __init__(self, config: RuntimeConfig, machines: RayNodes, settings: ClusterConfig | None = None) -> None:
+        self.admit: Callable[[Agent, str, int], None] = lambda agent, endpoint, live: None
+        self.ended: deque[dict[str, Any]] = deque(maxlen=REMEMBERED_ENDINGS)
+        self.ended_total: dict[str, int] = {}
+        self.started_total = 0
+        self._config = config
+        self._ray = machines
+        self._settings = settings or ClusterConfig()
+        self._nodes: dict[str, Node] = {}
+        self._placed: dict[Key, Node] = {}
+        self._released: deque[dict[str, Any]] = deque(maxlen=100)  # drained and lost ones
+        self._drained: set[str] = set()  # not to be taken again
+        self._joining: dict[str, asyncio.Task[None]] = {}
+        self._failures: dict[str, tuple[int, float, str]] = {}  # how often, not again before, why
+        self._agents: dict[tuple[str, int], Agent] = {}
+        self._bundles: dict[tuple[str, int], asyncio.Task[bundles.Bundle]] = {}
+        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def tier(self) -> str:
+        """Isolation of the nodes' sessions."""
+        return ", ".join(sorted({node.tier for node in self._nodes.values()})) or "unknown"
+
+    async def start(self) -> None:
+        """Connect, and wait for a first node. Raises: ConfigError, MissingExtraError."""
+        await self._ray.connect(self._settings.join_timeout_s * 0.65)
+        self._keep(self._watch())
+        try:
+            async with asyncio.timeout(self._settings.join_timeout_s):
+                while not self._nodes:
+                    await self._change()
+        except TimeoutError:
+            reasons = "; ".join(f"{node_id}: {why}" for node_id, (_, _, why) in self._failures.items())
+            raise ConfigError(
+                f"no node of the cluster could run sessions within {self._settings.join_timeout_s:g} s"
+                + (f" ({reasons})" if reasons else ": it has none with a free CPU share")
+            ) from None
+
+    async def close(self) -> None:
+        """End every node's runtime with its sessions."""
+        for task in [*self._tasks, *self._joining.values(), *self._bundles.values()]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, *self._joining.values(), *self._bundles.values(), return_exceptions=True)
+        await asyncio.gather(*(self._ray.remove(node.actor, STOP_S) for node in self._nodes.values()))
+        self._nodes.clear()
+        await self._ray.close()
+
+    # -- agents
+    async def prepare(self, agent: Agent) -> None:
+        """Load an agent version on every node. Raises: AgentLoadError, LocalRuntimeError when that works on none."""
+        self._agents[agent.runtime_id, agent.version] = agent
+        nodes = list(self._nodes.values())
+        results = await asyncio.gather(*(self._arn(node, agent) for node in nodes), return_exceptions=True)
+        errors = [e for e in results if isinstance(e, BaseException)]
+        if errors and len(errors) == len(results):
+            raise AgentLoadError(str(errors[0])) from errors[0]
+        for node, error in zip(nodes, results, strict=True):
+            if isinstance(error, BaseException):
+                log.warning("agent %s did not load on node %s: %s", agent.name, node.node_id, error)
+
+    async def forget(self, agent: Agent) -> None:
+        """Remove an agent version from the nodes, and with it its sessions."""
+        key = (agent.runtime_id, agent.version)
+        self._agents.pop(key, None)
+        self._bundles.pop(key, None)
+        await asyncio.gather(*(node.forget(agent) for node in self._nodes.values()))
+
+    async def forget_if_unused(self, agent: Agent) -> None:
+        """Remove a version that no endpoint names any more, unless it has sessions."""
+        if not any(key[0] == agent.runtime_id for key in self._placed):
+            await self.forget(agent)
+
+    async def _arn(self, node: Node, agent: Agent) -> str:
+        key = (agent.runtime_id, agent.version)
+        packed = self._bundles.get(key)
+        if packed is None:
+            work = asyncio.to_thread(bundles.pack, agent.script.parent)
+            packed = self._bundles[key] = asyncio.create_task(work, name=f"pack {agent.name}")
+        return await node.arn_of(agent, await asyncio.shield(packed))
+
+    # -- calls
+    async def forward(
+        self, route: Route, agent: Agent, key: Key, headers: Headers, body: Sequence[bytes], send: Send
+    ) -> None:
+        """Send a call to its session's node, and the node's reply to ``send`` as it comes.
+
+        Raises: WireError 404 for a stop of no session, 402 when there is no room, 424 when the node is lost.
+        UpstreamLostError when it is lost after its reply began.
+        """
+        node = self._placed.get(key)
+        if node is None:
+            if route.operation == STOP:
+                raise not_found(f"Session {key[2]}")
+            node = await self._place(agent, key)
+        node.remember(agent, key)
+        started = False
+        try:
+            path = node.path_of(await self._arn(node, agent), PATHS[route.operation], route.query)
+            payload = b"".join(body)
+            handed = [(name, value) for name, value in headers if name not in NOT_HANDED_ON]
+            handed += node.signed(path, payload)
+            async with request(node.dial, b"POST", path.encode(), handed, [payload]) as reply:
+                back = [(name, value) for name, value in reply.headers if name not in NOT_HANDED_ON]
+                length = next((v for n, v in reply.headers if n == b"content-length"), None)
+                back += [(b"content-length", length)] if length is not None else []
+                started = True
+                await send({"type": "http.response.start", "status": reply.status, "headers": back})
+                while data := await reply.read():
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                await send({"type": "http.response.body", "body": b""})
+        except UpstreamLostError as e:
+            if started:
+                raise
+            raise WireError("RuntimeClientError", f"The session's node does not answer: {node.lost or e}") from e
+        except LocalRuntimeError as e:
+            raise WireError("RuntimeClientError", f"The agent did not load on the session's node: {e}") from e
+        finally:
+            node.answered(key)
+
+    async def _place(self, agent: Agent, key: Key) -> Node:
+        """The node for a new session; waits while one may still join. Raises: WireError 402."""
+        self.admit(agent, key[1], len(self._placed))
+        while True:
+            if (known := self._placed.get(key)) is not None:  # another call of the same session was first
+                return known
+            node = least_loaded(list(self._nodes.values()))
+            if node is not None:
+                self._placed[key] = node
+                self.started_total += 1
+                return node
+            if not self._joining:
+                capacity = sum(each.capacity for each in self._nodes.values() if each.open)
+                raise WireError(
+                    "ServiceQuotaExceededException",
+                    "The cluster has no room for another session.",
+                    localDetail=f"{len(self._placed)} sessions, room for {capacity} on {len(self._nodes)} nodes",
+                )
+            await self._change()
+
+    # -- what is shown of them
+    @property
+    def sessions(self) -> dict[Key, dict[str, Any]]:
+        """The live sessions as their nodes last described them."""
+        return {key: node.sessions.get(key, node.fresh(key)) for key, node in self._placed.items()}
+
+    def describe(self) -> list[dict[str, Any]]:
+        return list(self.sessions.values())
+
+    async def stop(self, key: Key, grace_s: float | None) -> None:
+        """Stop a session at its node. Raises: WireError 404."""
+        node = self._placed.get(key)
+        if node is None:
+            raise not_found(f"Session {key[2]}")
+        await asyncio.to_thread(node.view.stop, key[2], grace_s)
+
+    async def log(self, session_id: str, offset: int) -> tuple[bytes, int]:
+        """A session's log from an offset on, and its size. Raises: WireError 404."""
+        places = [node for key, node in self._placed.items() if key[2] == session_id]
+        places += [
+            self._nodes[e["node"]] for e in self.ended if e["session_id"] == session_id and e["node"] in self._nodes
+        ]
+        if not places:
+            raise not_found(f"The log of session {session_id}")
+        return await asyncio.to_thread(places[0].view.log_from, session_id, offset)
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """Every node: ready, draining, joining, failed; and those drained or lost."""
+        joining = [{"node_id": n, "state": "joining"} for n in self._joining if n not in self._nodes]
+        failed = [
+            {"node_id": n, "state": "failed", "reason": why}
+            for n, (_, _, why) in self._failures.items()
+            if n not in self._joining and n not in self._nodes
+        ]
+        return [*(node.describe() for node in self._nodes.values()), *joining, *failed, *self._released]
+
+    def drain(self, node_id: str) -> dict[str, Any] | None:
+        """Send no more sessions there and release it once its last one has ended. None: there is no such node."""
+        node = self._nodes.get(node_id)
+        if node is None:
+            return next((each for each in self._released if each["node_id"] == node_id), None)
+        node.draining = True
+        self._drained.add(node_id)
+        self._release_if_empty(node)
+        return node.describe()
+
+    # -- joining and leaving
+    async def _watch(self) -> None:
+        while True:
+            try:
+                machines = await self._ray.machines()
+                self._compare(machines)
+            except LocalRuntimeError as e:
+                log.warning("the cluster does not say which machines it has: %s", e)
+            except Exception:  # nodes come and go all the same
+                log.exception("looking for the cluster's machines failed, and is tried again")
+            await asyncio.gather(*(self._look(node) for node in list(self._nodes.values())))
+            await asyncio.sleep(self._settings.poll_s)
+
+    def _compare(self, machines: list[Machine]) -> None:
+        alive = {machine.node_id for machine in machines}
+        for node_id, node in list(self._nodes.items()):
+            if node_id not in alive:
+                self._lose(node, "its machine left the cluster")
+        self._failures = {node_id: why for node_id, why in self._failures.items() if node_id in alive}
+        now = time.monotonic()
+        for machine in machines:
+            node_id = machine.node_id
+            known = node_id in self._nodes or node_id in self._joining or node_id in self._drained
+            if not known and self._failures.get(node_id, (0, 0.0, ""))[1] <= now:
+                task = self._joining[node_id] = asyncio.create_task(self._join(machine), name=f"join {node_id}")
+                task.add_done_callback(lambda _, node_id=node_id: self._joined(node_id))  # type: ignore[misc]  # a default makes it bind now
+
+    def _joined(self, node_id: str) -> None:
+        self._joining.pop(node_id, None)
+        self._changed.set()
+
+    async def _join(self, machine: Machine) -> None:
+        actor: Any = None
+        try:
+            async with asyncio.timeout(self._settings.join_timeout_s):
+                actor = await self._ray.place(machine)
+                node = await self._start_node(machine, actor)
+                await asyncio.gather(*(self._arn(node, agent) for agent in list(self._agents.values())))
+        except (Exception, asyncio.CancelledError) as e:  # Ray's errors have no common base
+            if actor is not None:
+                await self._ray.remove(actor, STOP_S)
+            if isinstance(e, asyncio.CancelledError):
+                raise
+            late = f"it did not start within {self._settings.join_timeout_s:g} s"
+            why = late if isinstance(e, TimeoutError) else str(e)
+            log.warning("node %s cannot run sessions: %s", machine.node_id, why)
+            count = self._failures.get(machine.node_id, (0, 0.0, ""))[0]
+            pause_s = min(RETRY_S[1], RETRY_S[0] * 2**count)
+            self._failures[machine.node_id] = (count + 1, time.monotonic() + pause_s, why)
+            return
+        self._failures.pop(machine.node_id, None)
+        self._nodes[machine.node_id] = node
+        self._changed.set()
+
+    async def _start_node(self, machine: Machine, actor: Any) -> Node:
+        await self._probe_store(actor)
+        credential = ("cluster", secrets.token_urlsafe(24))
+        # Quotas and faults are the front's; what it admits, its nodes take.
+        config = replace(
+            self._config,
+            state_dir=None,
+            quotas=PROFILES["unlimited"],
+            faults=FaultPlan(),
+            credentials=dict([credential]),
+        )
+        started = actor.start.remote(machine.host, pickle.dumps(config), self._settings.join_timeout_s * 0.75)
+        found = await asyncio.wrap_future(started.future())
+        session_bytes = self._config.isolation.memory_bytes
+        return Node(
+            node_id=machine.node_id,
+            host=machine.host,
+            capacity=self._settings.capacity(machine.cpus, machine.memory_bytes, session_bytes),
+            actor=actor,
+            url=found["url"],
+            credential=credential,
+            pid=found["pid"],
+            tier=found["isolation"],
+        )
+
+    async def _probe_store(self, actor: Any) -> None:
+        """Whether a node sees the folder of a ``file://`` store as this machine does. Raises: ConfigError."""
+        folder = self._config.isolation.store
+        if folder is None:
+            return
+        probe, content = folder / f".probe-{secrets.token_hex(8)}", secrets.token_bytes(16)
+        try:
+            await asyncio.to_thread(probe.write_bytes, content)
+            seen = await asyncio.wrap_future(actor.read.remote(str(probe)).future())
+        finally:
+            await asyncio.to_thread(probe.unlink, missing_ok=True)
+        if seen != content:
+            raise ConfigError(
+                f"the store {folder} is not the same folder there: with several machines the store is s3:// or a shared folder"
+            )
+
+    async def _look(self, node: Node) -> None:
+        try:
+            ended = await node.look()
+        except LocalRuntimeError as e:
+            if time.monotonic() - node.seen_s > self._settings.silence_s:
+                self._lose(node, f"its runtime has been silent for {self._settings.silence_s:g} s: {e}")
+            return
+        for key, ending in ended:
+            self._end(key, ending)
+        gone = [k for k, n in self._placed.items() if n is node and k not in node.sessions and k not in node.inflight]
+        for key in gone:  # its ending is forgotten there, or it never began
+            del self._placed[key]
+        self._changed.set()
+        self._release_if_empty(node)
+
+    def _end(self, key: Key, ending: dict[str, Any]) -> None:
+        self._placed.pop(key, None)
+        state = str(ending.get("state", "lost"))
+        self.ended_total[state] = self.ended_total.get(state, 0) + 1
+        self.ended.append(ending)
+
+    def _lose(self, node: Node, why: str) -> None:
+        if self._nodes.get(node.node_id) is not node:
+            return
+        node.lost = f"node {node.node_id} was lost: {why}"
+        log.warning("%s", node.lost)
+        for key in [k for k, n in self._placed.items() if n is node]:
+            shown = node.sessions.get(key, node.fresh(key))
+            self._end(key, {**shown, "state": "lost", "cause": node.lost, "error": node.lost, "gone": True})
+        self._let_go(node)
+
+    def _release_if_empty(self, node: Node) -> None:
+        if node.draining and node.lost is None and not node.load and self._nodes.get(node.node_id) is node:
+            self._let_go(node)
+
+    def _let_go(self, node: Node) -> None:
+        del self._nodes[node.node_id]
+        state = "lost" if node.lost is not None else "drained"
+        self._released.append({**node.describe(), "state": state, "sessions": 0})
+        self._changed.set()
+        self._keep(self._ray.remove(node.actor, STOP_S))
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    def _keep(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
