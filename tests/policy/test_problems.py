@@ -16,9 +16,9 @@ def test_same_arguments_give_the_same_problems() -> None:
 
 
 def test_splits_share_no_problem() -> None:
-    train = {p.prompt for seed in range(3) for p in problems("train", 1500, seed=seed)}
-    held_out = {p.prompt for seed in range(3) for p in problems("held_out", 500, seed=seed)}
-    assert len(held_out) > 1200
+    train = {p.prompt for seed in range(3) for p in problems("train", 600, seed=seed)}
+    held_out = {p.prompt for seed in range(3) for p in problems("held_out", 200, seed=seed)}
+    assert len(held_out) > 500
     assert not train & held_out
 
 

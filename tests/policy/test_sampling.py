@@ -11,7 +11,7 @@ LOGITS = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0]))
 
 
 def draw(
-    params: SamplingParams, n: int = 20_000, *, logits: torch.Tensor = LOGITS, history: History = ((), ())
+    params: SamplingParams, n: int = 4_000, *, logits: torch.Tensor = LOGITS, history: History = ((), ())
 ) -> Sampled:
     sampler = Sampler([params] * n, [None] * n, [history] * n)
     return sampler.sample(logits.expand(n, -1), torch.Generator().manual_seed(3))
@@ -23,7 +23,7 @@ def shares(sampled: Sampled) -> list[float]:
 
 def test_at_temperature_one_tokens_follow_the_distribution_and_their_logprobs_are_its_own() -> None:
     sampled = draw(SamplingParams())
-    assert shares(sampled) == pytest.approx([0.5, 0.3, 0.15, 0.05, 0.0], abs=0.012)
+    assert shares(sampled) == pytest.approx([0.5, 0.3, 0.15, 0.05, 0.0], abs=0.03)
     assert shares(sampled)[4] == 0.0
     for token, logprob in zip(sampled.ids_N[:50], sampled.logprobs_N, strict=False):
         assert logprob == pytest.approx(LOGITS[token].item(), abs=1e-6)
@@ -32,7 +32,7 @@ def test_at_temperature_one_tokens_follow_the_distribution_and_their_logprobs_ar
 def test_temperature_changes_the_draw_but_not_the_logprobs_told() -> None:
     sampled = draw(SamplingParams(temperature=0.5))
     weights = [p**2 for p in (0.5, 0.3, 0.15, 0.05, 0.0)]
-    assert shares(sampled) == pytest.approx([w / sum(weights) for w in weights], abs=0.012)
+    assert shares(sampled) == pytest.approx([w / sum(weights) for w in weights], abs=0.03)
     assert sampled.logprobs_N[0] == pytest.approx(LOGITS[sampled.ids_N[0]].item(), abs=1e-6)
 
 
@@ -41,8 +41,8 @@ def test_temperature_zero_takes_the_likeliest() -> None:
 
 
 def test_top_k_and_top_p_cut_and_renormalise() -> None:
-    assert shares(draw(SamplingParams(top_k=2))) == pytest.approx([0.625, 0.375, 0, 0, 0], abs=0.012)
-    assert shares(draw(SamplingParams(top_p=0.79))) == pytest.approx([0.625, 0.375, 0, 0, 0], abs=0.012)
+    assert shares(draw(SamplingParams(top_k=2))) == pytest.approx([0.625, 0.375, 0, 0, 0], abs=0.03)
+    assert shares(draw(SamplingParams(top_p=0.79))) == pytest.approx([0.625, 0.375, 0, 0, 0], abs=0.03)
     assert set(draw(SamplingParams(top_p=0.01), 100).ids_N) == {0}
     assert set(draw(SamplingParams(top_k=3, top_p=0.99, temperature=5.0), 500).ids_N) == {0, 1, 2}
 
@@ -57,7 +57,7 @@ def test_a_cut_sees_what_the_cut_before_it_left() -> None:
 
 def test_tokens_as_likely_as_the_last_of_top_k_stay() -> None:
     logits = torch.log(torch.tensor([0.3, 0.3, 0.3, 0.06, 0.04]))
-    assert shares(draw(SamplingParams(top_k=2), logits=logits)) == pytest.approx([1 / 3] * 3 + [0, 0], abs=0.012)
+    assert shares(draw(SamplingParams(top_k=2), logits=logits)) == pytest.approx([1 / 3] * 3 + [0, 0], abs=0.03)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_tokens_as_likely_as_the_last_of_top_k_stay() -> None:
 def test_min_p_cuts_by_the_share_of_the_likeliest_after_the_temperature(
     params: SamplingParams, expected: list[float]
 ) -> None:
-    assert shares(draw(params)) == pytest.approx([w / sum(expected) for w in expected], abs=0.012)
+    assert shares(draw(params)) == pytest.approx([w / sum(expected) for w in expected], abs=0.03)
 
 
 # Two positive and two negative logits; token 0 is in the prompt alone, 1 twice and 3 once in the completion.
@@ -104,7 +104,7 @@ def test_bias_and_penalties_change_what_is_drawn_but_not_the_logprobs_told(
     params: SamplingParams, expected: list[float]
 ) -> None:
     sampled = draw(params, logits=MIXED, history=SAID)
-    assert shares(sampled) == pytest.approx(torch.softmax(torch.tensor(expected), -1).tolist(), abs=0.012)
+    assert shares(sampled) == pytest.approx(torch.softmax(torch.tensor(expected), -1).tolist(), abs=0.03)
     raw = torch.log_softmax(MIXED, -1)
     assert sampled.logprobs_N[:50] == pytest.approx([raw[i].item() for i in sampled.ids_N[:50]], abs=1e-6)
 

@@ -75,8 +75,7 @@ def command(
     With --agent and --data: on this machine, in the loop that the quickstart uses or with TRL. Services that
     `agentcore-rl up` runs in this folder are used; else they are started for the run. Settings without an option of their own
     (held_out, learning_rate, staleness, hold_calls, eval_every, lora_rank, policy_failures, seed, tracker, ...)
-    go into --set or --config. Options win over the file, and that over AGENTCORE_RL_TRAIN_STEPS and the like in the environment
-    or a file .env.
+    go into --set or --config. Options win over the file, and that over AGENTCORE_RL_TRAIN_STEPS and the like in the environment.
 
     With --config of slime, verl, rLLM, Tinker or TRL: check the file and launch that trainer. AGENTCORE_AGENT_ARN and
     AGENTCORE_S3_BUCKET fill agent_runtime_arn and s3_bucket where the file leaves them out. A file .env in this folder, then one
@@ -85,9 +84,9 @@ def command(
     from ..errors import ConfigError
 
     if words:
-        from .training.settings import LocalRun, from_words
+        from .training.settings import from_words
 
-        flags |= from_words(words, LocalRun)
+        flags |= from_words(words)
     _take_dotenv(config_path)
     slime_steps = (flags.pop("steps") or 1) if backend == "slime" else 1
     own = any(value not in (None, ()) for value in flags.values()) or resume or out is not None

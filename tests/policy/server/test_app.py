@@ -152,6 +152,7 @@ def test_a_taken_port_and_a_folder_without_policy_are_named(server: Any, tmp_pat
         assert message in done.stderr
 
 
+@pytest.mark.system
 def test_the_server_does_not_outlive_its_parent(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as parent:
         running = start(tmp_path, parent_pid=parent.pid)

@@ -127,9 +127,9 @@ def _with_evaluation(job: Job, parts: Parts, inner: Any, services: Services) -> 
     from ...gateway import GatewayClient
 
     folder = job.run_dir / EVALUATION
-    copy = start_copy(services, folder=folder, model=job.settings.model, engine=parts.stack.engine)
-    with GatewayClient(copy.gateway_url, admin_key=parts.stack.gateway_admin_key) as gateway:
-        second = dataclasses.replace(inner, gateway=gateway, policy_url=copy.policy_url, run_dir=folder)
+    engine_url, gateway_url = start_copy(services, folder=folder, model=job.settings.model, engine=parts.stack.engine)
+    with GatewayClient(gateway_url, admin_key=parts.stack.gateway_admin_key) as gateway:
+        second = dataclasses.replace(inner, gateway=gateway, policy_url=engine_url, run_dir=folder)
         yield dataclasses.replace(inner, evaluation=second)
 
 

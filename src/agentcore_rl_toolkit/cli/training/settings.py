@@ -1,7 +1,8 @@
-"""Settings of a run on this machine: from options, a file, the environment, or the run that is gone on with."""
+"""Settings of a run on this machine: from options, a file, or the run that is gone on with."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -24,11 +25,11 @@ from .trackers import TRACKERS, check_installed
 
 _PATHS = ("agent", "data", "eval_data", "model")
 _FOLDERS = ("readable", "writable")
+ENVIRONMENT = "AGENTCORE_RL_TRAIN_"  # and the name of a setting in capitals
 TRAINERS = ("loop", "trl")  # that train on this machine
 # Peak rates for the built-in policy. On batches whose rewards are all equal TRL's AdamW goes on along its momentum, where the
 # loop skips the step: at the loop's rate one seed of three ended below 85 % there.
 LEARNING_RATES = {"loop": 5e-4, "trl": 4e-4}
-ENVIRONMENT = "AGENTCORE_RL_TRAIN_"  # and the name of a setting in capitals: the lowest of the three places
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -169,43 +170,32 @@ def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
     return {k: (str(Path(v).resolve()) if k in _PATHS else v) for k, v in flags.items() if v not in (None, ())}
 
 
-def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The settings of AGENTCORE_RL_TRAIN_STEPS and the like. Raises: ConfigError."""
-    pairs = [
-        f"{variable.removeprefix(ENVIRONMENT).lower()}={text}"
-        for variable, text in environ.items()
-        if variable.startswith(ENVIRONMENT) and text
-    ]
-    return from_words(pairs, LocalRun)
-
-
-def from_words(pairs: Sequence[str], cls: Any) -> dict[str, Any]:
-    """The settings of NAME=VALUE words for the fields of a dataclass, lists with commas between. Raises: ConfigError."""
-    fields = {field.name: str(field.type) for field in dataclasses.fields(cls)}
+def from_words(pairs: Sequence[str]) -> dict[str, Any]:
+    """The settings of NAME=VALUE words; lists have commas between. Raises: ConfigError."""
+    kinds = {field.name: str(field.type) for field in dataclasses.fields(LocalRun)}
     values: dict[str, Any] = {}
     for pair in pairs:
         name, sign, text = pair.partition("=")
         name = name.replace("-", "_")
-        if name not in fields or not sign:
-            raise ConfigError(f"{name!r} is no setting, as NAME=VALUE; there are {', '.join(sorted(fields))}")
+        if name not in kinds or not sign:
+            raise ConfigError(f"{name!r} is no setting, as NAME=VALUE; there are {', '.join(sorted(kinds))}")
         values[name] = text
-        if fields[name].startswith("tuple"):
+        if kinds[name].startswith("tuple"):
             values[name] = text.split(",")
-        elif fields[name] == "int":
-            try:
-                values[name] = int(text)
-            except ValueError:
-                raise ConfigError(f"{name} must be a whole number, got {text!r}") from None
-        elif fields[name].startswith("float"):
-            try:
-                values[name] = float(text)
-            except ValueError:
-                raise ConfigError(f"{name} must be a number, got {text!r}") from None
-        elif fields[name] == "bool":
-            values[name] = text.lower() in ("1", "true", "yes")
-        elif name in _PATHS:
-            values[name] = str(Path(text).resolve())
+        elif kinds[name] == "bool":
+            values[name] = text in ("1", "true", "yes")
+        elif kinds[name].startswith(("int", "float")):
+            with contextlib.suppress(ValueError):  # what is neither is named by the check of all settings
+                values[name] = json.loads(text)
     return values
+
+
+def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    """The settings of AGENTCORE_RL_TRAIN_STEPS and the like. Raises: ConfigError."""
+    given = {
+        name.removeprefix(ENVIRONMENT).lower(): text for name, text in environ.items() if ENVIRONMENT in name and text
+    }
+    return from_words([f"{name}={text}" for name, text in given.items()])
 
 
 def variable_names(session_env: Sequence[str]) -> list[str]:

@@ -241,21 +241,14 @@ def start(
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Copy:
-    """A second engine behind a gateway of its own."""
+def start_copy(services: Services, *, folder: Path, model: Path | None, engine: str) -> tuple[str, str]:
+    """Start a second engine behind a gateway of its own, for evaluations beside a training: the addresses of both.
 
-    policy_url: str
-    gateway_url: str
-
-
-def start_copy(services: Services, *, folder: Path, model: Path | None, engine: str) -> Copy:
-    """Start one, for evaluations beside a training. Its turns go below ``folder``. Blocks. Raises: ServiceError, ConfigError."""
-    policy = _launch_engine(services, model, engine, of="evaluation ")
-    upstream = _wait_for_engine(services, policy, engine)
-    words = _gateway(upstream, folder / "turns", model)
-    gateway = services.wait_ready(services.launch("evaluation gateway", words))
-    return Copy(policy_url=upstream.url, gateway_url=gateway.url)
+    The gateway's turns go below ``folder``. Blocks. Raises: ServiceError, ConfigError.
+    """
+    upstream = _wait_for_engine(services, _launch_engine(services, model, engine, of="evaluation "), engine)
+    gateway = services.launch("evaluation gateway", _gateway(upstream, folder / "turns", model))
+    return upstream.url, services.wait_ready(gateway).url
 
 
 def _launch_engine(services: Services, model: Path | None, engine: str, of: str = "") -> Service:

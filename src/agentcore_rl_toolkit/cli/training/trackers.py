@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ..._installation import missing_extra
 from ...errors import ConfigError
@@ -21,17 +21,20 @@ from ...errors import ConfigError
 PROJECT = "agentcore-rl"
 
 
-class Tracker(Protocol):
+class Tracker:
     """Where the numbers of a run go. ``step`` is the number of finished training steps."""
 
-    def resumed(self, steps_done: int) -> None: ...
+    def resumed(self, steps_done: int) -> None:
+        """The run goes on after so many steps."""
 
-    def log(self, values: Mapping[str, float], step: int) -> None: ...
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        raise NotImplementedError
 
-    def close(self, *, finished: bool) -> None: ...
+    def close(self, *, finished: bool) -> None:
+        raise NotImplementedError
 
 
-class TensorBoard:
+class TensorBoard(Tracker):
     """Event files under ``tensorboard/`` of the run's folder."""
 
     def __init__(self, run_dir: Path, settings: Mapping[str, Any]) -> None:
@@ -58,7 +61,7 @@ class TensorBoard:
         self._writer.close()
 
 
-class WeightsAndBiases:
+class WeightsAndBiases(Tracker):
     """A run of `wandb`; its own variables apply (WANDB_MODE=offline, WANDB_PROJECT, WANDB_ENTITY, WANDB_API_KEY)."""
 
     def __init__(self, run_dir: Path, settings: Mapping[str, Any]) -> None:
@@ -79,9 +82,6 @@ class WeightsAndBiases:
         for pattern in ("train/*", "eval/*"):  # steps of ours: a resumed run repeats the last of them at times
             self._run.define_metric(pattern, step_metric="step")
 
-    def resumed(self, steps_done: int) -> None:
-        return
-
     def log(self, values: Mapping[str, float], step: int) -> None:
         self._run.log({"step": step, **values})
 
@@ -89,7 +89,7 @@ class WeightsAndBiases:
         self._run.finish(exit_code=0 if finished else 1)
 
 
-class MLflow:
+class MLflow(Tracker):
     """A run of MLflow: at MLFLOW_TRACKING_URI where that is set, else in files under ``mlflow/`` of the run's folder."""
 
     def __init__(self, run_dir: Path, settings: Mapping[str, Any]) -> None:
@@ -112,9 +112,6 @@ class MLflow:
         self._id = self._client.create_run(number, run_name=run_dir.name).info.run_id
         kept.write_text(self._id + "\n")
         self._client.log_batch(self._id, params=[Param(key, str(value)[:6000]) for key, value in settings.items()])
-
-    def resumed(self, steps_done: int) -> None:
-        return
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         from mlflow.entities import Metric
