@@ -95,6 +95,7 @@ def test_local_agent_is_scored_and_a_second_run_has_a_folder_of_its_own(folder: 
     assert sessions == {json.loads(line)["session_id"] for line in (out / "results.jsonl").read_text().splitlines()}
 
 
+@pytest.mark.system
 def test_failed_rollouts_set_the_exit_code_and_count_as_zero(folder: Path) -> None:
     (folder / "data.jsonl").write_text('{"answer": 4}\n{"fail": true}\n{"rambles": true}\n')
     options = ("--agent", "agent.py", "--sampling-params", '{"temperature": 0}')
@@ -147,7 +148,8 @@ def test_wrong_values_start_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("whom", ["group", "process"])
+@pytest.mark.system
+@pytest.mark.parametrize("whom", ["group", pytest.param("process", marks=pytest.mark.nightly)])
 def test_ctrl_c_ends_with_130_and_the_command_that_goes_on(folder: Path, whom: str) -> None:
     held = folder / "held"
     held.touch()

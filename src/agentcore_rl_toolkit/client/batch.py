@@ -18,7 +18,7 @@ from .._portal import Portal, result_of
 from ..contract import Cause, IdValue, Outcome
 from ..errors import AgentCoreRLError, AgentError, RolloutLostError
 from ..proof import Proof
-from .future import RolloutFuture
+from .future import RolloutFuture, Verdict
 from .ledger import Attempt, FileLedger
 from .lifecycle.engine import Engine
 from .lifecycle.rollout import Adoption
@@ -92,23 +92,30 @@ class BatchProgress:
 
 def item_of(future: RolloutFuture, index: int | None) -> BatchItem:
     """The batch item of a finished rollout."""
-    verdict = future._done.result()
-    return BatchItem(
-        success=verdict.outcome is Outcome.OK,
-        result=verdict.record,
-        error=None if verdict.error is None else error_line(verdict.error),
+    return make_item(
+        future._done.result(),
         index=index,
         elapsed=future.elapsed(),
-        exception=verdict.error,
-        outcome=verdict.outcome,
         input_id=future.input_id,
         session_id=future.session_id,
         attempt=future.attempt,
         stages=future.stages,
+    )
+
+
+def make_item(verdict: Verdict, **about: Any) -> BatchItem:
+    """The batch item that says how a rollout ended; `about` are its other fields."""
+    return BatchItem(
+        success=verdict.outcome is Outcome.OK,
+        result=verdict.record,
+        error=None if verdict.error is None else error_line(verdict.error),
+        exception=verdict.error,
+        outcome=verdict.outcome,
         proof=verdict.proof,
         traceback=None if verdict.error is None else traceback_of(verdict.error),
         cause=verdict.cause,
         failure=verdict.failure,
+        **about,
     )
 
 
@@ -197,44 +204,45 @@ class BatchRun:
         return self
 
     def __next__(self) -> BatchItem:
-        if self._left == 0 or self._over:
-            self.close()
-            raise StopIteration
         self._portal.refuse_own_thread()
-        while True:
-            item, waiter = self._mailbox.take()
-            if isinstance(item, BatchItem):
-                self._left -= 1
-                return item
-            if waiter is None:
-                self._over = True
-                raise StopIteration if item is None else item
+        while (found := self._take()) is not None:
+            if isinstance(found, BatchItem):
+                return found
             try:
-                result_of(waiter)
+                result_of(found)
             except BaseException:
                 self.close()
                 raise
+        raise StopIteration
 
     def __aiter__(self) -> BatchRun:
         return self
 
     async def __anext__(self) -> BatchItem:
-        if self._left == 0 or self._over:
-            self.close()
-            raise StopAsyncIteration
-        while True:
-            item, waiter = self._mailbox.take()
-            if isinstance(item, BatchItem):
-                self._left -= 1
-                return item
-            if waiter is None:
-                self._over = True
-                raise StopAsyncIteration if item is None else item
+        while (found := self._take()) is not None:
+            if isinstance(found, BatchItem):
+                return found
             try:
-                await asyncio.wrap_future(waiter)
+                await asyncio.wrap_future(found)
             except BaseException:
                 self.close()
                 raise
+        raise StopAsyncIteration
+
+    def _take(self) -> BatchItem | concurrent.futures.Future[None] | None:
+        """The next item, or a future to wait for before the next try; None at the end. Raises: what the batch failed with."""
+        if self._left == 0 or self._over:
+            self.close()
+            return None
+        item, waiter = self._mailbox.take()
+        if isinstance(item, BatchItem):
+            self._left -= 1
+            return item
+        if waiter is None:
+            self._over = True
+            if item is not None:
+                raise item
+        return waiter
 
     # ---- leaving
 

@@ -20,7 +20,7 @@ from ..errors import (
     RolloutThrottledError,
     RolloutTimeoutError,
 )
-from .batch import BatchItem, BatchPlan, error_line, traceback_of
+from .batch import BatchItem, BatchPlan, make_item
 from .future import Verdict
 from .ledger import Attempt, FileLedger, attempts_of, fingerprint, last_attempts
 from .lifecycle.engine import Engine
@@ -134,33 +134,21 @@ async def _item(engine: Engine, request: RolloutRequest, known: Attempt) -> Batc
     assert known.outcome is not None
     expected = engine.proofs.expected(known.session_id, request.ledger, key_id=known.proof_key, promised=known.promised)
     verdict = await engine.reader(known.bucket).read(known.key, request.deadlines.result_s, expected)
-    error: BaseException | None
-    if verdict is not None:
-        outcome, record, error = verdict.outcome, verdict.record, verdict.error
-    elif known.outcome is Outcome.OK:
-        outcome, record = Outcome.LOST, None
-        error = RolloutLostError("the ledger says ok, but the record is gone from the store")
-    else:
-        outcome, record = known.outcome, None
+    if verdict is None and known.outcome is Outcome.OK:
+        error: RolloutError = RolloutLostError("the ledger says ok, but the record is gone from the store")
+        verdict = Verdict(outcome=Outcome.LOST, error=error)
+    elif verdict is None:
         error = _ERRORS[known.outcome](known.error or known.outcome.value)
         if known.cause is not None:
             error.cause = known.cause
-    if isinstance(error, AgentCoreRLError):
-        error.session_id, error.input_id, error.key = known.session_id, known.input_id, known.key
-    ended = Verdict(outcome=outcome, record=record, error=error)
-    return BatchItem(
-        success=outcome is Outcome.OK,
-        result=record,
-        error=None if error is None else error_line(error),
+        verdict = Verdict(outcome=known.outcome, error=error)
+    if isinstance(verdict.error, AgentCoreRLError):
+        verdict.error.session_id, verdict.error.input_id = known.session_id, known.input_id
+        verdict.error.key = known.key
+    return make_item(
+        verdict,
         index=request.index,
-        elapsed=None,
-        exception=error,
-        outcome=outcome,
         input_id=known.input_id,
         session_id=known.session_id,
         attempt=known.attempt,
-        proof=None if verdict is None else verdict.proof,
-        traceback=None if error is None else traceback_of(error),
-        cause=ended.cause,
-        failure=ended.failure,
     )

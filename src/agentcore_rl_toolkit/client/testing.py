@@ -14,6 +14,7 @@ local runtime to run real agents.
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import threading
 import time
@@ -115,10 +116,8 @@ class ScriptedRuntime:
         self.max_sessions = max_sessions
         self.dedupe = dedupe
         self.tps = tps
-        self.invoke_times_s: list[float] = []
         self.agent_url: str | None = None
-        self.on_record: Callable[[str, dict[str, Any]], object] | None = None
-        self.store_for: Callable[[str], ObjectStore] = _Stores()
+        self.store_for: Callable[[str], ObjectStore] = functools.cache(open_store)
         self._tokens, self._filled_s = tps or 0.0, time.monotonic()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -231,7 +230,6 @@ class ScriptedRuntime:
 
     async def _invoke(self, session_id: str, body: bytes) -> tuple[int, str, bytes, str] | None:
         self.requests["invoke"] += 1
-        self.invoke_times_s.append(time.monotonic())
         fault = self.faults.popleft() if self.faults else None
         if fault is None and self._over_rate():
             fault = "429"
@@ -343,8 +341,6 @@ class ScriptedRuntime:
         session.record_at_s = time.monotonic()
         if script.heartbeat:
             await store.delete_async(alive_key(key))
-        if self.on_record is not None:
-            self.on_record(session.session_id, config)
 
     @staticmethod
     async def _live(store: ObjectStore, key: str, script: Script, end_s: float, heartbeat_s: float) -> None:
@@ -373,15 +369,3 @@ class ScriptedRuntime:
         if session.task is not None:
             session.task.cancel()
         return 200, "", b"{}", session_id
-
-
-class _Stores:
-    """Opens each store once."""
-
-    def __init__(self) -> None:
-        self._open: dict[str, ObjectStore] = {}
-
-    def __call__(self, url: str) -> ObjectStore:
-        if url not in self._open:
-            self._open[url] = open_store(url)
-        return self._open[url]
