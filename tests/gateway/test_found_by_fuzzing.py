@@ -25,12 +25,6 @@ async def opened(gateway: Gateway, *names: str) -> list[SessionHandle]:
     return await GatewayClient(gateway.url).create_sessions_async(names or [new_session_id()])
 
 
-async def ask(session: SessionHandle, *reply: str, **asked: Any) -> None:
-    messages: list[Any] = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(reply)]
-    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
-        await llm.chat.completions.create(model="m", messages=messages, **asked)
-
-
 async def finish_reason(session: SessionHandle, answer: str, *, stream: bool) -> str | None:
     async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
         message = await llm.chat.completions.create(

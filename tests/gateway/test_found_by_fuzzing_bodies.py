@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, Limits, SessionHandle
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 
@@ -80,29 +80,3 @@ async def test_an_error_of_a_plain_endpoint_has_its_own_status_although_it_came_
     asked = {"model": "m", "messages": [USER]}
     status, reply = await request("POST", session.base_url + "/chat/completions", body=asked, key=session.api_key)
     assert (status, json.loads(reply)["error"]["message"]) == (429, "no provider has room")
-
-
-async def test_a_request_that_comes_on_an_old_connection_has_its_own_time(
-    engine: ScriptedEngine, start_gateway: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gateway = await start_gateway(engine, limits=Limits(idle_connection_s=30))
-    [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rsplit(":", 1)[1]))
-    head, body = written(session, {"messages": [{"role": "user", "content": "x" * 200_000}]})
-    looks: asyncio.Queue[float] = asyncio.Queue()
-    sweep = gateway.connections.sweep
-    monkeypatch.setattr(
-        gateway.connections, "sweep", lambda now, counters: (sweep(now, counters), looks.put_nowait(now))
-    )
-    async with asyncio.timeout(30):
-        while not gateway.connections:  # noqa: ASYNC110  (there is no event for it)
-            await asyncio.sleep(0.005)
-        [conn] = gateway.connections
-        conn.last_s -= 29  # nothing has come for almost as long as is allowed
-        due = conn.last_s + 30
-        writer.write(head + body[:150_000])
-        while await looks.get() <= due:
-            pass
-        writer.write(body[150_000:])
-        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
-    writer.close()

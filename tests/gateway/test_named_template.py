@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 import agentcore_rl_toolkit
-from agentcore_rl_toolkit.cli.servers.gateway import group
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle
@@ -72,15 +70,6 @@ async def test_a_session_does_not_go_on_from_prompts_of_another_template(
     assert renderer.decode(list(third.prompt_ids)).startswith("<|im_start|>system\nother<|im_end|>")
     assert third.parent_turn is None
     assert caplog.text.count("another tokenizer or chat template") == 1
-
-
-@pytest.mark.parametrize("option", ["template", "parser"])
-def test_without_a_model_there_is_nothing_they_could_name(option: str, template: Path) -> None:
-    value = str(template) if option == "template" else "glm"
-    with pytest.raises(ConfigError, match=f"a {option} is for prompts that are rendered here: give --model DIR"):
-        GatewayConfig(**{option: value})  # type: ignore[arg-type]
-    done = CliRunner().invoke(group, ["serve", "--upstream", "http://127.0.0.1:9", f"--{option}", value])
-    assert "give --model DIR" in str(done.output) + str(done.exception)
 
 
 def test_a_parser_that_does_not_exist_is_an_error_that_names_those_that_do(tmp_path: Path) -> None:

@@ -117,15 +117,6 @@ async def run_module(*options: str, **environment: str) -> asyncio.subprocess.Pr
     return await asyncio.create_subprocess_exec(*line, env=env, stderr=asyncio.subprocess.PIPE)
 
 
-async def url_of(process: asyncio.subprocess.Process) -> str:
-    """Where the process says that it listens."""
-    assert process.stderr is not None
-    line = (await asyncio.wait_for(process.stderr.readline(), 40)).decode()
-    match = re.search(r"http://[\d.]+:\d+", line)
-    assert match is not None, line + (await process.stderr.read()).decode()
-    return match[0]
-
-
 async def test_the_module_runs_as_a_process_and_keeps_traces_over_a_restart(
     engine: ScriptedEngine, rllm: ModuleType, tmp_path: Path
 ) -> None:
@@ -161,12 +152,6 @@ async def test_the_module_says_what_is_wrong_and_leaves() -> None:
     _, output = await asyncio.wait_for(process.communicate(), 40)
     assert process.returncode == 2
     assert "rllm-model-gateway: error" in output.decode()
-
-
-@pytest.fixture
-def admin_key(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("AGENTCORE_RL_GATEWAY_ADMIN_KEY", "trainers-secret")
-    return "trainers-secret"
 
 
 async def test_an_application_that_others_can_reach_wants_an_admin_key(

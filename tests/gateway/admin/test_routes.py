@@ -92,19 +92,3 @@ async def test_a_request_that_is_wrong_is_refused_and_opens_nothing(start_gatewa
     assert status == 200
     listed = await request("GET", url + "/admin/stats")
     assert json.loads(listed[1])["sessions"] == 1
-
-
-async def test_a_server_without_a_name_gets_one_that_nobody_chose(engine: ScriptedEngine, start_gateway: Start) -> None:
-    gateway = await start_gateway(engine, upstream_hosts=("127.0.0.1",))
-
-    async def add(port: int, **more: str) -> tuple[int, Any]:
-        body = {"url": f"http://127.0.0.1:{port}", **more}
-        status, reply = await request("POST", gateway.url + "/admin/workers", body=body)
-        return status, json.loads(reply).get("worker_id")
-
-    assert await add(1, worker_id="w2") == (200, "w2")
-    for port, name in ((2, "w3"), (3, "w4")):
-        assert await add(port) == (200, name)
-    assert await add(4, worker_id="w6") == (200, "w6")
-    assert await add(5) == (200, "w7")
-    assert (await add(6, worker_id="w6"))[0] == 400

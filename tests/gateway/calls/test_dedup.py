@@ -26,8 +26,6 @@ from agentcore_rl_toolkit.trajectory.experts import int32_of, shape_of
 
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 USER = [{"role": "user", "content": "hello there"}]
-TOOL = {"name": "add", "description": "d", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}}
-CLAUDES = {"name": "add", "input_schema": TOOL["parameters"]}
 Start = Callable[..., Awaitable[Gateway]]
 
 
@@ -140,18 +138,6 @@ async def test_the_last_turn_that_is_allowed_can_be_repeated(engine: ScriptedEng
     assert text(await ask(session, retry=1)) == text(first)
     with pytest.raises(openai.PermissionDeniedError, match="turn_limit_reached"):
         await ask(session)
-
-
-async def test_a_dropped_connection_is_tried_once_more_where_there_is_no_other_server(
-    engine: ScriptedEngine, gateway: Gateway, session: SessionHandle
-) -> None:
-    engine.faults.append(Fault(drop_after=0))
-    assert (await ask(session))[0] == 200
-    # The first goes over a connection that was used before, which a server may have closed meanwhile: it does not count.
-    engine.faults += [Fault(drop_after=0)] * 3
-    with pytest.raises(openai.InternalServerError):
-        await ask(session, temperature=0.5)
-    assert not engine.faults
 
 
 async def test_a_second_try_waits_while_the_gateway_is_paused(
@@ -345,62 +331,6 @@ async def test_a_reply_rendered_here_is_repeated_with_its_logprobs(
     assert gateway.counters["turns_joined"] == 1
 
 
-async def told_by_anthropic(session: SessionHandle, asked: dict[str, Any], *, stream: bool) -> list[str]:
-    url = session.base_url.removesuffix("/v1")
-    async with anthropic.AsyncAnthropic(base_url=url, api_key=session.api_key, max_retries=0) as llm:
-        asked = {"model": "m", "max_tokens": 50, "messages": USER, "tools": [CLAUDES], **asked}
-        if stream:
-            async with llm.messages.stream(**asked) as events:
-                reply = await events.get_final_message()
-        else:
-            reply = await llm.messages.create(**asked)
-    return [reply.id, *(block.id for block in reply.content if block.type == "tool_use")]
-
-
-async def told_by_openai(session: SessionHandle, asked: dict[str, Any], *, stream: bool) -> list[str]:
-    asked = {"model": "m", "input": "hello there", "tools": [{**TOOL, "type": "function", "strict": False}], **asked}
-    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
-        if stream:
-            events = [event async for event in await llm.responses.create(**asked, stream=True)]
-            response = events[-1].response
-        else:
-            response = await llm.responses.create(**asked)
-    calls = [item.call_id for item in response.output if item.type == "function_call"]
-    return [response.id, *(item.id for item in response.output), *calls]
-
-
-@pytest.mark.parametrize("expected", [told_by_anthropic, told_by_openai])
-@pytest.mark.parametrize(("rendered", "stream"), [(False, False), (False, True), (True, False), (True, True)])
-async def test_a_repeated_reply_has_the_ids_of_the_first_in_every_dialect(
-    engine: ScriptedEngine, start_gateway: Start, tmp_path: Path, rendered: bool, stream: bool, expected: Any
-) -> None:
-    """Also where the engine gives calls of whole replies no ids, and after a restart. Other replies have others."""
-    settings = {"store_dir": str(tmp_path), **({"model_dir": str(MODEL)} if rendered else {})}
-    gateway = await start_gateway(engine, **settings)
-    session = await opened(gateway)
-    if rendered:
-        engine.first_id, engine.last_id = 300, 500
-    else:
-        call: dict[str, Any] = {"type": "function", "function": {"name": "add", "arguments": '{"x": 1}'}}
-        for k in range(2):
-            named = {"id": f"call_{k}"} if stream else {}
-            engine.replies.append({"content": "w7 w8", "tool_calls": [call | named]})
-
-    def attempt(retry: int) -> dict[str, Any]:
-        return {"extra_headers": {"x-stainless-retry-count": str(retry)}}
-
-    first, again = [await expected(session, attempt(k), stream=stream) for k in range(2)]
-    assert all(first)
-    assert again == first
-    assert gateway.counters["turns_joined"] == 1
-    assert not {*first} & {*await expected(session, {**attempt(0), "extra_body": {"temperature": 0.5}}, stream=stream)}
-    await gateway.stop(grace_s=0.2)
-    gateway = await start_gateway(engine, **settings)
-    session = dataclasses.replace(session, base_url=f"{gateway.url}/{session.base_url.split('/', 3)[3]}")
-    assert await expected(session, attempt(1), stream=stream) == first
-    assert gateway.counters["turns_joined"] == 1
-
-
 async def test_anthropics_other_credential_does_not_stand_in_the_way(
     session: SessionHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -412,14 +342,3 @@ async def test_anthropics_other_credential_does_not_stand_in_the_way(
     async with anthropic.AsyncAnthropic(base_url=url, api_key="wrong", max_retries=0) as llm:
         with pytest.raises(anthropic.AuthenticationError):
             await llm.messages.create(model="m", max_tokens=8, messages=USER)  # type: ignore[arg-type]
-
-
-TOOL_TEXT = '<tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call>'
-SAID = {
-    "text": "so it is",
-    "nothing": "",
-    "a call": TOOL_TEXT,
-    "text and a call": f"well then\n{TOOL_TEXT}",
-    "thinking": "<think>\nso\n</think>\n\nit is",
-    "only thinking": "<think>\nso\n</think>",
-}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -46,26 +45,6 @@ async def test_an_engines_error_reaches_the_agent_and_is_no_turn(
     capture = await captured(client, session)
     assert len(capture.turns) == 1
     assert [(e["status"], e["http_status"]) for e in capture.errors] == [("error", status)]
-
-
-@pytest.mark.parametrize(
-    "expected",
-    [
-        "This model's maximum context length is 10 tokens.",  # vLLM
-        "The decoder prompt (length 11) is longer than the maximum model length of 10.",  # vLLM
-        "The input (11 tokens) is longer than the model's context length (10 tokens).",  # SGLang
-        "Requested token count exceeds the model's maximum context length of 10 tokens.",  # SGLang
-    ],
-)
-async def test_a_prompt_that_is_too_long_has_the_providers_code(
-    engine: ScriptedEngine, session: SessionHandle, expected: str
-) -> None:
-    body = json.dumps({"object": "error", "message": expected, "type": "BadRequestError", "code": 400}).encode()
-    engine.faults.append(Fault(status=400, body=body))
-    async with agent(session) as llm:
-        with pytest.raises(openai.BadRequestError) as error:
-            await llm.chat.completions.create(model="m", messages=USER)
-    assert error.value.code == "context_length_exceeded"
 
 
 @pytest.mark.parametrize("status", [204, 301, 307, 401, 403])
@@ -235,24 +214,6 @@ async def test_parallel_tool_calls_and_reasoning_of_a_stream_are_merged(
     capture = await captured(client, session)
     assert capture.dialogue[-1]["tool_calls"] == calls
     assert capture.turns[0].parse_status == "parsed"
-
-
-async def test_calls_are_ordered_by_their_start(
-    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
-) -> None:
-    gate = asyncio.Event()
-    engine.faults.append(Fault(gate=gate))
-    async with agent(session) as llm:
-        slow = asyncio.ensure_future(
-            llm.chat.completions.create(model="m", messages=[{"role": "user", "content": "slow"}])
-        )
-        await until(lambda: len(engine.calls) == 1)
-        await llm.chat.completions.create(model="m", messages=USER)
-        gate.set()
-        await slow
-    turns = (await captured(client, session)).turns
-    assert [t.prompt_ids for t in turns] == [r.prompt_ids for r in engine.calls]
-    assert turns[0].finished_s > turns[1].finished_s
 
 
 async def test_a_retry_after_a_timeout_is_recorded_once(

@@ -10,9 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import msgspec
-import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -169,53 +167,7 @@ async def sessions_of(gateway: Gateway) -> Any:
     return session
 
 
-async def recorded_messages(gateway: Gateway, session: Any) -> list[list[Item]]:
-    _, reply = await request("GET", f"{gateway.url}/sessions/{session.session_id}/traces")
-    return [trace["messages"] for trace in json.loads(reply)]
-
-
 LONG_TEXT = "The quick brown fox. " * 2_000
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_anthropics_client_in_a_long_session(engine: ScriptedEngine, start_gateway: Start, stream: bool) -> None:
-    gateway = await start_gateway(engine)
-    session = await sessions_of(gateway)
-    history: list[Any] = []
-    async with anthropic.AsyncAnthropic(base_url=session.base_url.removesuffix("/v1"), api_key=session.api_key) as llm:
-        for turn in range(4):
-            history.append({"role": "user", "content": f"{turn} {LONG_TEXT}"})
-            asked: Any = {"model": "m", "max_tokens": 50, "messages": history, "system": "Be brief."}
-            engine.replies.append({"content": f"answer {turn}"})
-            if stream:
-                async with llm.messages.stream(**asked) as events:
-                    reply = await events.get_final_message()
-            else:
-                reply = await llm.messages.create(**asked)
-            assert [block.text for block in reply.content if block.type == "text"] == [f"answer {turn}"]
-            history.append({"role": "assistant", "content": f"answer {turn}"})
-    expected = [{"role": "system", "content": "Be brief."}, *history[:-1]]
-    assert engine.calls[-1].body["messages"] == expected
-    assert await recorded_messages(gateway, session) == [expected[: 2 * turn + 2] for turn in range(4)]
-    turns = (await GatewayClient(gateway.url).fetch_async([session.session_id]))[session.session_id].turns
-    assert [list(turn.prompt_ids) for turn in turns] == [call.prompt_ids for call in engine.calls]
-
-
-async def test_the_responses_client_in_a_long_session(engine: ScriptedEngine, start_gateway: Start) -> None:
-    gateway = await start_gateway(engine)
-    session = await sessions_of(gateway)
-    items: list[Any] = []
-    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as llm:
-        for turn in range(4):
-            items.append({"role": "user", "content": f"{turn} {LONG_TEXT}"})
-            engine.replies.append({"content": f"answer {turn}"})
-            reply = await llm.responses.create(model="m", instructions="Be brief.", input=items)
-            assert reply.output_text == f"answer {turn}"
-            items += [item.model_dump(exclude_none=True) for item in reply.output]
-    sent = engine.calls[-1].body["messages"]
-    assert [m["role"] for m in sent] == ["system", *["user", "assistant"] * 3, "user"]
-    assert [m["content"] for m in sent[2::2]] == ["answer 0", "answer 1", "answer 2"]
-    assert await recorded_messages(gateway, session) == [sent[: 2 * turn + 2] for turn in range(4)]
 
 
 async def test_a_mistake_far_back_is_named_by_its_place(engine: ScriptedEngine, start_gateway: Start) -> None:

@@ -137,19 +137,6 @@ async def test_a_stream_the_engine_does_not_finish_is_no_finished_answer(
     assert [e["status"] for e in capture.errors] == ["partial"] * 3
 
 
-async def test_a_repeated_anthropic_request_gets_the_reply_of_the_first(
-    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
-) -> None:
-    ask = {"model": "m", "max_tokens": 50, "messages": [{"role": "user", "content": "hello"}]}
-    headers = {"idempotency-key": "k"}
-    async with claude(session) as llm:
-        first = await llm.messages.create(**ask, extra_headers=headers)
-        again = await llm.messages.create(**ask, extra_headers=headers)
-    assert again.content == first.content
-    assert len(engine.calls) == 1
-    assert len((await client.fetch_async([session.session_id]))[session.session_id].turns) == 1
-
-
 async def test_tokens_are_counted_by_the_engine_and_nothing_is_recorded(
     engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
 ) -> None:

@@ -167,11 +167,6 @@ def test_calls_through_failures_go_along_arrows_of_the_table(
     judge(ways)
 
 
-def plain(**asked: Any) -> dict[str, Any]:
-    usual = {"path": "chat/completions", "stream": False, "again": False, "wrong": False}
-    return usual | {"leave": None, "faults": [], "control": None} | asked
-
-
 async def test_a_step_that_the_table_does_not_have_is_logged_and_ends_the_call(
     start_gateway: Start, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -16,7 +16,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 import agentcore_rl_toolkit
@@ -341,19 +340,6 @@ async def test_equal_calls_are_samples_of_their_own_whatever_became_of_the_other
     assert sum(len(sequence.turn_ids) for sequence in made.sequences) == 3
 
 
-async def test_equal_calls_on_purpose_stay_as_many_turns(
-    engine: ScriptedEngine, gateway: Gateway, session: SessionHandle
-) -> None:
-    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as llm:
-        for stream in (False, True, False):
-            reply: Any = await llm.chat.completions.create(model="m", messages=USER, stream=stream)
-            if stream:
-                assert [part async for part in reply]
-    await until(lambda: not gateway.connections)
-    made = await trajectory_of(gateway, session)
-    assert (made.report.turns, made.report.untrainable_turns, made.report.superseded_turns) == (3, 0, 0)
-
-
 @pytest.mark.parametrize("retried", [False, True])
 @pytest.mark.parametrize("goes_on", [False, True])
 async def test_an_agent_that_leaves_a_stream_behind_its_finish_reason_has_the_reply_unless_it_asks_again(
@@ -394,14 +380,3 @@ async def test_a_client_that_wants_the_connection_closed_has_taken_its_reply(
     await until(lambda: not gateway.connections)
     made = await trajectory_of(gateway, session)
     assert (made.report.turns, made.report.untrainable_turns) == (1, 0)
-
-
-async def test_a_client_that_wants_the_connection_closed_and_breaks_has_not_taken_its_reply(
-    gateway: Gateway, session: SessionHandle
-) -> None:
-    _, writer = await asked(session, headers={"connection": "close"}, reads=False)
-    await unread(writer)
-    hang_up(writer)
-    await until(lambda: not gateway.connections)
-    made = await trajectory_of(gateway, session)
-    assert (made.report.turns, made.report.untrainable_reasons) == (1, {"not_delivered": 1})

@@ -9,18 +9,12 @@ from pathlib import Path
 import pytest
 
 from agentcore_rl_toolkit.errors import GatewayError
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
-from agentcore_rl_toolkit.gateway.http.client import request
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
 from ..stores import refused
 
 Start = Callable[..., Awaitable[Gateway]]
-
-
-async def ask(session: SessionHandle) -> int:
-    body = {"messages": [{"role": "user", "content": "hi"}]}
-    return (await request("POST", session.base_url + "/chat/completions", body=body, key=session.api_key))[0]
 
 
 async def test_a_request_of_which_one_session_cannot_be_opened_opens_none(start_gateway: Start) -> None:

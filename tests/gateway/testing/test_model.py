@@ -6,7 +6,6 @@ import json
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 
@@ -87,23 +86,6 @@ async def test_texts_and_calls_arrive_as_they_were_decided(
     assert model.errors == []
 
 
-async def test_the_messages_api_is_answered_by_the_same_function(model: ScriptedModel, session: SessionHandle) -> None:
-    model.decide = lambda messages, tools: (
-        TEXT if messages[-1]["role"] == "tool" else [ToolCall("calculator", ARGUMENTS)]
-    )
-    tools: Any = [{"name": "calculator", "input_schema": SCHEMA}]
-    where = session.base_url.removesuffix("/v1")
-    async with anthropic.AsyncAnthropic(base_url=where, api_key=session.api_key, max_retries=0) as caller:
-        messages: list[Any] = [{"role": "user", "content": "2 + 3?"}]
-        reply = await caller.messages.create(model="m", max_tokens=64, messages=messages, tools=tools)
-        [call] = reply.content
-        assert (call.type, call.name, call.input) == ("tool_use", "calculator", ARGUMENTS)
-        result = {"type": "tool_result", "tool_use_id": call.id, "content": "5"}
-        messages += [{"role": "assistant", "content": reply.content}, {"role": "user", "content": [result]}]
-        reply = await caller.messages.create(model="m", max_tokens=64, messages=messages, tools=tools)
-    assert [block.text for block in reply.content if block.type == "text"] == [TEXT]
-
-
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 async def test_a_cut_text_says_that_it_ran_out_of_tokens(
     model: ScriptedModel, session: SessionHandle, stream: bool
@@ -136,11 +118,3 @@ async def test_a_broken_script_is_an_error_and_not_a_reply(
         await chat(session, [{"role": "user", "content": "hello"}], False)
     [error] = model.errors
     assert isinstance(error, ZeroDivisionError | ConfigError)
-
-
-def test_it_stops_once_and_stays_stopped() -> None:
-    model = ScriptedModel(lambda messages, tools: "one")
-    with model:
-        model.stop()
-    with pytest.raises(ConfigError, match="make a new one"):
-        model.start()

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
-import openai
 import pytest
 
 import agentcore_rl_toolkit
@@ -190,29 +189,6 @@ async def test_the_budget_holds_and_the_sessions_that_were_active_last_stay(
     await client.close_sessions_async([sessions[-1].session_id])
     await client.delete_async([s.session_id for s in sessions[:-1]])
     assert histories.held_bytes == 0
-
-
-async def test_an_agent_that_hangs_up_while_its_history_is_read_leaves_nothing_pinned(
-    engine: ScriptedEngine, small: Start
-) -> None:
-    gateway = await small()
-    histories = histories_of(gateway)
-    [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
-    messages = [SYSTEM, user("one")]
-    reply = await ask(session, messages)
-    engine.faults.append(Fault(delay_s=60))
-    messages = [*messages, reply, user("two")]
-    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
-        call = asyncio.ensure_future(llm.chat.completions.create(model="m", messages=messages))  # type: ignore[arg-type]
-        async with asyncio.timeout(30):
-            while len(engine.calls) < 2:  # noqa: ASYNC110  (at the other end of a socket)
-                await asyncio.sleep(0.005)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-    await gateway.running.until(lambda: not len(gateway.running), 30)
-    assert histories.held_bytes == 0
-    assert session.session_id.encode() not in histories._of
 
 
 async def test_a_damaged_record_costs_the_prefix_and_not_the_call(

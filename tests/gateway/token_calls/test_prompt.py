@@ -70,19 +70,6 @@ def agent(session: SessionHandle) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0)
 
 
-async def test_the_template_sees_the_reasoning_effort(
-    engine: ScriptedEngine, session: SessionHandle, renderer: Renderer
-) -> None:
-    async with agent(session) as llm:
-        await llm.chat.completions.create(model="m", messages=[USER], reasoning_effort="low")
-        await llm.responses.create(model="m", input="What is 2 + 3?", reasoning={"effort": "high"})
-    shown = [renderer.decode(call.prompt_ids) for call in engine.calls]
-    assert [text.split("<|im_end|>")[0] for text in shown] == [
-        "<|im_start|>system\nEffort low",
-        "<|im_start|>system\nEffort high",
-    ]
-
-
 async def test_counted_tokens_are_those_of_the_prompt_that_is_sent(
     engine: ScriptedEngine, session: SessionHandle
 ) -> None:
