@@ -204,6 +204,10 @@ class Cluster:
     def describe(self) -> list[dict[str, Any]]:
         return list(self.sessions.values())
 
+    async def refresh(self) -> None:
+        """Ask every node which sessions live."""
+        await asyncio.gather(*(self._look(node) for node in list(self._nodes.values())))
+
     async def stop(self, key: Key, grace_s: float | None) -> None:
         """Stop a session at its node. Raises: WireError 404."""
         node = self._placed.get(key)
@@ -251,7 +255,7 @@ class Cluster:
                 log.warning("the cluster does not say which machines it has: %s", e)
             except Exception:  # nodes come and go all the same
                 log.exception("looking for the cluster's machines failed, and is tried again")
-            await asyncio.gather(*(self._look(node) for node in list(self._nodes.values())))
+            await self.refresh()
             await asyncio.sleep(self._settings.poll_s)
 
     def _compare(self, machines: list[Machine]) -> None:

@@ -30,6 +30,8 @@ async def answer(
     """Reply to a local request. Raises: WireError 404, 400."""
     match (method, *path):
         case ("GET", "sessions"):
+            if runtime.cluster is not None:
+                await runtime.cluster.refresh()
             content = {"sessions": runtime.shown.describe(), "ended": list(runtime.shown.ended)}
             await reply_json(send, content)
         case ("GET", "status"):
