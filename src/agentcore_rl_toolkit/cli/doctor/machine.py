@@ -101,7 +101,7 @@ def isolation() -> Finding:
     why = no_sandbox()
     if why is None:
         return ok("isolation", "agents run in a Bubblewrap sandbox")
-    return note("isolation", f"agents run without a sandbox ({why})", "docs/isolation.md says what each tier needs")
+    return note("isolation", f"agents run without a sandbox ({why})", "docs/runtime.md says what each tier needs")
 
 
 def disk() -> Finding:
