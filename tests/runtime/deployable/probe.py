@@ -6,7 +6,6 @@ import os
 import random
 import socket
 import subprocess
-import sys
 import time
 import uuid
 from collections import defaultdict
@@ -85,11 +84,6 @@ async def main(payload, context):
     if what == "print":
         print(payload["text"])
         return {}
-    if what == "import":
-        __import__(payload["module"])
-        return {}
-    if what == "loaded":
-        return {"loaded": payload["module"] in sys.modules}
     if what == "size":
         return {"bytes": len(payload["data"])}
     if what == "spin":

@@ -19,7 +19,7 @@ from agentcore_rl_toolkit.errors import AgentLoadError
 from agentcore_rl_toolkit.runtime.launcher.fair_deadline import FairDeadline
 from agentcore_rl_toolkit.runtime.launcher.handle import TemplateProcess, TemplateSpec
 
-from ..conftest import AGENTS, Server, wait_for
+from ..conftest import AGENTS, Server
 
 
 def template(server: Server) -> dict[str, object]:
@@ -57,15 +57,6 @@ def test_agent_with_its_own_server_is_served_unmodified(start_server: Callable[.
     server = start_server(agent=AGENTS / "own_server.py")
     assert template(server)["start"] == "exec"
     assert server.invoke({"a": 1}) == {"got": {"a": 1}}
-    card = server.default_client.get_agent_card(agentRuntimeArn=server.arn, runtimeSessionId=new_session_id())
-    assert card["agentCard"] == {"name": "own", "version": "1"}
-
-
-def test_template_imports_what_the_first_sessions_imported(start_server: Callable[..., Server]) -> None:
-    server = start_server()
-    assert server.invoke({"do": "loaded", "module": "turtledemo"}) == {"loaded": False}
-    server.invoke({"do": "import", "module": "turtledemo"}, new_session_id())
-    wait_for(lambda: server.invoke({"do": "loaded", "module": "turtledemo"}, new_session_id())["loaded"])
 
 
 def run_serve(*options: str) -> subprocess.CompletedProcess[str]:
@@ -131,27 +122,6 @@ print(json.dumps([waiting, len(context.get_ca_certs()) == len(eager.get_ca_certs
         [sys.executable, "-c", code, certifi.where()], capture_output=True, text=True, timeout=300, check=True
     )
     assert json.loads(done.stdout) == [1, True, "FileNotFoundError"]
-
-
-def test_only_safe_modules_are_preloaded(tmp_path: Path) -> None:
-    (tmp_path / "quiet_module.py").write_text("x = 1\n")
-    (tmp_path / "failing_module.py").write_text("raise RuntimeError\n")
-    (tmp_path / "threading_module.py").write_text(
-        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
-    )
-    code = """
-from agentcore_rl_toolkit.runtime.template.warm import safe_to_import
-print(safe_to_import(["quiet_module", "failing_module", "threading_module", "quiet_module"]))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    )
-    assert done.stdout.strip() == "['quiet_module']"
 
 
 @pytest.mark.parametrize("start", ["fork", "exec"])

@@ -7,7 +7,6 @@ import ctypes
 import os
 import signal
 import sys
-import time
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -58,19 +57,6 @@ def thread_count() -> int | None:
         return len(os.listdir("/proc/self/task"))
     except OSError:
         return None
-
-
-def without_threads(within_s: float) -> bool:
-    """Whether the first thread is the only one, at the latest after so many seconds. True where the kernel does not tell.
-
-    A thread that Python has joined is still there for a moment, on busy cores for a few milliseconds.
-    """
-    give_up = time.monotonic() + within_s
-    while thread_count() not in (1, None):
-        if time.monotonic() > give_up:
-            return False
-        time.sleep(0.001)
-    return True
 
 
 def waited_for_cpu_s(pid: int) -> float:

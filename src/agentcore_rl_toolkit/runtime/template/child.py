@@ -34,7 +34,6 @@ class Session:
         self.links: str | None = order.get("links")
         self.listener: socket.socket
         self.lifeline_fd: int | None = None
-        self.learning: Any = None
         self.pid = 0
 
     @classmethod
@@ -46,7 +45,7 @@ class Session:
 
     def serve(self, config: Any) -> None:
         """Serve the template's app. Never returns."""
-        leave(serve(config, self.listener, self.lifeline_fd, self.learning))
+        leave(serve(config, self.listener, self.lifeline_fd))
 
     def run_cold(self, script: str, argv: list[str]) -> None:
         """Run the script from its first line and serve its app. Never returns."""

@@ -20,7 +20,6 @@ from typing import Any
 
 from ..launcher import linux
 from .child import Command, Session, become_command, become_session
-from .warm import Learning
 
 Report = Callable[..., None]
 END_TIMEOUT_S = 20.0
@@ -35,13 +34,11 @@ class Keeper:
         report: Report,
         serve: Callable[[Session], None],
         release: Callable[[], None],
-        learning: Learning | None,
     ) -> None:
         self._memory_bytes = memory_bytes
         self._report = report
         self._serve = serve
         self._release = release
-        self._learning = learning
         self._sessions: dict[int, Session] = {}  # by process id
         self._by_id: dict[str, Session] = {}
         self._commands: dict[int, Command] = {}
@@ -77,15 +74,12 @@ class Keeper:
             self._report(ev="failed", id=session.id, error=f"{type(e).__name__}: {e}")
             return
         session.listener.close()
-        if self._learning is not None:
-            self._learning.count_session()
         session.pid = pid
         self._sessions[pid] = self._by_id[session.id] = session
         self._report(ev="spawned", id=session.id, pid=pid)
 
     def _be_session(self, session: Session) -> None:
         session.lifeline_fd = self._lifeline_read
-        session.learning = self._learning.student() if self._learning is not None else None
         become_session(session, self._pid, self._memory_bytes)
         self._serve(session)
 

@@ -68,7 +68,7 @@ class Template:
         except (BrokenPipeError, ConnectionResetError):
             return
 
-    def loop(self, options: dict[str, Any], serve: Serve, *, learn: bool) -> None:
+    def loop(self, options: dict[str, Any], serve: Serve) -> None:
         """Serve orders until the runtime goes away. Forked sessions run ``serve`` and never come back."""
         linux.die_with_parent(0)  # from here on a closed control socket says it, and leaves time to end the sessions
         previous = signal.signal(signal.SIGCHLD, _ignore)
@@ -79,9 +79,6 @@ class Template:
         selector = selectors.DefaultSelector()
         selector.register(self.control, selectors.EVENT_READ)
         selector.register(wake_read, selectors.EVENT_READ)
-        learning = warm.Learning() if learn else None
-        if learning is not None:
-            selector.register(learning.read_fd, selectors.EVENT_READ)
 
         def release() -> None:
             """In a forked child: give up what belongs to the template."""
@@ -92,13 +89,11 @@ class Template:
             os.close(wake_write)
             self.control.close()
 
-        keeper = Keeper(options.get("memory_bytes"), self.report, serve, release, learning)
+        keeper = Keeper(options.get("memory_bytes"), self.report, serve, release)
         while True:
             for key, _ in selector.select(keeper.timeout_s()):
                 if key.fd == wake_read:
                     _drain(wake_read)
-                elif learning is not None and key.fd == learning.read_fd:
-                    learning.take_reports()
                 elif not self._read_orders(keeper):
                     keeper.end_everything()
             keeper.reap()
@@ -131,21 +126,21 @@ def main(control: str) -> None:
     warm.defer_certificates()
     if options["mode"] == "exec":
         template.report(ev="ready", mode="exec", reason=options.get("reason"), pid=os.getpid())
-        template.loop(options, lambda session: session.run_cold(script, argv), learn=False)
+        template.loop(options, lambda session: session.run_cold(script, argv))
 
     def take_over(app: Any, uvicorn_options: dict[str, Any]) -> None:
         reason = why_not_forkable()
         if reason is not None and options["mode"] != "fork":
             raise CannotForkError(reason)
         config = make_config(app, uvicorn_options)
-        warm.import_quietly([*warm.late_imports(), *options.get("preload", ())])
+        warm.import_late_parts()
         if options.get("strict_snapshot"):
             Session.keep_random_state()
         gc.collect()
         gc.freeze()
         forced = reason and f"forced, although {reason}"
         template.report(ev="ready", mode="fork", reason=forced, pid=os.getpid())
-        template.loop(options, lambda session: session.serve(config), learn=reason is None)
+        template.loop(options, lambda session: session.serve(config))
 
     try:
         run_script(script, argv, take_over)

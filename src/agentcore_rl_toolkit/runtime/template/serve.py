@@ -29,7 +29,7 @@ def make_config(app: Any, options: dict[str, Any]) -> Any:
     return config
 
 
-def serve(config: Any, listener: socket.socket, lifeline_fd: int | None, learning: Any = None) -> int:
+def serve(config: Any, listener: socket.socket, lifeline_fd: int | None) -> int:
     """Serve until SIGTERM or SIGINT, then drain. Returns the exit status for the process."""
     import uvicorn
 
@@ -39,8 +39,6 @@ def serve(config: Any, listener: socket.socket, lifeline_fd: int | None, learnin
             self._loop, self._wake = loop, asyncio.Event()
             if lifeline_fd is not None:
                 loop.add_reader(lifeline_fd, _die)
-            if learning is not None:
-                learning.watch(loop)
             while not await self.on_tick(0):
                 try:
                     await asyncio.wait_for(self._wake.wait(), IDLE_TICK_S)
