@@ -92,7 +92,7 @@ def place(engine_storage: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         endpoint = gateway.url.partition("://")[2].rstrip("/")
         words = ["--endpoint", endpoint, "--endpoint", s3.partition("://")[2], "--state-dir", str(folder / "sessions")]
         words += ["--session-env", f"AWS_ENDPOINT_URL_S3={s3}", "--session-env", "AWS_ALLOW_HTTP=true"]
-        words += ["--init-timeout", "300"]  # AgentCore gives 30 s; here images are built beside it
+        words += ["--set", "init_timeout=300"]  # AgentCore gives 30 s; here images are built beside it
         runtime = services.wait_ready(services.launch("runtime", ["runtime", "serve", *words]))
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("AWS_ENDPOINT_URL_S3", s3)

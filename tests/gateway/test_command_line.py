@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +18,6 @@ from agentcore_rl_toolkit.gateway import GatewayConfig
         ("--port", "99999"),
         ("--port", "-1"),
         ("--retention-hours", "-1"),
-        ("--call-timeout", "-5"),
-        ("--default-max-tokens", "0"),
         ("--context-tokens", "-5"),
     ],
 )
@@ -44,13 +41,6 @@ def test_what_cannot_be_used_is_said_before_anything_is_served(options: list[str
     done = CliRunner().invoke(group, ["serve", *options])
     assert isinstance(done.exception, ConfigError)
     assert expected in str(done.exception)
-
-
-def test_a_store_of_several_processes_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "processes").write_text("3")
-    done = CliRunner().invoke(group, ["serve", "--store", str(tmp_path)])
-    assert isinstance(done.exception, ConfigError)
-    assert "is a store of version 0.3.0" in str(done.exception)
 
 
 @pytest.mark.parametrize(

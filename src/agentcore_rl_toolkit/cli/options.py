@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -11,6 +14,7 @@ from click.core import ParameterSource
 from ..errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 allowed_hosts = click.option(
     "--allowed-host",
@@ -74,3 +78,30 @@ def from_environment(name: str, variable: str) -> Callable[[F], F]:
         return value or None  # the empty string counts as absent
 
     return click.option(name, envvar=variable, hidden=True, callback=refuse)
+
+
+def settings_of(words: Sequence[str], cls: type[T]) -> T:
+    """A dataclass from the NAME=VALUE words of --set. Raises: ConfigError."""
+    from ..backends.settings import from_mapping
+
+    return from_mapping(cls, from_words(words, cls), where="--set")
+
+
+def from_words(pairs: Sequence[str], cls: Any) -> dict[str, Any]:
+    """The settings of NAME=VALUE words for the fields of a dataclass; lists have commas between. Raises: ConfigError."""
+    kinds = {field.name: str(field.type) for field in dataclasses.fields(cls)}
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        name, sign, text = pair.partition("=")
+        name = name.replace("-", "_")
+        if name not in kinds or not sign:
+            raise ConfigError(f"{name!r} is no setting, as NAME=VALUE; there are {', '.join(sorted(kinds))}")
+        values[name] = text
+        if kinds[name].startswith("tuple"):
+            values[name] = text.split(",")
+        elif kinds[name] == "bool":
+            values[name] = text in ("1", "true", "yes")
+        elif kinds[name].startswith(("int", "float")):
+            with contextlib.suppress(ValueError):  # what is neither is named by the check of all settings
+                values[name] = json.loads(text)
+    return values

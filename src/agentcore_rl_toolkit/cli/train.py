@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import as_json, engine_option, settings_option, with_sandbox
+from .options import as_json, engine_option, from_words, settings_option, with_sandbox
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -84,9 +84,9 @@ def command(
     from ..errors import ConfigError
 
     if words:
-        from .training.settings import from_words
+        from .training.settings import LocalRun
 
-        flags |= from_words(words)
+        flags |= from_words(words, LocalRun)
     _take_dotenv(config_path)
     slime_steps = (flags.pop("steps") or 1) if backend == "slime" else 1
     own = any(value not in (None, ()) for value in flags.values()) or resume or out is not None

@@ -192,5 +192,5 @@ def test_a_runtime_object_knows_its_own_credential(tmp_path: Path, form: str) ->
     file.chmod(0o600)
     options = form.replace("FILE", str(file)).split() if form != "environment" else []
     env = {**os.environ, "AGENTCORE_RL_CREDENTIALS": "KEY:a:b/c+d"} if form == "environment" else None
-    with LocalRuntime({"probe": AGENTS / "probe.py"}, ["--tps", "5", *options], env=env) as runtime:
+    with LocalRuntime({"probe": AGENTS / "probe.py"}, ["--set", "tps=5", *options], env=env) as runtime:
         assert runtime.view.sessions(ended=True) == []

@@ -50,8 +50,8 @@ def server(request: pytest.FixtureRequest, engine_storage: Path, tmp_path: Path)
         "container",
         "--store",
         f"file://{tmp_path}/store",
-        "--init-timeout",
-        "90",
+        "--set",
+        "init_timeout=90",
         *request.param,
     ]
     server = Server(tmp_path, *options, agent=tmp_path / "project" / "agent.py")

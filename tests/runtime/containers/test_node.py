@@ -198,7 +198,7 @@ def test_an_image_by_the_command_line_and_one_that_it_builds(server: Server, tmp
 
 @pytest.mark.nightly
 def test_an_image_that_is_not_ready_in_time_is_a_424(engine_storage: Path, start_server: Callable[..., Server]) -> None:
-    server = start_server("--init-timeout", "2")
+    server = start_server("--set", "init_timeout=2")
     slow = Agent(server, environmentVariables={"SLOW": "60"})
     with pytest.raises(botocore.exceptions.ClientError, match="Runtime initialization time exceeded"):
         slow.invoke({}, new_session_id())

@@ -110,18 +110,14 @@ def test_what_can_be_is_taken(server: Server) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--cpus", "0"], "cpus must be above 0"),
-        (["--cpus", "nan"], "cpus must be above 0"),
         (["--memory-mb", "-5"], "memory_bytes must be above 0"),
-        (["--processes", "0"], "processes must be above 0"),
-        (["--disk-mb", "0"], "disk_bytes must be above 0"),
-        (["--tps", "-1"], "--tps must be above 0"),
-        (["--tps", "0"], "--tps must be above 0"),
-        (["--max-sessions", "0"], "--max-sessions must be above 0"),
-        (["--invoke-timeout", "0"], "invoke_timeout_s must be above 0"),
+        (["--set", "tps=-1"], "--tps must be above 0"),
+        (["--set", "tps=0"], "--tps must be above 0"),
+        (["--set", "max_sessions=0"], "--max-sessions must be above 0"),
+        (["--set", "invoke_timeout=0"], "invoke_timeout_s must be above 0"),
         (["--stop-grace", "nan"], "stop_grace_s must be seconds from 0 up"),
-        (["--region", "mars"], "region must be like us-west-2"),
-        (["--account-id", "12"], "account_id must be 12 digits"),
+        (["--set", "region=mars"], "region must be like us-west-2"),
+        (["--set", "account_id=12"], "account_id must be 12 digits"),
         (["--agent", f"a={PROBE}", "--agent", f"a={PROBE}"], "given more than once"),
     ],
 )
@@ -140,14 +136,14 @@ def test_a_damaged_file_of_agents_is_named(tmp_path: Path, text: str) -> None:
 
 
 def test_region_and_account_are_those_of_the_arns(start_server: Callable[..., Server], session_id: str) -> None:
-    server = start_server("--region", "eu-central-1", "--account-id", "210987654321")
+    server = start_server("--set", "region=eu-central-1", "--set", "account_id=210987654321")
     assert server.arn.startswith("arn:aws:bedrock-agentcore:eu-central-1:210987654321:runtime/probe-")
     assert server.invoke({"do": "where"}, session_id)["env"]["AWS_REGION"] == "eu-central-1"
     server.default_client.stop_runtime_session(agentRuntimeArn=server.arn, runtimeSessionId=session_id)
 
 
 def test_a_reply_and_a_stream_have_limits_of_their_own(start_server: Callable[..., Server], session_id: str) -> None:
-    server = start_server("--invoke-timeout", "0.8", "--stream-timeout", "1.6")
+    server = start_server("--set", "invoke_timeout=0.8", "--set", "stream_timeout=1.6")
     server.invoke({}, session_id)
     with pytest.raises(ClientError) as error:
         server.invoke({"do": "sleep", "s": 20}, session_id)

@@ -127,7 +127,7 @@ def test_bad_values_of_local_requests_are_400(server: Server, method: str, path:
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(start_server: Callable[..., Server]) -> None:
-    server = start_server("--body-timeout", "5", agent=AGENTS / "bare.py")
+    server = start_server("--set", "body_timeout=5", agent=AGENTS / "bare.py")
     port = urlsplit(server.url).port
     with contextlib.ExitStack() as stack:
         connections = {}

@@ -24,7 +24,7 @@ def test_an_agent_is_healthy_with_its_first_200(start_server: Callable[..., Serv
 
 
 def test_an_agent_that_stays_unhealthy_is_given_up_at_the_init_timeout(start_server: Callable[..., Server]) -> None:
-    server = start_server("--init-timeout", "2", "--session-env", "PING=never", agent=AGENTS / "pings.py")
+    server = start_server("--set", "init_timeout=2", "--session-env", "PING=never", agent=AGENTS / "pings.py")
     began = time.monotonic()
     with pytest.raises(ClientError) as failed:
         server.invoke({})

@@ -144,7 +144,7 @@ def test_start_that_takes_too_long_is_424_in_the_words_of_aws(
 def slow():
     time.sleep(20)
 """)
-    server = start_server("--init-timeout", "1", agent=agent)
+    server = start_server("--set", "init_timeout=1", agent=agent)
     with pytest.raises(ClientError, match=r"Runtime initialization time exceeded.*completes in 1s"):
         server.invoke({}, session_id)
 
@@ -154,7 +154,7 @@ def test_a_burst_of_new_sessions_loses_none_and_leaves_nothing(
     start_server: Callable[..., Server], tmp_path: Path
 ) -> None:
     """More at once than could start within the init timeout if all did: they queue, and the timeout counts from their turn."""
-    server = start_server("--init-timeout", "5", "--state-dir", str(tmp_path / "state"))
+    server = start_server("--set", "init_timeout=5", "--state-dir", str(tmp_path / "state"))
     client = server.client(max_pool_connections=100)
     ids = [new_session_id() for _ in range(80)]
 
@@ -171,7 +171,7 @@ def test_a_burst_of_new_sessions_loses_none_and_leaves_nothing(
 
 
 def test_quota_of_sessions_is_402_and_ends_with_a_stop(start_server: Callable[..., Server]) -> None:
-    server = start_server("--max-sessions", "2")
+    server = start_server("--set", "max_sessions=2")
     ids = [new_session_id() for _ in range(3)]
     for session_id in ids[:2]:
         server.invoke({}, session_id)
@@ -184,7 +184,7 @@ def test_quota_of_sessions_is_402_and_ends_with_a_stop(start_server: Callable[..
 
 
 def test_rates_are_429(start_server: Callable[..., Server], session_id: str) -> None:
-    server = start_server("--tps", "5", "--new-sessions-per-minute", "60")
+    server = start_server("--set", "tps=5", "--set", "new_sessions_per_minute=60")
     server.invoke({}, session_id)
     with pytest.raises(ClientError, match="Rate exceeded") as error:  # a second new session within a second
         server.invoke({}, new_session_id())
@@ -200,7 +200,7 @@ def test_rates_are_429(start_server: Callable[..., Server], session_id: str) -> 
 
 
 def test_boto3_hides_throttling_behind_retries(start_server: Callable[..., Server], session_id: str) -> None:
-    server = start_server("--tps", "4")
+    server = start_server("--set", "tps=4")
     client = server.client(retries={"mode": "standard", "total_max_attempts": 5})
     for _ in range(8):
         server.invoke({}, session_id, client=client)
@@ -221,7 +221,7 @@ def test_sessions_share_no_files_environment_or_random_numbers(server: Server) -
 
 
 def test_strict_snapshot_repeats_random_numbers(start_server: Callable[..., Server]) -> None:
-    server = start_server("--strict-snapshot")
+    server = start_server("--set", "strict_snapshot=yes")
     found = [server.invoke({"do": "where"}, new_session_id()) for _ in range(3)]
     assert len({one["random"] for one in found}) == 1
 

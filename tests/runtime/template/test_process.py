@@ -147,6 +147,6 @@ def test_a_server_that_cannot_be_reached_is_refused_at_once(
 
 @pytest.mark.parametrize(("options", "agent"), [(("--start", "exec"), "probe"), ((), "threads")])
 def test_strict_snapshot_refuses_what_is_none(options: tuple[str, ...], agent: str) -> None:
-    done = run_serve("--agent", f"probe={AGENTS / f'{agent}.py'}", "--strict-snapshot", *options)
+    done = run_serve("--agent", f"probe={AGENTS / f'{agent}.py'}", "--set", "strict_snapshot=yes", *options)
     assert done.returncode == 1
     assert "--strict-snapshot needs forked sessions" in done.stderr

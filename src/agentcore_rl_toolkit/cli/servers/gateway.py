@@ -9,11 +9,20 @@ import click
 
 from ..options import allowed_hosts as _allowed_hosts
 from ..options import as_json as _as_json
-from ..options import from_environment
-from ..output.screen import Command
+from ..options import from_environment, settings_of, settings_option
 from ..output.terminal import visible
 
 ABOVE_0 = click.FloatRange(0, min_open=True)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Rare:
+    """Settings of `gateway serve --set`. Units: seconds."""
+
+    call_timeout: float = 1800.0
+    outage_timeout: float = 120.0
+    default_max_tokens: int = 4096
+    train_constrained: bool = False
 
 
 @click.group()
@@ -21,14 +30,7 @@ def group() -> None:
     """Model gateway: stands between agents and inference servers and records the exact tokens of every session."""
 
 
-@group.command(
-    short_help="Serve model calls to agents and record them.",
-    cls=Command,
-    sections={
-        "Inference servers": ("upstreams", "engine", "model_dir", "model_id"),
-        "This server": ("store_dir", "host", "port", "no_admin_key"),
-    },
-)
+@group.command(short_help="Serve model calls to agents and record them.")
 @click.option("--upstream", "upstreams", multiple=True, metavar="URL", help="Inference server; repeat for several.")
 @click.option(
     "--engine",
@@ -65,23 +67,6 @@ def group() -> None:
 @click.option("--model-id", default=None, help="Model name of every call, whatever the agent names.")
 @click.option("--retention-hours", type=ABOVE_0, default=None, help="Drop closed sessions that are older than this.")
 @click.option(
-    "--call-timeout",
-    type=click.FloatRange(0),
-    default=1800.0,
-    show_default=True,
-    help="Seconds a model call may take; 0: no limit.",
-)
-@click.option(
-    "--outage-timeout",
-    type=click.FloatRange(0),
-    default=120.0,
-    show_default=True,
-    help="Seconds a call may wait while no inference server is up; 0: it fails at once.",
-)
-@click.option(
-    "--train-constrained", is_flag=True, help="Let answers be trained that were held to a schema, grammar or tool call."
-)
-@click.option(
     "--model",
     "model_dir",
     type=click.Path(exists=True, file_okay=False),
@@ -95,14 +80,8 @@ def group() -> None:
     help="Another chat template than the model's, with --model.",
 )
 @click.option("--parser", default=None, help="Output parser by name, not the one that the template suggests.")
+@settings_option
 @click.option("--context-tokens", type=click.IntRange(1), default=None, help="The model's window, with --model.")
-@click.option(
-    "--default-max-tokens",
-    type=click.IntRange(1),
-    default=4096,
-    show_default=True,
-    help="Length of a reply whose request does not say, with --model.",
-)
 def serve(
     upstreams: tuple[str, ...],
     engine: str,
@@ -122,26 +101,28 @@ def serve(
     allow_field: tuple[str, ...],
     model_id: str | None,
     retention_hours: float | None,
-    call_timeout: float,
-    outage_timeout: float,
-    train_constrained: bool,
     model_dir: str | None,
     template: str | None,
     parser: str | None,
     context_tokens: int | None,
-    default_max_tokens: int,
+    words: tuple[str, ...],
 ) -> None:
     """Serve model calls to agents at URL/sessions/{session_id}/v1 and record them.
 
     Keys come from the environment. AGENTCORE_RL_GATEWAY_ADMIN_KEY is the administrator's, which listening beyond loopback needs;
     without it one is made, in a file that only you can read. AGENTCORE_RL_GATEWAY_UPSTREAM_KEY is that of the inference servers
     (with --engine tinker also TINKER_API_KEY).
+
+    --set takes call_timeout (seconds a model call may take; 0: no limit), outage_timeout (seconds a call may wait while no
+    inference server is up), default_max_tokens (of a reply whose request does not say, with --model) and train_constrained=yes
+    (replies that were held to a schema, grammar or tool call are trained).
     """
     import asyncio
 
     from ...gateway.config import GatewayConfig, Limits, UpstreamConfig, key_from_env
     from ...gateway.service import serve as run
 
+    rare = settings_of(words, _Rare)
     key = upstream_key
     if engine == "tinker":
         from ...gateway.engines.tinker import KEY_ENV, service_url
@@ -163,15 +144,15 @@ def serve(
         allowed_hosts=allowed_hosts,
         allow_fields=allow_field,
         model_id=model_id,
-        train_constrained=train_constrained,
+        train_constrained=rare.train_constrained,
         retention_s=None if retention_hours is None else retention_hours * 3600,
         model_dir=model_dir,
         template=template,
         parser=parser,
         sampler=sampler,
         context_tokens=context_tokens,
-        default_max_tokens=default_max_tokens,
-        limits=Limits(call_s=call_timeout or None, outage_s=outage_timeout),
+        default_max_tokens=rare.default_max_tokens,
+        limits=Limits(call_s=rare.call_timeout or None, outage_s=rare.outage_timeout),
     )
     try:
         import uvloop

@@ -13,7 +13,6 @@ import click
 from ..._installation import missing_extra
 from ...errors import AgentCoreRLError, ConfigError, MissingExtraError
 from ..options import allowed_hosts as _allowed_hosts
-from ..output.screen import Command
 from ..output.terminal import visible
 from .vllm import command as vllm_command
 
@@ -35,8 +34,6 @@ def _need_policy_extra() -> None:
 
 @group.command(
     short_help="Serve the policy's tokens.",
-    cls=Command,
-    sections={"The model": ("weights", "seed"), "This server": ("host", "port", "threads")},
 )
 @click.option("--weights", type=click.Path(path_type=Path), help="Policy directory (default: the shipped one).")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")

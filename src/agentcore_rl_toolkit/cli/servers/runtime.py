@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
-from ..options import allowed_hosts, as_json, sandbox_options
-from ..output.screen import Command
+from ..options import allowed_hosts, as_json, sandbox_options, settings_of, settings_option
 from ..output.terminal import visible
 from ..output.waiting import Waiting
 
@@ -26,12 +26,27 @@ def group() -> None:
     """
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Rare:
+    """Settings of `runtime serve --set`, in seconds. ``tps`` and what follows it replace the quota profile's."""
+
+    region: str = "us-west-2"
+    account_id: str = "123456789012"
+    strict_snapshot: bool = False
+    ping_semantics: Literal["docs", "observed"] = "docs"
+    init_timeout: float = 30.0
+    invoke_timeout: float = 900.0
+    stream_timeout: float = 3600.0
+    body_timeout: float = 60.0
+    tps: float | None = None
+    new_sessions_per_minute: float | None = None
+    max_sessions: int | None = None
+
+
 _SERVE_OPTIONS = [
     click.option("--agent", "agents", multiple=True, metavar="NAME=PATH.py", help="An agent to serve; repeatable."),
     click.option("--host", default="127.0.0.1", show_default=True),
     click.option("--port", default=0, show_default=True, help="0 takes any free port."),
-    click.option("--region", default="us-west-2", show_default=True, help="The region of its ARNs and of its quotas."),
-    click.option("--account-id", default="123456789012", show_default=True, help="The account of its ARNs."),
     click.option(
         "--session-env",
         multiple=True,
@@ -47,21 +62,9 @@ _SERVE_OPTIONS = [
         show_default=True,
         help="fork: sessions are forks of the loaded agent; exec: each loads it anew; auto: fork where that is safe.",
     ),
-    click.option("--strict-snapshot", is_flag=True, help="Same random state in every session, as from one snapshot."),
     click.option("--idle-timeout", default=900.0, show_default=True, help="Seconds until an idle session ends."),
     click.option("--max-lifetime", default=28_800.0, show_default=True, help="Seconds until any session ends."),
-    click.option("--init-timeout", default=30.0, show_default=True, help="Seconds for the first healthy /ping."),
-    click.option("--invoke-timeout", default=900.0, show_default=True, help="Seconds until a reply has to begin."),
-    click.option("--stream-timeout", default=3_600.0, show_default=True, help="Seconds until a stream has to end."),
-    click.option("--body-timeout", default=60.0, show_default=True, help="Longest pause within a request's body."),
     click.option("--stop-grace", default=60.0, show_default=True, help="Seconds from SIGTERM to SIGKILL at a stop."),
-    click.option(
-        "--ping-semantics",
-        type=click.Choice(["docs", "observed"]),
-        default="docs",
-        show_default=True,
-        help="Idle clock.",
-    ),
     click.option(
         "--isolation",
         type=click.Choice(["auto", "process", "none", "container"]),
@@ -74,9 +77,6 @@ _SERVE_OPTIONS = [
     click.option("--store", metavar="file:///DIR", help="The store that sessions write their records to."),
     click.option("--memory-mb", type=int, help="Memory limit of each process of a session, or of its container."),
     click.option("--quotas", default="unlimited", show_default=True, help="Profile: unlimited, aws-2026 or aws-2025."),
-    click.option("--tps", type=float, help="Requests per second per agent and operation, instead of the profile's."),
-    click.option("--new-sessions-per-minute", type=float, help="Instead of the profile's."),
-    click.option("--max-sessions", type=int, help="Sessions at once, instead of the profile's."),
     click.option("--faults", "faults_file", type=_FILE, help="Fault plan, TOML or JSON."),
     click.option(
         "--credential-file",
@@ -94,22 +94,20 @@ _SERVE_OPTIONS = [
     click.option(
         "--ray", "ray_address", metavar="ADDRESS", help="Run the sessions on this Ray cluster; auto: the running one."
     ),
+    settings_option,
     allowed_hosts,
     click.option("--ready-file", type=_FILE, help="Written as JSON once listening."),
     click.option("--parent-pid", type=int, help="Stop when this process is gone."),
 ]
 
 
-@group.command(
-    cls=Command,
-    sections={
-        "Agents": ("agents", "session_env"),
-        "Sessions": ("isolation", "readable", "writable", "store"),
-        "This server": ("host", "port", "state_dir"),
-    },
-)
+@group.command()
 def serve(**options: Any) -> None:
     """Serve agents until stopped.
+
+    --set takes region, account_id, strict_snapshot, ping_semantics (docs, observed), init_timeout, invoke_timeout,
+    stream_timeout, body_timeout, and tps, new_sessions_per_minute and max_sessions in
+    place of the quota profile's. Times are seconds.
 
     \b
     Example:
@@ -127,31 +125,32 @@ def serve(**options: Any) -> None:
 
     if options["on_command_line"]:
         raise ConfigError(f"--credential is not taken: {ON_A_COMMAND_LINE}")
+    rare = settings_of(options["words"], _Rare)
     credentials = credentials_from(os.environ, options["credential_file"])
     folder, memory = (options[name] for name in ("state_dir", "memory_mb"))
     config = RuntimeConfig(
-        region=options["region"],
-        account_id=options["account_id"],
+        region=rare.region,
+        account_id=rare.account_id,
         state_dir=folder.resolve() if folder is not None else None,
         session_env=handed_environment() | parse_environment(options["session_env"]),
         start_mode=options["start_mode"],
-        strict_snapshot=options["strict_snapshot"],
+        strict_snapshot=rare.strict_snapshot,
         times=TimeLimits(
             idle_timeout_s=options["idle_timeout"],
             max_lifetime_s=options["max_lifetime"],
-            init_timeout_s=options["init_timeout"],
-            invoke_timeout_s=options["invoke_timeout"],
-            stream_timeout_s=options["stream_timeout"],
-            body_timeout_s=options["body_timeout"],
+            init_timeout_s=rare.init_timeout,
+            invoke_timeout_s=rare.invoke_timeout,
+            stream_timeout_s=rare.stream_timeout,
+            body_timeout_s=rare.body_timeout,
             stop_grace_s=options["stop_grace"],
         ),
-        ping_semantics=options["ping_semantics"],
+        ping_semantics=rare.ping_semantics,
         quotas=profile(
             options["quotas"],
-            region=options["region"],
-            tps=options["tps"],
-            new_sessions_per_minute=options["new_sessions_per_minute"],
-            max_sessions=options["max_sessions"],
+            region=rare.region,
+            tps=rare.tps,
+            new_sessions_per_minute=rare.new_sessions_per_minute,
+            max_sessions=rare.max_sessions,
         ),
         faults=FaultPlan.load(options["faults_file"]) if options["faults_file"] is not None else FaultPlan(),
         isolation=IsolationConfig(

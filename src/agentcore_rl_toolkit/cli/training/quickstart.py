@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from ..options import as_json, engine_option, settings_option
+from ..options import as_json, engine_option, from_words, settings_option
 from ..output.commands import nearby, program
 from .job import Job, example
 from .run import carry_out
-from .settings import LocalRun, from_words, new_folder, new_run, old_run, read
+from .settings import LocalRun, new_folder, new_run, old_run, read
 
 # Many problems a step and few rollouts of each: with an easy check and a policy that is soon right, that climbs most surely.
 SHAPE = {"steps": 12, "groups": 16, "rollouts": 4, "learning_rate": 6e-4}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -19,6 +18,7 @@ from ...backends.data import read_rows
 from ...backends.settings import check_numbers, from_mapping, read_settings
 from ...errors import ConfigError
 from ...runs import write_config
+from ..options import from_words
 from ..servers.vllm import find_python
 from .stack import ENGINES, model_folder
 from .trackers import TRACKERS, check_installed
@@ -170,32 +170,12 @@ def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
     return {k: (str(Path(v).resolve()) if k in _PATHS else v) for k, v in flags.items() if v not in (None, ())}
 
 
-def from_words(pairs: Sequence[str]) -> dict[str, Any]:
-    """The settings of NAME=VALUE words; lists have commas between. Raises: ConfigError."""
-    kinds = {field.name: str(field.type) for field in dataclasses.fields(LocalRun)}
-    values: dict[str, Any] = {}
-    for pair in pairs:
-        name, sign, text = pair.partition("=")
-        name = name.replace("-", "_")
-        if name not in kinds or not sign:
-            raise ConfigError(f"{name!r} is no setting, as NAME=VALUE; there are {', '.join(sorted(kinds))}")
-        values[name] = text
-        if kinds[name].startswith("tuple"):
-            values[name] = text.split(",")
-        elif kinds[name] == "bool":
-            values[name] = text in ("1", "true", "yes")
-        elif kinds[name].startswith(("int", "float")):
-            with contextlib.suppress(ValueError):  # what is neither is named by the check of all settings
-                values[name] = json.loads(text)
-    return values
-
-
 def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     """The settings of AGENTCORE_RL_TRAIN_STEPS and the like. Raises: ConfigError."""
     given = {
         name.removeprefix(ENVIRONMENT).lower(): text for name, text in environ.items() if ENVIRONMENT in name and text
     }
-    return from_words([f"{name}={text}" for name, text in given.items()])
+    return from_words([f"{name}={text}" for name, text in given.items()], LocalRun)
 
 
 def variable_names(session_env: Sequence[str]) -> list[str]:
