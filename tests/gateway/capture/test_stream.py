@@ -70,6 +70,17 @@ def test_where_only_tokens_are_at_fault_the_agent_gets_its_text(entries: bool) -
     assert "cannot be read" in (captured.problem or "")
 
 
+def test_an_end_is_seen_in_an_event_that_cannot_be_read() -> None:
+    reader = StreamReader()
+    parts = [{"type": "text", "text": "Hi"}]
+    choice = {"index": 0, "delta": {"content": parts}, "finish_reason": "stop"}
+    [(_, _, event)] = reader.read(chunk(choices=[choice]))
+    assert event is not None
+    assert [c.finish_reason for c in event.choices] == ["stop"]
+    with pytest.raises(CaptureError, match="cannot be read"):
+        reader.captured()
+
+
 def test_logprobs_of_a_text_completion() -> None:
     logprobs = {"tokens": ["a", "b"], "token_logprobs": [-1.0, None], "top_logprobs": [{"a": -1.0}, None]}
     [delta] = StreamReader(entries=True).feed(chunk(choices=[{"index": 0, "text": "ab", "logprobs": logprobs}]))

@@ -92,12 +92,22 @@ class Event(msgspec.Struct, gc=False):
     sglext: Sglext | None = None
 
 
+class _EndedChoice(msgspec.Struct, gc=False):
+    index: int = 0
+    finish_reason: str | None = None
+
+
+class _Ended(msgspec.Struct, gc=False):
+    choices: list[_EndedChoice] = []
+
+
 class _Origin(msgspec.Struct, gc=False):
     id: str | None = None
     model: str | None = None
 
 
 _event = msgspec.json.Decoder(Event)
+_ended = msgspec.json.Decoder(_Ended)
 _origin = msgspec.json.Decoder(_Origin)
 _encode = msgspec.json.Encoder().encode
 _BLOCK = 64  # events
@@ -155,7 +165,7 @@ class StreamReader:
                 decoded.append(event)
                 text = without_numbers(text, event.choices, event.prompt_token_ids) if plain else data
             except NOT_JSON as e:
-                event, text = None, data
+                event, text = _endings(data), data
                 self.unread = self.unread or f"the engine's stream cannot be read: {e}"
             found.append((b"data: %b" % text if lines is None else lines.replace(data, text), data, event))
         if len(decoded) >= _BLOCK:
@@ -223,6 +233,14 @@ class StreamReader:
         add_experts(captured, self._sglext)
         check(captured)
         return captured
+
+
+def _endings(data: bytes) -> Event | None:
+    """What an event that cannot be read says of choices that end. An agent may understand it all the same."""
+    try:
+        return Event([Choice(index=c.index, finish_reason=c.finish_reason) for c in _ended.decode(data).choices])
+    except NOT_JSON:
+        return None
 
 
 def _deltas(event: Event, *, entries: bool) -> Iterator[Delta]:
