@@ -87,7 +87,7 @@ class ServiceSettings(RolloutSettings):
     """What rollouts inside a trainer's process need.
 
     Beyond loopback the gateway asks for keys, and one is made up unless `gateway_admin_key` is given.
-    `gateway_context_tokens` is the window of the model in `gateway_model`.
+    `gateway_context_tokens` is the window of the model in `gateway_model`; `sampling_params` are what agents are held to.
     Units: seconds.
     """
 
@@ -102,6 +102,7 @@ class ServiceSettings(RolloutSettings):
     gateway_patience_s: float = 120.0
     gateway_context_tokens: int | None = None
     extra_rollouts: int = 0
+    sampling_params: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         check_numbers(self, counts=("gateways",))
@@ -136,6 +137,7 @@ class ServiceSettings(RolloutSettings):
             model_id=self.model_id,
             max_turns=self.max_turns,
             policy_failures=self.policy_failures,
+            sampling_params=self.sampling_params,
         )
 
 

@@ -28,18 +28,18 @@ def written(tmp_path: Path, **more: Any) -> Path:
 
 
 def test_a_file_is_read_with_nested_sections(tmp_path: Path) -> None:
-    path = written(tmp_path, collect={"max_concurrent": 4, "rollout_timeout_s": 60}, training={"learning_rate": 1e-4})
+    path = written(tmp_path, max_concurrent=4, rollout_timeout_s=60, training={"learning_rate": 1e-4})
     config = TrlConfig.from_file(path)
-    assert config.collect.max_concurrent == 4
-    assert config.collect.rollout_timeout_s == 60.0
+    assert config.collect_config().max_concurrent == 4
+    assert config.collect_config().rollout_timeout_s == 60.0
     assert config.training == {"learning_rate": 1e-4}
 
 
 def test_yaml_numbers_written_as_text_are_numbers(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
-    lines = [f"{k}: {v}" for k, v in GOOD.items()] + ["collect:", "  rollout_timeout_s: 1e2"]
+    lines = [f"{k}: {v}" for k, v in GOOD.items()] + ["rollout_timeout_s: 1e2"]
     path.write_text("\n".join(lines))
-    assert TrlConfig.from_file(path).collect.rollout_timeout_s == 100.0
+    assert TrlConfig.from_file(path).rollout_timeout_s == 100.0
 
 
 def test_the_environment_fills_arn_and_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +53,6 @@ def test_the_environment_fills_arn_and_bucket(tmp_path: Path, monkeypatch: pytes
     ("change", "match"),
     [
         ({"polcy_url": "x"}, "did you mean `policy_url`"),
-        ({"collect": {"max_concurent": 3}}, "did you mean `max_concurrent`"),
         ({"num_generations": 1}, "at least 2"),
         ({"num_generations": "eight"}, "`num_generations` must be int"),
         ({"training": {"num_generations": 4}}, "under `training`"),
@@ -63,13 +62,12 @@ def test_the_environment_fills_arn_and_bucket(tmp_path: Path, monkeypatch: pytes
         ({"training": {"use_vllm": True}}, "two servers"),
         ({"training": {"use_vllm": True, "vllm_mode": "colocate"}, "policy_url": None}, "must be `server`"),
         ({"exp_id": None}, "missing `exp_id`"),
-        ({"collect": 3}, "section"),
+        ({"training": 3}, "must be Mapping"),
         ({"lora": {"r": 8, "task_type": "SEQ_CLS"}}, "task_type"),
-        ({"training": {"temperature": 0.7}, "collect": {"sampling_params": {"temperature": 1.0}}}, "temperature"),
-        ({"collect": {"sampling_params": {"temperature": 0.7}}}, "training.temperature"),
+        ({"training": {"temperature": 0.7}, "sampling_params": {"temperature": 1.0}}, "temperature"),
+        ({"sampling_params": {"temperature": 0.7}}, "training.temperature"),
         ({"tps_limit": 0}, "tps_limit"),
-        ({"collect": {"submit_timeout_s": -5}}, "submit_timeout_s"),
-        ({"collect": {"require_reward": False}}, "require_reward"),
+        ({"submit_timeout_s": -5}, "submit_timeout_s"),
     ],
 )
 def test_a_mistake_is_named(tmp_path: Path, change: dict[str, Any], match: str) -> None:
@@ -93,8 +91,8 @@ def test_a_mistake_is_named(tmp_path: Path, change: dict[str, Any], match: str) 
 def test_agents_sample_at_the_temperature_at_which_trl_takes_probabilities(
     tmp_path: Path, training: dict[str, Any], collect: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    config = TrlConfig.from_file(written(tmp_path, training=training, collect=collect))
-    assert config.collect.sampling_params == expected
+    config = TrlConfig.from_file(written(tmp_path, training=training, **collect))
+    assert config.collect_config().sampling_params == expected
 
 
 @pytest.mark.parametrize(

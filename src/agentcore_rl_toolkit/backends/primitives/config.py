@@ -6,11 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ...errors import ConfigError
 from ..collection.advantages import Estimator
-from ..collection.groups import CollectConfig
 from ..data import read_rows
 from ..service import ServiceSettings, gateway_place
 from ..settings import check_numbers, check_run
@@ -49,7 +48,6 @@ class PrimitivesConfig(ServiceSettings):
     loss_config: Mapping[str, float] = field(default_factory=dict)
     estimator: Estimator = "grpo"
     max_tokens: int | None = 32768
-    sampling_params: Mapping[str, Any] | None = None
     max_empty_steps: int = 3
     checkpoint_every: int = 0
     max_weights_gap: float = MAX_GAP
@@ -71,9 +69,6 @@ class PrimitivesConfig(ServiceSettings):
         return Adam(
             learning_rate=self.learning_rate, beta1=self.beta1, beta2=self.beta2, grad_clip_norm=self.grad_clip_norm
         )
-
-    def collect_config(self) -> CollectConfig:
-        return replace(super().collect_config(), sampling_params=self.sampling_params)
 
     def services(self) -> ServiceSettings:
         """What `RolloutService.open` needs: the gateway that it starts renders prompts with `model_dir`."""

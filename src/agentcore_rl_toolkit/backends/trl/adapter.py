@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,6 +32,7 @@ from ..collection.collect import (
 )
 from ..collection.recording import kept, step_numbers
 from ..data import encode_payload, payload_id, read_rows
+from ..service import RolloutService
 from .config import TrlConfig
 from .convert import REWARD_KEY, SEQUENCE_KEY, SESSION_KEY, ConvertStats, to_trl
 
@@ -87,7 +89,7 @@ class AgentCoreRollouts:
             self._requests(prompts, n, trainer),
             client=self.client,
             gateway=self.gateway,
-            config=self.config.collect,
+            config=self.config.collect_config(),
             weight_version=self.version,
             on_rollout=self.on_rollout,
             recording=self._recording(trainer),
@@ -379,27 +381,19 @@ def grpo_config(config: TrlConfig) -> Any:
 
 def train(config: TrlConfig, **arguments: Any) -> AgentCoreGRPOTrainer:
     """Open the clients, train, save the model under ``output_dir/policy`` and return the trainer."""
-    from ...client import RolloutClient
-    from ...gateway import GatewayClient
-
     with ExitStack() as stack:
-        client = stack.enter_context(
-            RolloutClient(
-                config.agent_runtime_arn,
-                config.s3_bucket,
-                config.exp_id,
-                tps_limit=config.tps_limit,
-                max_pool_connections=config.collect.max_concurrent,
-                model_id=config.model_id,
-                endpoint_url=config.endpoint_url,
-            )
-        )
-        gateway = stack.enter_context(GatewayClient(config.gateway_url, admin_key=config.gateway_admin_key))
+        service = RolloutService.open(replace(config, record_dir=None), list, config.policy_engine)
+        stack.callback(service.close)
         recording = open_recording(config.output_dir, kept(config), tokenizer=config.model)
         stack.callback(recording.run.close)
         callbacks = [StepMetrics(recording), *arguments.pop("callbacks", ())]
         trainer = make_trainer(
-            config, client=client, gateway=gateway, recording=recording, callbacks=callbacks, **arguments
+            config,
+            client=service.client,
+            gateway=service.gateway,  # type: ignore[arg-type]  # `open` made a GatewayClient
+            recording=recording,
+            callbacks=callbacks,
+            **arguments,
         )
         trainer.train()
         trainer.save_model(str(Path(config.output_dir) / "policy"))

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import ConfigError
-from ...gateway.client.addresses import gateway_urls
 from ...weights.arrival import MAX_MEAN_GAP
 from ...weights.engines import Kind
-from ..collection.groups import CollectConfig
 from ..data import read_rows
+from ..service import ServiceSettings
 from ..settings import Plan, check_numbers, check_run, from_mapping, read_settings, with_environment
 
 ForkPolicy = Literal["longest", "mask"]
@@ -26,14 +25,12 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrlConfig:
+class TrlConfig(ServiceSettings):
     """Everything a TRL run needs. Read from YAML, TOML or JSON with `from_file`.
 
-    Where things are: `agent_runtime_arn` and `s3_bucket` (a bucket or store URL) as for `RolloutClient`;
-    `endpoint_url` of a local runtime; `gateway_url` (and its `gateway_admin_key`), the address agents can reach, several
-    as a list or with commas between;
-    `policy_url`, the engine whose weights are replaced as training goes, of the kind `policy_engine` (the built-in policy, vLLM
-    or SGLang), or None when TRL itself syncs to a vLLM server (`training: {use_vllm: true, vllm_mode: server,
+    Where things are: as in `ServiceSettings`, but `gateway_url` must name a gateway that runs, because TRL may run as several
+    processes; `policy_url`, the engine whose weights are replaced as training goes, of the kind `policy_engine` (the built-in
+    policy, vLLM or SGLang), or None when TRL itself syncs to a vLLM server (`training: {use_vllm: true, vllm_mode: server,
     vllm_server_base_url: ...}`). `max_weights_gap` is by how much engine and trainer may differ on a probe after that.
     `max_mean_logprob_gap` is by how much the recorded logprobs of a batch and the trainer's may differ on average, before its
     first step; None lets them.
@@ -53,23 +50,15 @@ class TrlConfig:
     Raises: ConfigError.
     """
 
-    agent_runtime_arn: str
-    s3_bucket: str
-    exp_id: str
     model: str
-    gateway_url: str | tuple[str, ...]
+    model_id: str = "policy"
     data_path: Path | None = None
-    gateway_admin_key: str | None = field(default=None, repr=False)
-    endpoint_url: str | None = None
     policy_url: str | None = None
     policy_engine: Kind = "policy"
     max_weights_gap: float = 1e-3
     max_mean_logprob_gap: float | None = MAX_MEAN_GAP
-    model_id: str = "policy"
     output_dir: Path = Path("runs/trl")
-    tps_limit: int = 25
     num_generations: int = 8
-    collect: CollectConfig = field(default_factory=CollectConfig)
     fork_policy: ForkPolicy = "longest"
     max_tokens: int | None = None
     importance: Importance = "sampled"
@@ -79,6 +68,11 @@ class TrlConfig:
     training: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gateway_url is None:
+            raise ConfigError(
+                "`gateway_url` is needed: the gateway in front of the engine (agentcore-rl gateway serve)"
+            )
         if self.num_generations < 2:
             raise ConfigError(
                 f"a group needs at least 2 rollouts to compare, got num_generations={self.num_generations}"
@@ -88,8 +82,6 @@ class TrlConfig:
         check_numbers(self, positive=("tps_limit", "max_weights_gap", "max_mean_logprob_gap"), counts=("max_tokens",))
         if "task_type" in (self.lora or {}):
             raise ConfigError("`lora` may not set task_type: it is CAUSAL_LM")
-        if not self.collect.require_reward:
-            raise ConfigError("collect.require_reward must be on: nobody here computes rewards but the agent")
         clash = sorted(_OURS & set(self.training))
         if clash:
             raise ConfigError(f"`training` may not set {', '.join(clash)}: use the keys of this file instead")
@@ -106,11 +98,12 @@ class TrlConfig:
         if self.training.get("use_vllm") and self.policy_url is not None:
             raise ConfigError("policy_url and training.use_vllm are two servers for one policy; keep one of them")
 
-        object.__setattr__(self, "collect", replace(self.collect, sampling_params=self._sampling_params()))
+        object.__setattr__(self, "sampling_params", self._sampling_params())
+        self.collect_config()  # whose checks are its own
 
     def _sampling_params(self) -> dict[str, Any]:
         """What agents sample with: TRL divides its own logits by `training.temperature`, so theirs must be the same."""
-        params = dict(self.collect.sampling_params or {})
+        params = dict(self.sampling_params or {})
         for name in _SAMPLING:
             wanted = self.training.get(name, 1.0 if name == "temperature" else None)
             if wanted is None:
@@ -119,7 +112,7 @@ class TrlConfig:
                 params[name] = wanted
             elif params[name] != wanted:
                 raise ConfigError(
-                    f"collect.sampling_params.{name} is {params[name]} and training.{name} is {wanted}: TRL would compare "
+                    f"sampling_params.{name} is {params[name]} and training.{name} is {wanted}: TRL would compare "
                     f"other probabilities than the agents sampled with; set training.{name} only"
                 )
         return params
@@ -143,14 +136,14 @@ class TrlConfig:
             ("agent", self.agent_runtime_arn),
             ("records", f"{self.s3_bucket}  (experiment {self.exp_id})"),
             ("model", f"{self.model}, asked for as {self.model_id!r}" + (", LoRA" if self.lora else "")),
-            ("gateway", ", ".join(gateway_urls(self.gateway_url))),
+            ("gateway", self.gateway_place),
             ("weights", weights),
             ("rows", rows),
-            ("group", f"{self.num_generations} rollouts, {self.collect.extra_rollouts} extra started"),
-            ("deadlines", f"submit {self.collect.submit_timeout_s:g} s, rollout {self.collect.rollout_timeout_s:g} s"),
+            ("group", f"{self.num_generations} rollouts, {self.extra_rollouts} extra started"),
+            ("deadlines", f"submit {self.submit_timeout_s:g} s, rollout {self.rollout_timeout_s:g} s"),
             ("forked rollouts", self.fork_policy),
             ("importance ratio", self.importance),
-            ("sampling", ", ".join(f"{k} {v}" for k, v in (self.collect.sampling_params or {}).items())),
+            ("sampling", ", ".join(f"{k} {v}" for k, v in (self.sampling_params or {}).items())),
             ("output", str(self.output_dir)),
             *((f"training.{k}", str(v)) for k, v in sorted(self.training.items())),
         ]

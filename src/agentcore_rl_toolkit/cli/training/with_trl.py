@@ -97,7 +97,7 @@ class _Training:
             [GroupRequest(input_id=f"{when}/{i:04d}", payload=row) for i, row in enumerate(rows)],
             client=self._run.client,
             gateway=self._run.gateway,
-            config=self._config.collect,
+            config=self._config.collect_config(),
             on_rollout=self._rollout,
             recording=self._run.recording.at(when),
         )
@@ -239,8 +239,6 @@ def steps_of(checkpoint: Path) -> int:
 
 def trl_values(job: Job, stack: Stack, parts: int) -> dict[str, Any]:
     """The run under the names of `TrlConfig`; ``parts`` optimizer steps on each batch of rollouts."""
-    from ...backends.collection.groups import CollectConfig
-
     config = job.config
     return {
         "agent_runtime_arn": stack.agent_arn,
@@ -258,12 +256,9 @@ def trl_values(job: Job, stack: Stack, parts: int) -> dict[str, Any]:
         "num_generations": config.rollouts,
         "check_logprobs": True,
         "lora": {"r": config.lora_rank, "target_modules": "all-linear"} if config.lora_rank else None,
-        "collect": CollectConfig(
-            max_concurrent=config.max_concurrent,
-            rollout_timeout_s=config.rollout_deadline_s,
-            policy_failures=config.policy_failures,
-            model_id=MODEL_ID,
-        ),
+        "max_concurrent": config.max_concurrent,
+        "rollout_timeout_s": config.rollout_deadline_s,
+        "policy_failures": config.policy_failures,
         "training": {
             "seed": config.seed,
             "max_steps": config.steps * parts,
