@@ -16,15 +16,10 @@ async def invoke(request):
     return JSONResponse({"got": await request.json()})
 
 
-async def card(request):
-    return JSONResponse({"name": "own", "version": "1"})
-
-
 app = Starlette(
     routes=[
         Route("/ping", ping),
         Route("/invocations", invoke, methods=["POST"]),
-        Route("/.well-known/agent-card.json", card),
     ]
 )
 
