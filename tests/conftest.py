@@ -102,33 +102,6 @@ def command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     return run
 
 
-AsAnotherUser = Callable[..., str]
-_ANOTHER_USER = """
-import json, os, sys, urllib.error, urllib.request
-os.setgid(65534)
-os.setuid(65534)
-url, data, headers = json.loads(sys.argv[1])
-try:
-    print(urllib.request.urlopen(urllib.request.Request(url, data and data.encode(), headers)).status)
-except urllib.error.HTTPError as e:
-    print(e.code, e.read().decode())
-"""
-
-
-@pytest.fixture(scope="session")
-def as_another_user() -> AsAnotherUser:
-    """What another user of this machine gets at a URL: the status, and the text of a refusal. Skips where this is not root."""
-    if sys.platform != "linux" or os.geteuid() != 0:
-        pytest.skip("becomes another user")
-
-    def ask(url: str, data: str | None = None, **headers: str) -> str:
-        request = json.dumps([url, data, headers])
-        command = ["/usr/bin/python3", "-c", _ANOTHER_USER, request]  # that user may not reach this environment's
-        return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout.strip()
-
-    return ask
-
-
 class MakeEnvironment(Protocol):
     """Python of a virtual environment with these requirements, made on first use and kept for those who ask for the same.
 

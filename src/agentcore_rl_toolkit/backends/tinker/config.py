@@ -46,7 +46,8 @@ class TinkerConfig(PrimitivesConfig):
             ("model", f"{self.base_model}, LoRA rank {self.rank}, asked for as {self.model_id!r}"),
             *self.facts(),
         ]
-        needs = [] if importlib.util.find_spec("tinker") else [install_command("tinker")]
+        extras = [("tinker", "tinker"), *([("torch", "policy")] if rehearse else [])]
+        needs = [install_command(extra) for module, extra in extras if not importlib.util.find_spec(module)]
         if not rehearse and not os.environ.get(KEY_ENV):
             needs.append(f"{KEY_ENV} in the environment")
         return Plan(backend="tinker", facts=facts, needs=[*needs, *self.needs()])
