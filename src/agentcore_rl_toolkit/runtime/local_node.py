@@ -64,7 +64,7 @@ class LocalNode:
         if self._in_container(agent):
             if self._config.strict_snapshot:
                 raise AgentLoadError(
-                    f"agent {agent.name}: --strict-snapshot needs forked sessions; containers start cold"
+                    f"agent {agent.name}: strict_snapshot needs forked sessions; containers start cold"
                 )
             await self._containers().prepare(agent)
         else:

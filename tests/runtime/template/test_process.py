@@ -137,4 +137,4 @@ def test_a_server_that_cannot_be_reached_is_refused_at_once(tmp_path: Path) -> N
 def test_strict_snapshot_refuses_what_is_none() -> None:
     done = run_serve("--agent", f"probe={AGENTS / 'threads.py'}", "--set", "strict_snapshot=yes")
     assert done.returncode == 1
-    assert "--strict-snapshot needs forked sessions" in done.stderr
+    assert "strict_snapshot needs forked sessions" in done.stderr

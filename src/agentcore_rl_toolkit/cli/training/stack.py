@@ -224,6 +224,8 @@ def start(
     for gateway in started:
         services.wait_ready(gateway)
         say("gateway", gateway.url)
+    if runtime.ready["isolation"] == "none":
+        say(SESSIONS, "they have no sandbox here: nothing keeps a policy's mistakes from your files (docs/isolation.md)")
     slow = _slow_start(RuntimeView(runtime.url))
     if slow is not None:
         say(SESSIONS, slow)

@@ -114,7 +114,7 @@ class TemplateProcess:
             if event["mode"] == "exec" and self.spec.strict_snapshot:
                 why = event.get("reason") or "they were asked to start by exec"
                 raise AgentLoadError(
-                    f"--strict-snapshot needs forked sessions, and those of {self.spec.script} are not: {why}"
+                    f"strict_snapshot needs forked sessions, and those of {self.spec.script} are not: {why}"
                 )
         except BaseException:  # cancelled, for instance: the script may never look up from what it does
             self._kill()
