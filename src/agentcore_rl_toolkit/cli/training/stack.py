@@ -225,7 +225,9 @@ def start(
         services.wait_ready(gateway)
         say("gateway", gateway.url)
     if runtime.ready["isolation"] == "none":
-        say(SESSIONS, "they have no sandbox here: nothing keeps a policy's mistakes from your files (docs/isolation.md)")
+        say(
+            SESSIONS, "they have no sandbox here: nothing keeps a policy's mistakes from your files (docs/isolation.md)"
+        )
     slow = _slow_start(RuntimeView(runtime.url))
     if slow is not None:
         say(SESSIONS, slow)
