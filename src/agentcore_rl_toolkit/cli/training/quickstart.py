@@ -44,7 +44,7 @@ def command(out: Path | None, resume: bool, words: tuple[str, ...], as_json: boo
     from rich.markup import escape
 
     console = Console(stderr=as_json)
-    given = from_words(words) | {name: value for name, value in options.items() if value is not None}
+    given = from_words(words, LocalRun) | {name: value for name, value in options.items() if value is not None}
     run_dir, settings = old_run(out, given) if resume else _new(out, given)
     begins = f"[bold]AgentCore RL quickstart[/]  run directory {escape(nearby(run_dir))}"
     console.print(begins, highlight=False, soft_wrap=True)
