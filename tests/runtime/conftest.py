@@ -161,9 +161,9 @@ def start_server(tmp_path: Path) -> Iterator[Callable[..., Server]]:
         server.process.kill()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One runtime with default options for all tests of a module."""
+    """One runtime with default options for all tests."""
     server = Server(tmp_path_factory.mktemp("runtime"))
     yield server
     assert server.stop() == 0, server.output.read_text()

@@ -80,7 +80,11 @@ class Runtime:
         self.table.on_start = self._on_start
         self.table.on_gone = self._on_gone
         self.control = ControlPlane(
-            self.registry, self, idle_s=config.times.idle_timeout_s, lifetime_s=config.times.max_lifetime_s
+            self.registry,
+            deploy=self.deploy,
+            remove=self.remove,
+            idle_s=config.times.idle_timeout_s,
+            lifetime_s=config.times.max_lifetime_s,
         )
         self._agents: dict[tuple[str, int], Agent] = {}
         self._loading: dict[tuple[str, int], asyncio.Task[None]] = {}

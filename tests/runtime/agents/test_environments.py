@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -119,41 +118,6 @@ def test_waiting_for_another_build_has_an_end(tmp_path: Path, monkeypatch: pytes
             environments.build(dependencies, tmp_path, uv="/bin/true")
 
 
-def test_the_environments_used_last_are_kept_and_none_goes_that_is_in_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = tmp_path / "environments"
-    uv = tmp_path / "uv"
-    uv.write_text('#!/bin/sh\nfor home; do :; done\n[ "$1" = venv ] && /bin/mkdir -p "$home/bin"; exit 0\n')
-    uv.chmod(0o755)
-    monkeypatch.setenv(environments.KEEP_VARIABLE, "2")
-
-    def built(name: str, used_s: float) -> str:
-        (tmp_path / name).mkdir(exist_ok=True)
-        (tmp_path / name / "requirements.txt").write_text(f"{name}\n")
-        home = environments.build(agent_in(tmp_path / name), root, uv=str(uv)).parents[1]
-        os.utime(home / "complete", (used_s, used_s))
-        return home.name
-
-    def left() -> set[str]:
-        return {path.name for path in root.iterdir() if path.is_dir()}
-
-    mine = [built(name, at) for at, name in enumerate("abc")]
-    assert left() == set(mine)  # more than 2, and all of them in use by this process
-    for name in mine:  # as if this process had ended
-        os.close(environments._in_use.pop(root / name))
-    built("a", 3)  # used again
-    made = built("d", 4)
-    assert left() == {mine[0], made}
-
-
-def test_a_number_of_environments_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "requirements.txt").write_text("x\n")
-    monkeypatch.setenv(environments.KEEP_VARIABLE, "all")
-    with pytest.raises(LocalRuntimeError, match="must be a number"):
-        environments.build(agent_in(tmp_path), tmp_path, uv="/bin/true")
-
-
 @pytest.mark.parametrize(
     ("requirements", "code", "wanted"),
     [
@@ -193,19 +157,3 @@ def test_its_environment_has_exactly_that_version(tmp_path: Path, named: str, mo
     found = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=300)
     assert Path(found.stdout.strip()).is_relative_to(python.parents[1]), found.stderr
     assert Path(found.stdout.strip()).read_bytes() == source
-
-
-def test_of_the_toolkits_wheels_the_newest_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AGENTCORE_RL_CACHE", str(tmp_path))
-    wheels = tmp_path / "wheels"
-    for age_s in (10, *range(10_000, 20_000, 1_000)):  # of one an environment may be being built with just now
-        (wheels / f"old-{age_s}").mkdir(parents=True)
-        os.utime(wheels / f"old-{age_s}", (time.time() - age_s,) * 2)
-    environments.toolkit_wheel.cache_clear()
-    try:
-        made = environments.toolkit_wheel()
-    finally:
-        environments.toolkit_wheel.cache_clear()
-    kept = {path.name for path in wheels.iterdir()}
-    assert kept == {made.parent.name, "old-10", "old-10000", "old-11000"}
-    assert made.is_file()

@@ -1,85 +1,21 @@
-"""Bodies that are longer than anybody needs: of agents, and of callers who may not call."""
+"""Who is not proven sends no body."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import socket
-import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 from urllib.parse import quote, urlsplit
 
-import psutil
 import pytest
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
-from botocore.exceptions import ClientError
 
-from agentcore_rl_toolkit.contract import new_session_id
+from ..conftest import Server
 
-from ..conftest import AGENTS, Server, wait_for
-
-MB = 2**20
 WITHIN_S = 60.0
-
-
-@pytest.fixture
-def endless(start_server: Callable[..., Server]) -> Server:
-    return start_server(agent=AGENTS / "endless.py")
-
-
-@contextlib.contextmanager
-def held_memory(server: Server) -> Iterator[Callable[[], int]]:
-    """How much more the runtime's own process holds than at the start, at most so far. Units: bytes."""
-    process = psutil.Process(server.process.pid)
-    first = most = process.memory_info().rss
-
-    def measured() -> int:
-        nonlocal most
-        most = max(most, process.memory_info().rss)
-        return most - first
-
-    yield measured
-
-
-def refused(server: Server, payload: dict[str, Any], session_id: str) -> ClientError:
-    with pytest.raises(ClientError) as error:
-        server.invoke(payload, session_id)
-    return error.value
-
-
-@pytest.mark.parametrize("mb", [1500, None], ids=["1.5 GB", "endless"])
-def test_an_agents_error_costs_the_runtime_no_memory(endless: Server, mb: int | None) -> None:
-    session_id = new_session_id()
-    endless.invoke({}, session_id)
-    with held_memory(endless) as measured:
-        started_s = time.monotonic()
-        error = refused(endless, {"error": True, "mb": mb}, session_id)
-        assert "Received error (500)" in str(error)
-        assert time.monotonic() - started_s < WITHIN_S
-        assert measured() < 64 * MB
-    assert endless.invoke({}, session_id) == {"fine": True}
-
-
-def test_headers_without_end_are_no_reply(endless: Server) -> None:
-    error = refused(endless, {"headers": 40}, new_session_id())
-    assert error.response["ResponseMetadata"]["HTTPStatusCode"] == 424
-
-
-def test_an_endless_ping_costs_the_runtime_no_memory(start_server: Callable[..., Server]) -> None:
-    server = start_server("--idle-timeout", "2", agent=AGENTS / "endless.py")
-    session_id = new_session_id()
-    with held_memory(server) as measured:
-        server.invoke({"ping": True}, session_id)
-        wait_for(lambda: measured() > 64 * MB or server.ended(session_id), within_s=WITHIN_S)
-        assert measured() < 64 * MB
-    assert server.ended(session_id)  # it is not healthy and busy for ever
-
-
-# -- who is not proven sends no body
 
 
 def signed(server: Server, body: bytes, *, secret: str = "secret", key: str = "AKLOCAL", say: bool = True) -> list[str]:

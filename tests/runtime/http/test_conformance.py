@@ -140,19 +140,6 @@ def test_what_an_arn_says_is_not_passed_over(server: Server, prod: str, operatio
         assert found[:2] == (status, code), changes
 
 
-@pytest.mark.parametrize("operation", sorted(set(OPERATIONS.values())))
-def test_every_reply_has_an_id_of_its_own(server: Server, operation: str) -> None:
-    session_id, ids = new_session_id(), []
-    for _ in range(3):
-        call(server, "InvokeAgentRuntime", runtimeSessionId=session_id)
-        ids.append(call(server, operation, runtimeSessionId=session_id)["ResponseMetadata"]["RequestId"])
-    with pytest.raises(ClientError) as error:
-        call(server, operation, qualifier="nowhere")
-    ids.append(error.value.response["ResponseMetadata"]["RequestId"])
-    assert len(set(ids)) == 4
-    assert all(ids)
-
-
 def test_the_id_of_a_reply_is_the_one_that_the_agent_was_given(server: Server) -> None:
     session_id = new_session_id()
     for _ in range(2):  # started for it, and warm

@@ -199,15 +199,6 @@ def test_rates_are_429(start_server: Callable[..., Server], session_id: str) -> 
     assert set(codes) == {200, 429}
 
 
-def test_boto3_hides_throttling_behind_retries(start_server: Callable[..., Server], session_id: str) -> None:
-    server = start_server("--set", "tps=4")
-    client = server.client(retries={"mode": "standard", "total_max_attempts": 5})
-    for _ in range(8):
-        server.invoke({}, session_id, client=client)
-    text = server.view.call("GET", "/_local/metrics").decode()
-    assert 'agentcore_runtime_requests_total{operation="InvokeAgentRuntime",status="429"}' in text
-
-
 def test_sessions_share_no_files_environment_or_random_numbers(server: Server) -> None:
     a, b = new_session_id(), new_session_id()
     first, second = server.invoke({"do": "where"}, a), server.invoke({"do": "where"}, b)

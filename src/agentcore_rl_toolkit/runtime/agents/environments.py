@@ -7,8 +7,7 @@ the second waits on a file lock, also across processes. Modules are compiled to 
 An agent that imports this toolkit gets the version that runs here, from a wheel written for it: under its name the package index
 has another product. Dependency files that say which version they want, or where it comes from, are followed.
 
-The environments used last are kept (`AGENTCORE_RL_ENVIRONMENTS`, 32 unless set); older ones go when a new one is built. A process
-that runs agents in one holds a shared lock beside it, which ends with the process: what is in use never goes.
+Nothing removes an environment: uv links most of its files from its own cache. The folder may be deleted while no agent runs.
 """
 
 from __future__ import annotations
@@ -34,10 +33,6 @@ from ..._installation import write_wheel
 from ...errors import LocalRuntimeError
 
 BUILD_TIMEOUT_S = 900
-KEPT = 32  # environments of the largest of our examples take half a gigabyte each, most of it shared with uv's cache
-KEPT_WHEELS = 4
-KEEP_VARIABLE = "AGENTCORE_RL_ENVIRONMENTS"
-_in_use: dict[Path, int] = {}  # environments of this process, and descriptors of the files that it holds locked
 _LISTED = re.compile(r"(?:-r|-c|--requirement|--constraint)(?:\s+|=)?(\S+)")
 _EDITABLE = re.compile(r"(?:-e|--editable)(?:\s+|=)?")
 _TOML_PATH = re.compile(r"\b(?:path|directory|editable|virtual)\s*=\s*\"([^\"]+)\"")
@@ -108,7 +103,7 @@ def _wants_toolkit(folder: Path, file: Path) -> bool:
 
 @functools.cache
 def toolkit_wheel() -> Path:
-    """The wheel of the version that runs here, in a folder of the cache named after its content. The newest are kept."""
+    """The wheel of the version that runs here, in a folder of the cache named after its content."""
     wheels = cache_dir().with_name("wheels")
     wheels.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=wheels) as scratch:
@@ -116,11 +111,6 @@ def toolkit_wheel() -> Path:
         home = wheels / hashlib.sha256(made.read_bytes()).hexdigest()[:20]
         home.mkdir(exist_ok=True)
         wheel = made.replace(home / made.name)
-    os.utime(home)
-    homes = sorted((path for path in wheels.iterdir() if path.is_dir()), key=_last_use, reverse=True)
-    for old in homes[KEPT_WHEELS:]:
-        if time.time() - _last_use(old) > BUILD_TIMEOUT_S:  # none that an environment is being built with
-            shutil.rmtree(old, ignore_errors=True)
     return wheel
 
 
@@ -174,11 +164,8 @@ def build(dependencies: Dependencies, root: Path, *, uv: str | None = None) -> P
     home = root / dependencies.key()
     python = home / "bin" / "python"
     done = home / "complete"
-    most = kept()
     root.mkdir(parents=True, exist_ok=True)
-    _use(home)
     if done.exists():
-        os.utime(done)
         return python
     with (root / f"{home.name}.lock").open("a") as lock:
         _wait_for(lock)
@@ -186,69 +173,20 @@ def build(dependencies: Dependencies, root: Path, *, uv: str | None = None) -> P
             shutil.rmtree(home, ignore_errors=True)
             _install(dependencies, dependencies.file.name, home, uv or find_uv(), lock.fileno())
             done.touch()
-    prune(root, most)
     return python
 
 
-def kept() -> int:
-    """How many environments are kept. Raises: LocalRuntimeError on a setting that is no number."""
-    given = os.environ.get(KEEP_VARIABLE, "")
-    if given and not (given.isascii() and given.isdigit() and int(given) > 0):
-        raise LocalRuntimeError(f"{KEEP_VARIABLE} must be a number of environments, at least 1, got {given!r}")
-    return int(given or KEPT)
-
-
-def prune(root: Path, most: int) -> list[Path]:
-    """Remove the environments used longest ago until ``most`` are left; those in use stay. Returns what it removed."""
-    homes = sorted((path for path in root.iterdir() if path.is_dir()), key=_last_use)
-    removed: list[Path] = []
-    for home in homes:
-        if len(homes) - len(removed) <= most:
-            break
-        with (root / f"{home.name}.lock").open("a") as lock, (root / f"{home.name}.used").open("a") as used:
-            try:
-                for held in (
-                    lock,
-                    used,
-                ):  # neither being built nor in use; the files stay, or two could hold "the" lock
-                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            (home / "complete").unlink(missing_ok=True)
-            shutil.rmtree(home, ignore_errors=True)
-            removed.append(home)
-    return removed
-
-
-def _last_use(home: Path) -> float:
-    for path in (home / "complete", home):
-        try:
-            return path.stat().st_mtime
-        except FileNotFoundError:
-            continue
-    return 0.0
-
-
-def _use(home: Path) -> None:
-    """Keep others from removing it for as long as this process lives."""
-    if home not in _in_use:
-        used = os.open(home.with_name(f"{home.name}.used"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        _wait_for(used, fcntl.LOCK_SH)
-        _in_use[home] = used
-
-
-def _wait_for(lock: IO[str] | int, kind: int = fcntl.LOCK_EX) -> None:
+def _wait_for(lock: IO[str]) -> None:
     """Take the lock. Raises: LocalRuntimeError when whoever builds the same takes longer than a build may."""
     deadline = time.monotonic() + BUILD_TIMEOUT_S
     while True:
         try:
-            fcntl.flock(lock, kind | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise LocalRuntimeError(
-                    f"another process has been building the same environment for {BUILD_TIMEOUT_S} s"
-                    + ("" if isinstance(lock, int) else f"; it holds {lock.name}")
+                    f"another process has been building the same environment for {BUILD_TIMEOUT_S} s; it holds {lock.name}"
                 ) from None
             time.sleep(0.1)
 

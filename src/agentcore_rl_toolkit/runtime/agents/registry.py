@@ -6,10 +6,9 @@ caller's business; here are only records and the rules about them.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,25 +110,7 @@ class Registry:
     def save(self) -> None:
         """Write all records so that a crash leaves the old or the new file, never half of one. They hold agents' variables."""
         if self._path is not None:
-            write_private(self._path, json.dumps([_to_dict(r) for r in self.records.values()]))
-
-    @contextlib.contextmanager
-    def _whole(self, record: Record | None = None) -> Iterator[None]:
-        """A change that could not be saved has not been made: a name that a failed request left would be taken for good."""
-        records = dict(self.records)
-        versions = dict(record.versions) if record is not None else {}
-        endpoints = {e.name: (e, dict(vars(e))) for e in record.endpoints.values()} if record is not None else {}
-        status = record.status if record is not None else ""
-        try:
-            yield
-        except BaseException:
-            self.records = records
-            if record is not None:
-                record.versions, record.status = versions, status
-                record.endpoints = {name: endpoint for name, (endpoint, _) in endpoints.items()}
-                for endpoint, fields in endpoints.values():
-                    vars(endpoint).update(fields)
-            raise
+            write_private(self._path, json.dumps([asdict(r) for r in self.records.values()]))
 
     def arn(self, identity: str) -> str:
         return runtime_arn(self.region, self.account_id, identity)
@@ -168,9 +149,8 @@ class Registry:
         version = Version(1, dict(fields), now, status="CREATING", updated_s=now)
         record = Record(identity, name, now, {1: version}, {DEFAULT: Endpoint(DEFAULT, 1, now, now)}, "CREATING")
         record.tags = dict(tags or {})
-        with self._whole():
-            self.records[identity] = record
-            self.save()
+        self.records[identity] = record
+        self.save()
         return record
 
     def update(self, identity: str, fields: Mapping[str, Any]) -> Record:
@@ -180,11 +160,10 @@ class Registry:
             raise WireError("ServiceQuotaExceededException", f"{MAX_VERSIONS} versions per agent runtime are the limit")
         now = time.time()
         number = record.latest.number + 1
-        with self._whole(record):
-            record.versions[number] = Version(number, dict(fields), now, status="UPDATING", updated_s=now)
-            self.aim(record, record.endpoints[DEFAULT], number)
-            record.status = "UPDATING"
-            self.save()
+        record.versions[number] = Version(number, dict(fields), now, status="UPDATING", updated_s=now)
+        self.aim(record, record.endpoints[DEFAULT], number)
+        record.status = "UPDATING"
+        self.save()
         return record
 
     def settle(self, record: Record, version: Version, failure: str | None) -> None:
@@ -212,9 +191,8 @@ class Registry:
     def delete(self, identity: str) -> Record:
         """Raises: WireError 404."""
         record = self.get(identity)
-        with self._whole():
-            del self.records[identity]
-            self.save()
+        del self.records[identity]
+        self.save()
         return record
 
     def create_endpoint(
@@ -237,9 +215,8 @@ class Registry:
         now = time.time()
         version = record.latest if number is None else record.version(number)
         endpoint = Endpoint(name, version.number, now, now, description, dict(tags or {}))
-        with self._whole(record):
-            record.endpoints[name] = endpoint
-            self.save()
+        record.endpoints[name] = endpoint
+        self.save()
         return endpoint
 
     def endpoint(self, identity: str, name: str) -> Endpoint:
@@ -254,14 +231,9 @@ class Registry:
         if name == DEFAULT:
             raise WireError("ConflictException", "The DEFAULT endpoint cannot be deleted")
         record = self.get(identity)
-        with self._whole(record):
-            del record.endpoints[name]
-            self.save()
+        del record.endpoints[name]
+        self.save()
         return endpoint
-
-
-def _to_dict(record: Record) -> dict[str, Any]:
-    return asdict(record)
 
 
 def _from_dict(data: dict[str, Any]) -> Record:

@@ -1,4 +1,4 @@
-"""The fields of an agent version, and tags: what AWS's service model allows of them, and what is not served here.
+"""The fields of an agent version, and tags: what a request may set, and what is not served here.
 
 Source: botocore service model `bedrock-agentcore-control` 2023-06-05. What it has and this runtime cannot do is refused: an
 agent that seems to have an authorizer, or a file system, and has none, is worse than one that does not deploy.
@@ -36,9 +36,6 @@ _STORED = (
 )
 _ROLE = re.compile(r"arn:aws(-[^:]+)?:iam::([0-9]{12})?:role/.+")
 _HEADER = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,255}")
-_PATH = re.compile(r"/[A-Za-z0-9\-._~/%]*")
-_TAG = re.compile(r"[\w\s.:/=+@-]*", re.ASCII)
-_PORTS, _TLS_PORT = (8_000, 12_000), 8443
 
 
 def check_fields(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,17 +43,21 @@ def check_fields(body: Mapping[str, Any]) -> dict[str, Any]:
     for name, why in _NOT_SERVED.items():
         if body.get(name):
             raise invalid(f"{name} is not served by the local runtime ({why}); leave it out here", field=name)
-    role = _text(body, "roleArn", 2_048)
-    if not _ROLE.fullmatch(role):
+    role = body.get("roleArn")
+    if not isinstance(role, str) or not _ROLE.fullmatch(role):
         raise invalid(f"roleArn must be like arn:aws:iam::123456789012:role/NAME, got {role!r}", field="roleArn")
-    _check_artifact(_object(body, "agentRuntimeArtifact", required=True))
+    _check_artifact(body)
     network = _object(body, "networkConfiguration") or {"networkMode": "PUBLIC"}
     _one_of(network, "networkMode", ("PUBLIC", "VPC"))
-    if body.get("description") is not None:
-        _text(body, "description", 4_096)
-    _check_headers(_object(body, "requestHeaderConfiguration"))
-    _check_protocol(_object(body, "protocolConfiguration"))
-    _check_variables(_object(body, "environmentVariables") or {})
+    protocol = _object(body, "protocolConfiguration")
+    if protocol:
+        _one_of(protocol, "serverProtocol", ("HTTP", "MCP", "A2A", "AGUI"))
+        if not isinstance(protocol.get("path", ""), str):
+            raise invalid("path must be a string", field="path")
+    allowed = _object(body, "requestHeaderConfiguration").get("requestHeaderAllowlist", [])
+    if not isinstance(allowed, list) or not all(isinstance(n, str) and _HEADER.fullmatch(n) for n in allowed):
+        raise invalid("requestHeaderAllowlist must be header names", field="requestHeaderAllowlist")
+    _check_variables(_object(body, "environmentVariables"))
     fields = {name: body[name] for name in _STORED if body.get(name) is not None}
     fields["lifecycleConfiguration"] = check_lifecycle(body.get("lifecycleConfiguration"))
     fields["networkConfiguration"] = network
@@ -66,12 +67,9 @@ def check_fields(body: Mapping[str, Any]) -> dict[str, Any]:
 def check_tags(tags: Any) -> dict[str, str]:
     """Tags of a request, none for None. Raises: WireError 400."""
     given = {} if tags is None else tags
-    if not isinstance(given, dict) or len(given) > MAX_TAGS:
-        raise invalid(f"tags must be an object of at most {MAX_TAGS} strings", field="tags")
-    for key, value in given.items():
-        good = isinstance(value, str) and 1 <= len(key) <= 128 and len(value) <= 256
-        if not good or not (_TAG.fullmatch(key) and _TAG.fullmatch(value)):
-            raise invalid(f"tag {key!r}: names of 1 to 128, values of up to 256 characters _.:/=+@-", field="tags")
+    if not isinstance(given, dict) or not all(isinstance(v, str) and len(v) <= 256 for v in given.values()):
+        raise invalid("tags must be an object of strings of up to 256 characters", field="tags")
+    refuse_more_tags(given)
     return dict(given)
 
 
@@ -81,37 +79,16 @@ def refuse_more_tags(tags: Mapping[str, str]) -> None:
         raise WireError("ServiceQuotaExceededException", f"{MAX_TAGS} tags per resource are the limit")
 
 
-def _check_artifact(artifact: Mapping[str, Any]) -> None:
+def _check_artifact(body: Mapping[str, Any]) -> None:
     field = "agentRuntimeArtifact"
+    artifact = _object(body, field)
     if "codeConfiguration" in artifact:
         raise invalid(
             f"{field}: the local runtime serves files and images, no archives; deploy one of those", field=field
         )
-    if set(artifact) != {"containerConfiguration"}:
-        raise invalid(f"{field} must be containerConfiguration", field=field)
-    container = _object(artifact, "containerConfiguration", required=True)
-    _text(container, "containerUri", 4_096 if _is_local(container.get("containerUri")) else 1_024)
-
-
-def _check_headers(configuration: Mapping[str, Any]) -> None:
-    field = "requestHeaderAllowlist"
-    names = configuration.get(field, []) if configuration else []
-    if not isinstance(names, list) or len(names) > 20 or (configuration and not names):
-        raise invalid(f"{field} must be 1 to 20 header names", field=field)
-    for name in names:
-        if not isinstance(name, str) or not _HEADER.fullmatch(name):
-            raise invalid(f"{field}: {name!r} is no header name", field=field)
-
-
-def _check_protocol(configuration: Mapping[str, Any]) -> None:
-    if not configuration:
-        return
-    _one_of(configuration, "serverProtocol", ("HTTP", "MCP", "A2A", "AGUI"))
-    port, path = configuration.get("port"), configuration.get("path")
-    if port is not None and (type(port) is not int or not _PORTS[0] <= port <= _PORTS[1] or port == _TLS_PORT):
-        raise invalid(f"port must be {_PORTS[0]} to {_PORTS[1]} and not {_TLS_PORT}", field="port")
-    if path is not None and not (_is_text(path, 2_048) and _PATH.fullmatch(path)):
-        raise invalid(f"path must begin with / and hold letters, digits and -._~/% only, got {path!r}", field="path")
+    uri = _object(artifact, "containerConfiguration").get("containerUri")
+    if not isinstance(uri, str) or not uri or "\0" in uri:
+        raise invalid(f"{field} must be containerConfiguration with a containerUri", field=field)
 
 
 def _check_variables(variables: Mapping[str, Any]) -> None:
@@ -121,35 +98,15 @@ def _check_variables(variables: Mapping[str, Any]) -> None:
     for key, value in variables.items():
         if not isinstance(value, str) or not 1 <= len(key) <= 100 or len(value) > 5_000:
             raise invalid(f"{key!r}: names of 1 to 100 characters, values strings of up to 5000", field=field)
-        if "=" in key or "\0" in key + value or not _encodes(key + value):
+        if "=" in key or "\0" in key + value:
             raise invalid(f"{key!r} cannot be an environment variable", field=field)
 
 
-def _encodes(text: str) -> bool:
-    return not any("\ud800" <= c <= "\udfff" for c in text)
-
-
-def _is_local(uri: Any) -> bool:
-    return isinstance(uri, str) and uri.startswith(LOCAL_ARTIFACT)
-
-
-def _is_text(value: Any, longest: int) -> bool:
-    return isinstance(value, str) and 1 <= len(value) <= longest and "\0" not in value and _encodes(value)
-
-
-def _text(parent: Mapping[str, Any], name: str, longest: int) -> str:
-    if not _is_text(parent.get(name), longest):
-        raise invalid(f"{name} must be a string of 1 to {longest} characters", field=name)
-    return str(parent[name])
-
-
-def _object(parent: Mapping[str, Any], name: str, *, required: bool = False) -> dict[str, Any]:
+def _object(parent: Mapping[str, Any], name: str) -> dict[str, Any]:
     value = parent.get(name)
-    if value is None and not required:
-        return {}
-    if not isinstance(value, dict) or (required and not value):
-        raise invalid(f"{name} {'is required and ' if required else ''}must be an object", field=name)
-    return value
+    if value is not None and not isinstance(value, dict):
+        raise invalid(f"{name} must be an object", field=name)
+    return value or {}
 
 
 def _one_of(parent: Mapping[str, Any], name: str, allowed: tuple[str, ...]) -> None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 from ..._parsing import parse_json
 from ..agents.agent import NAME
@@ -18,14 +18,6 @@ from ..agents.lifecycle import lifecycle_of
 from ..agents.registry import DEFAULT, Endpoint, Record, Registry, Version
 from ..agents.version_fields import check_fields, check_tags, refuse_more_tags
 from ..wire import WireError, invalid, named
-
-
-class Deployer(Protocol):
-    """What the control plane needs of the runtime behind it."""
-
-    async def deploy(self, record: Record, version: Version) -> None: ...
-
-    async def remove(self, record: Record, versions: Sequence[Version]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -78,14 +70,22 @@ def parse_body(data: bytes) -> dict[str, Any]:
 
 
 class ControlPlane:
-    """Answers control-plane calls over a registry; `Deployer` loads what is created.
+    """Answers control-plane calls over a registry. ``deploy`` loads a version, ``remove`` ends what runs of a deleted agent.
 
     ``idle_s`` and ``lifetime_s`` are the limits of sessions whose agent sets none.
     """
 
-    def __init__(self, registry: Registry, deployer: Deployer, *, idle_s: float, lifetime_s: float) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        deploy: Callable[[Record, Version], Awaitable[None]],
+        remove: Callable[[Record, Sequence[Version]], Awaitable[None]],
+        idle_s: float,
+        lifetime_s: float,
+    ) -> None:
         self.registry = registry
-        self.deployer = deployer
+        self._load, self._end = deploy, remove
         self._idle_s, self._lifetime_s = idle_s, lifetime_s
         self._handlers: dict[str, Callable[[Call], Awaitable[tuple[int, dict[str, Any]]]]] = {
             "CreateAgentRuntime": self._create,
@@ -115,7 +115,7 @@ class ControlPlane:
         record = self.registry.create(name, fields, tags=tags)
         version = record.latest
         reply = {**self._identity(record, version), "createdAt": iso(version.created_s), "status": "CREATING"}
-        await self.deployer.deploy(record, version)
+        await self._load(record, version)
         return 202, reply
 
     async def _update(self, call: Call) -> tuple[int, dict[str, Any]]:
@@ -128,7 +128,7 @@ class ControlPlane:
             "lastUpdatedAt": iso(version.created_s),
             "status": "UPDATING",
         }
-        await self.deployer.deploy(record, version)
+        await self._load(record, version)
         return 202, reply
 
     async def _get(self, call: Call) -> tuple[int, dict[str, Any]]:
@@ -153,7 +153,7 @@ class ControlPlane:
         if "version" in call.query:
             raise invalid("the local runtime deletes agent runtimes whole; leave version out", field="version")
         self.registry.delete(call.runtime)
-        await self.deployer.remove(record, list(record.versions.values()))
+        await self._end(record, list(record.versions.values()))
         return 202, {"status": "DELETING", "agentRuntimeId": record.id}
 
     async def _list(self, call: Call) -> tuple[int, dict[str, Any]]:
