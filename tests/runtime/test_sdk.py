@@ -28,6 +28,7 @@ def test_sessions_are_used_and_stopped(server: Server, sdk: Any, session_id: str
     assert wait_for(lambda: server.ended(session_id))["state"] == "stopped"
 
 
+@pytest.mark.nightly
 def test_agents_are_made_changed_and_removed(server: Server, sdk: Any) -> None:
     fields = {
         "agentRuntimeArtifact": {"containerConfiguration": {"containerUri": f"local://{AGENTS / 'probe.py'}"}},

@@ -99,18 +99,6 @@ def test_an_update_that_does_not_load_leaves_the_agent_as_it_was(
     assert settled(control, made, "3") == "READY"
     assert endpoint(control, made) == ("3", "3", "READY")
     assert ask(server, made) == "three"
-    control.delete_agent_runtime(agentRuntimeId=made["agentRuntimeId"], agentRuntimeVersion="2")
-
-
-def test_a_failed_version_can_be_deleted_while_it_is_the_latest(
-    server: Server, control: Any, made: dict[str, Any], tmp_path: Path
-) -> None:
-    assert ask(server, made) == "one"
-    version = update(control, made, artifact(tmp_path, "bad", trouble="raise RuntimeError('not today')"))
-    settled(control, made, version)
-    control.delete_agent_runtime(agentRuntimeId=made["agentRuntimeId"], agentRuntimeVersion=version)
-    assert endpoint(control, made) == ("1", "1", "READY")
-    assert ask(server, made) == "one"
 
 
 def test_calls_do_not_wait_for_an_update(server: Server, control: Any, made: dict[str, Any], tmp_path: Path) -> None:

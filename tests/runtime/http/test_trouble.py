@@ -95,39 +95,28 @@ async def test_a_bug_within_a_reply_breaks_it_off(buggy: tuple[Runtime, int]) ->
     assert runtime.metrics.requests == {("InvokeAgentRuntime", 500): 1}
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body"),
-    [
-        ("GET", "/sessions/{id}/log?offset=abc", None),
-        ("DELETE", "/sessions/{id}?grace_s=abc", None),
-        ("DELETE", "/sessions/{id}?grace_s=nan", None),
-        ("DELETE", "/sessions/{id}?grace_s=-1", None),
-        ("PUT", "/faults", b"\xff"),
-        ("PUT", "/faults", b"{nope"),
-        ("PUT", "/faults", b'[{"kind": "throttle", "probability": "x"}]'),
-        ("PUT", "/faults", b'{"seed": null, "fault": []}'),
-        ("PUT", "/faults", b'[{"kind": "slow_start", "delay_s": "x"}]'),
-        ("PUT", "/faults", b'[{"kind": "slow_start", "delay_s": -1}]'),
-        ("PUT", "/faults", b'[{"kind": "throttle", "after_s": "1"}]'),
-        ("PUT", "/faults", b'[{"kind": ["throttle"]}]'),
-        ("PUT", "/faults", b'[{"kind": "throttle", "every": true}]'),
-    ],
-)
-def test_bad_values_of_local_requests_are_400(server: Server, method: str, path: str, body: bytes | None) -> None:
+def test_bad_values_of_local_requests_are_400(server: Server) -> None:
     session_id = new_session_id()
     server.invoke({}, session_id)
-    request = f"{method} /_local{path.format(id=session_id)} HTTP/1.1\r\nhost: localhost\r\n"
-    data = body or b""
-    with socket.create_connection(("127.0.0.1", urlsplit(server.url).port), timeout=10) as connection:
-        connection.sendall(request.encode() + b"content-length: %d\r\nconnection: close\r\n\r\n" % len(data) + data)
-        reply = b"".join(iter(lambda: connection.recv(65536), b""))
-    assert reply.startswith(b"HTTP/1.1 400 "), reply
-    assert b"x-amzn-errortype: ValidationException" in reply
+    for method, path, data in (
+        ("GET", f"/sessions/{session_id}/log?offset=abc", b""),
+        ("DELETE", f"/sessions/{session_id}?grace_s=nan", b""),
+        ("DELETE", f"/sessions/{session_id}?grace_s=-1", b""),
+        ("PUT", "/faults", b"\xff"),
+        ("PUT", "/faults", b'{"seed": null, "fault": []}'),
+        ("PUT", "/faults", b'[{"kind": ["throttle"]}]'),
+    ):
+        request = f"{method} /_local{path} HTTP/1.1\r\nhost: localhost\r\n"
+        with socket.create_connection(("127.0.0.1", urlsplit(server.url).port), timeout=10) as connection:
+            connection.sendall(request.encode() + b"content-length: %d\r\nconnection: close\r\n\r\n" % len(data) + data)
+            reply = b"".join(iter(lambda c=connection: c.recv(65536), b""))  # type: ignore[misc]
+        assert reply.startswith(b"HTTP/1.1 400 "), (path, reply)
+        assert b"x-amzn-errortype: ValidationException" in reply
     assert server.session(session_id) is not None
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(start_server: Callable[..., Server]) -> None:
-    server = start_server("--set", "body_timeout=5", agent=AGENTS / "bare.py")
+    server = start_server("--set", "body_timeout=2", agent=AGENTS / "bare.py")
     port = urlsplit(server.url).port
     with contextlib.ExitStack() as stack:
         connections = {}
@@ -135,7 +124,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(start_server: Callable[...,
             connections[operation] = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
             path = f"/runtimes/{quote(server.arn, safe='')}/{operation}"
             connections[operation].sendall(post(path, b'{"', length=40))
-        for _ in range(11):  # slow is not stuck: longer than the limit in all, a tenth of it each time
+        for _ in range(5):  # slow is not stuck: longer than the limit in all, a tenth of it each time
             time.sleep(0.5)
             for connection in connections.values():
                 connection.sendall(b"d")
@@ -146,8 +135,8 @@ def test_a_body_that_does_not_come_is_not_waited_for(start_server: Callable[...,
             reply = b"".join(iter(lambda c=connection: c.recv(65536), b""))  # type: ignore[misc]  # until the runtime hangs up
             assert reply.startswith(b"HTTP/1.1 400 "), reply
             assert b"x-amzn-errortype: ValidationException" in reply
-            assert b"did not come within 5 s" in reply
-            assert time.monotonic() - began > 4.5
+            assert b"did not come within 2 s" in reply
+            assert time.monotonic() - began > 1.5
 
 
 def test_calls_under_way_at_a_shutdown_end_as_any_others(start_server: Callable[..., Server]) -> None:

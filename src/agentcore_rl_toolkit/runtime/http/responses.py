@@ -79,7 +79,7 @@ async def reply(
 
 
 async def reply_json(send: Send, content: Any, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
-    await reply(send, status, json.dumps(content).encode(), headers)
+    await reply(send, status, json.dumps(content).encode() if status != 204 else b"", headers)
 
 
 async def failed(error: BaseException, send: Send) -> int:
