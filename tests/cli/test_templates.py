@@ -64,6 +64,7 @@ def running(python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
         line = [python, "-W", "ignore", "-m", "agentcore_rl_toolkit", "runtime", "serve"]
         for name, file in agents.items():
             line += ["--agent", f"{name.replace('-', '_')}={file}"]
+        line += ["--store", f"file://{folder / 'store'}"]
         line += ["--ready-file", str(ready), "--parent-pid", str(os.getpid()), "--set", "init_timeout=120"]
         with (folder / "runtime.log").open("wb") as log:
             runtime = subprocess.Popen(line, stdout=log, stderr=log, env={**os.environ, **QUIET})
