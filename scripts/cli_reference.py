@@ -18,8 +18,7 @@ from agentcore_rl_toolkit.cli.main import cli
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "cli.md"
 HEAD = """# Command line
 
-Every command with every option. `agentcore-rl COMMAND --help` shows the usual options; `--help-all`, where a command has it,
-shows all of them. This page is made by `make docs` from the commands.
+Every command with every option. This page is made by `make docs` from the commands.
 """
 
 
@@ -49,7 +48,7 @@ def _section(command: click.Command, context: click.Context) -> str:
 
 
 def _row(parameter: click.Parameter, context: click.Context) -> str | None:
-    if not isinstance(parameter, click.Option) or parameter.hidden or "--help-all" in parameter.opts:
+    if not isinstance(parameter, click.Option) or parameter.hidden:
         return None
     record = parameter.get_help_record(context)
     if record is None:

@@ -72,8 +72,6 @@ class Hanging:
 @pytest.fixture
 async def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Hanging]:
     """A collection of two rollouts: one whose tool never returns, one whose model never answers."""
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "local")
     monkeypatch.setenv("AWS_REGION", "us-west-2")
     (tmp_path / "agent.py").write_text(AGENT)
     release = threading.Event()
@@ -86,6 +84,8 @@ async def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     (tmp_path / "store").mkdir()
     store = ["--store", str(tmp_path / "store")]
     with ScriptedModel(decide) as model, LocalRuntime({"agent": tmp_path / "agent.py"}, store) as runtime:
+        for name, value in runtime.credentials.items():
+            monkeypatch.setenv(name.upper(), value)
         gateway = Gateway(GatewayConfig(upstreams=(UpstreamConfig(url=model.url, engine="vllm"),)))
         portal.call(gateway.start())
         client = RolloutClient(

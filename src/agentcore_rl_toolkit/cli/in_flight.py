@@ -6,7 +6,6 @@ and the local runtime, which is asked here. A source that does not answer within
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -49,13 +48,13 @@ class _Runtime:
     """The local runtime of the run; ``sessions`` is None for AWS's, ``problem`` says why it does not answer."""
 
     def __init__(self, url: str | None) -> None:
-        from ..runtime.remote import RuntimeView, credential_from_env
+        from ..runtime.remote import RuntimeView
 
         self.sessions: dict[str, Mapping[str, Any]] | None = None
         self.problem: str | None = None
         if url is None or "amazonaws.com" in url:
             return
-        self._view = RuntimeView(url, credential_from_env(os.environ), timeout_s=ASK_S)
+        self._view = RuntimeView(url, timeout_s=ASK_S)
         try:
             self.sessions = {session["session_id"]: session for session in self._view.sessions()}
         except LocalRuntimeError as e:

@@ -135,7 +135,7 @@ def check_installed(names: Sequence[str]) -> None:
     """Raises: MissingExtraError naming the command that installs what is missing, before anything has started."""
     for name in names:
         if importlib.util.find_spec(name) is None:
-            raise missing_extra(f"--tracker {name} needs the package {name!r}", TRACKERS[name][1])
+            raise missing_extra(f"tracker {name} needs the package {name!r}", TRACKERS[name][1])
 
 
 class Trackers:
