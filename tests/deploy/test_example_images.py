@@ -34,6 +34,7 @@ from agentcore_rl_toolkit.deploy.artifact import put_wheel_beside
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.gateway.config import ADMIN_KEY_ENV
 from agentcore_rl_toolkit.gateway.testing import ScriptedModel, ToolCall
+from agentcore_rl_toolkit.runtime.containers.node import HOST_NAME
 from agentcore_rl_toolkit.runtime.remote import RuntimeView
 
 from ..runtime.container_images import engine_storage
@@ -82,16 +83,21 @@ class Place:
 def place(engine_storage: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder, key = tmp_path_factory.mktemp("place"), secrets.token_urlsafe(24)
     use_local_credentials()
-    moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    moto = ThreadedMotoServer("0.0.0.0", 0, verbose=False)  # sessions are containers, for which loopback is their own
     moto.start()
-    host, port = moto.get_host_and_port()
-    s3 = f"http://{host}:{port}"
+    _, port = moto.get_host_and_port()
+    s3 = f"http://127.0.0.1:{port}"
     with ScriptedModel() as model, Services(folder / "logs", env={ADMIN_KEY_ENV: key}) as services:
-        words = ["--upstream", model.url, "--engine", "vllm", "--store", str(folder / "turns")]
+        words = ["--upstream", model.url, "--engine", "vllm", "--store", str(folder / "turns"), "--host", "0.0.0.0"]
         gateway = services.wait_ready(services.launch("gateway", ["gateway", "serve", *words]))
-        endpoint = gateway.url.partition("://")[2].rstrip("/")
-        words = ["--endpoint", endpoint, "--endpoint", s3.partition("://")[2], "--state-dir", str(folder / "sessions")]
-        words += ["--session-env", f"AWS_ENDPOINT_URL_S3={s3}", "--session-env", "AWS_ALLOW_HTTP=true"]
+        gateway_url = f"http://127.0.0.1:{gateway.url.rpartition(':')[2].rstrip('/')}"
+        words = [
+            "--state-dir",
+            str(folder / "sessions"),
+            "--session-env",
+            f"AWS_ENDPOINT_URL_S3=http://{HOST_NAME}:{port}",
+        ]
+        words += ["--session-env", "AWS_ALLOW_HTTP=true"]
         words += ["--set", "init_timeout=300"]  # AgentCore gives 30 s; here images are built beside it
         runtime = services.wait_ready(services.launch("runtime", ["runtime", "serve", *words]))
         with pytest.MonkeyPatch.context() as patch:
@@ -99,7 +105,7 @@ def place(engine_storage: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
             boto3.client("s3").create_bucket(
                 Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": "us-west-2"}
             )
-            yield Place(model=model, gateway=gateway.url, admin_key=key, runtime=runtime.url)
+            yield Place(model=model, gateway=gateway_url, admin_key=key, runtime=runtime.url)
     moto.stop()
 
 
@@ -141,7 +147,9 @@ async def rollout(place: Place, arn: str, payload: Mapping[str, Any]) -> Collect
     config = CollectConfig(max_concurrent=1, rollout_timeout_s=600, submit_timeout_s=600, model_id=MODEL_ID)
     with (
         RolloutClient(arn, BUCKET, "image", model_id=MODEL_ID, endpoint_url=place.runtime) as client,
-        GatewayClient(place.gateway, admin_key=place.admin_key) as gateway,
+        GatewayClient(
+            place.gateway, admin_key=place.admin_key, public_url=place.gateway.replace("127.0.0.1", HOST_NAME)
+        ) as gateway,
     ):
         (group,) = await collect_async(
             [GroupRequest(input_id="one", payload=payload)], client=client, gateway=gateway, config=config
