@@ -56,7 +56,7 @@ def moto() -> Iterator[str]:
     server.stop()
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_published_agent_runs_and_stores_its_result(
     start_server: Callable[..., Server], agent: Path, moto: str
 ) -> None:

@@ -177,19 +177,6 @@ def test_what_a_lifecycle_leaves_open_is_the_runtimes_own(start_server: Callable
     assert probe["lifecycleConfiguration"]["idleRuntimeSessionTimeout"] == 2
 
 
-def test_defaults_are_awss_and_never_above_a_given_lifetime(control: Any) -> None:
-    common = {"agentRuntimeArtifact": LOCAL, "roleArn": ROLE, "networkConfiguration": NETWORK}
-    for given, idle, lifetime in (
-        ({}, 900, 28_800),
-        ({"maxLifetime": 600}, 600, 600),
-        ({"maxLifetime": 901}, 900, 901),
-    ):
-        made = control.create_agent_runtime(agentRuntimeName="defaults", lifecycleConfiguration=given, **common)
-        got = ready(control, made["agentRuntimeId"])
-        control.delete_agent_runtime(agentRuntimeId=made["agentRuntimeId"])
-        assert got["lifecycleConfiguration"] == {"idleRuntimeSessionTimeout": idle, "maxLifetime": lifetime}
-
-
 def test_idle_above_lifetime_is_400(control: Any) -> None:
     with pytest.raises(ClientError) as error:
         control.create_agent_runtime(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import io
-import os
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import boto3
@@ -22,7 +20,6 @@ from click.testing import CliRunner
 
 from agentcore_rl_toolkit.cli.servers.runtime import group
 from agentcore_rl_toolkit.errors import LocalRuntimeError
-from agentcore_rl_toolkit.runtime import LocalRuntime
 from agentcore_rl_toolkit.runtime.api.signatures import begin
 from agentcore_rl_toolkit.runtime.remote import RuntimeView
 from agentcore_rl_toolkit.runtime.wire import WireError
@@ -181,16 +178,3 @@ def test_the_command_line_finds_the_key_of_this_users_runtime(guarded: Server, s
     assert "a secret line" in run("logs", session_id)
     assert run("stop", session_id, "--grace", "1") == f"stopped {session_id}\n"
     assert ":runtime/again-" in run("deploy", str(AGENTS / "probe.py"), "--name", "again")
-
-
-@pytest.mark.parametrize(
-    "form", ["--credential-file FILE", pytest.param("--credential-file=FILE", marks=pytest.mark.nightly), "environment"]
-)
-def test_a_runtime_object_knows_its_own_credential(tmp_path: Path, form: str) -> None:
-    file = tmp_path / "credential"
-    file.write_text("# of the tests\nKEY:a:b/c+d\n")
-    file.chmod(0o600)
-    options = form.replace("FILE", str(file)).split() if form != "environment" else []
-    env = {**os.environ, "AGENTCORE_RL_CREDENTIALS": "KEY:a:b/c+d"} if form == "environment" else None
-    with LocalRuntime({"probe": AGENTS / "probe.py"}, ["--set", "tps=5", *options], env=env) as runtime:
-        assert runtime.view.sessions(ended=True) == []

@@ -19,7 +19,7 @@ LEAST_DISK, LEAST_OPEN_FILES = 2 * 2**30, 4096
 # What each extra is recognised by, and what cannot be done without it. The first four are what this machine needs to train.
 EXTRAS = {
     "gateway": (("httptools", "msgspec", "tokenizers", "transformers"), "the model gateway"),
-    "runtime": (("httptools", "uvicorn", "websockets"), "the local runtime"),
+    "runtime": (("h11", "httptools", "uvicorn"), "the local runtime"),
     "policy": (("torch", "transformers", "safetensors", "starlette"), "the built-in policy"),
     "local": (("rich", "matplotlib", "strands"), "the quickstart"),
     "trl": (("trl", "datasets"), "training with TRL"),
