@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from agentcore_rl_toolkit.runtime.config import RuntimeConfig
+from agentcore_rl_toolkit.runtime.service import _with_key
+
 STOPPED_WHILE_IT_STARTS = """
 import os, pathlib, signal, sys
 import uvicorn
@@ -42,3 +45,12 @@ def test_a_ready_file_that_cannot_be_written_ends_the_runtime_with_its_name(tmp_
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2, done.stderr
     assert "ready.json cannot be written" in done.stderr
+
+
+def test_a_state_folder_keeps_the_key_of_a_runtime(tmp_path: Path) -> None:
+    config = RuntimeConfig(state_dir=tmp_path / "state")
+    first, again = _with_key(config).credentials, _with_key(config).credentials
+    assert first == again
+    assert first != _with_key(RuntimeConfig()).credentials
+    assert (tmp_path / "state" / "key").stat().st_mode & 0o777 == 0o600
+    assert _with_key(RuntimeConfig(callers="any")).credentials == {}

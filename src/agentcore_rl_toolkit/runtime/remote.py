@@ -25,7 +25,8 @@ DEPLOY_TIMEOUT_S = 900.0
 DEPLOYED_FIELDS = ("lifecycleConfiguration", "protocolConfiguration", "requestHeaderConfiguration")
 _ROLE = "arn:aws:iam::123456789012:role/local"
 _HOW_TO_SIGN = (
-    "where a runtime was started with --credential-file, set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY to those"
+    "the key of a runtime that you started is found by its address; for another one set AWS_ACCESS_KEY_ID and "
+    "AWS_SECRET_ACCESS_KEY"
 )
 
 

@@ -29,8 +29,8 @@ USER_AGENT = "agentcore-rl-toolkit"
 SERVER_ERRORS = ("InternalServerException", "ServiceUnavailableException", "ServiceException")
 NO_CREDENTIALS = "NoCredentials"  # code of the failure when there are none, or none that are accepted
 HOW_TO_HAVE_THEM = (
-    "export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE (`aws sso login` renews one); a local runtime without "
-    "credentials of its own takes any, such as AWS_ACCESS_KEY_ID=local AWS_SECRET_ACCESS_KEY=local"
+    "export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE (`aws sso login` renews one); the key of a local runtime "
+    "of yours is found by its address"
 )
 # botocore's; by name, because older ones lack some
 _LOGIN_ERRORS = frozenset(
