@@ -208,9 +208,10 @@ def whole(capture: SessionCapture, turns: int) -> bool:
 
 SERVE = """
 import asyncio, json, sys
-from agentcore_rl_toolkit.gateway import GatewayConfig, UpstreamConfig, serve
-settings, url, ready, parent = sys.argv[1:]
-config = GatewayConfig(upstreams=(UpstreamConfig(url=url, engine="vllm"),), **json.loads(settings))
+from agentcore_rl_toolkit.gateway import GatewayConfig, Limits, UpstreamConfig, serve
+settings, budget_mb, url, ready, parent = sys.argv[1:]
+limits = Limits(history_bytes=int(budget_mb) * 2**20)
+config = GatewayConfig(upstreams=(UpstreamConfig(url=url, engine="vllm"),), limits=limits, **json.loads(settings))
 asyncio.run(serve(config, ready_file=ready, parent_pid=int(parent)))
 """
 
@@ -224,8 +225,8 @@ async def memory(renderer: Renderer, sessions: int, turns: int, budget_mb: int, 
     with tempfile.TemporaryDirectory() as folder:
         ready = Path(folder, "ready.json")
         upstream = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        settings = {"model_dir": str(WEIGHTS), "store_dir": f"{folder}/store", "history_bytes": budget_mb * 2**20}
-        run = [json.dumps(settings), upstream, str(ready), str(os.getpid())]
+        settings = {"model_dir": str(WEIGHTS), "store_dir": f"{folder}/store"}
+        run = [json.dumps(settings), str(budget_mb), upstream, str(ready), str(os.getpid())]
         process = await asyncio.to_thread(subprocess.Popen, [sys.executable, "-c", SERVE, *run])
         try:
             client = GatewayClient(await asyncio.to_thread(url_from, ready, process), timeout_s=300)

@@ -49,7 +49,6 @@ def test_what_cannot_be_used_is_said_before_anything_is_served(options: list[str
         {"port": 70_000},
         {"retention_s": -1.0},
         {"context_tokens": -5},
-        {"default_max_tokens": 0},
         {"upstream_hosts": ("10.0.0.0/99",)},
     ],
 )

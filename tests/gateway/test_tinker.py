@@ -147,7 +147,7 @@ async def test_weights_that_are_published_while_others_are_opened_are_sampled(
 ) -> None:
     service.saved["tinker://slow"] = 0
     held = service.opening["tinker://slow"] = Future()
-    gateway = await start(sampler="tinker://slow", weight_version=1)
+    gateway = await start(sampler="tinker://slow")
     session, client = await opened(gateway), GatewayClient(gateway.url)
     asking = asyncio.ensure_future(say(session))
     await until(lambda: gateway.tinker is not None and gateway.tinker._open is not None)

@@ -106,6 +106,11 @@ class Limits:
     )
     keep_alive_s: float = 15.0  # between comment lines of a stream that waits for an engine that answers whole
 
+    default_max_tokens: int = 4096  # of a reply whose request does not say, where prompts are rendered here
+    history_bytes: int = (
+        128 * 2**20
+    )  # of quiet sessions' histories in memory; those beyond it are read from the store again
+
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
@@ -133,8 +138,6 @@ class GatewayConfig:
     which takes nothing else, has the built-in policy's without one.
     ``template`` is a file with another chat template than ``model_dir`` brings, ``parser`` the name of an output parser (one of
     `render.parsers.GRAMMARS`) instead of the one that the template's text suggests.
-    ``history_bytes`` is what the histories of quiet sessions may take in memory, with ``model_dir``; those beyond it
-    are read back from the store when they call again.
     Raises: ConfigError.
     """
 
@@ -152,21 +155,18 @@ class GatewayConfig:
     allow_fields: tuple[str, ...] = ()
     train_constrained: bool = False
     model_id: str | None = None
-    weight_version: int | None = None
     model_dir: str | None = None
     template: str | None = None
     parser: str | None = None
     context_tokens: int | None = None
     sampler: str | None = None  # engine tinker: tinker:// path of sampler weights, or a base model
-    default_max_tokens: int = 4096
-    history_bytes: int = 128 * 2**20
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be between 0 and 65535, got {self.port}")
-        for name in ("retention_s", "context_tokens", "default_max_tokens"):
-            _check_amount(name, getattr(self, name), none=name != "default_max_tokens")
+        for name in ("retention_s", "context_tokens"):
+            _check_amount(name, getattr(self, name), none=True)
         if self.model_id == "":
             raise ConfigError("model_id must name a model, or be left out")
         for pattern in self.upstream_hosts:

@@ -102,7 +102,7 @@ class Gateway:
             return lambda conn, session, dialect: token_call(calls, conn, session, dialect, mode)
         from .tinker import Samplers, connector, tinker_call
 
-        wanted = None if config.sampler is None else (config.sampler, config.weight_version)
+        wanted = None if config.sampler is None else (config.sampler, None)
         samplers = self.tinker = Samplers(connect or connector(config.upstreams[0]), wanted)
         return lambda conn, session, dialect: tinker_call(calls, conn, session, dialect, mode, samplers)
 

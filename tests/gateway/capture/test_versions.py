@@ -66,7 +66,8 @@ async def scripted(step: Step, **settings: Any) -> Any:
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     upstreams = (UpstreamConfig(url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", engine="vllm"),)
-    gateway = Gateway(GatewayConfig(upstreams=upstreams, weight_version=1, **settings))
+    gateway = Gateway(GatewayConfig(upstreams=upstreams, **settings))
+    gateway.running.publish(1)
     await gateway.start()
     try:
         yield gateway
@@ -178,7 +179,8 @@ async def test_each_choice_of_a_whole_reply_has_its_own_versions(
             choice["weight_version_first"], choice["weight_version_last"] = first, last
         return reply
 
-    gateway = await start_gateway(engine, engine=kind, model_dir=str(MODEL), weight_version=5)
+    gateway = await start_gateway(engine, engine=kind, model_dir=str(MODEL))
+    gateway.running.publish(5)
     engine.faults.append(Fault(edit=edit))
     turns = await call(gateway, n=2)
     spans = [(t.weight_version_first, t.weight_version_last) for t in turns]
@@ -193,7 +195,8 @@ async def test_a_whole_relayed_reply_has_the_versions_that_the_policy_names(
         reply["choices"][0] |= {"weight_version_first": 3, "weight_version_last": 5}
         return reply
 
-    gateway = await start_gateway(engine, weight_version=4)
+    gateway = await start_gateway(engine)
+    gateway.running.publish(4)
     engine.faults.append(Fault(edit=edit))
     [turn] = await call(gateway)
     assert (turn.weight_version_first, turn.weight_version_last) == (3, 5)
@@ -206,7 +209,8 @@ async def test_a_whole_reply_that_began_before_the_change_counts_as_older(
 ) -> None:
     """Whether its engine names the version it ended with before or after the gateway was told of it."""
     engine.first_id, engine.last_id = 300, 500
-    gateway = await start_gateway(engine, weight_version=1, **({"model_dir": model} if model else {}))
+    gateway = await start_gateway(engine, **({"model_dir": model} if model else {}))
+    gateway.running.publish(1)
     client = GatewayClient(gateway.url)
     gate = asyncio.Event()
     engine.faults.append(Fault(gate=gate))

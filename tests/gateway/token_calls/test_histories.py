@@ -19,7 +19,7 @@ import pytest
 
 import agentcore_rl_toolkit
 from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, Limits, SessionHandle
 from agentcore_rl_toolkit.gateway.capture.record import decode, places_of, whole_prompt, whole_prompts
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
@@ -52,7 +52,11 @@ def small(engine: ScriptedEngine, start_gateway: Start, tmp_path: Path) -> Calla
     engine.first_id, engine.last_id = 300, 500
 
     async def start(**settings: Any) -> Gateway:
-        defaults = {"model_dir": str(MODEL), "history_bytes": 0, "store_dir": str(tmp_path / "store")}
+        defaults = {
+            "model_dir": str(MODEL),
+            "limits": Limits(connect_s=60.0, history_bytes=1),
+            "store_dir": str(tmp_path / "store"),
+        }
         return await start_gateway(engine, **{**defaults, **settings})
 
     return start
@@ -137,7 +141,7 @@ async def test_other_dialects_branches_and_failures_come_back_too(engine: Script
 async def test_histories_made_again_are_the_ones_that_were_there(
     engine: ScriptedEngine, small: Start, renderer: Renderer
 ) -> None:
-    gateway = await small(history_bytes=2**30)
+    gateway = await small(limits=Limits(connect_s=60.0, history_bytes=2**30))
     client = GatewayClient(gateway.url)
     [handle] = await client.create_sessions_async([new_session_id()])
     messages: list[Any] = [SYSTEM, user("one")]

@@ -296,7 +296,8 @@ async def test_a_call_is_held_for_as_long_as_is_allowed(engines: list[ScriptedEn
 async def test_running_calls_are_aborted_or_go_on_as_asked(
     engines: list[ScriptedEngine], start_gateway: Start, in_flight: str, status: int, says: int | None
 ) -> None:
-    gateway = await start_gateway(engines[0], weight_version=1)
+    gateway = await start_gateway(engines[0])
+    gateway.running.publish(1)
     client, sessions = await opened(gateway, 2)
     gate = asyncio.Event()
     engines[0].faults.append(Fault(gate=gate))

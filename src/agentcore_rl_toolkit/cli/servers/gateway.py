@@ -151,8 +151,11 @@ def serve(
         parser=parser,
         sampler=sampler,
         context_tokens=context_tokens,
-        default_max_tokens=rare.default_max_tokens,
-        limits=Limits(call_s=rare.call_timeout or None, outage_s=rare.outage_timeout),
+        limits=Limits(
+            call_s=rare.call_timeout or None,
+            outage_s=rare.outage_timeout,
+            default_max_tokens=rare.default_max_tokens,
+        ),
     )
     try:
         import uvloop

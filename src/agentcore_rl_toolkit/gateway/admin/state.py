@@ -56,16 +56,15 @@ class StoredState:
     def take_up(self, config: GatewayConfig, running: RunningCalls, tinker: Samplers | None) -> None:
         """Go on with what was stored. What the configuration names wins, and is stored in its place."""
         stored = self._stored = self._read()
-        named = config.weight_version is not None or config.sampler is not None
         if stored is not None:
             running.paused = stored.paused
-            same = config.weight_version is None and config.sampler in (None, stored.sampler)
+            same = config.sampler in (None, stored.sampler)
             # A sampler's version is not that of another engine's weights.
             if same and (tinker is not None or stored.sampler is None):
                 running.weight_version = stored.weight_version
                 if tinker is not None and stored.sampler is not None:
                     tinker.wanted = (stored.sampler, stored.weight_version)
-        if named:
+        if config.sampler is not None:
             self._put(_state_of(running, tinker))
             self._store.commit()
 

@@ -19,13 +19,13 @@ class RunningCalls:
     ``changes`` counts how often other weights were published, or a change under running calls began or ended.
     """
 
-    def __init__(self, limits: Limits, counters: Counter[str], *, weight_version: int | None) -> None:
+    def __init__(self, limits: Limits, counters: Counter[str]) -> None:
         self.limits = limits
         self.counters = counters
         self.calls: set[RunningCall] = set()
         self.waiting: list[RunningCall] = []
         self.paused = False
-        self.weight_version = weight_version
+        self.weight_version: int | None = None
         self.changing = False  # whether weights may be changed under running calls
         self.changes = 0
         self._ended: set[asyncio.Event] = set()  # of those who wait for a call to end

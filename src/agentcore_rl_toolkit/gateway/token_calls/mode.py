@@ -84,9 +84,9 @@ def load(
         renderer,
         # One thread: rendering holds the interpreter's lock most of the time, so a second one would only add switches.
         ThreadPoolExecutor(1, "gateway-render"),
-        Histories(sessions, renderer, budget_bytes=config.history_bytes, first_call=first),
+        Histories(sessions, renderer, budget_bytes=config.limits.history_bytes, first_call=first),
         context_tokens=config.context_tokens,
-        max_tokens=config.default_max_tokens,
+        max_tokens=config.limits.default_max_tokens,
     )
 
 
