@@ -76,7 +76,6 @@ BROKEN_AGENTS = {
     "exits": r"lost.*(exit|ended)",
     "wrong payload key": r"agent_error.*'question'",
 }
-RUNS = ("invoke", "eval", "train")
 
 # Agents that do not even load: command line, first line.
 NO_MODULE, EXITS = r"No module named 'a_module_that_is_not_there'", r"exits\.py|exit"
@@ -243,7 +242,9 @@ def call(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("fault", BROKEN_AGENTS)
-@pytest.mark.parametrize("command", RUNS)
+@pytest.mark.parametrize(
+    "command", ["invoke", pytest.param("eval", marks=nightly), pytest.param("train", marks=nightly)]
+)
 def test_a_broken_agent_is_said_in_the_first_line(
     work: Work,
     here: Path,

@@ -49,6 +49,7 @@ def shop(tmp_path: Path) -> Path:
 
 
 # A command line is a program that ends: what it leaves open goes with it.
+@pytest.mark.system
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_new_agent_trains_with_nothing_else_typed_and_goes_on_after_ctrl_c(
     tmp_path: Path, shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -24,7 +24,7 @@ from agentcore_rl_toolkit.cli.training.stack import Stack, fits_here
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.runs import RunReader
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(800)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(800)]
 DEADLINE_S = 200.0
 PAYLOAD = json.dumps({"prompt": "The shop has 41 lamps and sells 5. How many lamps are left?", "answer": "36"})
 

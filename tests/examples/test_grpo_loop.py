@@ -44,10 +44,6 @@ def turn(index: int, prompt: list[int], completion: list[int], logprob: float = 
     )
 
 
-def test_the_whole_loop_stays_readable_in_one_go() -> None:
-    assert len(FILE.read_text().splitlines()) < 560
-
-
 def test_advantages_of_a_group_are_standardised(loop: ModuleType) -> None:
     advantages = loop.group_advantages([1.0, 0.0, 0.0, 1.0], eps=0.0)
     std = math.sqrt(4 * 0.25 / 3)

@@ -95,32 +95,6 @@ def test_a_task_is_read_packed_without_its_solution_and_read_again(harbor: Simpl
         harbor.harbor_tasks.read_tasks(EXAMPLE)
 
 
-def test_fields_of_harbors_own_are_taken_and_left(harbor: SimpleNamespace) -> None:
-    toml = """
-        schema_version = "1.1"
-        [task]
-        name = "us/answer"
-        [verifier]
-        timeout_sec = 90
-        env = { SEED = "7" }
-        [agent]
-        timeout_sec = 120.0
-        [environment]
-        docker_image = "example/answer:1"
-        memory_mb = 1024
-        gpu_types = ["H100"]
-        network_mode = "no-network"
-    """
-    settings = task_of(harbor, task_dot_toml=toml).settings
-    assert (settings.verifier.timeout_sec, settings.verifier.env, settings.agent.timeout_sec) == (
-        90,
-        {"SEED": "7"},
-        120,
-    )
-    assert (settings.environment.memory_mb, settings.environment.network) == (1024, False)
-    assert settings.environment.docker_image == "example/answer:1"
-
-
 @pytest.mark.parametrize(
     ("toml", "why"),
     [

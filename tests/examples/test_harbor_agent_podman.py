@@ -29,7 +29,7 @@ MODULES = (
 PROGRAMS = ("bash", "sh", "sleep", "timeout", "mkdir", "chmod", "rm", "grep", "cat", "ls", "nproc")
 BASE = "localhost/harbor-test/base:latest"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import signal
 import subprocess
@@ -125,46 +124,12 @@ def test_the_mean_counts_what_has_no_reward_as_zero(harness: ModuleType) -> None
         harness.mean([])
 
 
-def test_the_table_shows_a_dash_for_what_a_row_does_not_have(harness: ModuleType) -> None:
-    head, row = harness.table([{"example": "math", "rollouts": 3, "oracle_reward": 2 / 3}]).splitlines()
-    assert head.split()[:2] == ["example", "framework"]
-    assert row.split() == ["math", "-", "3", "0.667", "-", "-", "-", "-", "-", "-"]
-
-
 def test_a_proof_without_a_check_fails(harness: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = harness.parser().parse_args(["--json", str(tmp_path / "report.json")])
     proof = harness.Proof(example=tmp_path, framework="none", options=options)
     with pytest.raises(SystemExit):
         proof.__exit__(None, None, None)
     assert "FAILED  the proof checks something" in capsys.readouterr().out
-
-
-def test_a_proof_that_raises_reports_it(harness: ModuleType, tmp_path: Path) -> None:
-    options = harness.parser().parse_args(["--json", str(tmp_path / "report.json")])
-    error = RuntimeError("oops")
-    harness.Proof(example=tmp_path, framework="none", options=options).__exit__(RuntimeError, error, None)
-    [check] = json.loads((tmp_path / "report.json").read_text())["checks"]
-    assert (check["ok"], check["value"]) == (False, "RuntimeError: oops")
-
-
-def test_a_failure_is_shown_and_commands_no_terminal(
-    harness: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = harness.parser().parse_args(["--json", str(tmp_path / "report.json")])
-    proof = harness.Proof(example=tmp_path, framework="none", options=options)
-    bad = dataclasses.replace(
-        result(harness, None), outcome="agent_error", error="\x1b]0;owned\x07", traceback="\x9b2J"
-    )
-    assert not proof.check_all_ok([bad])
-    assert capsys.readouterr().err == "agent_error: \\e]0;owned\\a\n\\x9b2J\n"
-
-
-def test_a_proof_that_cannot_run_here_says_why_and_ends_well(harness: ModuleType, tmp_path: Path) -> None:
-    options = harness.parser().parse_args(["--json", str(tmp_path / "report.json")])
-    with pytest.raises(SystemExit) as ended:
-        harness.skip(tmp_path, options, "no Maven")
-    assert ended.value.code == 0
-    assert json.loads((tmp_path / "report.json").read_text()) == {"rows": [], "checks": [], "skipped": "no Maven"}
 
 
 def training_that_leaves(run: Path, **facts: Any) -> list[str]:
@@ -178,41 +143,6 @@ def training_that_leaves(run: Path, **facts: Any) -> list[str]:
 @pytest.fixture
 def proof(harness: ModuleType, tmp_path: Path) -> Any:
     return harness.Proof(example=tmp_path, framework="none", options=harness.parser().parse_args([]))
-
-
-def test_a_trainings_row_is_what_its_run_says(proof: Any, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    command = training_that_leaves(run, held_out_reward_before=0.25, held_out_reward_after=0.5)
-    proof.train(command, run, note="a task", must_gain=True)
-    [row] = proof.rows
-    assert (row["rollouts"], row["policy_before"], row["policy_after"], row["note"]) == (8, 0.25, 0.5, "a task")
-    assert [check["ok"] for check in proof.checks] == [True, True, True]
-
-
-@pytest.mark.parametrize(
-    ("facts", "ok"),
-    [
-        ({"held_out_reward_before": 0.5, "held_out_reward_after": 0.5}, [True, True, False]),
-        ({"held_out_reward_before": None, "held_out_reward_after": 0.5}, [True, True, False]),
-        ({"held_out_reward_before": 0.1, "held_out_reward_after": 0.5, "lost_rollouts": 1}, [False, True, True]),
-        (
-            {"held_out_reward_before": 0.1, "held_out_reward_after": 0.5, "trained_token_share": None},
-            [True, False, True],
-        ),
-    ],
-    ids=["no gain", "not evaluated", "a rollout lost", "nothing trained"],
-)
-def test_a_training_that_went_wrong_fails_its_check(
-    proof: Any, tmp_path: Path, facts: dict[str, Any], ok: list[bool]
-) -> None:
-    run = tmp_path / "run"
-    proof.train(training_that_leaves(run, **facts), run, note="a task", must_gain=True)
-    assert [check["ok"] for check in proof.checks] == ok
-
-
-def test_a_training_that_fails_is_an_error_with_its_command(proof: Any, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="exit\\(3\\) ended with code 3"):
-        proof.train([sys.executable, "-c", "exit(3)"], tmp_path, note="a task", must_gain=False)
 
 
 def test_a_proof_that_is_ended_ends_its_training_in_order(tmp_path: Path) -> None:
@@ -231,30 +161,3 @@ def test_a_proof_that_is_ended_ends_its_training_in_order(tmp_path: Path) -> Non
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 128 + signal.SIGTERM
     assert ended.exists()
-
-
-def test_a_proof_that_is_ended_while_its_training_starts_leaves_none(
-    harness: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started = []
-
-    def start(*args: Any, **kwargs: Any) -> subprocess.Popen[bytes]:
-        started.append(real(*args, **kwargs))
-        signal.raise_signal(signal.SIGTERM)
-        return started[-1]
-
-    real = subprocess.Popen
-    monkeypatch.setattr(subprocess, "Popen", start)
-    usual = signal.getsignal(signal.SIGTERM)
-    try:
-        harness.end_in_order_on_sigterm()
-        with pytest.raises(SystemExit) as end:
-            harness._run_to_its_end([sys.executable, "-c", "import time; time.sleep(600)"])
-    finally:
-        signal.signal(signal.SIGTERM, usual)
-    assert end.value.code == 128 + signal.SIGTERM
-    [training] = started
-    with training:
-        ended = training.returncode
-        training.kill()
-    assert ended == -signal.SIGTERM

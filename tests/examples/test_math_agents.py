@@ -39,14 +39,6 @@ def test_the_task_is_the_same_in_every_framework(agent: str, module: str) -> Non
     assert (EXAMPLES / agent / module).read_bytes() == (EXAMPLES / "strands_math_agent" / module).read_bytes()
 
 
-@pytest.mark.parametrize("agent", AGENTS)
-def test_the_diff_is_small(agent: str) -> None:
-    basic, trainable = ((EXAMPLES / agent / name).read_text().splitlines() for name in ("basic_app.py", "rl_app.py"))
-    assert "app = BedrockAgentCoreApp()" in basic
-    assert "app = AgentCoreRLApp()" in trainable
-    assert len(set(trainable) - set(basic)) <= 20
-
-
 # -- the reward
 
 STRICT = [
@@ -220,14 +212,6 @@ def test_every_answer_of_gsm8k_is_extracted_and_every_change_of_it_is_refused() 
 )
 def test_the_calculator_calculates(expression: str, value: str) -> None:
     assert word_problems.calculator(expression) == value
-
-
-@pytest.mark.parametrize(
-    "nonsense",
-    ["", "2 +", "__import__('os')", "9**9**9", "9" * 199, "(" * 150, "True + 1", "x", "'a' * 9", "1e309", "1e99*1e99"],
-)
-def test_the_calculator_answers_whatever_a_model_writes(nonsense: str) -> None:
-    assert word_problems.calculator(nonsense).startswith("error")
 
 
 def test_a_call_that_fits_nothing_is_answered() -> None:

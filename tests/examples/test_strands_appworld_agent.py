@@ -60,7 +60,7 @@ def server(appworld: SimpleNamespace, python: str, root: Path) -> Iterator[str]:
         yield url
 
 
-@pytest.mark.slow
+@pytest.mark.system
 @pytest.mark.timeout(900)
 def test_a_world_is_initialised_used_and_evaluated_by_the_real_server(appworld: SimpleNamespace, server: str) -> None:
     reward, task_id = appworld.reward.AppWorldReward(), appworld.made_world.TASK_ID
@@ -90,7 +90,7 @@ def test_a_world_is_initialised_used_and_evaluated_by_the_real_server(appworld: 
             other.execute("print(1)")
 
 
-@pytest.mark.slow
+@pytest.mark.system
 @pytest.mark.timeout(900)
 def test_a_task_without_data_is_an_error_and_no_score(appworld: SimpleNamespace, server: str) -> None:
     with (

@@ -217,7 +217,7 @@ def test_tests_and_start_up_configuration_are_judged_as_they_were(agent: SimpleN
     }
 
 
-@pytest.mark.slow
+@pytest.mark.system
 @pytest.mark.timeout(900)
 def test_an_oracle_gets_1_half_of_it_a_half_no_change_and_weakened_tests_0(
     agent: SimpleNamespace, offline_maven: None, tmp_path: Path

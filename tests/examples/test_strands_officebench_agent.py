@@ -116,12 +116,6 @@ def test_a_path_outside_the_workspace_is_refused(office: SimpleNamespace, worksp
         workspace.path(name)
 
 
-def test_the_published_name_of_the_folder_is_understood(workspace: Any) -> None:
-    assert (
-        workspace.path("/testbed/data/x.txt") == workspace.path("data/../data/./x.txt") == workspace.root / "data/x.txt"
-    )
-
-
 def test_symbolic_links_are_not_followed(office: SimpleNamespace, workspace: Any, tmp_path: Path) -> None:
     (tmp_path / "secret.txt").write_text("secret")
     (workspace.root / "data/link.txt").symlink_to(tmp_path / "secret.txt")
@@ -291,15 +285,6 @@ def test_the_shell_refuses_what_leads_out_or_starts_programs(
     assert workspace.read("data/a.txt") == b"x"
 
 
-def test_every_function_is_a_tool_with_its_arguments_described(office: SimpleNamespace, workspace: Any) -> None:
-    tools = office.tools.office_tools(workspace)
-    assert len(tools) == len(office.tools.office_functions(workspace))
-    for tool in tools:
-        schema = tool.tool_spec["inputSchema"]["json"]
-        assert "self" not in schema["properties"]
-        assert all(entries["description"] for entries in schema["properties"].values()), tool.tool_name
-
-
 # -- the nine evaluation functions
 
 
@@ -320,20 +305,6 @@ def test_contain_reads_every_kind_of_file(use: Any, verdict: Any, workspace: Any
     assert verdict("contain", doc_type="email", username="lice", keywords=["total"]).passed
     assert not verdict("contain", doc_type="email", username="Carol", keywords=["total"]).passed
     assert not verdict("contain", doc_type="txt", file="data/none.txt", keywords=["total"]).passed
-
-
-def test_a_wrong_kind_in_the_task_is_read_as_what_the_file_is(use: Any, verdict: Any) -> None:
-    use["word_create_file"]("data/list.docx", "Rachel")
-    args = {"doc_type": "xlsx", "file": "data/list.docx", "keywords": ["Rachel"]}
-    assert verdict("contain", **args).passed
-    assert not verdict("contain", published=True, **args).passed
-
-
-def test_coordinates_are_no_content_of_a_sheet(use: Any, verdict: Any) -> None:
-    use["excel_write_rows"]("data/a.xlsx", 1, [["Alice"], ["Bob"]])
-    args = {"doc_type": "xlsx", "file": "data/a.xlsx", "keywords": ["Alice", "2"]}
-    assert not verdict("contain", **args).passed
-    assert verdict("contain", published=True, **args).passed
 
 
 def test_not_contain_means_none_of_them_in_a_file_that_is_there(verdict: Any, workspace: Any) -> None:
@@ -392,13 +363,6 @@ def test_a_cell_begins_with_its_value(use: Any, verdict: Any, cell: Any, value: 
     args = {"file": "data/a.xlsx", "matches": [{"row": "2", "col": 2, "value": value}]}
     assert verdict("excel_cell_value", **args).passed == fits
     assert not verdict("excel_cell_value", **{**args, "file": "data/none.xlsx"}).passed
-
-
-def test_a_cell_that_quotes_another_cell_does_not_count(use: Any, verdict: Any) -> None:
-    use["excel_write_rows"]("data/a.xlsx", 1, [["(5, 2): 100"]])
-    args = {"file": "data/a.xlsx", "matches": [{"row": 5, "col": 2, "value": "100"}]}
-    assert not verdict("excel_cell_value", **args).passed
-    assert verdict("excel_cell_value", published=True, **args).passed
 
 
 def test_cells_are_compared_by_the_tasks_expression(office: SimpleNamespace, use: Any, verdict: Any) -> None:
@@ -613,17 +577,6 @@ def test_the_oracle_solves_its_tasks_which_nobody_does_who_does_nothing(office: 
         solved.append(task.level)
     assert len(solved) >= 40
     assert set(solved) == {1, 2, 3}
-
-
-@needs_tasks
-@pytest.mark.usefixtures("benchmark")
-def test_the_tasks_that_doing_nothing_passes_are_those_the_readme_lists(office: SimpleNamespace) -> None:
-    found = office.audit.audit()
-    assert found["published"] == found["trained"] == BY_DOING_NOTHING
-    assert found["incomplete"] == ["1-14/2"]
-    readme = (EXAMPLE / "README.md").read_text()
-    assert ", ".join(BY_DOING_NOTHING) in readme
-    assert "1-14/2" in readme
 
 
 @needs_tasks

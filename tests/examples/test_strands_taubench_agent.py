@@ -16,7 +16,6 @@ import pytest
 from openai import AsyncOpenAI
 
 from agentcore_rl_toolkit.gateway.testing import ScriptedModel
-from agentcore_rl_toolkit.runs import Rollout, RunWriter
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "strands_taubench_agent"
 # What `benchmark.py` needs of tau2's dependencies; all of them are 700 MB.
@@ -225,32 +224,6 @@ def test_a_payload_that_is_no_task_is_refused_with_the_key_that_is_wrong() -> No
             request.of(wrong)
 
 
-def test_compact_replies_keep_what_matters_and_say_nothing_new() -> None:
-    compact = _module("wording").compact
-    assert compact(
-        "Airplane Mode is now OFF.\nStatus Bar: \N{ANTENNA WITH BARS}\N{SUPERSCRIPT FOUR} Excellent | 5G | \N{BATTERY} 80%"
-    ) == ("airplane off\nbar excellent, 5g")
-    line = {"line_id": "L1002", "status": "Active", "data_used_gb": 15.1, "device_id": "D1", "roaming_enabled": False}
-    assert compact(json.dumps(line)) == "line_id L1002, status Active, data_used_gb 15.1, roaming_enabled False"
-    assert compact(json.dumps([{"bill_id": "B1", "status": "Paid"}, {"bill_id": "B2", "status": "Overdue"}])) == (
-        "bill_id B1, status Paid\nbill_id B2, status Overdue"
-    )
-    assert compact("Error: Line L9 not found") == "error line l9 not found"
-
-
-def test_full_rendering_leaves_policy_schema_and_reply_as_published() -> None:
-    rendering = _module("wording")
-    schema = {
-        "name": "pay",
-        "description": "Pays.",
-        "parameters": {"type": "object", "properties": {"x": {"type": "string"}}},
-    }
-    assert rendering.tool_spec("full", schema)["inputSchema"]["json"] == schema["parameters"]
-    assert rendering.tool_spec("compact", schema)["inputSchema"]["json"]["properties"] == {"x": {}}
-    assert "THE POLICY" in rendering.system_prompt("full", "THE POLICY", solo=True)
-    assert rendering.reply("full", "Status Bar: x.") == "Status Bar: x."
-
-
 def test_a_scripted_user_says_its_lines_and_ends() -> None:
     user = _module("users").ScriptedUser(["one", "two"])
     answer = asyncio.run(_conversation(user, replies=3))
@@ -303,45 +276,6 @@ def test_the_small_policy_reads_tools_as_names_and_a_word_as_a_token(benchmark: 
         if message["role"] == "assistant":
             prompt = tokenizer.encode_chat(shown[:k], tools=tools)
             assert ids[: len(prompt)] == prompt
-
-
-def test_demonstrations_of_about_one_length_are_batched_together_and_all_are_used() -> None:
-    warm_start = _module("warm_start")
-    rows = [([1] * n, [(n - 1, n)]) for n in (10, 300, 11, 301, 12, 302, 13, 303)]
-    settings = warm_start.Settings(batch=4, context_weight=0.1)
-    stream = warm_start.batches(rows, 0, settings)
-    two = sorted((next(stream) for _ in range(2)), key=lambda batch: batch.ids_BT.shape[1])
-    assert [tuple(batch.ids_BT.shape) for batch in two] == [(4, 13), (4, 303)]
-    assert sorted(int(n) for batch in two for n in batch.ids_BT.sum(1)) == [10, 11, 12, 13, 300, 301, 302, 303]
-    assert all(sorted(set(batch.weights_BT.flatten().tolist())) == pytest.approx([0, 0.1, 1]) for batch in two)
-
-
-def test_the_table_counts_a_rollout_without_record_as_nothing_and_resamples_tasks(tmp_path: Path) -> None:
-    experiment = _module("experiment")
-    run = tmp_path / "seed-0"
-    run.mkdir()
-    rows = [{"task_id": "a"}, {"task_id": "a"}, {"task_id": "b"}, {"task_id": "b"}]
-    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (run / "config.json").write_text(json.dumps({"eval_data": str(tmp_path / "test.jsonl")}))
-    (run / "summary.json").write_text("{}")
-    kept = RunWriter(run)
-    for when, published in (("before", [0, 1, 0, 0]), ("after", [1, 1, 0, None])):
-        for k, value in enumerate(published):
-            rollout = {"input_id": f"{when}/{k:04d}", "session_id": f"{when}{k}"}
-            kept.rollout(Rollout(session_id=f"{when}{k}", phase=when, group=rollout["input_id"], outcome="ok"))
-            if value is not None:
-                folder = run / "store" / run.name / rollout["input_id"]
-                folder.mkdir(parents=True)
-                metrics = {"published": value, "actions": 0.0 if k == 1 else 1.0}
-                (folder / f"{when}{k}.json").write_text(json.dumps({"metrics": metrics}))
-    kept.close()
-    table = experiment.report(tmp_path, [0, 1])
-    published, strict = table["pooled"]["published"], table["pooled"]["strict"]
-    assert [published[name]["mean"] for name in ("before", "after", "difference")] == [0.25, 0.5, 0.25]
-    assert [strict[name]["mean"] for name in ("before", "after")] == [0.0, 0.25]
-    assert published["difference"]["interval"] == (0.0, 0.5)  # the two tasks: 0.5 and 0
-    low, high = experiment.interval([0.0] * 50 + [1.0] * 50)
-    assert (low, high) == pytest.approx((0.40, 0.60), abs=0.02)
 
 
 async def _client(url: str) -> AsyncOpenAI:

@@ -75,6 +75,7 @@ def test_sessions_are_listed_with_their_running_calls(gateway: Running) -> None:
     assert gateway.client.sessions(running=True) == []
 
 
+@pytest.mark.system
 def test_a_session_is_seen_in_the_browser_as_it_grows(
     gateway: Running, browser: Any, tmp_path: Path, serve_view: Callable[..., AbstractContextManager[str]]
 ) -> None:

@@ -125,7 +125,7 @@ def shown(browser: Any, served: tuple[str, Path]) -> Iterator[Shown]:
     assert found.console == []
 
 
-@pytest.mark.parametrize("kind", ["loop", "trl", "eval"])
+@pytest.mark.parametrize("kind", ["loop", *(pytest.param(k, marks=pytest.mark.nightly) for k in ("trl", "eval"))])
 def test_from_the_run_to_the_least_likely_token_of_the_worst_rollout_of_the_last_step(shown: Shown, kind: str) -> None:
     page = shown.at("")
     page.click(f"#page a:text-is('{kind}')")
@@ -175,6 +175,7 @@ def test_filters_orders_and_keys(shown: Shown) -> None:
     page.wait_for_selector("#dialogue:has-text('There are 5 lamps')")
 
 
+@pytest.mark.system
 def test_a_group_is_side_by_side_with_advantages_and_its_first_difference(shown: Shown) -> None:
     page = shown.at("#/run/loop/rollout/1")
     page.click("#group")
@@ -194,7 +195,8 @@ def test_a_rollout_shows_its_fidelity_and_its_raw_record(shown: Shown) -> None:
     )
 
 
-@pytest.mark.parametrize("colour", ["mask", "logprob", "gap", "entropy"])
+@pytest.mark.system
+@pytest.mark.parametrize("colour", ["mask", "entropy"])
 def test_tokens_are_coloured_and_say_their_numbers(shown: Shown, colour: str) -> None:
     page = shown.at(f"#/run/loop/rollout/1?colour={colour}")
     classes = page.get_attribute("[data-at='0:3']", "class")
@@ -208,6 +210,7 @@ def test_tokens_are_coloured_and_say_their_numbers(shown: Shown, colour: str) ->
     assert (page.locator("#unknown").count() == 1) == (colour == "entropy")
 
 
+@pytest.mark.system
 def test_branches_are_a_tree_with_their_reasons_and_stages_a_waterfall(shown: Shown) -> None:
     def part(n: int, turns: list[str], context: list[str], why: str | None) -> TokenSequence:
         ids = [40, 41, 42, 43]
@@ -235,6 +238,7 @@ def test_branches_are_a_tree_with_their_reasons_and_stages_a_waterfall(shown: Sh
     ]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("first", "second", "inputs", "better", "worse"),
     [
@@ -253,6 +257,7 @@ def test_two_phases_steps_or_runs_are_compared_on_the_same_inputs(
     assert page.inner_text("#compared tbody td >> nth=0").startswith("Count the lamps of shop")
 
 
+@pytest.mark.system
 def test_a_run_that_goes_on_is_shown_as_it_grows(shown: Shown) -> None:
     folder = shown.folder / "runs" / "growing"
     with RunWriter(folder) as run:
@@ -271,6 +276,7 @@ def test_a_run_that_goes_on_is_shown_as_it_grows(shown: Shown) -> None:
         assert page.inner_text("#count") != "1 rollout"
 
 
+@pytest.mark.system
 def test_an_exported_run_opens_from_disk(shown: Shown, tmp_path: Path) -> None:
     command = [
         sys.executable,
@@ -301,6 +307,7 @@ def test_an_exported_run_opens_from_disk(shown: Shown, tmp_path: Path) -> None:
     page.wait_for_selector("#page:has-text('2 inputs in both: 1 better, 0 worse')")
 
 
+@pytest.mark.system
 def test_dark_and_light_have_contrast(shown: Shown) -> None:
     page = shown.at("#/run/loop/rollout/1")
     measure = """(s) => { const e = document.querySelector(s);
