@@ -480,7 +480,7 @@ def browser_finds_what_the_file_has(find_the_worst: Callable[[Path, str], WorstR
             sampled += [(lp, token) for lp, token, trained in zip(logprobs, ids, mask, strict=True) if trained]
         logprob, token = min(sampled, key=lambda pair: pair[0])
         found = find_the_worst(run, step)
-        assert found.address.partition("?")[0].endswith(f"/rollout/{worst}"), (worst, reward)
+        assert re.search(rf"/rollout/{worst}(\?|$)", found.address), (worst, reward, found.address)
         assert found.token == texts[token]
         shown = re.search(r"sampler (-?[\d.]+)", found.description)
         assert shown is not None, found.description

@@ -10,12 +10,12 @@ import stat
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import boto3
+import httpx
 import psutil
 import pytest
 
@@ -84,17 +84,13 @@ def test_its_file_is_for_its_owner_only_and_names_everything(folder: Path, up: t
         assert f"{name}={value}\n" in completed
 
 
-def test_an_unmodified_aws_client_reaches_it(up: tuple[object, Stack]) -> None:
-    environment = up[1].environment()
-    client = boto3.client(
-        "bedrock-agentcore-control",
-        endpoint_url=environment["AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL"],
-        region_name=environment["AWS_REGION"],
-        aws_access_key_id=environment["AWS_ACCESS_KEY_ID"],
-        aws_secret_access_key=environment["AWS_SECRET_ACCESS_KEY"],
-    )
-    listed = client.list_agent_runtimes()["agentRuntimes"]
-    assert [found["agentRuntimeArn"] for found in listed] == [environment["AGENTCORE_AGENT_ARN"]]
+def test_an_unmodified_aws_client_reaches_it(up: tuple[object, Stack], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in up[1].environment().items():
+        monkeypatch.setenv(name, value)
+    listed = boto3.Session().client("bedrock-agentcore-control").list_agent_runtimes()["agentRuntimes"]
+    assert [found["agentRuntimeArn"] for found in listed] == [up[1].agent_arn]
 
 
 def test_invoke_finds_it_with_its_variables_and_shows_the_dialogue(folder: Path, up: tuple[object, Stack]) -> None:
@@ -153,11 +149,10 @@ def test_view_finds_its_gateways_and_their_keys(
 ) -> None:
     with GatewayClient(up[1].gateway_url, admin_key=up[1].gateway_admin_key) as gateway:
         gateway.create_sessions(["seen-1", "seen-2"])
-        with (
-            serve_view(folder) as url,
-            urllib.request.urlopen(f"{url}/api/runs/gateway%20of%20up/rollouts", timeout=30) as reply,
-        ):
-            assert {row["session_id"] for row in json.load(reply)["rows"]} == {"seen-1", "seen-2"}
+        with serve_view(folder) as url, httpx.Client(timeout=30) as page:
+            page.get(url)  # its key becomes a cookie
+            reply = page.get(url.partition("?")[0] + "api/runs/gateway%20of%20up/rollouts")
+            assert {row["session_id"] for row in reply.json()["rows"]} == {"seen-1", "seen-2"}
         gateway.delete(["seen-1", "seen-2"])
 
 

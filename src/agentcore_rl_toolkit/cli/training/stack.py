@@ -37,7 +37,7 @@ ENGINES = ("policy", "vllm")  # what `start` can start
 VLLM_READY_S = 900.0  # importing it without compiled files takes six minutes on two cores
 # Busy-waiting OpenMP threads cost two to three times the CPU on a machine whose cores are shared by all parts.
 QUIET = {"OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
-# The local runtime asks the kernel who calls; boto3 only insists that there is something to sign with.
+# Clients of ours find the local runtime's key by themselves; boto3 only insists that there is something to sign with.
 _CREDENTIALS = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_REGION": REGION}
 
 
@@ -55,6 +55,7 @@ class Stack:
     gateway_admin_key: str = dataclasses.field(repr=False)
     policy_url: str
     engine: str = "policy"  # what runs at policy_url
+    credentials_file: str | None = None  # of the runtime, as other AWS clients read it
 
     def environment(self) -> dict[str, str]:
         """What other programs need to use it."""
@@ -65,7 +66,8 @@ class Stack:
             "AGENTCORE_S3_BUCKET": self.store,
             "AGENTCORE_RL_GATEWAY_URL": self.gateway_url,
             "AGENTCORE_RL_GATEWAY_ADMIN_KEY": self.gateway_admin_key,
-            **_CREDENTIALS,
+            **({"AWS_SHARED_CREDENTIALS_FILE": self.credentials_file} if self.credentials_file else {}),
+            "AWS_REGION": REGION,
             "AWS_DEFAULT_REGION": REGION,
         }
 
@@ -242,6 +244,7 @@ def start(
         gateway_admin_key=admin_key,
         policy_url=upstream.url,
         engine=engine,
+        credentials_file=runtime.ready.get("credentials_file"),
     )
 
 
