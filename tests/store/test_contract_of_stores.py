@@ -229,7 +229,7 @@ segment = st.text(st.sampled_from("abZ0-_.=+ :@,é日%\t\n\\\x85"), min_size=1, 
 key_strategy = st.lists(segment, min_size=1, max_size=4).map("/".join)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(key_strategy, max_size=12, unique=True), key_strategy, key_strategy)
 async def test_a_directory_lists_what_memory_lists(
     tmp_path_factory: pytest.TempPathFactory, keys: list[str], prefix: str, after: str

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.gateway.capture.events import EventReader
@@ -28,7 +28,6 @@ LINE = st.sampled_from([b"data: x", b"data: ", b"data:{}", b"event: e", b": c", 
 END = st.sampled_from([b"\n", b"\r\n"])
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(LINE, END), max_size=12), st.data())
 def test_slices_never_change_the_events(lines: list[tuple[bytes, bytes]], data: st.DataObject) -> None:
     stream = b"".join(line + end for line, end in lines)

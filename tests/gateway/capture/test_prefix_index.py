@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.gateway.capture.prefix_index import Budget, Prefixes, Seen
 
 
 @given(st.lists(st.binary(min_size=1, max_size=60), min_size=1, max_size=6), st.binary(max_size=60), st.booleans())
-@settings(max_examples=100, deadline=None)
 def test_the_longest_earlier_text_is_found_folded_or_whole(texts: list[bytes], more: bytes, fold: bool) -> None:
     prefixes = Prefixes()
     for i, text in enumerate(texts):

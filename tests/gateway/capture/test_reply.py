@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.errors import CaptureError
@@ -68,7 +68,6 @@ TEXTS = st.lists(st.text(max_size=12), min_size=1, max_size=8)
 
 
 @given(TEXTS, st.lists(st.integers(0, 10_000), max_size=12))
-@settings(max_examples=80, deadline=None)
 def test_a_stream_says_the_same_wherever_it_is_cut(texts: list[str], cuts: list[int]) -> None:
     data = framed(texts)
     places = sorted({c % (len(data) + 1) for c in cuts} | {0, len(data)})
@@ -86,7 +85,6 @@ def test_a_stream_is_read_in_any_framing(newline: str, space: str, compact: bool
 
 
 @given(st.integers(1, 2000))
-@settings(max_examples=40, deadline=None)
 def test_a_stream_that_breaks_off_is_never_complete(cut: int) -> None:
     data = framed(["a", "b", "c"])
     end = data.rfind(b"data: {")

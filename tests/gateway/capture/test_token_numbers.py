@@ -8,7 +8,7 @@ import struct
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.gateway.capture.reply import read_reply
@@ -38,7 +38,6 @@ def without(reply: dict[str, Any]) -> dict[str, Any]:
     return cut
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data(), st.sampled_from([(",", ":"), (", ", ": ")]), st.booleans(), st.booleans())
 def test_all_else_of_a_reply_stays_as_it_is(
     data: st.DataObject, separators: tuple[str, str], ascii_only: bool, long: bool

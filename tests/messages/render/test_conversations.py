@@ -67,7 +67,7 @@ def following(data: st.DataObject, answer: dict[str, Any]) -> list[dict[str, Any
     return new
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_whatever_an_agent_does_its_turns_extend_each_other(data, renderer_for, tools) -> None:
     renderer: Renderer = renderer_for(data.draw(st.sampled_from(FAMILIES)))
