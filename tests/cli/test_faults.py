@@ -22,6 +22,7 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
+from agentcore_rl_toolkit._servers.keys import credential_of_runtime
 from agentcore_rl_toolkit.cli.main import main
 from agentcore_rl_toolkit.cli.training.services import Services
 from agentcore_rl_toolkit.cli.training.stack import QUIET, Stack, start
@@ -178,6 +179,7 @@ class Work:
     folder: Path
     stack: Stack
     moto: str
+    keys: tuple[str, str]
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +207,9 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Work]:
             patch.setenv(name, "us-west-2")  # as it was, afterwards
         stack = start(services, folder / "agent.py", folder=folder / "up", model=None, admin_key=key)
         host, port = moto.get_host_and_port()
-        yield Work(folder, stack, f"http://{host}:{port}")
+        keys = credential_of_runtime(stack.runtime_url)
+        assert keys is not None
+        yield Work(folder, stack, f"http://{host}:{port}", keys)
     moto.stop()
 
 
@@ -303,7 +307,8 @@ def test_what_is_wrong_is_said_in_the_first_line(
         "key": {"gateway_admin_key": "wrong"},
         "arn": {"agent_arn": ABSENT},
     }
-    environment = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_REGION": "us-west-2"}
+    key, secret = work.keys  # the runtime's own; moto takes any
+    environment = {"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": secret, "AWS_REGION": "us-west-2"}
     if "no credentials" in what:
         environment = {"AWS_REGION": "us-west-2"}
     if what == "no region":
