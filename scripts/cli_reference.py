@@ -43,7 +43,7 @@ def _section(command: click.Command, context: click.Context) -> str:
     lines += [_text(inspect.cleandoc(command.help or "")), ""]
     rows = [row for row in (_row(p, context) for p in command.params) if row is not None]
     if rows:
-        lines += ["| option | default | |", "|---|---|---|", *rows, ""]
+        lines += [*rows, ""]
     return "\n".join(lines).rstrip()
 
 
@@ -56,8 +56,8 @@ def _row(parameter: click.Parameter, context: click.Context) -> str | None:
     # click writes the default behind the help; it has a column of its own here
     default = parameter.default
     plain = isinstance(default, int | float | str | Path) and not isinstance(default, bool) and default != ""
-    names = record[0].replace("|", "\\|")
-    return f"| `{names}` | {f'`{default}`' if plain else ''} | {_text(parameter.help or '')} |"
+    names = record[0]
+    return f"- `{names}`: {_text(parameter.help or '')}" + (f" Default: `{default}`." if plain else "")
 
 
 def _text(text: str) -> str:
