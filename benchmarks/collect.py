@@ -25,7 +25,6 @@ from typing import Any
 
 from agentcore_rl_toolkit.backends import CollectConfig, Group, GroupRequest, collect_async, to_samples
 from agentcore_rl_toolkit.backends.primitives.data import to_data
-from agentcore_rl_toolkit.backends.replay import Episode, Replay, ReplayCapture, ReplayGateway
 from agentcore_rl_toolkit.backends.rllm.convert import to_rllm
 from agentcore_rl_toolkit.backends.slime.convert import to_slime
 from agentcore_rl_toolkit.backends.trl.convert import to_trl
@@ -42,6 +41,9 @@ from agentcore_rl_toolkit.gateway.capture.record import (
     pack_logprobs,
 )
 from agentcore_rl_toolkit.trajectory import build_trajectory
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "backends"))
+from recorded import Episode, Replay, ReplayCapture, ReplayGateway
 
 GROUP = 8
 BATCH = 64  # episodes alive at once, so that memory does not decide the figures

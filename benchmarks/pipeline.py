@@ -35,7 +35,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agentcore_rl_toolkit.backends import CollectConfig, Group, GroupRequest, collect_async, collect_stream
-from agentcore_rl_toolkit.backends.replay import Episode, Replay, ReplayGateway
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "backends"))
+from recorded import Episode, Replay, ReplayGateway
 
 T = TypeVar("T")
 

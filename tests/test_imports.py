@@ -183,7 +183,7 @@ ROOMS = {
             "_gateway_process",
             "collection",
         ),
-        *("replay", "_portal", "settings", "hydra", "dotenv", "gsm8k", "data"),
+        *("_portal", "settings", "hydra", "dotenv", "gsm8k", "data"),
     ],
     "policy": [
         *(

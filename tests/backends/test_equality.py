@@ -24,7 +24,6 @@ import pytest
 from agentcore_rl_toolkit.backends.collection.collect import CollectConfig, CollectedRollout, Group, collect, summarize
 from agentcore_rl_toolkit.backends.collection.samples import Sample, rollout_samples, to_samples
 from agentcore_rl_toolkit.backends.primitives.data import to_datum
-from agentcore_rl_toolkit.backends.replay import Episode, Replay
 from agentcore_rl_toolkit.backends.rllm.convert import groups_to_rllm, to_rllm
 from agentcore_rl_toolkit.backends.slime.convert import NOTE, to_slime
 from agentcore_rl_toolkit.backends.slime.hooks import keep_informative_group, normalize_rewards
@@ -37,6 +36,8 @@ from .recorded import (
     EXPERT_LAYERS,
     EXPERT_TOP_K,
     GOOD_KINDS,
+    Episode,
+    Replay,
     recorded_episodes,
     requests_for,
 )

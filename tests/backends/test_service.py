@@ -21,11 +21,12 @@ import pytest
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.backends import _gateway_process
 from agentcore_rl_toolkit.backends.collection.collect import CollectConfig, Group, GroupRequest, collect_async
-from agentcore_rl_toolkit.backends.replay import Episode, Replay
 from agentcore_rl_toolkit.backends.service import RolloutService, ServiceSettings
 from agentcore_rl_toolkit.client.testing import ScriptedRuntime
 from agentcore_rl_toolkit.contract import Outcome, Stage
 from agentcore_rl_toolkit.gateway import GatewayClient
+
+from .recorded import Episode, Replay
 
 
 @pytest.fixture(autouse=True)

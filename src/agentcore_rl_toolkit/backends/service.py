@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from ..contract import Cause, Outcome, new_session_id
 from ..errors import ConfigError, ContractError
-from ..gateway.client.addresses import Urls, gateway_urls, public_urls
+from ..gateway.client.addresses import gateway_urls, public_urls
 from ._gateway_process import GatewayProcess
 from .collection.collect import (
     Client,
@@ -37,7 +37,7 @@ from .collection.groups import PolicyFailures
 from .collection.places import Places
 from .collection.recording import kept
 from .data import payload_id
-from .settings import check_numbers
+from .settings import Count, Least0, NotNegative, Port, Positive, check
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -61,25 +61,23 @@ class RolloutSettings:
     s3_bucket: str
     endpoint_url: str | None = None
     gateway_host: str = "0.0.0.0"
-    gateway_port: int = 0
-    gateways: int = 1
+    gateway_port: Port = 0
+    gateways: Count = 1
     gateway_public_url: str | tuple[str, ...] | None = None
     gateway_url: str | tuple[str, ...] | None = None
     gateway_store: str | None = None
     gateway_model: str | None = None
-    max_turns: int | None = None
+    max_turns: Count | None = None
     policy_failures: PolicyFailures = "score"
     record_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        check(self)
 
     def service_settings(self, **others: Any) -> ServiceSettings:
         """These settings and ``others``, which go by other names here, under the names of `ServiceSettings`."""
         shared = {f.name: getattr(self, f.name) for f in fields(RolloutSettings)}
         return ServiceSettings(**{**shared, **others})
-
-    @property
-    def gateway_place(self) -> str:
-        """Where the gateways are, for people."""
-        return gateway_place(self.gateway_url, self.gateways, f"started on {self.gateway_host}:{self.gateway_port}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,19 +91,16 @@ class ServiceSettings(RolloutSettings):
 
     exp_id: str
     model_id: str
-    rollout_timeout_s: float = 900.0
-    submit_timeout_s: float = 120.0
-    tps_limit: int = 25
-    max_concurrent: int = 128
-    max_pool_connections: int = 100
+    rollout_timeout_s: Positive = 900.0
+    submit_timeout_s: Positive = 120.0
+    tps_limit: Count = 25
+    max_concurrent: Count = 128
+    max_pool_connections: Count = 100
     gateway_admin_key: str | None = field(default=None, repr=False)
-    gateway_patience_s: float = 120.0
-    gateway_context_tokens: int | None = None
-    extra_rollouts: int = 0
+    gateway_patience_s: NotNegative = 120.0
+    gateway_context_tokens: Count | None = None
+    extra_rollouts: Least0 = 0
     sampling_params: Mapping[str, Any] | None = None
-
-    def __post_init__(self) -> None:
-        check_numbers(self, counts=("gateways",))
 
     def public_urls(self, urls: Sequence[str]) -> tuple[str, ...]:
         """The gateways as agents see them, given the URLs they listen on. Raises: ConfigError."""
@@ -283,13 +278,6 @@ class RolloutService:
             self._opened.pop(0).close()
         for child in self._children:
             child.close()
-
-
-def gateway_place(urls: Urls | None, count: int, started: str) -> str:
-    """Where gateways are, for people: their URLs, or how many are started."""
-    if urls is not None:
-        return ", ".join(gateway_urls(urls))
-    return started if count == 1 else f"{count} gateways, {started}"
 
 
 def own_address() -> str:

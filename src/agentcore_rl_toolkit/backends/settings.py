@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import json
 import math
 import os
@@ -12,13 +13,13 @@ import shlex
 import tomllib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from ..contract import check_id
 from ..errors import ConfigError, ContractError, MissingExtraError
-from .data import read_text
+from .data import read_rows, read_text
 
 T = TypeVar("T")
 
@@ -27,6 +28,42 @@ ENV_AGENT_ARN = "AGENTCORE_AGENT_ARN"
 ENV_S3_BUCKET = "AGENTCORE_S3_BUCKET"
 
 _ARN = re.compile(r"arn:[^:\s]+:bedrock-agentcore:[^:\s]+:[^:\s]*:runtime/\S+")
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """What a number of a setting must be: in words, and whether one is. Belongs into the field's type (`check`)."""
+
+    words: str
+    fits: Callable[[float], bool]
+
+
+Count = Annotated[int, Rule("at least 1", lambda v: v >= 1)]
+Least0 = Annotated[int, Rule("at least 0", lambda v: v >= 0)]
+Positive = Annotated[float, Rule("a positive, finite number", lambda v: v > 0 and math.isfinite(v))]
+NotNegative = Annotated[float, Rule("a finite number and not negative", lambda v: v >= 0 and math.isfinite(v))]
+Port = Annotated[int, Rule("a port from 0 (any free one) to 65535", lambda v: 0 <= v <= 65535)]
+GroupSize = Annotated[int, Rule("at least 2, or there is nothing to compare", lambda v: v >= 2)]
+
+
+def check(config: Any) -> None:
+    """Check the fields of a dataclass whose types say what they must be: a `Rule`, or a choice of literals. None is left alone.
+
+    Raises: ConfigError naming the field.
+    """
+    for name, hint in _hints(type(config)).items():
+        value = getattr(config, name)
+        for kind in (hint, *typing.get_args(hint)):
+            rule = next((m for m in getattr(kind, "__metadata__", ()) if isinstance(m, Rule)), None)
+            if rule is not None and value is not None and not rule.fits(value):
+                raise ConfigError(f"{name} must be {rule.words}, got {value!r}")
+        if typing.get_origin(hint) is typing.Literal and value not in typing.get_args(hint):
+            raise ConfigError(f"{name} must be one of {', '.join(map(repr, typing.get_args(hint)))}, got {value!r}")
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls, include_extras=True)
 
 
 def _shown(name: str, value: str) -> str:
@@ -130,7 +167,7 @@ def with_environment(values: Mapping[str, Any], environ: Mapping[str, str] = os.
     return filled
 
 
-def check_run(*, agent_runtime_arn: str, s3_bucket: str, exp_id: str) -> None:
+def check_run(agent_runtime_arn: str, s3_bucket: str, exp_id: str) -> None:
     """The three names that every run has. Raises: ConfigError."""
     if not _ARN.fullmatch(agent_runtime_arn):
         raise ConfigError(
@@ -145,32 +182,18 @@ def check_run(*, agent_runtime_arn: str, s3_bucket: str, exp_id: str) -> None:
         raise ConfigError(str(e)) from e
 
 
-def check_numbers(
-    config: Any,
-    *,
-    positive: Sequence[str] = (),
-    not_negative: Sequence[str] = (),
-    counts: Sequence[str] = (),
-    ports: Sequence[str] = (),
-) -> None:
-    """Check fields of a configuration: `positive` and finite, `not_negative` and finite, `counts` of at least 1, `ports`.
+def planned(config: Any, *, exp_id: str | None = None, data: Path | None = None) -> list[tuple[str, str]]:
+    """What a plan says of a run's settings: those that are not the defaults, and how many rows ``data`` has.
 
-    None is left alone.
-
-    Raises: ConfigError naming the field.
+    Raises: ConfigError when agent, bucket or experiment cannot be such, or the data cannot be read.
     """
-    for name in (*positive, *not_negative, *counts, *ports):
-        value = getattr(config, name)
-        if value is None:
-            continue
-        if name in positive and not (value > 0 and math.isfinite(value)):
-            raise ConfigError(f"{name} must be a positive, finite number, got {value!r}")
-        if name in not_negative and not (value >= 0 and math.isfinite(value)):
-            raise ConfigError(f"{name} must be a finite number and not negative, got {value!r}")
-        if name in counts and not value >= 1:
-            raise ConfigError(f"{name} must be at least 1, got {value!r}")
-        if name in ports and not 0 <= value <= 65535:
-            raise ConfigError(f"{name} must be a port from 0 (any free one) to 65535, got {value!r}")
+    check_run(config.agent_runtime_arn, config.s3_bucket, config.exp_id if exp_id is None else exp_id)
+    facts = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.repr and value not in (None, (), {}, field.default):
+            facts.append((field.name, str(value)))
+    return facts if data is None else [*facts, ("rows", f"{len(read_rows(data))} in {data}")]
 
 
 def _fit(value: Any, hint: Any, where: str) -> Any:

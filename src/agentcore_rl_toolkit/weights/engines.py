@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 
 from .._servers.keys import key_for
 from ..errors import ConfigError, WeightsError
-from .checkpoint import ADAPTER_FILE, WEIGHTS_FILE
+from .checkpoint import WEIGHTS_FILE
 
 Kind = Literal["policy", "vllm", "sglang"]
 InFlight = Literal["wait", "keep", "abort"]
@@ -242,11 +242,6 @@ class SGLangServer(_Server):
             return [Sampled(ids=[int(e[1]) for e in t], logprobs=[float(e[0]) for e in t]) for t in found]
         except (KeyError, TypeError, ValueError, IndexError) as e:
             raise WeightsError(f"sglang at {self._at.url} gave no token ids and logprobs: {answer}") from e
-
-
-def has_adapter(folder: Path) -> bool:
-    """Whether a checkpoint holds adapters alone."""
-    return (folder / ADAPTER_FILE).is_file()
 
 
 def _number(value: Any) -> int | None:

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +23,6 @@ from agentcore_rl_toolkit.backends.collection.collect import (
 )
 from agentcore_rl_toolkit.backends.collection.groups import check_usable
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
-from agentcore_rl_toolkit.backends.replay import Episode, Replay, ReplayAddress, ReplayCapture, ReplayGateway
 from agentcore_rl_toolkit.contract import Cause, Outcome, Stage
 from agentcore_rl_toolkit.errors import (
     AgentError,
@@ -34,6 +34,8 @@ from agentcore_rl_toolkit.errors import (
     RolloutThrottledError,
 )
 from agentcore_rl_toolkit.trajectory import Turn
+
+from ..recorded import Episode, Replay, ReplayAddress, ReplayCapture, ReplayGateway
 
 
 def turn(version: int | None = 3, *, index: int = 0, completion: Sequence[int] = (5, 6), **more: Any) -> Turn:
@@ -533,7 +535,7 @@ async def test_the_sync_face_works_inside_a_running_loop() -> None:
 INTERRUPTED = """
 import math, os, signal, threading
 from agentcore_rl_toolkit.backends.collection.collect import GroupRequest, collect
-from agentcore_rl_toolkit.backends.replay import Episode, Replay
+from recorded import Episode, Replay
 
 replay = Replay([Episode(input_id="a", delay_s=math.inf) for _ in range(3)])
 threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -545,7 +547,9 @@ except KeyboardInterrupt:
 
 
 def test_ctrl_c_stops_the_sessions_before_it_reaches_the_caller() -> None:
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=300
+    )
     assert done.stdout.strip() == "stopped 3 open 0", done.stderr
 
 

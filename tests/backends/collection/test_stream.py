@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.backends import CollectConfig, Group, GroupRequest, GroupStream, collect_stream
-from agentcore_rl_toolkit.backends.replay import Episode, Replay, ReplayCapture, ReplayGateway
 from agentcore_rl_toolkit.errors import ConfigError, GatewayError, RolloutLostError
 from agentcore_rl_toolkit.trajectory import Turn
+
+from ..recorded import Episode, Replay, ReplayCapture, ReplayGateway
 
 N = 2  # rollouts of a group
 

@@ -14,10 +14,9 @@ from agentcore_rl_toolkit.backends.primitives.client import Passed
 from agentcore_rl_toolkit.backends.primitives.config import PrimitivesConfig
 from agentcore_rl_toolkit.backends.primitives.data import Datum
 from agentcore_rl_toolkit.backends.primitives.loop import StepResult, train_async
-from agentcore_rl_toolkit.backends.replay import Episode, Replay
 from agentcore_rl_toolkit.errors import ConfigError, RolloutError
 
-from ..recorded import recorded_episodes, requests_for
+from ..recorded import Episode, Replay, recorded_episodes, requests_for
 
 
 @dataclass

@@ -13,11 +13,10 @@ from rllm.types import Episode, Step, Trajectory
 
 from agentcore_rl_toolkit.backends.collection.collect import collect
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
-from agentcore_rl_toolkit.backends.replay import Replay
 from agentcore_rl_toolkit.backends.rllm import groups_to_rllm
 
 sys.path.append(str(Path(__file__).parents[1]))
-from recorded import recorded_episodes, requests_for
+from recorded import Replay, recorded_episodes, requests_for
 
 
 def main() -> None:

@@ -15,13 +15,12 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.backends.collection.collect import collect
-from agentcore_rl_toolkit.backends.replay import Replay
 from agentcore_rl_toolkit.backends.rllm import groups_to_rllm
 from agentcore_rl_toolkit.backends.rllm.recording import Attachment, Recorder, advantage_of, capture_of
 from agentcore_rl_toolkit.errors import WeightsError
 from agentcore_rl_toolkit.runs import RunReader, TokenSequence
 
-from ..recorded import recorded_episodes, requests_for
+from ..recorded import Replay, recorded_episodes, requests_for
 
 
 def episodes() -> list[Any]:

@@ -11,13 +11,12 @@ import torch
 from slime.observability.rollout_data_utils import validate_rollout_routed_experts_for_replay
 from slime.utils.types import Sample
 
-from agentcore_rl_toolkit.backends.replay import Replay
 from agentcore_rl_toolkit.backends.service import RolloutService
 from agentcore_rl_toolkit.backends.slime import generate as module
 from agentcore_rl_toolkit.backends.slime.settings import SlimeSettings
 
 sys.path.append(str(Path(__file__).parents[1]))
-from recorded import EXPERT_LAYERS, EXPERT_TOP_K, recorded_episodes
+from recorded import EXPERT_LAYERS, EXPERT_TOP_K, Replay, recorded_episodes
 
 
 async def main() -> None:

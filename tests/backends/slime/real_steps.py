@@ -207,9 +207,8 @@ def forked(manager: Any) -> dict[str, Any]:
     from slime.utils.misc import load_function
 
     sys.path.append(str(Path(__file__).parents[1]))
-    from recorded import recorded_episodes
+    from recorded import Replay, recorded_episodes
 
-    from agentcore_rl_toolkit.backends.replay import Replay
     from agentcore_rl_toolkit.backends.service import RolloutService
     from agentcore_rl_toolkit.backends.slime import generate as ours
     from agentcore_rl_toolkit.backends.slime.settings import SlimeSettings

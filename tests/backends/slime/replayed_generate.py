@@ -8,14 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agentcore_rl_toolkit.backends.replay import Replay
 from agentcore_rl_toolkit.backends.service import RolloutService
 from agentcore_rl_toolkit.backends.slime import generate as module
 from agentcore_rl_toolkit.backends.slime import logs
 from agentcore_rl_toolkit.backends.slime.settings import SlimeSettings
 
 sys.path.append(str(Path(__file__).parents[1]))
-from recorded import recorded_episodes
+from recorded import Replay, recorded_episodes
 
 _replay = Replay([e for e in recorded_episodes(120) if e.kind == "multi_turn"], by_input=False)
 _settings = SlimeSettings(agent_runtime_arn="arn", s3_bucket="memory://r", exp_id="contract")

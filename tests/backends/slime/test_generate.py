@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.backends.replay import Episode, Replay
 from agentcore_rl_toolkit.backends.service import RolloutService
 from agentcore_rl_toolkit.backends.slime import generate as module
 from agentcore_rl_toolkit.backends.slime import rollout
@@ -24,7 +23,7 @@ from agentcore_rl_toolkit.backends.slime.rollout import generate_rollout
 from agentcore_rl_toolkit.backends.slime.settings import SlimeSettings
 from agentcore_rl_toolkit.errors import ConfigError
 
-from ..recorded import BAD_KINDS, EXPERT_LAYERS, EXPERT_TOP_K, recorded_episodes
+from ..recorded import BAD_KINDS, EXPERT_LAYERS, EXPERT_TOP_K, Episode, Replay, recorded_episodes
 from .stand_in import Sample, arguments
 
 PARAMS = {"temperature": 0.8, "top_p": 1.0, "top_k": -1, "max_new_tokens": 64, "no_stop_trim": True, "stop": None}

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from agentcore_rl_toolkit.backends.collection.advantages import grpo
-from agentcore_rl_toolkit.backends.replay import Replay
 from agentcore_rl_toolkit.backends.service import RolloutService
 from agentcore_rl_toolkit.backends.slime import generate as module
 from agentcore_rl_toolkit.backends.slime import trained
@@ -25,7 +24,7 @@ from agentcore_rl_toolkit.backends.slime.settings import SlimeSettings
 from agentcore_rl_toolkit.errors import WeightsError
 from agentcore_rl_toolkit.runs import Query, RunReader, TokenSequence
 
-from ..recorded import recorded_episodes
+from ..recorded import Replay, recorded_episodes
 from .stand_in import Sample, arguments
 
 SLIME_DIR = os.environ.get("SLIME_DIR")

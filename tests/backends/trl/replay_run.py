@@ -21,13 +21,12 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from agentcore_rl_toolkit.backends.collection.collect import collect, open_recording
-from agentcore_rl_toolkit.backends.replay import Replay
 from agentcore_rl_toolkit.backends.trl.adapter import AgentCoreGRPOTrainer, StepMetrics, make_trainer
 from agentcore_rl_toolkit.backends.trl.config import TrlConfig
 from agentcore_rl_toolkit.cli.training.job import load_loop
 
 sys.path.append(str(Path(__file__).parents[1]))
-from recorded import recorded_episodes, requests_for
+from recorded import Replay, recorded_episodes, requests_for
 
 VOCABULARY = 512
 LORA: dict[str, Any] = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.backends.collection.collect import CollectConfig, Group, collect
-from agentcore_rl_toolkit.backends.replay import Replay
 from agentcore_rl_toolkit.backends.trl.convert import REWARD_KEY, to_trl
 
-from ..recorded import recorded_episodes, requests_for
+from ..recorded import Replay, recorded_episodes, requests_for
 
 
 @pytest.fixture(scope="module")

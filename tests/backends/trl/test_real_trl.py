@@ -15,10 +15,9 @@ import pytest
 from agentcore_rl_toolkit.backends.collection.advantages import grpo
 from agentcore_rl_toolkit.backends.collection.collect import collect
 from agentcore_rl_toolkit.backends.collection.samples import rollout_samples
-from agentcore_rl_toolkit.backends.replay import Replay
 from agentcore_rl_toolkit.runs import Query, RunReader
 
-from ..recorded import recorded_episodes, requests_for
+from ..recorded import Replay, recorded_episodes, requests_for
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 

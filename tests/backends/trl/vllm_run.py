@@ -16,13 +16,12 @@ import torch
 import vllm_stand_in
 from trl.generation.vllm_client import VLLMClient
 
-from agentcore_rl_toolkit.backends.replay import Episode, Replay
 from agentcore_rl_toolkit.errors import WeightsError
 from agentcore_rl_toolkit.trajectory import Turn
 from agentcore_rl_toolkit.weights.arrival import MAX_MEAN_GAP
 
 sys.path.append(str(Path(__file__).parents[1]))
-from recorded import recorded_episodes
+from recorded import Episode, Replay, recorded_episodes
 
 CAP = 3.0
 

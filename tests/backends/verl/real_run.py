@@ -22,7 +22,6 @@ from omegaconf import OmegaConf
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, Qwen3Config
 
-from agentcore_rl_toolkit.backends.replay import Replay
 from agentcore_rl_toolkit.backends.service import RolloutService
 from agentcore_rl_toolkit.backends.verl.dataset import PAYLOAD_KEY, PayloadDataset
 from agentcore_rl_toolkit.backends.verl.settings import AgentCoreConfig, translate
@@ -30,7 +29,7 @@ from agentcore_rl_toolkit.errors import RolloutError, WeightsError
 from agentcore_rl_toolkit.runs import Query, RunReader, TokenSequence
 
 sys.path.append(str(Path(__file__).parents[1]))
-from recorded import recorded_episodes
+from recorded import Replay, recorded_episodes
 
 PROMPTS = 5
 ROUNDING, OTHER_WEIGHTS = 0.125, 0.5  # by how much verl's logprobs differ from the recorded ones; exact in float32

@@ -24,11 +24,10 @@ import pytest
 
 from agentcore_rl_toolkit.backends.collection.advantages import grpo
 from agentcore_rl_toolkit.backends.collection.collect import Group, collect
-from agentcore_rl_toolkit.backends.replay import Replay
 from agentcore_rl_toolkit.backends.verl.convert import to_verl
 from agentcore_rl_toolkit.policy.problems import problems
 
-from ..recorded import recorded_episodes, requests_for
+from ..recorded import Replay, recorded_episodes, requests_for
 
 ROOT = Path(__file__).parents[3]
 HOME = ROOT / ".venvs/verl"

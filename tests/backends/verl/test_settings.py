@@ -70,11 +70,6 @@ def test_a_mistake_is_named(arguments: list[str], match: str) -> None:
         translate(arguments, environ={})
 
 
-def test_the_plan_says_what_a_loss_mode_does_to_forked_episodes() -> None:
-    assert "every sampled token once" in plan(NEEDED).render()
-    assert "a row of its own" in plan([*NEEDED, "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"]).render()
-
-
 def test_a_file_becomes_the_same_arguments(tmp_path: Path) -> None:
     path = tmp_path / "c.json"
     section = {"agent_runtime_arn": ARN, "s3_bucket": "my-bucket", "max_rollout_time": 60}
@@ -93,13 +88,6 @@ def test_main_prints_the_command_or_the_mistake() -> None:
     wrong = subprocess.run([*main, *NEEDED, "trainer.use_v1=false"], capture_output=True, text=True, timeout=300)
     assert wrong.returncode == 2
     assert wrong.stderr.startswith("error: trainer.use_v1")
-
-
-@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
-def test_every_trainer_mode_of_v1_is_taken(mode: str) -> None:
-    made = plan([*NEEDED, f"trainer.v1.trainer_mode={mode}"])
-    assert f"V1, {mode}" in made.render()
-    assert "through verl's client" in made.render()
 
 
 def test_batches_are_cut_by_tokens_unless_their_rows_are_given() -> None:

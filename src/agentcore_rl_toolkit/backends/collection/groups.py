@@ -11,10 +11,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...contract import Cause, Outcome, Stage, check_id
 from ...errors import ConfigError, RolloutError
+from ..settings import Count, Least0, NotNegative, Positive, check
 from .rewards import Reward
 
 if TYPE_CHECKING:
@@ -65,39 +66,22 @@ class CollectConfig:
     without a reward is usable; `with_rewards` gives it one before the groups become samples.
     """
 
-    max_concurrent: int = 128
-    extra_rollouts: int = 0
-    submit_timeout_s: float = 120.0
-    rollout_timeout_s: float = 900.0
-    stop_timeout_s: float = 15.0
-    gateway_timeout_s: float = 60.0
-    gateway_patience_s: float = 120.0
-    max_staleness: int | None = None
+    max_concurrent: Count = 128
+    extra_rollouts: Least0 = 0
+    submit_timeout_s: Positive = 120.0
+    rollout_timeout_s: Positive = 900.0
+    stop_timeout_s: Positive = 15.0
+    gateway_timeout_s: Positive = 60.0
+    gateway_patience_s: NotNegative = 120.0
+    max_staleness: Least0 | None = None
     model_id: str | None = None
     sampling_params: Mapping[str, Any] | None = None
-    max_turns: int | None = None
+    max_turns: Count | None = None
     require_reward: bool = True
     policy_failures: PolicyFailures = "score"
 
     def __post_init__(self) -> None:
-        if self.max_concurrent < 1:
-            raise ConfigError(f"max_concurrent must be at least 1, got {self.max_concurrent}")
-        if self.extra_rollouts < 0:
-            raise ConfigError(f"extra_rollouts cannot be negative, got {self.extra_rollouts}")
-        if self.max_staleness is not None and self.max_staleness < 0:
-            raise ConfigError(f"max_staleness cannot be negative, got {self.max_staleness}")
-        if self.policy_failures not in get_args(PolicyFailures):
-            raise ConfigError(f"policy_failures must be 'score' or 'mask', got {self.policy_failures!r}")
-        if self.max_turns is not None and self.max_turns < 1:
-            raise ConfigError(f"max_turns must be at least 1 or None, got {self.max_turns}")
-        for name in ("submit_timeout_s", "rollout_timeout_s", "stop_timeout_s", "gateway_timeout_s"):
-            value = getattr(self, name)
-            if not value > 0 or not math.isfinite(value):
-                raise ConfigError(f"{name} must be a positive, finite number of seconds, got {value!r}")
-        if not self.gateway_patience_s >= 0 or not math.isfinite(self.gateway_patience_s):
-            raise ConfigError(
-                f"gateway_patience_s must be a finite number of seconds >= 0, got {self.gateway_patience_s!r}"
-            )
+        check(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,17 @@ from ...errors import ConfigError
 from ...store.names import path_of
 from ...weights.arrival import MAX_MEAN_GAP
 from ..hydra import hydra_value
-from ..settings import Plan, check_numbers, check_run, from_mapping, read_settings, with_environment
+from ..settings import (
+    Count,
+    GroupSize,
+    Plan,
+    Positive,
+    check,
+    from_mapping,
+    planned,
+    read_settings,
+    with_environment,
+)
 
 # Keys that rLLM's AgentCoreRuntimeConfig takes; anything else under remote_runtime.agentcore is a TypeError there (git 9beb6e0).
 AGENTCORE_KEYS = ("agent_runtime_arn", "s3_bucket", "tps_limit")
@@ -39,25 +49,26 @@ class RllmConfig:
     model_path: str
     backend: Literal["verl", "tinker"] = "verl"
     dataset: str = "gsm8k_agentcore"
-    tps_limit: int = 25
-    session_timeout: float = 300.0
-    n_parallel: int = 256
+    tps_limit: Count = 25
+    session_timeout: Positive = 300.0
+    n_parallel: Count = 256
     mask_failures: bool = True
-    group_size: int = 8
-    train_batch_size: int = 64
-    max_prompt_length: int = 14336
-    max_response_length: int = 2048
-    learning_rate: float = 2e-5
+    group_size: GroupSize = 8
+    train_batch_size: Count = 64
+    max_prompt_length: Count = 14336
+    max_response_length: Count = 2048
+    learning_rate: Positive = 2e-5
     temperature: float = 1.0
-    n_gpus_per_node: int = 8
+    n_gpus_per_node: Count = 8
     tool_call_parser: str = "hermes"
     project_name: str = "agentcore-math"
     experiment_name: str = "gsm8k"
     record_dir: str | None = None
-    max_mean_logprob_gap: float | None = MAX_MEAN_GAP
+    max_mean_logprob_gap: Positive | None = MAX_MEAN_GAP
     overrides: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check(self)
         for key in self.overrides:
             name = key.lstrip("+").removeprefix("rllm.remote_runtime.agentcore.")
             if name != key.lstrip("+") and name not in AGENTCORE_KEYS:
@@ -65,8 +76,6 @@ class RllmConfig:
                 raise ConfigError(
                     f"rLLM takes only {', '.join(AGENTCORE_KEYS)} under remote_runtime.agentcore, not {name}{hint}"
                 )
-        if self.group_size < 2:
-            raise ConfigError(f"a group needs at least 2 rollouts to compare, got group_size={self.group_size}")
 
     @classmethod
     def from_file(cls, path: str | Path) -> RllmConfig:
@@ -103,29 +112,14 @@ class RllmConfig:
 
     def plan(self) -> Plan:
         """What the run would do. Raises: ConfigError on names and numbers that cannot work."""
-        check_run(agent_runtime_arn=self.agent_runtime_arn, s3_bucket=self.s3_bucket, exp_id=self.experiment_name)
-        counts = ("n_parallel", "train_batch_size", "max_prompt_length", "max_response_length", "n_gpus_per_node")
-        positive = ("tps_limit", "session_timeout", "learning_rate", "max_mean_logprob_gap")
-        check_numbers(self, positive=positive, counts=counts)
         command = [sys.executable, "-m", "agentcore_rl_toolkit.backends.rllm.main", *self.hydra_overrides()]
-        failures = "masked (compact filtering)" if self.mask_failures else "trained as reward 0 (rLLM's default)"
-        facts = [
-            ("agent", self.agent_runtime_arn),
-            ("records", self.s3_bucket),
-            ("trainer", f"rLLM on {self.backend}"),
-            ("model", self.model_path),
-            ("rows", f"data set {self.dataset!r} of rLLM's registry"),
-            ("group", f"{self.group_size} rollouts, {self.train_batch_size} inputs a step"),
-            ("failed rollouts", failures),
-            ("deadline", f"session {self.session_timeout:g} s, {self.tps_limit} requests/s"),
-        ]
         wanted = [("rllm", "rLLM from its repository (github.com/rllm-org/rllm)"), ("hydra", "pip install hydra-core")]
         wanted.append(("verl", "verl") if self.backend == "verl" else ("tinker", "pip install tinker"))
         needs = [text for module, text in wanted if not importlib.util.find_spec(module)]
         record_dir = str(Path(self.record_dir or f"runs/{path_of(self.experiment_name)}").absolute())
-        facts.append(("run", record_dir))
         gap = "none" if self.max_mean_logprob_gap is None else f"{self.max_mean_logprob_gap:g}"
         environment = {"RLLM_DATASET": self.dataset, "RLLM_RECORD_DIR": record_dir, GAP_VARIABLE: gap}
+        facts = planned(self, exp_id=self.experiment_name)
         return Plan(backend="rllm", facts=facts, command=command, environment=environment, needs=needs)
 
     def _verl(self) -> dict[str, Any]:

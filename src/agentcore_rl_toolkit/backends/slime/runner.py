@@ -18,13 +18,12 @@ from typing import Any, Literal
 
 from ...errors import ConfigError
 from ...store.names import path_of
-from ..data import read_rows
-from ..settings import Plan, check_run, from_mapping, read_settings, with_environment
+from ..settings import Count, NotNegative, Plan, Positive, from_mapping, planned, read_settings, with_environment
 from . import jobs, trained
-from .checks import check
+from .checks import check_together
 from .jobs import SlimeError
 from .rows import prepare_data
-from .settings import SlimeRolloutSettings
+from .settings import ADMIN_KEY, SlimeSettings
 
 __all__ = ["SlimeError", "SlimeRunner", "prepare_data"]
 
@@ -33,12 +32,12 @@ MODEL_ARGS_S = 30
 
 # Variables that the job gets from here, where they are set: a cluster that runs already has an environment of its own.
 JOB_ENV = (
-    *("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_ENTITY", "HF_TOKEN", "HF_ENDPOINT", "AGENTCORE_RL_GATEWAY_ADMIN_KEY"),
+    *("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_ENTITY", "HF_TOKEN", "HF_ENDPOINT", ADMIN_KEY),
     *("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE", "AWS_ENDPOINT_URL_S3"),
 )
 
-# They reach the rollout process through slime's --custom-config-path; `settings.SlimeSettings` reads them there.
-_ROLLOUT_KEYS = tuple(f.name for f in fields(SlimeRolloutSettings))
+# They reach the rollout process through slime's --custom-config-path, but for the key, which its environment has.
+_ROLLOUT_KEYS = tuple(f.name for f in fields(SlimeSettings) if f.repr)
 _ROLLOUT_FUNCTIONS = {
     "sync": "generate_rollout",
     "async": "generate_rollout",
@@ -47,45 +46,45 @@ _ROLLOUT_FUNCTIONS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlimeRunner(SlimeRolloutSettings):
+class SlimeRunner(SlimeSettings):
     """A slime training run. Raises: ConfigError on impossible values."""
 
     model_dir: str
     data_path: str
     model_type: str
-    num_gpus: int = 8
-    tp_size: int = 2
-    rollout_gpus_per_engine: int = 2
+    num_gpus: Count = 8
+    tp_size: Count = 2
+    rollout_gpus_per_engine: Count = 2
     slime_dir: str = "slime"
     megatron_dir: str = "Megatron-LM"
     cuda_home: str | None = None
-    reward_postprocessing: str = "grpo"
+    reward_postprocessing: Literal["grpo", "none"] = "grpo"
     sglang_tool_call_parser: str | None = "qwen"
     sglang_reasoning_parser: str | None = None
-    sglang_data_parallel_size: int = 1
-    sglang_mem_fraction_static: float = 0.7
-    sglang_context_length: int | None = None
+    sglang_data_parallel_size: Count = 1
+    sglang_mem_fraction_static: Positive = 0.7
+    sglang_context_length: Count | None = None
     cumulative_token_mode: bool = False
     renderer_family: str = "auto"
     gateway_log_level: str = "warning"
-    rollout_batch_size: int = 32
-    over_sampling_batch_size: int | None = None
-    n_samples_per_prompt: int = 8
-    rollout_max_response_len: int = 1024
-    rollout_temperature: float = 1.0
-    lr: float = 1e-6
+    rollout_batch_size: Count = 32
+    over_sampling_batch_size: Count | None = None
+    n_samples_per_prompt: Count = 8
+    rollout_max_response_len: Count = 1024
+    rollout_temperature: NotNegative = 1.0
+    lr: Positive = 1e-6
     eps_clip: float = 0.2
     eps_clip_high: float = 0.28
     weight_decay: float = 0.1
     adam_beta2: float = 0.98
-    max_tokens_per_gpu: int = 9216
+    max_tokens_per_gpu: Count = 9216
     mode: Literal["sync", "async", "fully_async"] = "sync"
-    rollout_num_gpus: int | None = None
+    rollout_num_gpus: Count | None = None
     eval_data_path: str | None = None
-    eval_interval: int = 20
-    n_samples_per_eval_prompt: int = 1
+    eval_interval: Count = 20
+    n_samples_per_eval_prompt: Count = 1
     save_dir: str | None = None
-    save_interval: int = 20
+    save_interval: Count = 20
     use_tis: bool = True
     routing_replay: bool = False
     trainer_numbers: bool | None = None
@@ -97,7 +96,8 @@ class SlimeRunner(SlimeRolloutSettings):
     extra_flags: tuple[str, ...] = field(default_factory=tuple)
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
+        check_together(self)
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> SlimeRunner:
@@ -135,35 +135,17 @@ class SlimeRunner(SlimeRolloutSettings):
 
     def plan(self, num_rollout: int = 1) -> Plan:
         """The exact command, and what is missing to run it on this machine. Raises: ConfigError on unreadable data."""
-        check_run(agent_runtime_arn=self.agent_runtime_arn, s3_bucket=self.s3_bucket, exp_id=self.exp_id)
         if num_rollout < 1:
             raise ConfigError(f"num_rollout must be at least 1, got {num_rollout}")
-        rows = len(read_rows(self.data_path)) if Path(self.data_path).is_file() else None
+        data = Path(self.data_path)
+        facts = planned(self, data=data if data.is_file() else None)
         command = [
             *("ray", "job", "submit", "--address", self._job_address(), "--submission-id", self._new_job_id()),
             *("--runtime-env", str(self.job_path)),
             *("--", sys.executable, str(Path(self.slime_dir).absolute() / self._script())),
             *self.flags(num_rollout),
         ]
-        per_step = self.rollout_batch_size * self.n_samples_per_prompt
-        facts = [
-            ("agent", self.agent_runtime_arn),
-            ("records", f"{self.s3_bucket}  (experiment {self.exp_id})"),
-            ("model", f"{self.model_dir} ({self.model_type}), asked for as {self.model_id!r}"),
-            ("rows", f"{rows} in {self.data_path}" if rows is not None else self.data_path),
-            ("step", f"{self.rollout_batch_size} inputs x {self.n_samples_per_prompt} rollouts = {per_step}"),
-            ("GPUs", self._placement()),
-            *(
-                [("evaluation", f"{self.eval_data_path}, every {self.eval_interval} steps")]
-                if self.eval_data_path
-                else []
-            ),
-            ("gateway", self.gateway_place),
-            ("deadline", f"rollout {self.acr_timeout:g} s, {self.acr_tps_limit} requests/s"),
-            ("slime config", str(self.config_path)),
-            ("job environment", ", ".join(self._job_environment())),
-            ("ray", self._job_address()),
-        ]
+        facts += [("slime config", str(self.config_path)), ("job environment", ", ".join(self._job_environment()))]
         return Plan(backend="slime", facts=facts, command=command, needs=self._missing())
 
     def flags(self, num_rollout: int) -> list[str]:
@@ -313,6 +295,7 @@ class SlimeRunner(SlimeRolloutSettings):
     def _job_environment(self) -> dict[str, str]:
         own = {"PYTHONPATH": str(Path(self.megatron_dir).absolute()), "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
         own |= {"CUDA_HOME": self.cuda_home} if self.cuda_home else {}
+        own |= {ADMIN_KEY: self.gateway_admin_key} if self.gateway_admin_key else {}
         return {**{name: os.environ[name] for name in self.job_env if os.environ.get(name)}, **own}
 
     def _job_address(self) -> str:
@@ -327,11 +310,6 @@ class SlimeRunner(SlimeRolloutSettings):
 
     def _script(self) -> str:
         return "train.py" if self.mode == "sync" else "train_async.py"
-
-    def _placement(self) -> str:
-        if self.mode == "sync":
-            return f"{self.num_gpus}, shared by training and inference"
-        return f"{self.num_gpus} for training, {self.rollout_gpus} for inference ({self.mode})"
 
     def _concurrency_per_engine(self) -> int:
         """slime's limit per engine; in fully_async mode slime counts groups by the same number."""

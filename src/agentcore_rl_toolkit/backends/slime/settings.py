@@ -11,6 +11,9 @@ from typing import Any
 from ...errors import ConfigError
 from ...weights.arrival import MAX_MEAN_GAP
 from ..service import RolloutSettings, ServiceSettings
+from ..settings import Count, Least0, Port, Positive
+
+ADMIN_KEY = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
 
 # Names under which the published toolkit's slime integration read the same settings from the environment.
 _ENVIRONMENT = {
@@ -22,41 +25,33 @@ _ENVIRONMENT = {
     "acr_tps_limit": ("ACR_TPS_LIMIT",),
     "max_concurrent": ("MAX_CONCURRENT",),
     "model_id": ("MODEL_ID",),
-    "gateway_admin_key": ("AGENTCORE_RL_GATEWAY_ADMIN_KEY",),  # a secret: never in --custom-config-path
+    "gateway_admin_key": (ADMIN_KEY,),  # a secret: never in --custom-config-path
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlimeRolloutSettings(RolloutSettings):
-    """What a run says of its rollouts, in its file and in the process that rolls out.
+class SlimeSettings(RolloutSettings):
+    """What a run says of its rollouts, in its file and in the process that rolls out, which slime hands it as attributes of its
+    arguments (``--custom-config-path``).
 
     Names and defaults are those of the published toolkit where it has them; `service.ServiceSettings` says what they
     mean, except those that `rollout` looks at when it hands a step over: `max_staleness`, and `max_mean_logprob_gap`, by how much
-    recorded logprobs and slime's own of an earlier step may differ on average.
+    recorded logprobs and slime's own of an earlier step may differ on average. Without `gateway_model` the gateway renders with
+    the tokenizer of slime's `hf_checkpoint`, so that prompts and replies are those tokens that slime trains.
     Units: seconds.
     """
 
     exp_id: str
     model_id: str = "default"
-    acr_timeout: float = 900.0
-    acr_submit_timeout: float = 120.0
-    acr_tps_limit: int = 25
-    max_concurrent: int = 100
-    max_pool_connections: int = 100
-    gateway_port: int = 9090
-    max_staleness: int | None = None
-    max_mean_logprob_gap: float = MAX_MEAN_GAP
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlimeSettings(SlimeRolloutSettings):
-    """What a rollout needs. slime hands them over as attributes of its arguments (``--custom-config-path``).
-
-    Without `gateway_model` the gateway renders with the tokenizer of slime's `hf_checkpoint`, so that prompts and replies are
-    those tokens that slime trains.
-    """
-
+    acr_timeout: Positive = 900.0
+    acr_submit_timeout: Positive = 120.0
+    acr_tps_limit: Count = 25
+    max_concurrent: Count = 100
+    max_pool_connections: Count = 100
+    gateway_port: Port = 9090
     gateway_admin_key: str | None = dataclasses.field(default=None, repr=False)
+    max_staleness: Least0 | None = None
+    max_mean_logprob_gap: Positive = MAX_MEAN_GAP
 
     @classmethod
     def from_args(cls, args: Any, environ: Mapping[str, str] = os.environ) -> SlimeSettings:

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..._installation import install_command
 from ...gateway.engines.tinker import KEY_ENV, service_url
 from ..primitives.config import PrimitivesConfig
-from ..settings import Plan, check_numbers, from_mapping, read_settings, with_environment
+from ..settings import Count, Plan, from_mapping, planned, read_settings, with_environment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +23,7 @@ class TinkerConfig(PrimitivesConfig):
 
     output_dir: Path = Path("runs/tinker")
     service_url: str | None = None
-    rank: int = 32
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_numbers(self, counts=("rank",))
+    rank: Count = 32
 
     @classmethod
     def from_file(cls, path: str | Path) -> TinkerConfig:
@@ -41,11 +37,7 @@ class TinkerConfig(PrimitivesConfig):
     def plan(self, *, rehearse: bool = False) -> Plan:
         """What the run would do. Raises: ConfigError when the data cannot be read."""
         where = "a rehearsal: the built-in policy in this process" if rehearse else self.url
-        facts = [
-            ("service", where),
-            ("model", f"{self.base_model}, LoRA rank {self.rank}, asked for as {self.model_id!r}"),
-            *self.facts(),
-        ]
+        facts = [("service", where), *planned(self, data=self.data_path)]
         extras = [("tinker", "tinker"), *([("torch", "policy")] if rehearse else [])]
         needs = [install_command(extra) for module, extra in extras if not importlib.util.find_spec(module)]
         if not rehearse and not os.environ.get(KEY_ENV):

@@ -11,9 +11,8 @@ from typing import Any, Literal
 from ...errors import ConfigError
 from ...weights.arrival import MAX_MEAN_GAP
 from ...weights.engines import Kind
-from ..data import read_rows
 from ..service import ServiceSettings
-from ..settings import Plan, check_numbers, check_run, from_mapping, read_settings, with_environment
+from ..settings import Count, GroupSize, Plan, Positive, from_mapping, planned, read_settings, with_environment
 
 ForkPolicy = Literal["longest", "mask"]
 Importance = Literal["sampled", "trainer"]
@@ -55,15 +54,15 @@ class TrlConfig(ServiceSettings):
     data_path: Path | None = None
     policy_url: str | None = None
     policy_engine: Kind = "policy"
-    max_weights_gap: float = 1e-3
-    max_mean_logprob_gap: float | None = MAX_MEAN_GAP
+    max_weights_gap: Positive = 1e-3
+    max_mean_logprob_gap: Positive | None = MAX_MEAN_GAP
     output_dir: Path = Path("runs/trl")
-    num_generations: int = 8
+    num_generations: GroupSize = 8
     fork_policy: ForkPolicy = "longest"
-    max_tokens: int | None = None
+    max_tokens: Count | None = None
     importance: Importance = "sampled"
     check_logprobs: bool = False
-    max_empty_batches: int = 3
+    max_empty_batches: Count = 3
     lora: Mapping[str, Any] | None = None
     training: Mapping[str, Any] = field(default_factory=dict)
 
@@ -73,13 +72,6 @@ class TrlConfig(ServiceSettings):
             raise ConfigError(
                 "`gateway_url` is needed: the gateway in front of the engine (agentcore-rl gateway serve)"
             )
-        if self.num_generations < 2:
-            raise ConfigError(
-                f"a group needs at least 2 rollouts to compare, got num_generations={self.num_generations}"
-            )
-        if self.max_empty_batches < 1:
-            raise ConfigError(f"max_empty_batches must be at least 1, got {self.max_empty_batches}")
-        check_numbers(self, positive=("tps_limit", "max_weights_gap", "max_mean_logprob_gap"), counts=("max_tokens",))
         if "task_type" in (self.lora or {}):
             raise ConfigError("`lora` may not set task_type: it is CAUSAL_LM")
         clash = sorted(_OURS & set(self.training))
@@ -99,7 +91,6 @@ class TrlConfig(ServiceSettings):
             raise ConfigError("policy_url and training.use_vllm are two servers for one policy; keep one of them")
 
         object.__setattr__(self, "sampling_params", self._sampling_params())
-        self.collect_config()  # whose checks are its own
 
     def _sampling_params(self) -> dict[str, Any]:
         """What agents sample with: TRL divides its own logits by `training.temperature`, so theirs must be the same."""
@@ -124,29 +115,7 @@ class TrlConfig(ServiceSettings):
 
     def plan(self) -> Plan:
         """What the run would do. Raises: ConfigError when the data cannot be read."""
-        check_run(agent_runtime_arn=self.agent_runtime_arn, s3_bucket=self.s3_bucket, exp_id=self.exp_id)
-        rows = f"{len(read_rows(self.data_path))} in {self.data_path}" if self.data_path else "given by the caller"
-        if self.policy_url:
-            weights = (
-                f"saved, put into {self.policy_engine} at {self.policy_url} and proved, before each batch of rollouts"
-            )
-        else:
-            weights = f"synced by TRL to {self.training.get('vllm_server_base_url', 'its vLLM server')}"
-        facts = [
-            ("agent", self.agent_runtime_arn),
-            ("records", f"{self.s3_bucket}  (experiment {self.exp_id})"),
-            ("model", f"{self.model}, asked for as {self.model_id!r}" + (", LoRA" if self.lora else "")),
-            ("gateway", self.gateway_place),
-            ("weights", weights),
-            ("rows", rows),
-            ("group", f"{self.num_generations} rollouts, {self.extra_rollouts} extra started"),
-            ("deadlines", f"submit {self.submit_timeout_s:g} s, rollout {self.rollout_timeout_s:g} s"),
-            ("forked rollouts", self.fork_policy),
-            ("importance ratio", self.importance),
-            ("sampling", ", ".join(f"{k} {v}" for k, v in (self.sampling_params or {}).items())),
-            ("output", str(self.output_dir)),
-            *((f"training.{k}", str(v)) for k, v in sorted(self.training.items())),
-        ]
+        facts = planned(self, data=self.data_path)
         needs = [f"pip install {name}" for name in ("torch", "trl", "datasets") if not importlib.util.find_spec(name)]
         if self.lora and not importlib.util.find_spec("peft"):
             needs.append("pip install peft")

@@ -28,7 +28,6 @@ from .convert import to_verl, too_long
 from .dataset import PAYLOAD_KEY
 from .recording import TrainerNumbers
 from .settings import AgentCoreConfig
-from .validation import Validation
 
 try:
     import torch
@@ -67,7 +66,6 @@ class AgentCoreManager:
         self._running: set[Any] = set()
         self._empty = 0  # prompts in a row that gave no sample
         self._too_long = 0
-        self._validation = Validation()
         self._numbers: TrainerNumbers | None = None
 
     @classmethod
@@ -109,9 +107,7 @@ class AgentCoreManager:
             self._opening = asyncio.run_coroutine_threadsafe(asyncio.to_thread(self.service), loop)
         elif self._opening.done() and (error := self._opening.exception()) is not None:
             raise error
-        rows = list(rows_of(prompts))
-        self._validation.begin(sum(bool(row.get("validate", False)) for row in rows))
-        for row in rows:
+        for row in rows_of(prompts):
             future = asyncio.run_coroutine_threadsafe(self._prompt(self._opening, row), loop)
             self._running.add(future)
             future.add_done_callback(self._running.discard)
@@ -121,7 +117,6 @@ class AgentCoreManager:
         uid, partition = str(row["uid"]), "val" if validate else "train"
         await asyncio.to_thread(tq.kv_put, key=uid, partition_id=partition, tag={"status": "running"})
         status = "failure"
-        group: Group | None = None
         try:
             service = await asyncio.shield(asyncio.wrap_future(opening))
             step = None if row.get("global_steps") is None else int(row["global_steps"])
@@ -139,9 +134,6 @@ class AgentCoreManager:
         except Exception:  # the trainer waits for a final tag of every prompt, whatever went wrong here
             log.exception("prompt %s failed", uid)
         finally:
-            summary = self._validation.ended(group) if validate else None
-            if summary is not None:
-                log.warning("validation: %s", summary)  # verl's processes show nothing below a warning
             await asyncio.to_thread(tq.kv_put, key=uid, partition_id=partition, tag={"status": status})
 
     def _request(self, row: dict[str, Any], uid: str, validate: bool) -> GroupRequest:

@@ -16,7 +16,7 @@ from ...weights.arrival import MAX_MEAN_GAP
 from ..data import read_rows
 from ..hydra import hydra_value, unquoted
 from ..service import RolloutSettings, ServiceSettings
-from ..settings import Plan, check_numbers, check_run, from_mapping, read_settings, with_environment
+from ..settings import Count, Least0, Plan, Port, Positive, from_mapping, planned, read_settings, with_environment
 
 PACKAGE = "agentcore_rl_toolkit.backends.verl"
 PUBLISHED_PREFIX = "actor_rollout_ref.rollout.agentcore."
@@ -59,20 +59,20 @@ class AgentCoreConfig(RolloutSettings):
     """
 
     exp_id: str = "verl"
-    reqs_per_sec: int = 25
-    max_pool_connections: int = 10
-    max_rollout_time: float = 1800.0
-    max_submit_time: float = 120.0
-    gateway_port: int = 9090
+    reqs_per_sec: Count = 25
+    max_pool_connections: Count = 10
+    max_rollout_time: Positive = 1800.0
+    max_submit_time: Positive = 120.0
+    gateway_port: Port = 9090
     gateway_store: str = "memory"
     gateway_cumulative_token_mode: bool = False
     gateway_renderer_model_family: str = "auto"
     gateway_admin_key: str | None = field(default=None, repr=False)
     model_id: str | None = None
-    max_concurrent: int = 256
-    extra_rollouts: int = 0
-    max_empty_prompts: int = 64
-    max_mean_logprob_gap: float | None = MAX_MEAN_GAP
+    max_concurrent: Count = 256
+    extra_rollouts: Least0 = 0
+    max_empty_prompts: Count = 64
+    max_mean_logprob_gap: Positive | None = MAX_MEAN_GAP
 
     def service(self, model_path: str) -> ServiceSettings:
         """The same under shared names. verl serves a model under its path unless told otherwise."""
@@ -179,29 +179,8 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str] = os.environ)
 def plan(arguments: Sequence[str]) -> Plan:
     """What `main` would run with these arguments."""
     config, theirs = translate(arguments)
-    check_run(agent_runtime_arn=config.agent_runtime_arn, s3_bucket=config.s3_bucket, exp_id=config.exp_id)
-    counts = ("gateways", "max_concurrent", "max_turns", "max_pool_connections", "max_empty_prompts")
-    positive = ("reqs_per_sec", "max_rollout_time", "max_submit_time", "max_mean_logprob_gap")
-    check_numbers(config, positive=positive, not_negative=("extra_rollouts",), counts=counts, ports=("gateway_port",))
+    facts = planned(config)
     given = dict(a.lstrip("+").partition("=")[::2] for a in theirs)
-    loss = given.get("actor_rollout_ref.actor.loss_agg_mode", "token-mean")
-    forks = (
-        "every sampled token once"
-        if loss == "token-mean"
-        else f"each branch as a row of its own (loss_agg_mode={loss})"
-    )
-    facts = [
-        ("agent", config.agent_runtime_arn),
-        ("records", f"{config.s3_bucket}  (experiment {config.exp_id})"),
-        ("model", given.get("actor_rollout_ref.model.path", "(actor_rollout_ref.model.path is not set)")),
-        ("rows", f"{given.get('data.train_files', '-')}, validation {given.get('data.val_files', '-')}"),
-        ("group", f"{given['actor_rollout_ref.rollout.n']} rollouts, {config.extra_rollouts} extra started"),
-        ("trainer", f"V1, {given.get('trainer.v1.trainer_mode', 'sync')}"),
-        ("forked rollouts", forks),
-        ("gateway", config.gateway_place),
-        ("sampling", "through verl's client"),
-        ("deadline", f"rollout {config.max_rollout_time:g} s, {config.reqs_per_sec} requests/s"),
-    ]
     packages = (("verl", "verl==0.9.1"), ("transfer_queue", "TransferQueue"), ("ray", "ray"))
     needs = [f"pip install {p}" for m, p in packages if not importlib.util.find_spec(m)]
     engine = given["actor_rollout_ref.rollout.name"]
