@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -11,11 +12,13 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+import agentcore_rl_toolkit
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 
+MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 USER = [{"role": "user", "content": "hi"}]
 PNG = "data:image/png;base64,iVBORw0KGgo="
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
@@ -198,7 +201,7 @@ async def test_responses_tools_reasoning_and_logprobs(
 
 async def test_fields_nobody_can_honour_are_named_in_every_dialect(session: SessionHandle) -> None:
     async with gpt(session) as llm, claude(session) as other:
-        for field, value in (("functions", [{"name": "f"}]), ("prediction", {"type": "content", "content": "x"})):
+        for field, value in (("functions", [{"name": "f"}]), ("rid", "another's")):
             with pytest.raises(openai.BadRequestError) as chat:
                 await llm.chat.completions.create(model="m", messages=USER, extra_body={field: value})  # type: ignore[arg-type]
             assert (chat.value.param, chat.value.code) == (field, "unsupported_parameter")
@@ -208,20 +211,29 @@ async def test_fields_nobody_can_honour_are_named_in_every_dialect(session: Sess
         with pytest.raises(openai.BadRequestError) as answer:
             await llm.responses.create(model="m", input="x", previous_response_id="resp_1")
         assert answer.value.param == "previous_response_id"
-        with pytest.raises(anthropic.BadRequestError, match="mcp_servers"):
-            await other.messages.create(model="m", max_tokens=5, messages=USER, extra_body={"mcp_servers": [{}]})  # type: ignore[arg-type]
+        edits = {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}
+        with pytest.raises(anthropic.BadRequestError, match="context_management"):
+            await other.messages.create(model="m", max_tokens=5, messages=USER, extra_body=edits)  # type: ignore[arg-type]
 
 
-async def test_a_field_of_the_operators_engine_passes_when_it_is_allowed(
+async def test_a_field_of_the_operators_engine_passes_in_every_dialect_and_others_are_counted_once(
     engine: ScriptedEngine, start_gateway: Callable[..., Awaitable[Gateway]]
 ) -> None:
-    gateway = await start_gateway(engine, allow_fields=("wings",))
-    [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
-    async with gpt(session) as llm:
-        await llm.chat.completions.create(model="m", messages=USER, extra_body={"wings": 2})  # type: ignore[arg-type]
-        with pytest.raises(openai.BadRequestError, match="claws"):
-            await llm.chat.completions.create(model="m", messages=USER, extra_body={"claws": 2})  # type: ignore[arg-type]
-    assert engine.calls[0].body["wings"] == 2
+    for model in (None, str(MODEL)):
+        gateway = await start_gateway(engine, allow_fields=("wings",), model_dir=model)
+        [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
+        engine.first_id, engine.last_id = 300, 500
+        engine.calls.clear()
+        more = {"wings": 2, "claws": 2}
+        async with gpt(session) as llm, claude(session) as other:
+            for _ in range(2):
+                await llm.chat.completions.create(model="m", messages=USER, extra_body=more)  # type: ignore[arg-type]
+                await llm.responses.create(model="m", input="x", extra_body=more)
+                await other.messages.create(model="m", max_tokens=5, messages=USER, extra_body=more)  # type: ignore[arg-type]
+        asked = [call.body.get("sampling_params", call.body) for call in engine.calls]
+        assert [(body.get("wings"), body.get("claws")) for body in asked] == [(2, None)] * 6
+        _, shown = await request("GET", f"{gateway.url}/admin/sessions")
+        assert json.loads(shown)["sessions"][0]["ignored"] == ["claws"]
 
 
 @pytest.mark.parametrize(

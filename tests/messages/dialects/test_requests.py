@@ -9,7 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentcore_rl_toolkit.messages.dialects import DIALECTS, ModelRequest, RequestError, context_overflow
+from agentcore_rl_toolkit.messages.dialects import (
+    DIALECTS,
+    Choice,
+    Delta,
+    ModelRequest,
+    Reply,
+    RequestError,
+    ToolCall,
+    ToolDelta,
+    Usage,
+    context_overflow,
+)
+from agentcore_rl_toolkit.messages.dialects.anthropic import usage_dict as anthropic_usage
+from agentcore_rl_toolkit.messages.dialects.chat import usage_dict as chat_usage
+from agentcore_rl_toolkit.messages.dialects.responses import usage_dict as responses_usage
+from agentcore_rl_toolkit.messages.dialects.rules import RULES, markdown
 from agentcore_rl_toolkit.messages.errors import error_body
 
 FUNCTION = {"name": "look_up", "description": "d", "parameters": {"type": "object", "properties": {}}}
@@ -182,10 +197,7 @@ def test_images_pass_through() -> None:
 @pytest.mark.parametrize(
     ("name", "fields", "param"),
     [
-        ("chat", {"wings": 2}, "wings"),
         ("chat", {"functions": [{}]}, "functions"),
-        ("chat", {"audio": {"voice": "x"}}, "audio"),
-        ("chat", {"modalities": ["audio"]}, "modalities"),
         ("chat", {"temperature": 3}, "temperature"),
         ("chat", {"temperature": "hot"}, "temperature"),
         ("chat", {"temperature": True}, "temperature"),
@@ -197,13 +209,13 @@ def test_images_pass_through() -> None:
         ("chat", {"tool_choice": "sometimes"}, "tool_choice"),
         ("chat", {"tool_choice": "required"}, "tool_choice"),
         ("chat", {"tool_choice": {"type": "function", "function": {"name": "nope"}}}, "tool_choice"),
-        ("chat", {"tools": [{"type": "web"}]}, "tools[0].type"),
+        ("chat", {"tools": [{"type": "custom"}]}, "tools[0].type"),
+        ("chat", {"kv_transfer_params": {"x": 1}}, "kv_transfer_params"),
         ("chat", {"response_format": {"type": "xml"}}, "response_format.type"),
         ("chat", {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ("chat", {"messages": []}, "messages"),
         ("chat", {"messages": "hi"}, "messages"),
         ("chat", {"messages": [{"role": "alien"}]}, "messages[0].role"),
-        ("chat", {"messages": [{"role": "user", "content": [{"type": "video"}]}]}, "messages[0].content[0]"),
         ("chat", {"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
         ("chat", {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function"),
         ("completions", {"suffix": "x"}, "suffix"),
@@ -213,19 +225,12 @@ def test_images_pass_through() -> None:
         ("responses", {"previous_response_id": "resp_1"}, "previous_response_id"),
         ("responses", {"conversation": "c"}, "conversation"),
         ("responses", {"background": True}, "background"),
-        ("responses", {"truncation": "auto"}, "truncation"),
-        ("responses", {"include": ["file_search_call.results"]}, "include"),
-        ("responses", {"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ("responses", {"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ("responses", {"text": {"format": {"type": "grammar"}}}, "text.format.type"),
         ("anthropic", {"max_tokens": None}, "max_tokens"),
         ("anthropic", {"temperature": 1.5}, "temperature"),
-        ("anthropic", {"container": "c"}, "container"),
-        ("anthropic", {"mcp_servers": [{}]}, "mcp_servers"),
-        ("anthropic", {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
         ("anthropic", {"tool_choice": {"type": "tool", "name": "nope"}}, "tool_choice"),
         ("anthropic", {"thinking": {"type": "deep"}}, "thinking.type"),
-        ("anthropic", {"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages[0].content[0]"),
+        ("anthropic", {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
         (
             "anthropic",
             {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
@@ -246,6 +251,167 @@ def test_what_is_harmless_is_taken() -> None:
         "enable_thinking": False
     }
     assert parse("responses", previous_response_id=None, truncation="disabled", background=False).messages
+
+
+def said(role: str, *blocks: dict[str, Any]) -> dict[str, Any]:
+    return {"role": role, "content": list(blocks)}
+
+
+def test_what_the_model_cannot_be_given_of_a_messages_request_is_text_or_left_out_and_counted() -> None:
+    pdf = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "QQ=="}}
+    note = {
+        "type": "document",
+        "title": "notes",
+        "source": {"type": "text", "media_type": "text/plain", "data": "buy milk"},
+    }
+    loaded = {"type": "tool_reference", "tool_name": "Grep"}
+    call = {"type": "tool_use", "id": "c1", "name": "look_up", "input": {}}
+    results = [
+        {"type": "tool_result", "tool_use_id": each, "content": content, "is_error": failed}
+        for each, content, failed in (("c1", [pdf, note], False), ("c2", [loaded], False), ("c3", "", True))
+    ]
+    request = parse(
+        "anthropic",
+        system="x-anthropic-billing-header: cc_version=2.1.332.28c; cch=abc;\nbe brief",
+        context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        messages=[
+            said("user", {"type": "text", "text": "hi"}),
+            said("assistant", {"type": "redacted_thinking", "data": "x"}, {"type": "server_tool_use", "id": "s"}, call),
+            said("user", *results, {"type": "container_upload", "file_id": "f"}),
+        ],
+        tools=[ANTHROPIC_TOOL, {"type": "web_search_20250305", "name": "web_search"}],
+        mcp_servers=[{"url": "x"}],
+        wings=2,
+    )
+    assert request.messages[0] == {"role": "system", "content": "be brief"}
+    texts = [m["content"] for m in request.messages[3:]]
+    assert texts == [
+        "[document (application/pdf): the model reads text only; extract the text with another tool]\nnotes\nbuy milk",
+        "The tool Grep is available now.",
+        "The tool failed and said nothing.",
+        "[container_upload: the model reads text only]",
+    ]
+    assert [tool["function"]["name"] for tool in request.tools] == ["look_up"]
+    assert sorted(request.ignored) == [
+        "block redacted_thinking",
+        "block server_tool_use",
+        "context_management",
+        "mcp_servers",
+        "tool web_search_20250305",
+        "x-anthropic-billing-header",
+    ]
+    assert request.unknown == {"wings": 2}
+
+
+FREEFORM = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "d",
+    "format": {"syntax": "lark", "definition": "g"},
+}
+
+
+def test_what_the_model_cannot_be_given_of_a_responses_request_is_a_function_or_left_out_and_counted() -> None:
+    spaced = {"type": "namespace", "name": "multi_agent_v1", "tools": [RESPONSES_TOOL, FREEFORM]}
+    request = parse(
+        "responses",
+        input=[
+            {"type": "compaction", "encrypted_content": "sealed elsewhere"},
+            {"type": "item_reference", "id": "x"},
+            {"role": "user", "content": [{"type": "input_text", "text": "hi"}, {"type": "input_file", "file_id": "f"}]},
+            {"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": "*** Begin\n"},
+            {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"},
+            {
+                "type": "function_call",
+                "call_id": "c2",
+                "name": "look_up",
+                "namespace": "multi_agent_v1",
+                "arguments": "{}",
+            },
+            {"type": "function_call_output", "call_id": "c2", "output": "found"},
+            {"type": "local_shell_call", "call_id": "c3", "action": {"type": "exec", "command": ["ls"], "env": {}}},
+            {"type": "local_shell_call_output", "id": "c3", "output": "a.txt"},
+        ],
+        tools=[RESPONSES_TOOL, spaced, FREEFORM, {"type": "local_shell"}, {"type": "shell"}, {"type": "web_search"}],
+        client_metadata={"turn_id": "t"},
+        text={"verbosity": "low"},
+        include=["reasoning.encrypted_content", "web_search_call.results"],
+        truncation="auto",
+    )
+    names = [tool["function"]["name"] for tool in request.tools]
+    assert names == [
+        "look_up",
+        "multi_agent_v1__look_up",
+        "multi_agent_v1__apply_patch",
+        "apply_patch",
+        "local_shell",
+        "shell",
+    ]
+    assert "lark" in request.tools[3]["function"]["description"]
+    calls = [c["function"] for m in request.messages for c in m.get("tool_calls", ())]
+    assert calls == [
+        {"name": "apply_patch", "arguments": '{"input": "*** Begin\\n"}'},
+        {"name": "multi_agent_v1__look_up", "arguments": "{}"},
+        {"name": "local_shell", "arguments": '{"command": ["ls"]}'},
+    ]
+    assert request.messages[0]["content"] == "hi[input_file: the model reads text only]"
+    assert sorted(request.ignored) == [
+        "include web_search_call.results",
+        "item compaction",
+        "item item_reference",
+        "text.verbosity",
+        "tool web_search",
+        "truncation",
+    ]
+
+
+def test_calls_go_back_in_the_form_in_which_the_agent_declared_the_tool() -> None:
+    request = parse(
+        "responses",
+        tools=[{"type": "namespace", "name": "ns", "tools": [RESPONSES_TOOL]}, FREEFORM, {"type": "shell"}],
+    )
+    calls = [
+        ToolCall(id="c1", name="ns__look_up", arguments='{"q": 1}'),
+        ToolCall(id="c2", name="apply_patch", arguments='{"input": "*** Begin"}'),
+        ToolCall(id="c3", name="apply_patch", arguments="no JSON"),
+        ToolCall(id="c4", name="shell", arguments='{"commands": ["ls"]}'),
+    ]
+    dialect = DIALECTS["responses"]
+    reply = Reply(id="chatcmpl-1", choices=[Choice(tool_calls=calls, finish_reason="tool_calls")])
+    whole = json.loads(dialect.encode_reply(reply, request))["output"]
+    assert [{k: v for k, v in item.items() if k not in ("id", "status")} for item in whole] == [
+        {"type": "function_call", "call_id": "c1", "name": "look_up", "namespace": "ns", "arguments": '{"q": 1}'},
+        {"type": "custom_tool_call", "call_id": "c2", "name": "apply_patch", "input": "*** Begin"},
+        {"type": "custom_tool_call", "call_id": "c3", "name": "apply_patch", "input": "no JSON"},
+        {"type": "shell_call", "call_id": "c4", "action": {"commands": ["ls"]}},
+    ]
+    encoder = dialect.encoder(request, reply_id="chatcmpl-1", model="m")
+    sent = encoder.start()
+    for i, call in enumerate(calls):
+        sent += encoder.feed(Delta(tool_calls=[ToolDelta(index=i, id=call.id, name=call.name)]))
+        for piece in (call.arguments[:4], call.arguments[4:]):
+            sent += encoder.feed(Delta(tool_calls=[ToolDelta(index=i, arguments=piece)]))
+    sent += encoder.feed(Delta(finish_reason="tool_calls")) + encoder.finish()
+    events = [json.loads(line[6:]) for line in sent.decode().splitlines() if line.startswith("data: ")]
+    assert events[-1]["response"]["output"] == whole
+    inputs = [e["delta"] for e in events if e["type"] == "response.custom_tool_call_input.delta"]
+    assert inputs == ["*** Begin", "no JSON"]
+
+
+def test_no_usage_is_negative() -> None:
+    usage = Usage(prompt_tokens=10, completion_tokens=1, cached_tokens=16)
+    assert anthropic_usage(usage)["input_tokens"] == 0
+    for shown in (chat_usage(usage)["prompt_tokens_details"], responses_usage(usage)["input_tokens_details"]):
+        assert shown["cached_tokens"] == 10
+
+
+def test_every_table_can_be_shown_and_every_refusal_names_the_way_out() -> None:
+    for name, rules in RULES.items():
+        assert markdown(name).count("\n") == len(rules) + 3
+        for rule in rules:
+            assert rule.action != "refused" or any(word in rule.why for word in ("; ", "use ", ": leave")), (
+                f"{name}: {rule.names}"
+            )
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b"\xff\xfe", b"null"])

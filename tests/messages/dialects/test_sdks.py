@@ -241,6 +241,6 @@ def test_an_error_in_the_middle_of_a_stream_is_raised(oai, ant, provider) -> Non
 
 def test_an_unknown_field_is_named_to_the_client(oai) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        oai.chat.completions.create(model="m", messages=ASK, extra_body={"wings": 2})
-    assert caught.value.param == "wings"
+        oai.chat.completions.create(model="m", messages=ASK, extra_body={"lora_path": "x"})
+    assert caught.value.param == "lora_path"
     assert caught.value.code == "unsupported_parameter"

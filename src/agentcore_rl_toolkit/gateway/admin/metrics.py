@@ -11,6 +11,7 @@ from .state import Parts
 _HELP = {
     "calls": "Model calls received from agents",
     "refused": "Calls refused before they were sent on (keys, closed sessions, bad requests)",
+    "ignored": "Fields, tools and blocks that agents sent in vain, each once a session",
     "retries": "Calls sent to another inference server after a failure",
     "stale_connections": "Calls repeated because the server had closed an idle connection",
     "turns_error": "Calls that ended in an error, not stored as turns",

@@ -8,7 +8,7 @@ reads that takes the reply for whole, so the record must be with the store by th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import msgspec
@@ -331,6 +331,15 @@ class TranslatingAgent(AgentSide):
         else:
             self.asked, self.long = translate(request, known, self.speaks, as_sent)
         self.n = self.asked.n
+
+    def settle_unknown(self, allowed: Collection[str]) -> None:
+        """Hand fields that stand in no table on to the engine if they are ``allowed``, and ignore the others."""
+        asked = self.asked
+        for name, value in asked.unknown.items():
+            if name in allowed:
+                asked.sampling.other[name] = value
+            else:
+                asked.ignored.append(name)
 
     def as_chat(self, as_sent: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> Fields:
         """The request as a chat completion, without its messages if they are in `long`."""

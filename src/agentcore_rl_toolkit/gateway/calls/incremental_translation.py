@@ -72,7 +72,7 @@ def translate(
     asked = None if before is None else _translate_new(request, before, lead, speaks)
     if asked is None or before is None or before.messages is None:
         asked = speaks.parse_request(request.body)
-        own = int(bool(msgspec.json.decode(lead)))
+        own = asked.lead
         sent = _to_json(as_sent(asked.messages))[:-1]
         crc = zlib.crc32(sent)
     else:

@@ -51,9 +51,13 @@ class RelayedChat:
         if translating is not None:
             translating.understand(body, self._session.texts.translated, _as_sent)
             translating.reply_id = new_id("chatcmpl-")
+            translating.settle_unknown(context.allow_fields)
+            context.ignored(self._session, translating.asked.ignored)
             return translating.as_chat(_as_sent)
         more = context.allow_fields if context.engine != "openai" else None
-        agent.n = passthrough.check(body, agent.fields, more=more)
+        ignored: list[str] = []
+        agent.n = passthrough.check(body, agent.fields, more=more, ignored=ignored)
+        context.ignored(self._session, ignored)
         return agent.fields
 
     def compose(self, fields: Fields, path: bytes) -> None:

@@ -69,12 +69,14 @@ class TokenSampling:
     def understand(self, body: bytes) -> Fields:
         agent, session = self._agent, self._session
         agent.understand(body, session.texts.translated, _as_sent)
-        asked = agent.asked
+        asked, allowed = agent.asked, self._context.allow_fields
+        agent.settle_unknown(allowed)
+        self._context.ignored(session, asked.ignored)
         impose(asked, session.settings.sampling_params)
         agent.n = asked.n
         agent.reply_id = new_id("chatcmpl-")
         self._live = agent.stream and not self._whole
-        asked.require(self._engine.features, engine=self._engine.name)
+        asked.require(self._engine.features, engine=self._engine.name, allowed=allowed)
         fields = agent.as_chat(_as_sent)
         self._force_calls()
         if asked.prompt is not None:

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import msgspec
 
 from ..errors import NOT_JSON, RequestError, no_threads, unsupported
 from .arguments import value_of
-from .canonical import CONTENT_FILTER, LENGTH, STOP, TOOL_CALLS, Choice, ModelRequest, Reply, Usage, own_id, text_of
+from .canonical import (
+    CONTENT_FILTER,
+    LENGTH,
+    STOP,
+    TOOL_CALLS,
+    UNREADABLE,
+    Choice,
+    ModelRequest,
+    Reply,
+    Usage,
+    own_id,
+    text_of,
+)
 from .chat import named_tool
 from .fields import MAX_TOOLS, Fields, decode_body
 from .fields import text_of as text_member
 
-_NO_EFFECT = ("metadata", "service_tier", "inference_geo", "cache_control", "betas", "diagnostics")
+# Claude Code opens its system prompt with it; parts of it change from call to call and from agent to agent.
+_BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
+_FAILED = "The tool failed and said nothing."
 
 # Clients drop reasoning that carries no signature from the history they send back; nobody checks this one.
 SIGNATURE = "c2VsZi1ob3N0ZWQ="
@@ -31,28 +46,29 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Mo
     messages: list[dict[str, Any]] = []
     system = fields.either("system", str, list)
     if system:
-        text = system if isinstance(system, str) else "\n".join(_text_blocks(system, "system"))
-        messages.append({"role": "system", "content": text})
+        texts = [system] if isinstance(system, str) else _text_blocks(system, "system")
+        kept = [text for text in (_BILLING.sub("", text) for text in texts) if text]
+        if kept != texts:
+            fields.ignored.append("x-anthropic-billing-header")
+        if kept:
+            messages.append({"role": "system", "content": "\n".join(kept)})
+    lead = len(messages)
     asked = fields.need("messages", list)
     if not asked:
         raise RequestError("messages must not be empty", param="messages")
     for i, message in enumerate(asked):
-        messages += _message(message, f"messages[{i}]")
+        messages += _message(message, f"messages[{i}]", fields.ignored)
     if messages[-1]["role"] == "assistant":
         raise unsupported(
             f"messages[{len(asked) - 1}]", "an answer cannot be begun for the model; end with a user message"
         )
-    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(fields.few("tools", MAX_TOOLS))]
+    tools: list[dict[str, Any]] = []
+    for i, tool in enumerate(fields.few("tools", MAX_TOOLS)):
+        tools += _tool(tool, f"tools[{i}]", fields.ignored)
     choice, parallel = _tool_choice(fields.take("tool_choice", dict), tools)
     template_kwargs = _thinking(fields)
     effort, output_format = _output(fields)
-    for name, why in (
-        ("container", "there are no server-side containers"),
-        ("mcp_servers", "the gateway does not call MCP servers"),
-        ("context_management", "the gateway does not edit the history; send the messages that are meant"),
-        ("fallbacks", "there is one model"),
-    ):
-        fields.refuse(name, why)
+    _edits_nothing(fields)
     if fields.take("thread", dict) is not None:
         raise no_threads()
     sampling = fields.sampling(("max_tokens",), "stop_sequences", max_temperature=1.0)
@@ -71,10 +87,22 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Mo
         response_format=output_format,
         reasoning_effort=effort,
         template_kwargs=template_kwargs,
+        lead=lead,
     )
-    fields.ignore(*_NO_EFFECT)
-    fields.done()
+    request.unknown, request.ignored = fields.settle("anthropic"), fields.ignored
     return request
+
+
+def _edits_nothing(fields: Fields) -> None:
+    """Take edits that keep all. Raises: RequestError for one that would change the history."""
+    management = fields.take("context_management", dict)
+    if management is None:
+        return
+    edits = management.get("edits") or []
+    if not isinstance(edits, list) or any(not isinstance(edit, dict) or edit.get("keep") != "all" for edit in edits):
+        why = "the gateway does not edit the history: leave out edits that clear it, or clear it in the agent"
+        raise unsupported("context_management", why)
+    fields.ignored.append("context_management")
 
 
 def _thinking(fields: Fields) -> dict[str, Any]:
@@ -82,24 +110,22 @@ def _thinking(fields: Fields) -> dict[str, Any]:
 
     A budget is taken and not held: an engine would write the end of the thinking itself, which the policy did not sample.
     """
-    thinking = fields.take("thinking", dict)
-    if thinking is None:
+    inner = fields.inside("thinking")
+    if not inner:
         return {}
-    inner = Fields(thinking, "thinking")
     kind = inner.need("type", str)
     if kind not in ("enabled", "disabled", "adaptive"):
         raise unsupported("thinking.type", "it must be enabled, disabled or adaptive")
     inner.integer("budget_tokens", 0)
-    inner.ignore("display")
-    inner.done()
+    inner.rest("display")
     return {"enable_thinking": kind != "disabled"}
 
 
 def _output(fields: Fields) -> tuple[str | None, dict[str, Any] | None]:
-    config = Fields(fields.take("output_config", dict) or {}, "output_config")
+    config = fields.inside("output_config")
     effort = config.take("effort", str)
     shape = config.take("format", dict) or fields.take("output_format", dict)
-    config.done()
+    config.rest()
     if shape is None:
         return effort, None
     if shape.get("type") != "json_schema" or not isinstance(shape.get("schema"), dict):
@@ -117,7 +143,7 @@ def _text_blocks(blocks: list[Any], path: str) -> list[str]:
     return texts
 
 
-def _message(message: Any, path: str) -> list[dict[str, Any]]:
+def _message(message: Any, path: str, ignored: list[str]) -> list[dict[str, Any]]:
     """One Anthropic message -> canonical ones: tool results become messages of their own, in front of the user's
     text.
     """
@@ -130,7 +156,7 @@ def _message(message: Any, path: str) -> list[dict[str, Any]]:
     if not isinstance(content, list):
         raise RequestError(f"{path}.content must be a string or a list of blocks", param=f"{path}.content")
     if role == "assistant":
-        return [_assistant(content, path)]
+        return [_assistant(content, path, ignored)]
     if role == "system":
         return [{"role": "system", "content": "\n".join(_text_blocks(content, f"{path}.content"))}]
     results: list[dict[str, Any]] = []
@@ -148,8 +174,8 @@ def _message(message: Any, path: str) -> list[dict[str, Any]]:
 
 
 def _tool_result(block: dict[str, Any], path: str) -> dict[str, Any]:
-    """Chat has no field for ``is_error``, and no chat template reads it: what failed is in the text, so there has to be one,
-    as for the provider. Otherwise a failure would look like a success that found nothing.
+    """Chat has no field for ``is_error``, and no chat template reads it: what failed is in the text. Without one a failure
+    would look like a success that found nothing.
     """
     call_id = text_member(block, "tool_use_id", path)
     content = _joined(_user_parts(block.get("content"), f"{path}.content"))
@@ -157,7 +183,7 @@ def _tool_result(block: dict[str, Any], path: str) -> dict[str, Any]:
     if failed is not None and not isinstance(failed, bool):
         raise RequestError(f"{path}.is_error must be true or false", param=f"{path}.is_error")
     if failed and not text_of(content).strip():
-        raise RequestError(f"{path}.content must have text if is_error is true", param=f"{path}.content")
+        content = _FAILED
     return {"role": "tool", "tool_call_id": call_id, "content": content}
 
 
@@ -175,9 +201,32 @@ def _user_parts(content: Any, path: str) -> list[dict[str, Any]]:
             parts.append({"type": "text", "text": block["text"]})
         elif kind == "image":
             parts.append({"type": "image_url", "image_url": {"url": _image_url(block.get("source") or {}, path)}})
+        elif kind == "tool_reference":
+            parts.append({"type": "text", "text": f"The tool {block.get('tool_name')} is available now."})
+        elif kind in ("document", "search_result"):
+            parts += _document(block, path)
+        elif kind is not None and kind != "text":
+            parts.append({"type": "text", "text": UNREADABLE.format(kind)})
         else:
-            raise unsupported(path, f"content blocks of type {kind!r} are not taken")
+            raise RequestError(f"{path} must be a list of blocks, text blocks with a text", param=path)
     return parts
+
+
+def _document(block: dict[str, Any], path: str) -> list[dict[str, Any]]:
+    """The text of a document, behind its title; of one that is no text (a PDF) a line that says so."""
+    source = block.get("source")
+    title = block.get("title")
+    found: list[dict[str, Any]] = [{"type": "text", "text": title}] if isinstance(title, str) else []
+    if block["type"] == "search_result":
+        return [*found, *_user_parts(block.get("content"), path)]
+    kind = source.get("type") if isinstance(source, dict) else None
+    if kind == "text" and isinstance(source.get("data"), str):
+        return [*found, {"type": "text", "text": source["data"]}]
+    if kind == "content":
+        return [*found, *_user_parts(source.get("content"), f"{path}.source.content")]
+    media = source.get("media_type", kind) if isinstance(source, dict) else "document"
+    why = f"[document ({media}): the model reads text only; extract the text with another tool]"
+    return [*found, {"type": "text", "text": why}]
 
 
 def _image_url(source: Any, path: str) -> str:
@@ -195,7 +244,7 @@ def _joined(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     return parts
 
 
-def _assistant(content: list[Any], path: str) -> dict[str, Any]:
+def _assistant(content: list[Any], path: str, ignored: list[str]) -> dict[str, Any]:
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
@@ -214,8 +263,10 @@ def _assistant(content: list[Any], path: str) -> dict[str, Any]:
                 raise RequestError(f"{where}.input must be an object", param=f"{where}.input")
             function = {"name": text_member(block, "name", where), "arguments": json.dumps(given, ensure_ascii=False)}
             calls.append({"id": text_member(block, "id", where), "type": "function", "function": function})
+        elif kind is not None:
+            ignored.append(f"block {kind}")
         else:
-            raise unsupported(where, f"assistant blocks of type {kind!r} are not taken")
+            raise RequestError(f"{where}.type is required", param=f"{where}.type")
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
     if thoughts:
         message["reasoning_content"] = "".join(thoughts)
@@ -224,9 +275,13 @@ def _assistant(content: list[Any], path: str) -> dict[str, Any]:
     return message
 
 
-def _tool(tool: Any, path: str) -> dict[str, Any]:
-    if not isinstance(tool, dict) or tool.get("type", "custom") not in ("custom", None):
-        raise unsupported(f"{path}.type", "only custom tools are served, not the provider's own")
+def _tool(tool: Any, path: str, ignored: list[str]) -> list[dict[str, Any]]:
+    """The function that the model is given; nothing for a tool of the provider's own."""
+    if not isinstance(tool, dict):
+        raise RequestError(f"{path} must be an object", param=path)
+    if tool.get("type", "custom") not in ("custom", None):
+        ignored.append(f"tool {tool['type']}")
+        return []
     name = tool.get("name")
     if not isinstance(name, str):
         raise RequestError(f"{path}.name must be a string", param=f"{path}.name")
@@ -236,7 +291,7 @@ def _tool(tool: Any, path: str) -> dict[str, Any]:
     function["parameters"] = tool.get("input_schema") or {"type": "object", "properties": {}}
     if tool.get("strict") is not None:
         function["strict"] = tool["strict"]
-    return {"type": "function", "function": function}
+    return [{"type": "function", "function": function}]
 
 
 def _tool_choice(choice: dict[str, Any] | None, tools: list[dict[str, Any]]) -> tuple[str, bool | None]:
@@ -269,7 +324,7 @@ def stop_reason(choice_finish: str | None, stop_sequence: str | None) -> str:
 
 def usage_dict(usage: Usage | None) -> dict[str, Any]:
     prompt = (usage.prompt_tokens if usage else None) or 0
-    cached = (usage.cached_tokens if usage else None) or 0
+    cached = usage.cached if usage else 0
     return {
         # This provider counts cached tokens apart from the others.
         "input_tokens": prompt - cached,

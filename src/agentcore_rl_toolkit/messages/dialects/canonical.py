@@ -9,6 +9,7 @@ text>"}}], "tool_call_id", "reasoning_content"}`` and ``{"type": "function", "fu
 from __future__ import annotations
 
 import secrets
+from collections.abc import Collection
 from typing import Any, Literal
 
 import msgspec
@@ -20,6 +21,8 @@ ParseStatus = Literal["none", "parsed", "unparsed"]
 
 # Canonical finish reasons; engines' other words are passed on as they are.
 STOP, LENGTH, TOOL_CALLS, CONTENT_FILTER = "stop", "length", "tool_calls", "content_filter"
+
+UNREADABLE = "[{}: the model reads text only]"  # in place of what it cannot be given
 
 
 def new_id(prefix: str) -> str:
@@ -42,6 +45,14 @@ def own_id(prefix: str, reply_id: str, place: int | None = None) -> str:
     for other in _PREFIXES:
         tail = tail.removeprefix(other)
     return f"{prefix}{tail}" if place is None else f"{prefix}{tail}-{place}"
+
+
+class ToolForm(msgspec.Struct, frozen=True):
+    """How an agent declared a tool that the model knows as a function (`dialects.tool_forms`)."""
+
+    kind: str
+    name: str
+    namespace: str | None = None
 
 
 class Sampling(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -96,6 +107,10 @@ class ModelRequest(msgspec.Struct, kw_only=True):
     template_kwargs: dict[str, Any] = {}
     counted: Usage | None = None  # of the prompt, where it is rendered here
     echo_fields: dict[str, Any] = {}  # what the Responses dialect repeats in its answer
+    forms: dict[str, ToolForm] = {}  # by name of the function: tools that the agent declared in another form
+    lead: int = 0  # messages in front that stand for a field beside the list
+    ignored: list[str] = []  # what was left out, or asked for in vain
+    unknown: dict[str, Any] = {}  # fields that stand in no table
 
     def template_options(self) -> dict[str, Any]:
         """Variables for the model's chat template: what the agent passed, and its reasoning effort where templates look."""
@@ -144,10 +159,12 @@ class ModelRequest(msgspec.Struct, kw_only=True):
             found[name] = name
         return found
 
-    def require(self, supported: frozenset[str] | set[str], *, engine: str) -> None:
-        """Refuse what the engine cannot do. Raises: RequestError that names the first such field."""
+    def require(self, supported: frozenset[str] | set[str], *, engine: str, allowed: Collection[str] = ()) -> None:
+        """Refuse what the engine cannot do, but for what is ``allowed``. Raises: RequestError that names the first such
+        field.
+        """
         for feature, field in self.features().items():
-            if feature not in supported:
+            if feature not in supported and feature not in allowed:
                 raise unsupported(field, f"the inference engine ({engine}) has no such ability")
 
     def to_chat_body(self) -> dict[str, Any]:
@@ -202,6 +219,11 @@ class Usage(msgspec.Struct, kw_only=True):
     completion_tokens: int | None = None
     cached_tokens: int | None = None
     reasoning_tokens: int | None = None
+
+    @property
+    def cached(self) -> int:
+        """The cached tokens of the prompt, never more than it has: some engines count whole blocks."""
+        return max(min(self.cached_tokens or 0, self.prompt_tokens or 0), 0)
 
 
 class Choice(msgspec.Struct, kw_only=True):

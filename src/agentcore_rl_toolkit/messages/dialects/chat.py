@@ -9,6 +9,7 @@ import msgspec
 
 from ..errors import RequestError, openai_error, unsupported
 from .canonical import (
+    UNREADABLE,
     Delta,
     ModelRequest,
     Reply,
@@ -19,12 +20,6 @@ from .fields import MAX_TOOLS, Fields, decode_body
 from .sse import encode_event
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-# Present in requests of real clients, without effect on the answer of a self-hosted model.
-_NO_EFFECT = """
-    user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options
-    return_token_ids return_prompt_token_ids return_tokens_as_token_ids return_routed_experts return_meta_info
-    request_id cache_salt include_reasoning separate_reasoning add_special_tokens
-"""
 
 
 def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
@@ -38,14 +33,6 @@ def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
     stream_options = fields.take("stream_options", dict) or {}
     template_kwargs = fields.template_kwargs()
     effort = fields.take("reasoning_effort", str)
-    fields.refuse_all()
-    for name, why, unless in (
-        ("continue_final_message", "an answer always starts a new message", (False,)),
-        ("add_generation_prompt", "an answer always starts a new message", (True,)),
-        ("chat_template", "the template of the model is used", ()),
-        ("prompt_logprobs", "logprobs are given for sampled tokens only", (False,)),
-    ):
-        fields.refuse(name, why, unless=unless)
     request = ModelRequest(
         dialect="chat",
         model=fields.take("model", str) or "",
@@ -65,8 +52,7 @@ def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
     )
     if request.top_logprobs and not request.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
-    fields.ignore(*_NO_EFFECT.split())
-    fields.done()
+    request.unknown, request.ignored = fields.settle("chat"), fields.ignored
     return request
 
 
@@ -117,7 +103,9 @@ def _check_part(part: Any, path: str) -> dict[str, Any]:
         if isinstance(image, dict) and isinstance(image.get("url"), str):
             return {"type": "image_url", "image_url": image}
         raise RequestError(f"{path}.image_url.url must be a string", param=f"{path}.image_url")
-    raise unsupported(path, f"content parts of type {kind!r} are not taken, only text and image_url")
+    if kind is None:
+        raise RequestError(f"{path}.type is required", param=f"{path}.type")
+    return {"type": "text", "text": UNREADABLE.format(kind)}
 
 
 def _check_call(call: Any, path: str) -> dict[str, Any]:
@@ -139,8 +127,14 @@ def parse_tools(fields: Fields) -> tuple[list[dict[str, Any]], str, bool | None]
     tools: list[dict[str, Any]] = []
     for i, tool in enumerate(fields.few("tools", MAX_TOOLS)):
         path = f"tools[{i}]"
-        if not isinstance(tool, dict) or tool.get("type", "function") != "function":
-            raise unsupported(f"{path}.type", "only tools of type 'function' are served")
+        if not isinstance(tool, dict):
+            raise RequestError(f"{path} must be an object", param=path)
+        kind = tool.get("type", "function")
+        if kind == "custom":
+            raise unsupported(f"{path}.type", "use a function with one string, or the Responses API")
+        if kind != "function":
+            fields.ignored.append(f"tool {kind}")
+            continue
         function = tool.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise RequestError(f"{path}.function.name must be a string", param=f"{path}.function")
@@ -157,8 +151,12 @@ def tool_choice(fields: Fields, tools: list[dict[str, Any]], *path: str) -> str:
         if choice == "required" and not tools:
             raise RequestError("tool_choice 'required' needs tools", param="tool_choice")
         return choice
-    if choice.get("type") != "function":
-        raise unsupported("tool_choice.type", "only 'function' is served")
+    if choice.get("type") == "allowed_tools":
+        mode = choice.get("mode") or (choice.get("allowed_tools") or {}).get("mode")
+        fields.ignored.append("tool_choice.allowed_tools")
+        return "required" if mode == "required" and tools else "auto"
+    if choice.get("type") not in ("function", "custom"):
+        raise unsupported("tool_choice.type", "only functions can be asked for; leave it to the model (auto)")
     for name in path:
         choice = choice.get(name) if isinstance(choice, dict) else None
     return named_tool(choice, tools, ".".join(("tool_choice", *path)))
@@ -192,7 +190,7 @@ def usage_dict(usage: Usage | None) -> dict[str, Any]:
         "total_tokens": prompt + completion,
     }
     if usage is not None and usage.cached_tokens is not None:
-        result["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
+        result["prompt_tokens_details"] = {"cached_tokens": usage.cached}
     if usage is not None and usage.reasoning_tokens is not None:
         result["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
     return result

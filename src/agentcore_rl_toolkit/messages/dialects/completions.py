@@ -15,10 +15,6 @@ from .fields import Fields, decode_body
 
 DEFAULT_MAX_TOKENS = 16  # the provider's own default for this endpoint
 
-_NO_EFFECT = """
-    user metadata service_tier return_token_ids return_tokens_as_token_ids return_routed_experts request_id cache_salt
-"""
-
 
 def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
     """Read a completion request. Raises: RequestError that names the field.
@@ -28,10 +24,8 @@ def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
     fields = Fields(decode_body(body) if isinstance(body, bytes) else body)
     prompt = _prompt(fields.need("prompt", str, list))
     stream_options = fields.take("stream_options", dict) or {}
-    fields.refuse("prompt_logprobs", "logprobs are given for sampled tokens only")
     count = fields.integer("n", 1, 128) or 1
     fields.refuse("best_of", "every sample is returned; use n", unless=(1, count))
-    fields.refuse_all()
     top = fields.either("logprobs", int, bool)
     special = fields.take("add_special_tokens", bool)
     sampling = fields.sampling(("max_tokens",))
@@ -50,8 +44,7 @@ def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
         response_format=check_response_format(fields.take("response_format", dict), "response_format"),
         sampling=sampling,
     )
-    fields.ignore(*_NO_EFFECT.split())
-    fields.done()
+    request.unknown, request.ignored = fields.settle("completions"), fields.ignored
     return request
 
 

@@ -8,6 +8,7 @@ import msgspec
 
 from ..errors import NOT_JSON, RequestError, unsupported
 from .canonical import Sampling
+from .rules import BY_FIELD, IGNORED, REFUSED
 
 T = TypeVar("T")
 
@@ -25,27 +26,6 @@ _ENGINE_PARAMETERS = """
     spaces_between_special_tokens stop_token_ids structured_outputs thinking_token_budget truncate_prompt_tokens
 """
 ENGINE_PARAMETERS = frozenset(_ENGINE_PARAMETERS.split())
-
-_ENGINES_OWN = """
-    bootstrap_host bootstrap_port bootstrap_room custom_logit_processor data_parallel_rank disagg_prefill_dp_rank
-    ec_transfer_params kv_transfer_params lora_path rid routed_dp_rank session_params
-"""
-# What OpenAI's chat and text completions are refused: field -> why, and the values under which it asks for nothing.
-REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "audio": ("there is no audio output", ()),
-    "modalities": ("only text is served", (["text"],)),
-    "prediction": ("predicted outputs are not served", ()),
-    "web_search_options": ("there is no web search", ()),
-    "functions": ("use tools instead", ()),
-    "function_call": ("use tool_choice instead", ("auto", "none")),
-    "verbosity": ("the model has no such setting", ("medium",)),
-    "suffix": ("there is no insertion", ()),
-    "echo": ("it would repeat the prompt inside the answer", (False,)),
-    "best_of": ("every sample is returned; use n", (1,)),
-    "use_beam_search": ("beams are no samples of the policy, nothing could be trained on them", (False,)),
-    "prompt_embeds": ("a prompt without token ids cannot be recorded", ()),
-    **dict.fromkeys(_ENGINES_OWN.split(), ("it reaches beyond this call, into the engine's own affairs", ())),
-}
 
 
 def decode_body(body: bytes) -> dict[str, Any]:
@@ -68,16 +48,21 @@ def text_of(item: dict[str, Any], name: str, path: str) -> str:
 
 
 class Fields:
-    """A JSON object whose members are taken one by one; what nobody took is reported at the end.
+    """A JSON object whose members are taken one by one; `settle` says what becomes of the others.
 
-    An explicit null counts as absent, as it does for the providers.
+    An explicit null counts as absent, as it does for the providers. ``ignored`` names what the agent asked for in vain; the
+    objects inside of a request share its list.
     """
 
-    def __init__(self, data: Any, path: str = "") -> None:
+    def __init__(self, data: Any, path: str = "", *, ignored: list[str] | None = None) -> None:
         if not isinstance(data, dict):
             raise RequestError(f"{path or 'the body'} must be an object, not {_kind(data)}", param=path or None)
         self.path = path
+        self.ignored: list[str] = [] if ignored is None else ignored
         self._left = {name: value for name, value in data.items() if value is not None}
+
+    def __bool__(self) -> bool:
+        return bool(self._left)
 
     def name(self, field: str) -> str:
         return f"{self.path}.{field}" if self.path else field
@@ -148,15 +133,29 @@ class Fields:
         if value is not None and value not in unless and value not in ([], {}, ""):
             raise unsupported(self.name(field), why)
 
-    def refuse_all(self) -> None:
-        """Refuse what is in `REFUSED`."""
-        for field, (why, unless) in REFUSED.items():
-            self.refuse(field, why, unless=unless)
+    def inside(self, field: str) -> Fields:
+        """The members of an object that is a member; empty when it is absent."""
+        return Fields(self.take(field, dict) or {}, self.name(field), ignored=self.ignored)
 
-    def ignore(self, *fields: str) -> None:
-        """Take members that have no effect here."""
-        for field in fields:
-            self._left.pop(field, None)
+    def settle(self, dialect: str) -> dict[str, Any]:
+        """Do with the members that are left what the dialect's table says. Returns those that stand in no table.
+
+        Raises: RequestError for one that is refused.
+        """
+        rules = BY_FIELD[dialect]
+        for name in rules.keys() & self._left.keys():
+            rule = rules[name]
+            if rule.action == REFUSED:
+                self.refuse(name, rule.why, unless=rule.unless)
+                continue
+            value = self._left.pop(name)
+            if rule.action == IGNORED and value not in rule.unless and value not in ([], {}, "", False):
+                self.ignored.append(name)
+        return self._left
+
+    def rest(self, *taken: str) -> None:
+        """Ignore what is left of an object inside of a request; ``taken`` is not worth counting."""
+        self.ignored += [self.name(name) for name in self._left if name not in taken]
 
     def template_kwargs(self) -> dict[str, Any]:
         """Variables for the chat template. Raises: RequestError when they would take the place of the request's own."""
@@ -164,11 +163,6 @@ class Fields:
         for name in _NOT_FOR_TEMPLATES & given.keys():
             raise unsupported(self.name(f"chat_template_kwargs.{name}"), "it is made from the request")
         return given
-
-    def done(self) -> None:
-        """Raises: RequestError that names the first member nobody took."""
-        for field in self._left:
-            raise unsupported(self.name(field), "this gateway does not know the field")
 
     def sampling(self, max_tokens: tuple[str, ...], stop: str = "stop", *, max_temperature: float = 2.0) -> Sampling:
         """The sampling parameters that all dialects share, and the engines' own."""

@@ -1,8 +1,8 @@
 """What must hold for an OpenAI request that is passed on to a chat or completions endpoint without being read whole.
 
-An engine ignores what it does not know, so a field that asks for something it cannot give is refused here, by name. So is
-what would make the record wrong (several prompts in one call, beams instead of samples), and what reaches beyond the call
-(where the engine gets its cache from, which request an id belongs to).
+A field that nobody here knows is left out and counted: an engine might do something with it that the record does not show.
+Refused is what would make the record wrong (several prompts in one call, beams instead of samples), and what reaches beyond the
+call (where the engine gets its cache from, which request an id belongs to). `dialects.rules` has both.
 
 Source: request models of OpenAI's API, vLLM (entrypoints/openai) and SGLang (srt/entrypoints/openai/protocol.py), 2026-11.
 """
@@ -14,7 +14,8 @@ from collections.abc import Collection
 import msgspec
 
 from ..errors import RequestError, unsupported
-from .fields import ENGINE_PARAMETERS, REFUSED
+from .fields import ENGINE_PARAMETERS
+from .rules import BY_FIELD, REFUSED
 
 Fields = dict[str, msgspec.Raw]
 
@@ -71,8 +72,9 @@ _FORMS = _SAID | frozenset(
 )
 
 
-def check(body: bytes, fields: Fields, *, more: Collection[str] | None) -> int:
-    """How many choices are asked for. ``more`` are fields to let pass beside the known ones, None lets all pass.
+def check(body: bytes, fields: Fields, *, more: Collection[str] | None, ignored: list[str]) -> int:
+    """How many choices are asked for. ``more`` are fields to let pass beside the known ones, None lets all pass; the others
+    are taken out of ``fields``, and named in ``ignored``.
 
     Raises: RequestError that names the field.
     """
@@ -82,7 +84,7 @@ def check(body: bytes, fields: Fields, *, more: Collection[str] | None) -> int:
         except UnicodeDecodeError as e:
             raise RequestError(f"the request body is not UTF-8: {e.reason} at byte {e.start}") from e
     if more is not None and not KNOWN.issuperset(fields):
-        _name_the_unknown(fields, more)
+        ignored += _without_the_unknown(fields, more)
     stream = fields.get("stream")
     if stream is not None and bytes(stream) not in (b"true", b"false", b"null"):
         raise RequestError("stream must be true or false", param="stream")
@@ -130,13 +132,16 @@ def number(value: msgspec.Raw) -> int | None:
     return int(text) if text.isdigit() and len(text) <= _LONGEST_NUMBER else None
 
 
-def _name_the_unknown(fields: Fields, more: Collection[str]) -> None:
-    for name, value in fields.items():
-        if name in KNOWN or name in more or bytes(value) in _NOTHING:
+def _without_the_unknown(fields: Fields, more: Collection[str]) -> list[str]:
+    left_out = []
+    for name in fields.keys() - KNOWN - set(more):
+        value, rule = bytes(fields.pop(name)), BY_FIELD["chat"].get(name)
+        if value in _NOTHING or (rule is not None and value in map(msgspec.json.encode, rule.unless)):
             continue
-        why, unless = REFUSED.get(name, ("this gateway does not know the field (--allow-field lets it pass)", ()))
-        if bytes(value) not in map(msgspec.json.encode, unless):
-            raise unsupported(name, why)
+        if rule is not None and rule.action == REFUSED:
+            raise unsupported(name, rule.why)
+        left_out.append(name)
+    return left_out
 
 
 def _one_prompt(text: bytes) -> None:

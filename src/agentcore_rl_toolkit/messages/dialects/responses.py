@@ -8,20 +8,18 @@ from __future__ import annotations
 import base64
 import binascii
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from ..errors import RequestError, unsupported
-from .canonical import CONTENT_FILTER, LENGTH, Choice, ModelRequest, Reply, Usage, own_id
+from . import tool_forms
+from .canonical import CONTENT_FILTER, LENGTH, UNREADABLE, Choice, ModelRequest, Reply, ToolForm, Usage, own_id
 from .chat import tool_choice
 from .fields import MAX_TOOLS, Fields, decode_body
 from .fields import text_of as text_member
 
-_NO_EFFECT = """
-    user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options
-    stream_options max_tool_calls
-"""
 # Extra output that clients ask for as a matter of habit, and that is given anyway.
 _INCLUDES = ("reasoning.encrypted_content", "message.output_text.logprobs")
 
@@ -31,38 +29,29 @@ def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
     data = decode_body(body) if isinstance(body, bytes) else body
     fields = Fields(data)
     messages: list[dict[str, Any]] = []
+    forms: dict[str, ToolForm] = {}
     instructions = fields.take("instructions", str)
     if instructions:
         messages.append({"role": "system", "content": instructions})
+    lead = len(messages)
     asked = fields.need("input", str, list)
     if isinstance(asked, str):
         messages.append({"role": "user", "content": asked})
     else:
-        messages += input_messages(asked)
+        messages += input_messages(asked, fields.ignored)
     if not messages:
         raise RequestError("input must not be empty", param="input")
-    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(fields.few("tools", MAX_TOOLS))]
-    text = Fields(fields.take("text", dict) or {}, "text")
+    tools: list[dict[str, Any]] = []
+    for i, tool in enumerate(fields.few("tools", MAX_TOOLS)):
+        tools += tool_forms.functions(tool, f"tools[{i}]", forms, fields.ignored)
+    text = fields.inside("text")
     response_format = _text_format(text.take("format", dict))
-    text.refuse("verbosity", "the model has no such setting", unless=("medium",))
-    text.done()
-    reasoning = Fields(fields.take("reasoning", dict) or {}, "reasoning")
+    text.rest()
+    reasoning = fields.inside("reasoning")
     effort = reasoning.take("effort", str)
-    reasoning.ignore("summary", "generate_summary", "context")
-    reasoning.done()
-    for name, why in (
-        ("previous_response_id", "responses are not kept; send the whole input"),
-        ("conversation", "conversations are not kept; send the whole input"),
-        ("prompt", "there are no stored prompts"),
-        ("context_management", "the gateway does not edit the input"),
-    ):
-        fields.refuse(name, why)
-    fields.refuse("background", "answers are given at once", unless=(False,))
-    fields.refuse("truncation", "input is never cut", unless=("disabled",))
+    reasoning.rest("summary", "generate_summary", "context")
     includes = fields.strings("include")
-    for name in includes:
-        if name not in _INCLUDES:
-            raise unsupported("include", f"{name!r} does not exist here")
+    fields.ignored += [f"include {name}" for name in includes if name not in _INCLUDES]
     top = fields.integer("top_logprobs", 0, 20) or 0
     request = ModelRequest(
         dialect="responses",
@@ -79,10 +68,11 @@ def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
         reasoning_effort=effort,
         template_kwargs=fields.template_kwargs(),
         sampling=fields.sampling(("max_output_tokens",)),
+        forms=forms,
+        lead=lead,
         echo_fields={name: data.get(name) for name in _ECHOED.split() if data.get(name) is not None},
     )
-    fields.ignore(*_NO_EFFECT.split())
-    fields.done()
+    request.unknown, request.ignored = fields.settle("responses"), fields.ignored
     return request
 
 
@@ -92,8 +82,8 @@ _ECHOED = """
 """
 
 
-def input_messages(items: list[Any]) -> list[dict[str, Any]]:
-    """Input items -> canonical messages.
+def input_messages(items: list[Any], ignored: list[str]) -> list[dict[str, Any]]:
+    """Input items -> canonical messages; ``ignored`` learns the types of those that are left out.
 
     One turn of the model comes back as several items (reasoning, message, function calls); they are joined into one
     assistant message."""
@@ -127,27 +117,34 @@ def input_messages(items: list[Any]) -> list[dict[str, Any]]:
             message = assistant(fresh=bool(turn and (turn["content"] or "tool_calls" in turn)))
             if thought:
                 message["reasoning_content"] = message.get("reasoning_content", "") + thought
-        elif kind == "function_call":
-            function = {
-                "name": text_member(item, "name", path),
-                "arguments": text_member(item, "arguments", path) or "{}",
-            }
-            call = {"id": text_member(item, "call_id", path), "type": "function", "function": function}
+        elif (called := tool_forms.call_of(item, path)) is not None:
+            function = {"name": called[0], "arguments": called[1]}
+            call = {"id": _call_id(item, path), "type": "function", "function": function}
             assistant().setdefault("tool_calls", []).append(call)
-        elif kind == "function_call_output":
+        elif kind in tool_forms.OUTPUTS:
             turn = None
             if item.get("output") is None:
                 raise RequestError(f"{path}.output is required", param=f"{path}.output")
-            content = _content(item["output"], f"{path}.output")
-            messages.append({"role": "tool", "tool_call_id": text_member(item, "call_id", path), "content": content})
+            content = _content(tool_forms.output_of(item), f"{path}.output")
+            messages.append({"role": "tool", "tool_call_id": _call_id(item, path), "content": content})
         else:
-            raise unsupported(f"{path}.type", f"items of type {kind!r} are not taken")
+            summary = _unsealed(item.get("encrypted_content")) if kind.startswith("compaction") else ""
+            if summary:
+                turn = None
+                messages.append({"role": "user", "content": summary})
+            else:
+                ignored.append(f"item {kind}")
     return messages
 
 
 # Nothing is secret here, but this is the member that clients carry from turn to turn: of a stream, langchain-openai keeps
 # no other part of the reasoning.
 _SEAL = "base64:"
+
+
+def _call_id(item: dict[str, Any], path: str) -> str:
+    """A local shell's output names its call by ``id`` alone."""
+    return text_member(item, "call_id" if item.get("call_id") is not None else "id", path)
 
 
 def _sealed(text: str) -> str:
@@ -193,22 +190,13 @@ def _content(content: Any, path: str) -> str | list[dict[str, Any]]:
             if part.get("detail"):
                 image["detail"] = part["detail"]
             parts.append({"type": "image_url", "image_url": image})
+        elif isinstance(part, dict):
+            parts.append({"type": "text", "text": UNREADABLE.format(kind)})
         else:
-            raise unsupported(where, f"content parts of type {kind!r} are not taken")
+            raise RequestError(f"{where} must be an object", param=where)
     if all(part["type"] == "text" for part in parts):
         return "".join(part["text"] for part in parts)
     return parts
-
-
-def _tool(tool: Any, path: str) -> dict[str, Any]:
-    if not isinstance(tool, dict) or tool.get("type") != "function":
-        raise unsupported(f"{path}.type", "only tools of type 'function' are served")
-    if not isinstance(tool.get("name"), str):
-        raise RequestError(f"{path}.name must be a string", param=f"{path}.name")
-    function = {
-        name: tool[name] for name in ("name", "description", "parameters", "strict") if tool.get(name) is not None
-    }
-    return {"type": "function", "function": function}
 
 
 def _text_format(value: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -228,7 +216,7 @@ def usage_dict(usage: Usage | None) -> dict[str, Any]:
     return {
         "input_tokens": prompt,
         "input_tokens_details": {
-            "cached_tokens": (usage.cached_tokens if usage else None) or 0,
+            "cached_tokens": usage.cached if usage else 0,
             "cache_write_tokens": 0,
         },
         "output_tokens": completion,
@@ -295,18 +283,9 @@ def text_part(text: str, entries: list[dict[str, Any]] | None = None) -> dict[st
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": entries or []}
 
 
-def call_item(call_id: str, name: str, arguments: str, item_id: str, status: str = "completed") -> dict[str, Any]:
-    return {
-        "id": item_id,
-        "type": "function_call",
-        "call_id": call_id,
-        "name": name,
-        "arguments": arguments,
-        "status": status,
-    }
-
-
-def output_items(choice: Choice, reply_id: str, *, logprobs: bool) -> list[dict[str, Any]]:
+def output_items(
+    choice: Choice, reply_id: str, *, logprobs: bool, forms: Mapping[str, ToolForm]
+) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     if choice.reasoning:
         items.append(reasoning_item(choice.reasoning, own_id("rs_", reply_id, 0)))
@@ -319,7 +298,8 @@ def output_items(choice: Choice, reply_id: str, *, logprobs: bool) -> list[dict[
         items.append(message_item(parts or [text_part("")], own_id("msg_", reply_id, len(items))))
     for place, call in enumerate(choice.tool_calls):
         call_id = call.id or own_id("call_", reply_id, place)
-        items.append(call_item(call_id, call.name, call.arguments, own_id("fc_", reply_id, len(items))))
+        item_id = own_id("fc_", reply_id, len(items))
+        items.append(tool_forms.call_item(forms.get(call.name), call_id, call.name, call.arguments, item_id))
     return items
 
 
@@ -328,7 +308,8 @@ def encode_reply(reply: Reply, request: ModelRequest) -> bytes:
     choice = reply.choices[0] if reply.choices else Choice()
     response_id, created = own_id("resp_", reply.id), reply.created or int(time.time())
     head = response_head(request, response_id=response_id, model=reply.model, created=created)
-    end, output = closing(choice.finish_reason), output_items(choice, response_id, logprobs=request.logprobs)
+    end = closing(choice.finish_reason)
+    output = output_items(choice, response_id, logprobs=request.logprobs, forms=request.forms)
     output[-1]["status"] = end["status"]  # a call that the answer broke off in has only the beginning of its arguments
     body = {
         **head,

@@ -17,7 +17,6 @@ from ..errors import KINDS, RequestError, openai_error
 from .builder import CallsInOrder
 from .canonical import Delta, ModelRequest, ToolDelta, Usage, own_id
 from .responses import (
-    call_item,
     closing,
     message_item,
     reasoning_item,
@@ -26,6 +25,7 @@ from .responses import (
     usage_dict,
 )
 from .sse import encode_event
+from .tool_forms import call_item
 
 
 @dataclass(slots=True)
@@ -36,6 +36,7 @@ class _Item:
     text: str = ""
     call_id: str = ""
     name: str = ""
+    plain: bool = True  # a function's call
     entries: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -178,26 +179,31 @@ class Encoder:
             item.call_id = piece.id or own_id("call_", self._id, piece.index)
             item.name = piece.name or ""
             self._call = item
-            empty = call_item(item.call_id, item.name, "", item.id, "in_progress")
+            form = self._request.forms.get(item.name)
+            item.plain = form is None or form.kind == "function"
+            empty = call_item(form, item.call_id, item.name, "", item.id, "in_progress")
             self._add(empty)
             out += self._event("response.output_item.added", {"output_index": item.output_index, "item": empty})
         elif piece.name:
             item.name += piece.name
         if piece.arguments:
             item.text += piece.arguments
-            out += self._event(
-                "response.function_call_arguments.delta", {**self._place(item), "delta": piece.arguments}
-            )
+            if item.plain:
+                delta = {**self._place(item), "delta": piece.arguments}
+                out += self._event("response.function_call_arguments.delta", delta)
         return out
 
     def _close_call(self, status: str) -> bytes:
         item, self._call = self._call, None
         if item is None:
             return b""
-        done = call_item(item.call_id, item.name, item.text, item.id, status)
+        done = call_item(self._request.forms.get(item.name), item.call_id, item.name, item.text, item.id, status)
         self._output[item.output_index] = done
-        out = self._event(
-            "response.function_call_arguments.done",
-            {**self._place(item), "name": item.name, "arguments": item.text},
-        )
+        out = b""
+        if item.plain:
+            arguments = {**self._place(item), "name": done["name"], "arguments": item.text}
+            out = self._event("response.function_call_arguments.done", arguments)
+        elif "input" in done:  # the model writes JSON around it, so the text comes in one piece
+            out = self._event("response.custom_tool_call_input.delta", {**self._place(item), "delta": done["input"]})
+            out += self._event("response.custom_tool_call_input.done", {**self._place(item), "input": done["input"]})
         return out + self._event("response.output_item.done", {"output_index": item.output_index, "item": done})
