@@ -72,7 +72,7 @@ def command(
     Example:
         agentcore-rl train --agent shop/agent.py --data shop/train.jsonl --eval-data shop/eval.jsonl
 
-    With --agent and --data: on this machine, in the loop that the quickstart uses or with TRL. Services that
+    With --agent and --data: on this machine, in the loop that the quickstart uses. Services that
     `agentcore-rl up` runs in this folder are used; else they are started for the run. Settings without an option of their own
     (held_out, learning_rate, staleness, hold_calls, eval_every, lora_rank, policy_failures, seed, tracker, ...)
     go into --set or --config. Options win over the file, and that over AGENTCORE_RL_TRAIN_STEPS and the like in the environment.
@@ -89,16 +89,15 @@ def command(
         flags |= from_words(words, LocalRun)
     _take_dotenv(config_path)
     slime_steps = (flags.pop("steps") or 1) if backend == "slime" else 1
-    own = any(value not in (None, ()) for value in flags.values()) or resume or out is not None
     if rehearse and backend != "tinker":
         raise ConfigError("--rehearse is for --backend tinker")
-    if backend in (None, "loop") or (backend == "trl" and (own or config_path is None)):
-        _train_here({**flags, "backend": backend}, config_path, out=out, resume=resume, as_json=as_json)
+    if backend in (None, "loop"):
+        _train_here(flags, config_path, out=out, resume=resume, as_json=as_json)
         return
-    if own or as_json or config_path is None:
+    if any(value not in (None, ()) for value in flags.values()) or resume or out or as_json or config_path is None:
         raise ConfigError(
             f"backend {backend} takes an agent that is deployed, and all its settings from --config FILE "
-            f"(docs/backends/{backend}.md); --agent and the options beside it are for --backend loop and trl"
+            f"(docs/backends/{backend}.md); --agent and the options beside it are for --backend loop"
         )
     from ..backends.rllm.settings import RllmConfig
     from ..backends.slime.runner import SlimeRunner

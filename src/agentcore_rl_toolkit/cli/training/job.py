@@ -74,17 +74,6 @@ class Job:
         return evaluations * len(self.held_out) + settings.steps * settings.groups * settings.rollouts
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Parts:
-    """What a trainer works with."""
-
-    stack: Stack
-    client: RolloutClient
-    gateway: GatewayClient
-    recording: Recording
-    observer: Observer
-
-
 def example(name: str) -> Path:
     """A file of the examples: beside the sources in a clone, inside the package when installed from a wheel."""
     package = Path(__file__).resolve().parents[2]

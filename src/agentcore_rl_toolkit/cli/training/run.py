@@ -18,9 +18,8 @@ from ..options import sandbox_words
 from ..output import dialogue
 from ..output.commands import nearby, program
 from ..output.terminal import visible
-from .job import Job, Parts, clients, observed, recorded
+from .job import Job, clients, observed, recorded
 from .stack import QUIET, Stack, explain, say_what_is_slow, start, start_copy
-from .with_trl import train_with_trl
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -74,15 +73,19 @@ def train(job: Job, console: Console, *, stack: Stack | None = None) -> dict[str
         recording = exits.enter_context(recorded(job, stack))
         report, observer = exits.enter_context(observed(job, console, recording))
         client, gateway = exits.enter_context(clients(job, stack))
-        parts = Parts(stack=stack, client=client, gateway=gateway, recording=recording, observer=observer)
         exits.enter_context(services.watched())
-        if job.settings.backend == "trl":
-            train_with_trl(job, parts)
-        else:
-            inner = _services_of_the_loop(job, parts)
-            if job.evaluates_beside:
-                inner = exits.enter_context(_with_evaluation(job, parts, inner, services))
-            runner.run(job.loop.train(inner, job.config, job.rows, job.held_out, observer))
+        inner = job.loop.Services(
+            client=client,
+            gateway=gateway,
+            policy_url=stack.policy_url,
+            engine=stack.engine,
+            run_dir=job.run_dir,
+            model_dir=job.settings.model,
+            recording=recording,
+        )
+        if job.evaluates_beside:
+            inner = exits.enter_context(_with_evaluation(job, stack, inner, services))
+        runner.run(job.loop.train(inner, job.config, job.rows, job.held_out, observer))
     summary = report.summarise(
         exp_id=job.run_dir.name,
         config=dataclasses.asdict(job.config),
@@ -109,26 +112,14 @@ def _start(job: Job, services: Services, admin_key: str) -> Stack:
     )
 
 
-def _services_of_the_loop(job: Job, parts: Parts) -> Any:
-    return job.loop.Services(
-        client=parts.client,
-        gateway=parts.gateway,
-        policy_url=parts.stack.policy_url,
-        engine=parts.stack.engine,
-        run_dir=job.run_dir,
-        model_dir=job.settings.model,
-        recording=parts.recording,
-    )
-
-
 @contextlib.contextmanager
-def _with_evaluation(job: Job, parts: Parts, inner: Any, services: Services) -> Iterator[Any]:
+def _with_evaluation(job: Job, stack: Stack, inner: Any, services: Services) -> Iterator[Any]:
     """The loop's services, with a second engine behind a gateway of its own for evaluations beside the training."""
     from ...gateway import GatewayClient
 
     folder = job.run_dir / EVALUATION
-    engine_url, gateway_url = start_copy(services, folder=folder, model=job.settings.model, engine=parts.stack.engine)
-    with GatewayClient(gateway_url, admin_key=parts.stack.gateway_admin_key) as gateway:
+    engine_url, gateway_url = start_copy(services, folder=folder, model=job.settings.model, engine=stack.engine)
+    with GatewayClient(gateway_url, admin_key=stack.gateway_admin_key) as gateway:
         second = dataclasses.replace(inner, gateway=gateway, policy_url=engine_url, run_dir=folder)
         yield dataclasses.replace(inner, evaluation=second)
 

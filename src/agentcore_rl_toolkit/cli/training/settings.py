@@ -26,20 +26,16 @@ from .trackers import TRACKERS, check_installed
 _PATHS = ("agent", "data", "eval_data", "model")
 _FOLDERS = ("readable", "writable")
 ENVIRONMENT = "AGENTCORE_RL_TRAIN_"  # and the name of a setting in capitals
-TRAINERS = ("loop", "trl")  # that train on this machine
-# Peak rates for the built-in policy. On batches whose rewards are all equal TRL's AdamW goes on along its momentum, where the
-# loop skips the step: at the loop's rate one seed of three ended below 85 % there.
-LEARNING_RATES = {"loop": 5e-4, "trl": 4e-4}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LocalRun:
     """What `agentcore-rl train` needs to train an agent's file on this machine.
 
-    ``backend`` is what trains: the loop of `examples/grpo_loop`, or TRL's GRPOTrainer. ``data`` and ``eval_data`` hold one
+    The loop of `examples/grpo_loop` trains. ``data`` and ``eval_data`` hold one
     payload a line; without ``eval_data`` the share ``held_out`` of the data is kept for it. ``model`` is a folder, None the
     built-in policy; ``engine`` serves it ("policy" or "vllm"). A step runs ``groups`` inputs, ``rollouts`` times each.
-    ``learning_rate`` is the peak, None the backend's in `LEARNING_RATES`. ``lora_rank`` 0 trains all weights.
+    ``learning_rate`` is the peak. ``lora_rank`` 0 trains all weights.
     ``staleness`` weight versions may lie between a rollout's start and its training; with
     ``hold_calls`` weights change between model calls only. Every ``eval_every`` steps the held-out rows are run beside the
     training, by a copy of the weights on a second engine; 0: before and after only.
@@ -51,7 +47,6 @@ class LocalRun:
 
     agent: Path
     data: Path
-    backend: str = "loop"
     eval_data: Path | None = None
     held_out: float = 0.0
     model: Path | None = None
@@ -59,7 +54,7 @@ class LocalRun:
     steps: int = 32
     groups: int = 8
     rollouts: int = 8
-    learning_rate: float | None = None
+    learning_rate: float = 5e-4
     lora_rank: int = 0
     staleness: int = 0
     hold_calls: bool = False
@@ -80,10 +75,6 @@ class LocalRun:
             not_negative=("held_out", "lora_rank", "staleness", "eval_every"),
             counts=("steps", "groups", "rollouts", "max_concurrent"),
         )
-        if self.backend not in TRAINERS:
-            raise ConfigError(f"backend is one of {', '.join(TRAINERS)} here, got {self.backend!r}")
-        if self.backend == "trl":
-            self._check_trl()
         if self.rollouts < 2:
             raise ConfigError(f"rollouts must be at least 2, got {self.rollouts}: their rewards are compared")
         if self.held_out >= 1:
@@ -105,16 +96,6 @@ class LocalRun:
             raise ConfigError(f"engine is one of {', '.join(ENGINES)}, got {self.engine!r}")
         if self.engine == "vllm":
             find_python()
-        if self.learning_rate is None:
-            object.__setattr__(self, "learning_rate", LEARNING_RATES[self.backend])
-
-    def _check_trl(self) -> None:
-        if self.staleness:
-            raise ConfigError("TRL's GRPOTrainer collects a batch, then trains it: staleness is for --backend loop")
-        if self.eval_every:
-            raise ConfigError("eval_every is for --backend loop: TRL evaluates before and after")
-        if importlib.util.find_spec("trl") is None:
-            raise missing_extra("--backend trl needs the package 'trl'", "trl")
 
     @property
     def title(self) -> str:
