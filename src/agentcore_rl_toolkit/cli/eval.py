@@ -336,7 +336,7 @@ def _most_frequent(items: Sequence[BatchItem]) -> str:
 @contextlib.contextmanager
 def _target(options: dict[str, Any], out: Path) -> Iterator[Target]:
     """The agent as ARN; a file is served by a local runtime for as long as the evaluation runs."""
-    from .training.stack import Stack, own, use_local_credentials
+    from .training.stack import Stack, find_agent, own, use_local_credentials
 
     agent: str | None = options["agent"]
     model: Path | str | None = options["model"]
@@ -346,7 +346,7 @@ def _target(options: dict[str, Any], out: Path) -> Iterator[Target]:
             raise ConfigError("--bucket is needed: where does the deployed agent store its results?")
         yield Target(arn=agent, bucket=options["bucket"], endpoint_url=None)
         return
-    file = None if agent is None else Path(agent).resolve()
+    file = None if agent is None else find_agent(agent)
     if file is not None and not file.is_file() and (stack is None or agent != stack.agent_arn):
         raise ConfigError(f"--agent {agent}: neither an ARN nor a file")
     bucket = options["bucket"] or f"file://{out / 'store'}"
@@ -355,6 +355,7 @@ def _target(options: dict[str, Any], out: Path) -> Iterator[Target]:
     use_local_credentials()
     if stack is not None and (agent in (None, stack.agent_arn) or file == Path(stack.agent)):
         if model in (None, NO_MODEL) or str(model) == stack.model:
+            stack = stack.renewed()
             bucket = options["bucket"] or stack.store  # its sessions have no other directory
             yield Target(arn=stack.agent_arn, bucket=bucket, endpoint_url=stack.runtime_url, stack=stack)
             return
@@ -419,13 +420,22 @@ def _texts_of(target: Target) -> TokenTexts | None:
 
 @contextlib.contextmanager
 def _serve(path: Path, out: Path, session_env: tuple[str, ...], runtime_options: list[str]) -> Iterator[dict[str, Any]]:
+    from ..runtime.remote import RuntimeView
     from ..runtime.wire import HANDED, parse_environment
+    from .output.waiting import Waiting
     from .training.services import Services
+    from .training.stack import fits_here
 
-    words = ["runtime", "serve", "--agent", f"agent={path}", "--state-dir", str(out / "sessions"), *runtime_options]
+    here = fits_here(path)
+    words = ["runtime", "serve", *(["--agent", f"agent={path}"] if here else ()), "--state-dir", str(out / "sessions")]
     handed = {HANDED: json.dumps(parse_environment(session_env))}
     with Services(out / "logs") as services:
-        yield services.wait_ready(services.launch("runtime", words, doing=f"loading {path}", env=handed)).ready
+        launched = services.launch("runtime", [*words, *runtime_options], doing=f"loading {path}", env=handed)
+        ready = services.wait_ready(launched).ready
+        if not here:
+            waiting = Waiting(f"building the environment of {path.name}, or loading it")
+            ready["agents"]["agent"] = RuntimeView(ready["url"]).deploy(path, "agent", {}, on_wait=waiting)
+        yield ready
 
 
 def _json_object(text: str) -> dict[str, Any]:

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("payload", metavar="PAYLOAD")
-@click.option("--agent", metavar="FILE", help="The agent's file. [default: that of `agentcore-rl up` in this folder]")
+@click.option(
+    "--agent", metavar="FILE", help="The agent's file or module. [default: that of `agentcore-rl up` in this folder]"
+)
 @click.option(
     "--model", type=click.Path(path_type=Path), metavar="DIR", help="The model [default: the built-in policy]."
 )

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from .._project import Project
 from ..errors import AgentLoadError
 
 BWRAP_S = 30.0
@@ -68,7 +69,7 @@ def project_of(script: Path) -> Path:
         for folder in above:
             if (folder / mark).exists():
                 return folder
-    return script.parent if script.parent in above else script
+    return Project.of(script).folder if script.parent in above else script
 
 
 def interpreter_paths(python: Path) -> list[Path]:

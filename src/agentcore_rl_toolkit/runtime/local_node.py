@@ -77,9 +77,7 @@ class LocalNode:
         if self._in_container(order.agent):
             return await self._containers().start_session(order)
         template = await self._template(order.agent)
-        return template.spawn(
-            order.session_id, order.socket_path, order.directory, order.log_path, order.env, order.agent.script.parent
-        )
+        return template.spawn(order.session_id, order.socket_path, order.directory, order.log_path, order.env)
 
     def describe(self) -> list[dict[str, Any]]:
         """The loaded agents: how they start their sessions, and why not by fork."""

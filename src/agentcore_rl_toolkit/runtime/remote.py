@@ -152,6 +152,16 @@ class RuntimeView:
             made = json.loads(self.call("PUT", "/runtimes/", {**body, "agentRuntimeName": name}))
         else:
             made = json.loads(self.call("PUT", f"/runtimes/{existing}/", body))
+        return self._loaded(name, made, on_wait)
+
+    def reload(self, name: str, *, on_wait: Callable[[], None] = lambda: None) -> str:
+        """Load an agent's file anew, in the environment that it has; sessions that run keep the old code. Returns its ARN.
+
+        Raises: LocalRuntimeError with the reason when it does not load.
+        """
+        return self._loaded(name, json.loads(self.call("POST", f"/_local/agents/{name}/reload", {})), on_wait)
+
+    def _loaded(self, name: str, made: Mapping[str, Any], on_wait: Callable[[], None]) -> str:
         deadline = time.monotonic() + DEPLOY_TIMEOUT_S
         while time.monotonic() < deadline:
             state = self.get(f"/runtimes/{made['agentRuntimeId']}/?version={made['agentRuntimeVersion']}")

@@ -30,7 +30,7 @@ from .metrics import Metrics
 from .sessions.session import Session
 from .sessions.stores import refused_store
 from .sessions.table import SessionFolders, SessionTable
-from .wire import Route, WireError, invalid
+from .wire import Route, WireError, invalid, not_found
 
 log = logging.getLogger(__name__)
 LOCAL_ROLE = "arn:aws:iam::{account}:role/local"
@@ -136,6 +136,17 @@ class Runtime:
         task = asyncio.create_task(self._deploy(record, version), name=f"deploy {record.name}")
         self._loading[key] = task
         task.add_done_callback(lambda _: self._loading.pop(key, None))
+
+    async def reload(self, name: str) -> Record:
+        """A new version of an agent from its file as it is now, in the same environment. Raises: WireError 404."""
+        record = self.registry.by_name(name)
+        if record is None:
+            raise not_found(f"Agent {name}")
+        old = record.latest
+        version = self.registry.update(record.id, old.fields).latest
+        version.script, version.python = old.script, old.python
+        await self.deploy(record, version)
+        return record
 
     async def _deploy(self, record: Record, version: Version) -> None:
         try:

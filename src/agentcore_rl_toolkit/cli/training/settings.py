@@ -20,7 +20,7 @@ from ...errors import ConfigError
 from ...runs import write_config
 from ..options import from_words
 from ..servers.vllm import find_python
-from .stack import ENGINES, model_folder
+from .stack import ENGINES, find_agent, model_folder
 from .trackers import TRACKERS, check_installed
 
 _PATHS = ("agent", "data", "eval_data", "model")
@@ -148,7 +148,8 @@ def read(flags: Mapping[str, Any], file: Path | None) -> LocalRun:
 
 def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
     """The options that were given, paths as they are stored."""
-    return {k: (str(Path(v).resolve()) if k in _PATHS else v) for k, v in flags.items() if v not in (None, ())}
+    given = {k: (str(Path(v).resolve()) if k in _PATHS else v) for k, v in flags.items() if v not in (None, ())}
+    return {**given, "agent": str(find_agent(str(flags["agent"])))} if "agent" in given else given
 
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:

@@ -22,8 +22,10 @@ from typing import Any
 
 import click
 
+from ..._project import Project
 from ...errors import AgentCoreRLError, ConfigError, LocalRuntimeError
 from ...runs import is_run
+from ..output.commands import nearby
 from ..output.terminal import visible
 from ..output.waiting import Waiting
 from ..servers.vllm import context_of
@@ -31,7 +33,8 @@ from .services import READY_DEADLINE_S, Service, Services, cause_of
 
 FOLDER = ".agentcore-rl"
 AGENT_NAME = "agent"
-SESSIONS = "sessions"  # under this name `start` reports what makes them slow
+# Under these names `start` reports what makes sessions slow, and that an environment is built.
+SESSIONS, ENVIRONMENT = "sessions", "environment"
 REGION = "us-west-2"
 ENGINES = ("policy", "vllm")  # what `start` can start
 VLLM_READY_S = 900.0  # importing it without compiled files takes six minutes on two cores
@@ -56,6 +59,7 @@ class Stack:
     policy_url: str
     engine: str = "policy"  # what runs at policy_url
     credentials_file: str | None = None  # of the runtime, as other AWS clients read it
+    digest: str = ""  # of the agent's files when they were loaded
 
     def environment(self) -> dict[str, str]:
         """What other programs need to use it."""
@@ -91,7 +95,7 @@ class Stack:
     @classmethod
     def serving(cls, agent: Path, model: Path | None, engine: str | None = None) -> Stack | None:
         """The running one of this folder where it has this agent's file, this model (None: the built-in policy) and this engine
-        (None: any).
+        (None: any). An agent whose files have changed since is loaded anew.
 
         This process can sign requests to it afterwards, also where the environment has no credentials.
         """
@@ -100,8 +104,30 @@ class Stack:
             return None
         if Path(found.agent) == agent and (found.model and Path(found.model)) == model:
             use_local_credentials()
-            return found
+            return found.renewed()
         return None
+
+    def renewed(self) -> Stack:
+        """The same stack, with its agent loaded anew where its files have changed. Raises: LocalRuntimeError."""
+        agent = Path(self.agent)
+        now = dataclasses.replace(self, digest=Project.of(agent).digest())
+        if now == self:
+            return self
+        from ...runtime.remote import RuntimeView
+
+        click.echo(
+            visible(f"{nearby(agent)} or what it imports has changed: `agentcore-rl up` loads it anew"), err=True
+        )
+        waiting = Waiting(f"loading {agent.name}")
+        if fits_here(agent):
+            RuntimeView(self.runtime_url).reload(AGENT_NAME, on_wait=waiting)
+        else:
+            RuntimeView(self.runtime_url).deploy(agent, AGENT_NAME, {}, on_wait=waiting)
+        _write_private(Path.cwd() / FOLDER / "up.json", now.as_json())
+        return now
+
+    def as_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     @contextlib.contextmanager
     def publish(self, folder: Path) -> Iterator[Path]:
@@ -110,7 +136,7 @@ class Stack:
         place.mkdir(mode=0o700, exist_ok=True)
         with _lock(place):
             shell = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in self.environment().items())
-            files = {"up.json": json.dumps(dataclasses.asdict(self), indent=2) + "\n", "up.env": shell}
+            files = {"up.json": self.as_json(), "up.env": shell}
             for name, text in files.items():
                 _write_private(place / name, text)
             try:
@@ -220,9 +246,11 @@ def start(
     if here:
         arn = str(runtime.ready["agents"][AGENT_NAME])
     else:
-        say("environment", f"being built from {_dependencies(agent)}")
-        waiting = Waiting(f"building the environment of {_dependencies(agent)}, or loading {agent.name} in it")
+        file = Project.of(agent).dependencies
+        say(ENVIRONMENT, f"the agent gets one of its own with what {file} asks for")
+        waiting = Waiting(f"building the environment of {file}, or loading {agent.name} in it")
         arn = RuntimeView(runtime.url).deploy(agent, AGENT_NAME, {}, on_wait=waiting)
+    digest = Project.of(agent).digest()
     for gateway in started:
         services.wait_ready(gateway)
         say("gateway", gateway.url)
@@ -245,6 +273,7 @@ def start(
         policy_url=upstream.url,
         engine=engine,
         credentials_file=runtime.ready.get("credentials_file"),
+        digest=digest,
     )
 
 
@@ -321,18 +350,14 @@ def _slow_start(runtime: Any) -> str | None:
 
 
 def say_what_is_slow(name: str, text: str) -> None:
-    """A ``report`` of `start` that prints nothing else."""
-    if name == SESSIONS:
+    """A ``report`` of `start` that prints nothing but what takes time."""
+    if name in (SESSIONS, ENVIRONMENT):
         click.echo(visible(f"note: {name}: {text}"), err=True)
-
-
-def _dependencies(agent: Path) -> Path | None:
-    return next((f for n in ("pyproject.toml", "requirements.txt") if (f := agent.parent / n).is_file()), None)
 
 
 def fits_here(agent: Path) -> bool:
     """Whether this environment has what the files beside the agent ask for. Without such files: yes."""
-    file = _dependencies(agent)
+    file = Project.of(agent).dependencies
     if file is None:
         return True
     try:
@@ -340,7 +365,10 @@ def fits_here(agent: Path) -> bool:
     except ModuleNotFoundError:
         return False
     if file.suffix == ".toml":
-        lines = tomllib.loads(file.read_text()).get("project", {}).get("dependencies", [])
+        project = tomllib.loads(file.read_text()).get("project", {})
+        lines = project.get("dependencies", [])
+        if "dependencies" in project.get("dynamic", []):
+            return False
     else:
         lines = [re.sub(r"(^|\s)#.*$", "", line).strip() for line in file.read_text().splitlines()]
     try:
@@ -361,11 +389,27 @@ def _installed(wanted: Any) -> bool:
 
 
 def agent_file(path: str) -> Path:
-    """The agent's file. Raises: ConfigError with what to do."""
-    found = Path(path).resolve()
+    """The agent's file, as `find_agent` finds it. Raises: ConfigError with what to do."""
+    found = find_agent(path)
     if not found.is_file():
         raise ConfigError(f"there is no agent file {path}; `agentcore-rl init NAME` makes one")
     return found
+
+
+def find_agent(path: str) -> Path:
+    """An agent's file by its path, or by its module in this folder or its `src`: `shop.agent`, or `shop.agent:app`.
+
+    Raises: ConfigError where another app of the module is served.
+    """
+    module, _, app = path.partition(":")
+    if Path(path).is_file() or not all(name.isidentifier() for name in module.split(".")):
+        return Path(path).resolve()
+    inside = module.replace(".", "/")
+    places = (Path(top) / f"{inside}{end}" for top in (".", "src") for end in (".py", "/__main__.py"))
+    found = next((place for place in places if place.is_file()), Path(path))
+    if app not in ("", "app") and found.is_file() and re.search(r"^app\b.*=", found.read_text(), re.MULTILINE):
+        raise ConfigError(f"--agent {path}: {found} serves its `app`; move {app} into a file of its own")
+    return found.resolve()
 
 
 def model_folder(path: Path | None) -> Path | None:

@@ -19,7 +19,7 @@ from .stack import FOLDER, QUIET, Stack, agent_file, describe, explain, model_fo
 
 
 @click.command()
-@click.option("--agent", required=True, metavar="FILE", help="The agent's file.")
+@click.option("--agent", required=True, metavar="FILE", help="The agent's file or module.")
 @click.option(
     "--model", type=click.Path(path_type=Path), metavar="DIR", help="The model [default: the built-in policy]."
 )

@@ -23,13 +23,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 from urllib.parse import unquote
 
 from ..._installation import write_wheel
+from ..._project import Project
 from ...errors import LocalRuntimeError
 
 BUILD_TIMEOUT_S = 900
@@ -41,7 +42,6 @@ _TOOLKIT = re.compile(
     r"(?<![\w./-])agentcore[-_.]rl[-_.]toolkit(?:\[[^\]]*\])?[ \t]*((?:[=<>!~]=?|@)[^\"'#;\n]*)?", re.IGNORECASE
 )
 _NOT_SOURCE = ("__pycache__", "node_modules", "build", "dist")
-_SOURCES = ("uv.lock", "pyproject.toml", "requirements.txt")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +58,12 @@ class Dependencies:
 
     @classmethod
     def beside(cls, script: Path) -> Dependencies:
-        """Look for uv.lock + pyproject.toml, pyproject.toml, or requirements.txt in the script's folder."""
-        folder = script.parent
-        lock, project, requirements = (folder / name for name in _SOURCES)
-        file = next((f for f in (project, requirements) if f.is_file()), None)
-        lock_file = lock if file == project and lock.is_file() else None
-        toolkit = file is not None and lock_file is None and _wants_toolkit(folder, file)
+        """Look for uv.lock + pyproject.toml, pyproject.toml, or requirements.txt in the script's project."""
+        project = Project.of(script)
+        folder, file = project.folder, project.dependencies
+        lock = folder / "uv.lock"
+        lock_file = lock if file is not None and file.suffix == ".toml" and lock.is_file() else None
+        toolkit = file is not None and lock_file is None and _wants_toolkit({folder, script.parent}, file)
         return cls(folder=folder, file=file, lock=lock_file, toolkit=toolkit)
 
     def key(self) -> str:
@@ -90,7 +90,7 @@ class Dependencies:
         return sorted(found)
 
 
-def _wants_toolkit(folder: Path, file: Path) -> bool:
+def _wants_toolkit(folders: Iterable[Path], file: Path) -> bool:
     """Whether the agent's modules import this toolkit and its dependency files leave open where it comes from."""
     text = file.read_text(errors="replace")
     given = _TOOLKIT.findall(text)
@@ -98,7 +98,7 @@ def _wants_toolkit(folder: Path, file: Path) -> bool:
         return False
     if given:
         return True
-    return any(b"agentcore_rl_toolkit" in path.read_bytes() for path in sorted(folder.glob("*.py")))
+    return any(b"agentcore_rl_toolkit" in path.read_bytes() for folder in folders for path in folder.glob("*.py"))
 
 
 @functools.cache

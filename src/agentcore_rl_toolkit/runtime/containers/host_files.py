@@ -11,6 +11,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+from ..._project import Project
 from ...isolation.sandbox import interpreter_paths, project_of
 from ..sessions.node import SessionOrder
 from .client import Engine
@@ -51,14 +52,18 @@ def add(order: SessionOrder, settings: dict[str, Any], env: dict[str, str]) -> N
     """Add to a container's settings what makes it run the agent's script. Fills the session's folder, too. Blocks."""
     agent, directory = order.agent, order.directory
     (directory / "tmp").mkdir(mode=0o700)
-    for name in sorted(os.listdir(agent.script.parent))[:MAX_LINKS]:
-        if not name.startswith(".") and name not in ("__pycache__", "tmp"):
-            (directory / name).symlink_to(agent.script.parent / name)
+    project = Project.of(agent.script)
+    for folder in dict.fromkeys((project.folder, agent.script.parent)):
+        for name in sorted(os.listdir(folder))[:MAX_LINKS]:
+            if not name.startswith(".") and name not in ("__pycache__", "tmp") and not (directory / name).is_symlink():
+                (directory / name).symlink_to(folder / name)
     env |= {"HOME": str(directory), "PWD": str(directory), "TMPDIR": f"{directory}/tmp"}
+    env.setdefault("PYTHONPATH", os.pathsep.join(project.import_paths))
+    what = ["-m", project.module] if project.package else [str(agent.script)]
     host = settings["HostConfig"]
     shown = [*interpreter_paths(agent.python), PACKAGE, project_of(agent.script), *_system()]
     tmp_bytes = TMP_BYTES if "Memory" not in host else min(TMP_BYTES, host["Memory"] // 2)  # it is memory
-    settings |= {"Cmd": [str(agent.python), str(agent.script)], "Entrypoint": [], "WorkingDir": str(directory)}
+    settings |= {"Cmd": [str(agent.python), *what], "Entrypoint": [], "WorkingDir": str(directory)}
     host |= {
         "Binds": [*(f"{p}:{p}:ro" for p in _outermost(shown)), f"{directory}:{directory}", *host["Binds"]],
         "CapDrop": ["ALL"],

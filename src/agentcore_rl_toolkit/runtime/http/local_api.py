@@ -52,6 +52,9 @@ async def answer(
                 else:
                     runtime.table.stop(key, grace_s=grace_s)
             await reply_json(send, {"stopped": wanted})
+        case ("POST", "agents", name, "reload"):
+            record = await runtime.reload(name)
+            await reply_json(send, {"agentRuntimeId": record.id, "agentRuntimeVersion": record.latest.number})
         case ("GET", "nodes") if runtime.cluster is not None:
             await reply_json(send, {"nodes": runtime.cluster.nodes()})
         case ("POST", "nodes", node_id, "drain") if runtime.cluster is not None:

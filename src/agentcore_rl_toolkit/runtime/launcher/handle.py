@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..._project import Project
 from ...errors import AgentLoadError, LocalRuntimeError
 from . import linux
 from .fair_deadline import FairDeadline
@@ -90,6 +91,8 @@ class TemplateProcess:
     def __init__(self, spec: TemplateSpec) -> None:
         self.spec = spec
         self.mode = spec.mode
+        project = Project.of(spec.script)
+        self._shown = list(dict.fromkeys((str(project.folder), str(spec.script.parent))))
         self.reason: str | None = None
         self.pid: int | None = None
         self.closed = False
@@ -138,7 +141,7 @@ class TemplateProcess:
                     stdout=log,
                     stderr=log,
                     env=dict(self.spec.env),
-                    cwd=self.spec.script.parent,
+                    cwd=self._shown[0],
                     start_new_session=True,
                 )
         except BaseException as e:  # cancelled, for instance
@@ -191,7 +194,7 @@ class TemplateProcess:
             reading.cancel()
 
     def spawn(
-        self, session_id: str, socket_path: str, directory: Path, log: Path, env: Mapping[str, str], links: Path | None
+        self, session_id: str, socket_path: str, directory: Path, log: Path, env: Mapping[str, str]
     ) -> SessionProcess:
         """Order a session process. Its ``started`` resolves to the process id, or fails with LocalRuntimeError."""
         if not self.alive:
@@ -205,7 +208,7 @@ class TemplateProcess:
             dir=str(directory),
             log=str(log),
             env=dict(env),
-            links=str(links) if links is not None else None,
+            links=self._shown,
         )
         return process
 

@@ -31,7 +31,7 @@ class Session:
         self.log_path: str = order["log"]
         self.socket_path: str = order["socket"]
         self.env: dict[str, str] = order["env"]
-        self.links: str | None = order.get("links")
+        self.links: list[str] = order["links"]
         self.listener: socket.socket
         self.lifeline_fd: int | None = None
         self.pid = 0
@@ -123,11 +123,10 @@ def _settle(session: Session) -> None:
 
 def _link_agent_files(session: Session) -> None:
     """Show the agent's files in the working folder, as in a container's /app; what the agent writes stays with the session."""
-    if session.links is None:
-        return
-    for name in sorted(os.listdir(session.links))[:MAX_LINKS]:
-        if not name.startswith(".") and name not in ("__pycache__", "tmp"):
-            os.symlink(os.path.join(session.links, name), name)
+    for folder in session.links:
+        for name in sorted(os.listdir(folder))[:MAX_LINKS]:
+            if not name.startswith(".") and name not in ("__pycache__", "tmp") and not os.path.lexists(name):
+                os.symlink(os.path.join(folder, name), name)
 
 
 def _set_random_state(session: Session) -> None:

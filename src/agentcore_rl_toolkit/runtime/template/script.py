@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import os
+import importlib
+import importlib.machinery
 import socket
 import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from ..._project import Project
 
 AGENT_PORTS = (8080, 8000, 9000)  # of the HTTP, MCP and A2A contracts
 TakeOver = Callable[[Any, dict[str, Any]], None]
@@ -25,9 +29,12 @@ def run_script(
     A script that makes a ``uvicorn.Server`` of its own cannot be stopped at that point; with ``serve_here`` it gets the listening
     socket that function returns instead of its port, without it such a server is refused.
 
+    The file is a module of its package, as with `python -m`. Where it makes an app and does not run it, that app is run.
+
     Raises: ScriptEndedError when the file starts no server; whatever the file raises.
     """
-    sys.path.insert(0, os.path.dirname(path))  # first of all: the server may lie beside the script
+    project = Project.of(Path(path))
+    sys.path[:0] = project.import_paths  # first of all: the server may lie beside the script
     try:
         import uvicorn
     except ModuleNotFoundError as e:
@@ -49,11 +56,17 @@ def run_script(
     main.__file__ = path
     main.__builtins__ = __builtins__  # type: ignore[attr-defined]
     sys.modules["__main__"] = main
+    if project.package:
+        importlib.import_module(project.package)
+        main.__package__ = project.package
+        main.__spec__ = importlib.machinery.ModuleSpec(project.module, None, origin=path)
     sys.argv = [path, *argv]
     with open(path, "rb") as f:
         code = compile(f.read(), path, "exec")
     try:
         exec(code, main.__dict__)
+        if not getattr(uvicorn.Server, "_served_here", False):
+            _run_app(main)
     finally:
         watch.end()
     if serve_here is not None and getattr(uvicorn.Server, "_served_here", False):
@@ -62,6 +75,19 @@ def run_script(
         f"{path} ended without starting a server; it should finish with\n\n"
         '    if __name__ == "__main__":\n        app.run()\n'
     )
+
+
+def _run_app(main: types.ModuleType) -> None:
+    """Run the app that a script made and did not run: the one called `app`, else the only one."""
+    apps = {
+        id(value): value
+        for value in main.__dict__.values()
+        if any(parent.__name__ == "BedrockAgentCoreApp" for parent in type(value).__mro__)
+    }
+    named = main.__dict__.get("app")
+    if id(named) in apps or len(apps) == 1:
+        app = named if id(named) in apps else next(iter(apps.values()))
+        app.run()
 
 
 class _OtherServers:

@@ -1,0 +1,99 @@
+"""Where an agent's file lies in its project: what it imports from, and what says which packages it needs.
+
+Standard library only, for Python 3.10: this also runs in the environments of agents.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+MAX_SOURCES = 2_000
+_NOT_SOURCE = ("__pycache__", "node_modules", "build", "dist", "runs")
+
+
+@dataclass(frozen=True)
+class Project:
+    """An agent's file as `python -m` would run it.
+
+    ``package`` is the package that the file is a module of, empty where it is a script. Absolute imports begin in ``root``.
+    ``folder`` is the project's: in it one would type `python -m`.
+    """
+
+    script: Path
+    root: Path
+    package: str
+    folder: Path
+
+    @classmethod
+    def of(cls, script: Path) -> Project:
+        """Follow `__init__.py` upwards, and relative imports as far up as they reach."""
+        depth = 0
+        while depth < len(script.parents) - 1 and (script.parents[depth] / "__init__.py").is_file():
+            depth += 1
+        depth = min(max(depth, _reach_of_imports(script)), len(script.parents) - 1)
+        root = script.parents[depth]
+        package = ".".join(folder.name for folder in reversed(script.parents[:depth]))
+        places = [*script.parents[: depth + 1], *([root.parent] if root.name == "src" else [])]
+        with_dependencies = (folder for folder in places if _dependency_file(folder) is not None)
+        return cls(script, root, package, next(with_dependencies, places[-1] if package else script.parent))
+
+    @property
+    def module(self) -> str:
+        """Its name for `python -m`."""
+        return f"{self.package}.{self.script.stem}" if self.package else self.script.stem
+
+    @property
+    def import_paths(self) -> list[str]:
+        """What comes first on the import path: the file's own folder too, and the `src` of its project."""
+        folders = [self.root, self.script.parent, self.folder / "src"]
+        return list(dict.fromkeys(str(folder) for folder in folders if folder.is_dir()))
+
+    @property
+    def dependencies(self) -> Path | None:
+        """The pyproject.toml or requirements.txt that says which packages the agent needs."""
+        return _dependency_file(self.folder)
+
+    def digest(self) -> str:
+        """Of the project's Python files and dependency file: another one after an edit."""
+        found = hashlib.sha256()
+        for path in self._sources():
+            found.update(os.fsencode(path) + b"\0" + path.read_bytes() + b"\0")
+        return found.hexdigest()
+
+    def _sources(self) -> Iterator[Path]:
+        """At most ``MAX_SOURCES`` files."""
+        if self.dependencies is not None:
+            yield self.dependencies
+        top = self.root / self.package.partition(".")[0]
+        left = MAX_SOURCES
+        for start in dict.fromkeys((top, self.folder / "src")):
+            for folder, folders, files in os.walk(start):
+                inner = (name for name in sorted(folders) if not name.startswith(".") and name not in _NOT_SOURCE)
+                folders[:] = [name for name in inner if not os.path.exists(os.path.join(folder, name, "pyvenv.cfg"))]
+                for name in sorted(files):
+                    path = Path(folder, name)
+                    if left and name.endswith(".py") and path.is_file():
+                        left -= 1
+                        yield path
+
+
+def _dependency_file(folder: Path) -> Path | None:
+    """A pyproject.toml with a project in it, else requirements.txt."""
+    project, requirements = folder / "pyproject.toml", folder / "requirements.txt"
+    if project.is_file() and "[project]" in project.read_text(errors="replace"):
+        return project
+    return requirements if requirements.is_file() else None
+
+
+def _reach_of_imports(script: Path) -> int:
+    """How many folders up the relative imports of a file reach; 0 where it has none, or is no Python."""
+    try:
+        tree = ast.parse(script.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return 0
+    return max((node.level for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)), default=0)
