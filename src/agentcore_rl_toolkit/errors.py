@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import concurrent.futures
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 # What the policy may fail at: the words that stand in records and counts, and what each means.
@@ -67,19 +68,18 @@ class AgentCoreRLError(Exception):
     ``session_id``, ``input_id`` and ``key`` (of the object in the store) are set where they are known, else None.
     """
 
-    def __init__(
-        self,
-        message: str = "",
-        *,
-        session_id: str | None = None,
-        input_id: str | int | float | None = None,
-        key: str | None = None,
-    ) -> None:
+    session_id: str | None = None
+    input_id: str | int | float | None = None
+    key: str | None = None
+
+    def __init__(self, message: str = "", **fields: Any) -> None:
+        """``fields`` are attributes that the class has."""
         super().__init__(message)
         self.message = message
-        self.session_id = session_id
-        self.input_id = input_id
-        self.key = key
+        for name, value in fields.items():
+            if not hasattr(type(self), name):
+                raise TypeError(f"{type(self).__name__} has no attribute {name!r}")
+            setattr(self, name, value)
 
     def __str__(self) -> str:
         return self.message
@@ -177,22 +177,9 @@ class AgentError(RolloutError):
 
     outcome = "agent_error"
     cause: str | None = "agent"
-
-    def __init__(
-        self,
-        message: str = "",
-        *,
-        error_type: str | None = None,
-        agent_traceback: str | None = None,
-        cause: str = "agent",
-        failure: str | None = None,
-        **ids: Any,
-    ) -> None:
-        super().__init__(message, **ids)
-        self.error_type = error_type
-        self.agent_traceback = agent_traceback
-        self.cause = cause
-        self.failure = failure
+    error_type: str | None = None
+    agent_traceback: str | None = None
+    failure: str | None = None
 
 
 class RolloutLostError(RolloutError):
@@ -202,23 +189,15 @@ class RolloutLostError(RolloutError):
     """
 
     outcome = "lost"
-
-    def __init__(
-        self, message: str = "", *, error_type: str | None = None, agent_traceback: str | None = None, **ids: Any
-    ) -> None:
-        super().__init__(message, **ids)
-        self.error_type = error_type
-        self.agent_traceback = agent_traceback
+    error_type: str | None = None
+    agent_traceback: str | None = None
 
 
 class RolloutTimeoutError(RolloutError, TimeoutError):
     """A stage passed its deadline. ``stage`` is one of queue, start, run, result, stop."""
 
     outcome = "timeout"
-
-    def __init__(self, message: str = "", *, stage: str | None = None, **ids: Any) -> None:
-        super().__init__(message, **ids)
-        self.stage = stage
+    stage: str | None = None
 
 
 class RolloutThrottledError(RolloutError):
@@ -238,18 +217,13 @@ class InvalidResultError(RolloutError, ValueError):
     """The record is not valid JSON, not an object, or has no reward where one is required; or something else wrote it."""
 
     outcome = "invalid"
-
-    def __init__(self, message: str = "", *, cause: str = "agent", **ids: Any) -> None:
-        super().__init__(message, **ids)
-        self.cause = cause
+    cause = "agent"
 
 
 class GatewayError(AgentCoreRLError):
     """The model gateway refused or failed. ``status`` is the HTTP status where there was one."""
 
-    def __init__(self, message: str = "", *, status: int | None = None, **ids: Any) -> None:
-        super().__init__(message, **ids)
-        self.status = status
+    status: int | None = None
 
 
 class GatewayLostError(GatewayError):
@@ -258,19 +232,9 @@ class GatewayLostError(GatewayError):
     ``gateway`` is its URL, ``session_ids`` those that it may have, ``found`` what the other gateways gave.
     """
 
-    def __init__(
-        self,
-        message: str = "",
-        *,
-        gateway: str | None = None,
-        session_ids: Sequence[str] = (),
-        found: Mapping[str, Any] | None = None,
-        **ids: Any,
-    ) -> None:
-        super().__init__(message, **ids)
-        self.gateway = gateway
-        self.session_ids = list(session_ids)
-        self.found = dict(found or {})
+    gateway: str | None = None
+    session_ids: Sequence[str] = ()
+    found: Mapping[str, Any] = MappingProxyType({})
 
 
 class CaptureError(GatewayError):

@@ -20,7 +20,6 @@ import pytest
 
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.client import Deadlines, RolloutFuture, WatchSettings
-from agentcore_rl_toolkit.client.data_plane.transport import IDLE_THREAD_S
 from agentcore_rl_toolkit.client.testing import ARN, ScriptedRuntime
 from agentcore_rl_toolkit.contract import Outcome, new_session_id
 from agentcore_rl_toolkit.errors import (
@@ -640,25 +639,6 @@ for item in client.run_batch([{{"script": {{"hang": i > 0}}}} for i in range(20)
     assert runtime.live == []
 
 
-async def test_closed_clients_keep_no_threads_for_calls_and_stops(runtime: ScriptedRuntime, store_url: str) -> None:
-    """A trainer that makes a client for each step would hold those of the last twenty seconds, a megabyte or two each."""
-
-    def ours() -> set[threading.Thread]:
-        return {t for t in threading.enumerate() if t.name.startswith("agentcore-rl-")}
-
-    before = ours()
-    client = RolloutClient(runtime.arn, store_url, "e", endpoint_url=runtime.url, tps_limit=200)
-    items = [item async for item in client.run_batch_async([script()] * 8, 8, log_interval=0)]
-    assert all(item.success for item in items)
-    mine = ours() - before
-    assert {t.name for t in mine} >= {"agentcore-rl-invoke", "agentcore-rl-stop"}
-    closed_s = time.monotonic()
-    await client.aclose()
-    for thread in mine:
-        await asyncio.to_thread(thread.join, 60)
-    assert time.monotonic() - closed_s < IDLE_THREAD_S
-
-
 def test_dropped_client_still_finishes_its_stops_and_ends_its_thread(runtime: ScriptedRuntime, store_url: str) -> None:
     before = {t.ident for t in threading.enumerate()}
     client = RolloutClient(runtime.arn, store_url, "e", endpoint_url=runtime.url)
@@ -682,17 +662,6 @@ def test_attach_waits_for_a_session_that_something_else_started(
     attached = second.attach(future.result_key, session_id=future.session_id, input_id="x")
     assert attached.result(60)["n"] == 1
     assert runtime.runs == 1
-
-
-def test_what_is_named_like_an_option_reaches_the_agent_in_its_own_parameter_only(
-    client: RolloutClient, runtime: ScriptedRuntime
-) -> None:
-    with pytest.raises(ConfigError, match=r"no parameter 'timeout': .*submit has it"):
-        client.invoke(script(), timeout=5)
-    future = client.invoke(script(), rollout_config={"timeout": 5, "retries": 7})
-    future.result(60)
-    block = runtime.sessions[future.session_id].payload["_rollout"]
-    assert (block["timeout"], block["retries"]) == (5, 7)
 
 
 @pytest.mark.parametrize("code", ["list(batch)", "[item async for item in batch]"])

@@ -11,14 +11,9 @@ from typing import Any, Literal
 from ..contract import Cause, Outcome
 from ..errors import (
     AgentCoreRLError,
-    AgentError,
     ConfigError,
-    InvalidResultError,
-    RolloutCancelledError,
     RolloutError,
     RolloutLostError,
-    RolloutThrottledError,
-    RolloutTimeoutError,
 )
 from .batch import BatchItem, BatchPlan, make_item
 from .future import Verdict
@@ -28,14 +23,7 @@ from .lifecycle.rollout import Adoption
 from .settings import RolloutRequest
 
 LEAST_WAIT_S = 30.0  # a resumed session whose time is up gets this long: its record may already be there
-_ERRORS: dict[Outcome, type[RolloutError]] = {
-    Outcome.AGENT_ERROR: AgentError,
-    Outcome.LOST: RolloutLostError,
-    Outcome.TIMEOUT: RolloutTimeoutError,
-    Outcome.THROTTLED: RolloutThrottledError,
-    Outcome.CANCELLED: RolloutCancelledError,
-    Outcome.INVALID: InvalidResultError,
-}
+_ERRORS = {kind.outcome: kind for kind in RolloutError.__subclasses__()}
 
 
 async def plan_resume(
@@ -132,8 +120,10 @@ def _adopt(request: RolloutRequest, known: Attempt) -> tuple[RolloutRequest, Ado
 async def _item(engine: Engine, request: RolloutRequest, known: Attempt) -> BatchItem:
     """The item of a rollout that an earlier process finished: its record, or what the ledger says."""
     assert known.outcome is not None
-    expected = engine.proofs.expected(known.session_id, request.ledger, key_id=known.proof_key, promised=known.promised)
-    verdict = await engine.reader(known.bucket).read(known.key, request.deadlines.result_s, expected)
+    expected = engine.services.proofs.expected(
+        known.session_id, request.ledger, key_id=known.proof_key, promised=known.promised
+    )
+    verdict = await engine.services.stores.reader(known.bucket).read(known.key, request.deadlines.result_s, expected)
     if verdict is None and known.outcome is Outcome.OK:
         error: RolloutError = RolloutLostError("the ledger says ok, but the record is gone from the store")
         verdict = Verdict(outcome=Outcome.LOST, error=error)

@@ -17,16 +17,15 @@ from ..contract import IdValue, check_id, new_session_id
 from ..errors import ConfigError
 from ..store import open_store, parse_url
 from ..store.names import path_of
-from .arguments import check_choice, check_instance, check_number, check_url, check_whole, for_the_agent
+from .arguments import check_choice, check_number, for_the_agent
 from .batch import AsyncBatchResult, BatchItem, BatchPlan, BatchResult, BatchRun, ProgressHook, print_progress
-from .data_plane.delivery import shared_word
 from .data_plane.pacing import PaceLimits, shared_pacer
 from .data_plane.transport import Transport
 from .future import RolloutFuture
 from .ledger import FileLedger
 from .lifecycle.engine import Engine, dropped, open_engines
 from .lifecycle.events import Subscriber
-from .lifecycle.rollout import Adoption
+from .lifecycle.rollout import Adoption, Services
 from .records.replay import Replayed, Reward, expected_of_records, replay_async
 from .resume import plan_resume
 from .settings import (
@@ -108,16 +107,13 @@ class RolloutClient:
         rollout_config: Mapping[str, Any] | None = None,
         **extra_config: Any,
     ) -> None:
-        given = for_the_agent(rollout_config, extra_config, RolloutClient.__init__)
+        given = for_the_agent(rollout_config, extra_config)
         check_choice("on_failure", on_failure, ON_FAILURE)
         check_number("tps_limit", tps_limit, above=0)
         check_number("sessions_per_minute", sessions_per_minute, above=0, optional=True)
-        check_whole("max_retry_attempts", max_retry_attempts, at_least=1)
-        check_whole("max_pool_connections", max_pool_connections, at_least=1)
-        check_whole("retries", retries, at_least=0, optional=True)
-        check_instance("deadlines", deadlines, Deadlines)
-        check_instance("watch", watch, WatchSettings)
-        check_url("endpoint_url", endpoint_url)
+        check_number("max_retry_attempts", max_retry_attempts, at_least=1, whole=True)
+        check_number("max_pool_connections", max_pool_connections, at_least=1, whole=True)
+        check_number("retries", retries, at_least=0, optional=True, whole=True)
         parse_url(s3_bucket)
         self.agent_runtime_arn = agent_runtime_arn
         self.s3_bucket = s3_bucket
@@ -153,7 +149,7 @@ class RolloutClient:
         self._ledgers: dict[str, FileLedger] = {}
         self._portal = Portal("agentcore-rl-client", owner="client")
         self._may_close = threading.Semaphore(1)  # taken by the first `close`
-        self._engine = Engine(
+        services = Services(
             portal=self._portal,
             transport=self._transport,
             pacer=pacer,
@@ -162,10 +158,10 @@ class RolloutClient:
             watch=self.watch,
             deadlines=self.deadlines,
             exp_id=self.exp_id,
-            word=shared_word(agent_runtime_arn, self.endpoint_url, qualifier),
             max_attempts=max_retry_attempts,
-            pool_size=pool,
+            calls_at_once=pool,
         )
+        self._engine = Engine(services, self.deadlines.stop_s)
         open_engines.add((self._portal, self._engine))
         self._finalizer = weakref.finalize(self, dropped, self._portal, self._engine)
         self._finalizer.atexit = False
@@ -194,7 +190,7 @@ class RolloutClient:
             rollout_config, rollout_overrides: `_rollout` entries of this rollout, as in the client's constructor.
         Raises: ConfigError on unusable arguments.
         """
-        overrides = for_the_agent(rollout_config, rollout_overrides, RolloutClient.submit)
+        overrides = for_the_agent(rollout_config, rollout_overrides)
         request = self._request(
             payload,
             session_id,
@@ -220,7 +216,7 @@ class RolloutClient:
 
         Raises: what prevented the start (RolloutThrottledError, AgentError, ConfigError, ...).
         """
-        overrides = for_the_agent(rollout_config, rollout_overrides, RolloutClient.invoke, RolloutClient.submit)
+        overrides = for_the_agent(rollout_config, rollout_overrides)
         future = self._engine.submit(self._request(payload, session_id, input_id, overrides))
         self._portal.refuse_own_thread()
         try:
@@ -241,7 +237,7 @@ class RolloutClient:
         **rollout_overrides: Any,
     ) -> RolloutFuture:
         """Async `invoke`. Cancelling it ends the rollout."""
-        overrides = for_the_agent(rollout_config, rollout_overrides, RolloutClient.invoke_async, RolloutClient.submit)
+        overrides = for_the_agent(rollout_config, rollout_overrides)
         future = self._engine.submit(self._request(payload, session_id, input_id, overrides))
         try:
             await asyncio.wrap_future(future._accepted)
@@ -318,14 +314,10 @@ class RolloutClient:
         for name, values in (("input_ids", input_ids), ("session_ids", session_ids), ("overrides", overrides)):
             if values is not None and len(values) != len(rows):
                 raise ConfigError(f"{name} has {len(values)} entries for {len(rows)} payloads")
-        check_whole("max_concurrent_sessions", max_concurrent_sessions, at_least=1, optional=True)
+        check_number("max_concurrent_sessions", max_concurrent_sessions, at_least=1, optional=True, whole=True)
         check_number("log_interval", log_interval, at_least=0)
         self._check_policy(timeout, on_failure, retries)
         check_choice("resume", resume, (True, False, "retry_failed"))
-        if progress not in (True, False) and not callable(progress):
-            raise ConfigError(f"progress must be True, False or a function, got {progress!r}")
-        for i, entries in enumerate(overrides or ()):
-            check_instance(f"overrides[{i}]", entries, Mapping)
         if resume and ledger is None:
             ledger = Path("runs") / path_of(self.exp_id) / "ledger.jsonl"
         hook: ProgressHook | None = print_progress if progress is True else (progress or None)
@@ -398,7 +390,7 @@ class RolloutClient:
         Args:
             ledger: the file of a run, with which the records of its sessions are checked.
         """
-        expected = expected_of_records(self._engine.proofs, None if ledger is None else Path(ledger))
+        expected = expected_of_records(self._engine.services.proofs, None if ledger is None else Path(ledger))
         return replay_async(self.store, self.exp_id, reward, input_id=input_id, expected=expected)
 
     def replay(
@@ -423,7 +415,7 @@ class RolloutClient:
         Events: intent, accepted, refused, server_error, retried, finished, stopped, watch_failure. Fields always hold
         ``session_id`` (empty for the last one) and ``exp_id``.
         """
-        self._engine.events.subscribers.append(subscriber)
+        self._engine.services.events.subscribers.append(subscriber)
 
     @property
     def in_flight(self) -> int:
@@ -442,7 +434,7 @@ class RolloutClient:
         cause_policy, cause_infrastructure), stopped, stop_failed, watch_failures, store_requests; of the records read: proven,
         unproven, forged.
         """
-        return {**self._engine.events.counts, "store_requests": self._engine.services.stores.requests}
+        return {**self._engine.services.events.counts, "store_requests": self._engine.services.stores.requests}
 
     @property
     def region(self) -> str:
@@ -546,7 +538,7 @@ class RolloutClient:
         check_number("timeout", timeout, at_least=0, optional=True)
         if on_failure is not None:
             check_choice("on_failure", on_failure, ON_FAILURE)
-        check_whole("retries", retries, at_least=0, optional=True)
+        check_number("retries", retries, at_least=0, optional=True, whole=True)
 
     def _request(
         self,

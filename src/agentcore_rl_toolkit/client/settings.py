@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ..contract import IdValue, Outcome
 from ..store import ObjectStore
-from .arguments import check_choice, check_number, check_whole
+from .arguments import check_number
 from .ledger import FileLedger
 
 OnFailure = Literal["return", "raise", "retry"]
@@ -88,9 +88,8 @@ class WatchSettings:
         check_number("heartbeat_s", self.heartbeat_s, above=0)
         for name in ("interval_s", "lost_after_s"):
             check_number(name, getattr(self, name), at_least=0, optional=True)
-        check_whole("read_concurrency", self.read_concurrency, at_least=1)
-        check_whole("max_record_bytes", self.max_record_bytes, at_least=1)
-        check_choice("require_proof", self.require_proof, (True, False))
+        check_number("read_concurrency", self.read_concurrency, at_least=1, whole=True)
+        check_number("max_record_bytes", self.max_record_bytes, at_least=1, whole=True)
 
     def silence_s(self, promised_s: float | None = None) -> float:
         """Seconds without a new sign of life after which a session counts as lost; `promised_s`: the agent's own period."""

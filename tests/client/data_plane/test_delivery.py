@@ -10,7 +10,6 @@ import pytest
 
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.client import Deadlines
-from agentcore_rl_toolkit.client.data_plane.delivery import CONVINCED_AFTER, AgentWord
 from agentcore_rl_toolkit.client.testing import ScriptedRuntime
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import RolloutLostError
@@ -138,18 +137,3 @@ def test_a_batch_loses_none_of_its_rollouts_to_passing_errors(
     assert all(session.runs == 1 for session in runtime.sessions.values())
     client.flush()
     assert runtime.live == []
-
-
-def test_one_answer_that_does_not_say_so_takes_many_to_outweigh() -> None:
-    word = AgentWord()
-    assert not word.runs_once
-    word.answered({"runs_once": True})
-    assert word.runs_once
-    word.answered({"status": "processing"})  # an agent of an older version in the same fleet
-    assert not word.runs_once
-    for _ in range(CONVINCED_AFTER):
-        assert not word.runs_once
-        word.answered({"runs_once": True})
-    assert word.runs_once
-    word.answered({"runs_once": "yes"})
-    assert not word.runs_once

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
-import threading
 import time
 
 import boto3
@@ -14,7 +12,6 @@ from botocore.exceptions import ClientError
 
 from agentcore_rl_toolkit.client.data_plane.transport import (
     MAX_REPLY_BYTES,
-    DaemonPool,
     InvokeFailedError,
     InvokeRefusedError,
     InvokeServerError,
@@ -134,23 +131,6 @@ def test_reply_that_names_no_result_is_a_failure(body: bytes, code: str) -> None
     with pytest.raises(InvokeFailedError) as caught:
         parse_reply(body, "s")
     assert caught.value.code == code
-
-
-async def test_pool_runs_as_many_at_once_as_its_size_and_no_more() -> None:
-    pool = DaemonPool(20, "test-pool")
-    running, most, lock = 0, 0, threading.Lock()
-
-    def work() -> None:
-        nonlocal running, most
-        with lock:
-            running += 1
-            most = max(most, running)
-        time.sleep(0.1)
-        with lock:
-            running -= 1
-
-    await asyncio.gather(*(pool.run(work) for _ in range(60)))
-    assert most == 20
 
 
 def test_status_and_error_name_decide_and_the_words_of_a_message_do_not() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from ...errors import AgentCoreRLError
 from .pacing import backoff_s
-from .transport import DaemonPool, Ending, Transport
+from .transport import Ending, Transport, in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,6 @@ class Endings:
 
     def __init__(self, transport: Transport) -> None:
         self._source: Transport | None = transport  # None: it cannot say
-        self._pool = DaemonPool(1, "agentcore-rl-endings")
         self._watched: dict[str, Callable[[Ending], Awaitable[None]]] = {}
         self._task: asyncio.Task[None] | None = None
         self._closed = False
@@ -54,7 +53,6 @@ class Endings:
         self._watched.clear()
         if self._task is not None:
             self._task.cancel()
-        self._pool.close()
 
     async def _run(self) -> None:
         while True:
@@ -80,7 +78,7 @@ class Endings:
         if self._source is None:
             return {}
         try:
-            found: Mapping[str, Ending] | None = await self._pool.run(self._source.endings, names)
+            found: Mapping[str, Ending] | None = await in_thread(self._source.endings, names)
         except AgentCoreRLError as e:
             self._failures += 1
             logger.debug("the runtime could not be asked what became of sessions: %s", e)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...logs import WarnsOnceAMinute
 from .pacing import Pacer, backoff_s
-from .transport import DaemonPool, InvokeRefusedError, InvokeUncertainError, Transport
+from .transport import InvokeRefusedError, InvokeUncertainError, Transport, in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,6 @@ class StopQueue:
         self._transport = transport
         self._pacer = pacer
         self._stop_s = stop_s
-        self._pool = DaemonPool(STOPS_AT_ONCE, "agentcore-rl-stop")
         self._gate = asyncio.Semaphore(STOPS_AT_ONCE)
         self._pace = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -81,10 +80,6 @@ class StopQueue:
         self._warnings.end("%d more sessions could not be stopped and run until their idle timeout")
         return not self._tasks
 
-    def close(self) -> None:
-        """Keep no threads that have nothing to do."""
-        self._pool.close()
-
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if len(self._tasks) < BACKLOG_LIMIT:
@@ -109,7 +104,7 @@ class StopQueue:
                 async with self._pace:
                     await take_turn(self._pacer.try_stop)
                 try:
-                    await self._pool.run(self._transport.stop, session_id)
+                    await in_thread(self._transport.stop, session_id)
                     # With its invoke still on the wire the session may yet come up; a later process has to stop it again.
                     return after is None or after.done()
                 except (InvokeRefusedError, InvokeUncertainError) as e:

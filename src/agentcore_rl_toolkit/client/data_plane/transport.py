@@ -7,8 +7,8 @@ agent would run again. What may be repeated is decided by the engine from the ki
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-import queue
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -24,39 +24,12 @@ DATA_PLANE = "bedrock-agentcore"
 CONNECT_TIMEOUT_S = 10.0
 ENDINGS_TIMEOUT_S = 10.0
 AWS_DOMAINS = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
-IDLE_THREAD_S = 20.0
 USER_AGENT = "agentcore-rl-toolkit"
 SERVER_ERRORS = ("InternalServerException", "ServiceUnavailableException", "ServiceException")
 NO_CREDENTIALS = "NoCredentials"  # code of the failure when there are none, or none that are accepted
 HOW_TO_HAVE_THEM = (
     "export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE (`aws sso login` renews one); the key of a local runtime "
     "of yours is found by its address"
-)
-# botocore's; by name, because older ones lack some
-_LOGIN_ERRORS = frozenset(
-    {
-        "CredentialRetrievalError",
-        "LoginRefreshRequired",
-        "LoginTokenLoadError",
-        "NoAuthTokenError",
-        "SSOError",
-        "SSOTokenLoadError",
-        "TokenRetrievalError",
-        "UnauthorizedSSOTokenError",
-    }
-)
-# Source: AWS, "Common Errors"
-_REFUSED_CREDENTIALS = frozenset(
-    {
-        "ExpiredToken",
-        "ExpiredTokenException",
-        "IncompleteSignature",
-        "InvalidClientTokenId",
-        "InvalidSignatureException",
-        "MissingAuthenticationToken",
-        "MissingAuthenticationTokenException",
-        "UnrecognizedClientException",
-    }
 )
 MAX_REPLY_BYTES = 2**20  # an answer has ids, a key and a status; whatever is longer is not one
 STORE_REFUSED = "StoreRefused"  # code of the failure when the agent says that its record cannot be stored
@@ -68,9 +41,7 @@ class InvokeRefusedError(AgentCoreRLError):
     ``kind``: "throttled" (429, 402), "busy" (409), "unreachable" (no connection).
     """
 
-    def __init__(self, message: str = "", *, kind: str = "throttled", **ids: Any) -> None:
-        super().__init__(message, **ids)
-        self.kind = kind
+    kind = "throttled"
 
 
 class InvokeUncertainError(AgentCoreRLError):
@@ -84,9 +55,7 @@ class InvokeServerError(InvokeUncertainError):
 class InvokeFailedError(AgentCoreRLError):
     """The runtime refused for good, or the agent answered with an error. ``code`` is the service's error name."""
 
-    def __init__(self, message: str = "", *, code: str = "", **ids: Any) -> None:
-        super().__init__(message, **ids)
-        self.code = code
+    code = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,87 +70,36 @@ class Ending:
         return self.cause if self.log is None else f"{self.cause} (its log: {self.log})"
 
 
-class DaemonPool:
-    """Threads that grow with the work and never hold up the end of the process.
+async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
+    """Run a blocking function on a daemon thread of its own and await its result. Cancelling the wait does not stop the function.
 
-    `concurrent.futures` joins its threads at exit and then takes no more work, which would lose the last stop requests.
+    `asyncio.to_thread` takes no more work once the process ends, which would lose the last stop requests.
     """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Any] = loop.create_future()
 
-    def __init__(self, size: int, name: str) -> None:
-        self.size = size
-        self._name = name
-        self._jobs: queue.SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...], Callable[[Any, Any], None]] | None]
-        self._jobs = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._threads = 0
-        self._idle = 0
-        self._waiting = 0
-        self._closed = False
+    def settle(value: Any, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is None:
+            done.set_result(value)
+        else:
+            done.set_exception(error)
 
-    def close(self) -> None:
-        """Let the threads end as soon as they have nothing to do, not only when they had nothing for a while."""
-        with self._lock:
-            self._closed = True
-            for _ in range(self._threads):
-                self._jobs.put(None)
+    def work() -> None:
+        value, problem = None, None
+        try:
+            value = function(*args)
+        except BaseException as e:
+            problem = e
+        with contextlib.suppress(RuntimeError):  # the loop is gone and with it everyone who would read this
+            loop.call_soon_threadsafe(settle, value, problem)
 
-    async def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run a blocking function on a thread and await its result. Cancelling the wait does not stop the function."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[Any] = loop.create_future()
-
-        def settle(value: Any, error: BaseException | None) -> None:
-            if done.cancelled():
-                return
-            if error is None:
-                done.set_result(value)
-            else:
-                done.set_exception(error)
-
-        def report(value: Any, error: BaseException | None) -> None:
-            try:
-                loop.call_soon_threadsafe(settle, value, error)
-            except RuntimeError:
-                return  # the loop is gone and with it everyone who would read this
-
-        self._jobs.put((function, args, report))
-        with self._lock:
-            self._waiting += 1
-            grow = self._waiting > self._idle and self._threads < self.size
-            if grow:
-                self._threads += 1
-        if grow:
-            try:
-                threading.Thread(target=self._work, name=self._name, daemon=True).start()
-            except RuntimeError:  # no new threads while the interpreter shuts down; those that live do the work
-                with self._lock:
-                    self._threads -= 1
-        return await done
-
-    def _work(self) -> None:
-        while True:
-            with self._lock:
-                self._idle += 1
-            try:
-                job = self._jobs.get(timeout=0.0 if self._closed else IDLE_THREAD_S)
-            except queue.Empty:
-                job = None
-            with self._lock:
-                self._idle -= 1
-                if job is None:
-                    if self._waiting > self._idle and not self._jobs.empty():
-                        continue
-                    self._threads -= 1
-                    return
-                self._waiting -= 1
-            function, args, report = job
-            try:
-                value = function(*args)
-            except BaseException as e:
-                report(None, e)
-            else:
-                report(value, None)
-            del job, function, args, report  # an idle thread must not keep the last payload alive
+    try:
+        threading.Thread(target=work, name="agentcore-rl-call", daemon=True).start()
+    except RuntimeError:  # no new threads while the interpreter shuts down
+        work()
+    return await done
 
 
 class Transport:
@@ -297,8 +215,11 @@ class Transport:
 
         Raises: InvokeUncertainError when it cannot be asked at the moment.
         """
+        from botocore.auth import SigV4Auth
         from botocore.awsrequest import AWSRequest
+        from botocore.credentials import Credentials
         from botocore.exceptions import BotoCoreError
+        from botocore.httpsession import URLLib3Session
 
         client = self.client
         url = str(client.meta.endpoint_url)
@@ -307,13 +228,18 @@ class Transport:
         question = {"agentRuntimeArn": self._arn, **self._qualifier, "sessions": list(session_ids)}
         headers = {"Content-Type": "application/json"}
         request = AWSRequest("POST", f"{url.rstrip('/')}/_local/endings", headers, json.dumps(question).encode())
+        if self._http is None:
+            # As botocore's own clients: head and body go out apart, and must not wait for each other.
+            options = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
+            timeouts = (CONNECT_TIMEOUT_S, ENDINGS_TIMEOUT_S)
+            self._http = URLLib3Session(timeout=timeouts, max_pool_connections=1, socket_options=options)
+        known = self._local_key
         try:
-            self._sign(request)
-            answer = self._plain_http().send(request.prepare())
-        except (
-            BotoCoreError,
-            OSError,
-        ) as e:  # its connection errors share no other base with its other transport errors
+            credentials = Credentials(*known) if known is not None else self._boto3_session().get_credentials()
+            if credentials is not None:
+                SigV4Auth(credentials.get_frozen_credentials(), DATA_PLANE, self._region).add_auth(request)
+            answer = self._http.send(request.prepare())
+        except (BotoCoreError, OSError) as e:
             raise InvokeUncertainError(str(e)) from e
         if answer.status_code >= 500 or answer.status_code == 429:
             raise InvokeUncertainError(f"the runtime answered with status {answer.status_code}")
@@ -321,34 +247,12 @@ class Transport:
             return None
         return _read_endings(answer.content)
 
-    def _sign(self, request: Any) -> None:
-        from botocore.auth import SigV4Auth
-        from botocore.credentials import Credentials
-
-        credentials = self._boto3_session().get_credentials() if self._local_key is None else None
-        if self._local_key is not None:
-            SigV4Auth(Credentials(*self._local_key), DATA_PLANE, self._region).add_auth(request)
-        elif credentials is not None:
-            SigV4Auth(credentials.get_frozen_credentials(), DATA_PLANE, self._region).add_auth(request)
-
     def _boto3_session(self) -> Any:
         if self._session is None:
             import boto3
 
             self._session = boto3.DEFAULT_SESSION or boto3.Session()
         return self._session
-
-    def _plain_http(self) -> Any:
-        from botocore.httpsession import URLLib3Session
-
-        if self._http is None:
-            self._http = URLLib3Session(
-                timeout=(CONNECT_TIMEOUT_S, ENDINGS_TIMEOUT_S),
-                max_pool_connections=1,
-                # As botocore's own clients: head and body go out apart, and must not wait for each other.
-                socket_options=[(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)],
-            )
-        return self._http
 
     def close(self) -> None:
         """Close pooled connections."""
@@ -398,21 +302,14 @@ def classify(error: Exception, session_id: str) -> AgentCoreRLError:
             return InvokeRefusedError(text, kind="busy", session_id=session_id)
         if (isinstance(status, int) and status >= 500) or code in SERVER_ERRORS:
             return InvokeServerError(text, session_id=session_id)
-        if code in _REFUSED_CREDENTIALS:
-            text = f"the credentials are refused ({text}): {HOW_TO_HAVE_THEM}"
-            return InvokeFailedError(text, code=NO_CREDENTIALS, session_id=session_id)
         return InvokeFailedError(text, code=code, session_id=session_id)
-    if isinstance(error, (boto.ConnectTimeoutError, boto.EndpointConnectionError, boto.ProxyConnectionError)):
-        return InvokeRefusedError(str(error), kind="unreachable", session_id=session_id)
-    if isinstance(error, boto.SSLError):
+    unsent = (boto.ConnectTimeoutError, boto.EndpointConnectionError, boto.ProxyConnectionError, boto.SSLError)
+    if isinstance(error, unsent):
         return InvokeRefusedError(str(error), kind="unreachable", session_id=session_id)
     if isinstance(error, (boto.HTTPClientError, ConnectionError, TimeoutError)):
         return InvokeUncertainError(str(error), session_id=session_id)
     if isinstance(error, boto.NoCredentialsError):
         return InvokeFailedError(f"no credentials: {HOW_TO_HAVE_THEM}", code=NO_CREDENTIALS, session_id=session_id)
-    if type(error).__name__ in _LOGIN_ERRORS:
-        text = f"no credentials: {error} ({HOW_TO_HAVE_THEM})"
-        return InvokeFailedError(text, code=NO_CREDENTIALS, session_id=session_id)
     # Parameters, region: nothing was sent, and sending again would not help.
     return InvokeFailedError(f"{type(error).__name__}: {error}", code=type(error).__name__, session_id=session_id)
 

@@ -10,19 +10,9 @@ from typing import Any
 from ..._portal import Portal
 from ...contract import Outcome, check_session_id
 from ...errors import ConfigError, RolloutCancelledError
-from ...store import ObjectStore
-from ..data_plane.delivery import AgentWord
-from ..data_plane.endings import Endings
-from ..data_plane.pacing import Pacer
-from ..data_plane.stops import StopQueue
-from ..data_plane.transport import DaemonPool, Transport
 from ..future import RolloutFuture, Verdict
-from ..proofs import Proofs
-from ..records.results import ResultReader
-from ..settings import Deadlines, RolloutRequest, WatchSettings
-from .events import Events
+from ..settings import RolloutRequest
 from .rollout import Adoption, Rollout, Services
-from .stores import Stores
 
 LINGER_S = 0.5
 
@@ -30,39 +20,10 @@ LINGER_S = 0.5
 class Engine:
     """Starts rollouts and ends them with the client. Public methods are thread-safe."""
 
-    def __init__(
-        self,
-        *,
-        portal: Portal,
-        transport: Transport,
-        pacer: Pacer,
-        bucket: str,
-        store: ObjectStore,
-        watch: WatchSettings,
-        deadlines: Deadlines,
-        exp_id: str,
-        word: AgentWord,
-        max_attempts: int,
-        pool_size: int,
-    ) -> None:
-        self._portal = portal
-        self._stop_s = deadlines.stop_s
-        self.events = Events(exp_id)
-        self.proofs = Proofs(watch.proof_key, required=watch.require_proof)
-        self.services = Services(
-            portal=portal,
-            transport=transport,
-            invokes=DaemonPool(pool_size, "agentcore-rl-invoke"),
-            pacer=pacer,
-            stops=StopQueue(transport, pacer, deadlines.stop_s),
-            endings=Endings(transport),
-            word=word,
-            stores=Stores(bucket, store, watch, lambda: self.events.tell("watch_failure")),
-            events=self.events,
-            proofs=self.proofs,
-            watch=watch,
-            max_attempts=max_attempts,
-        )
+    def __init__(self, services: Services, stop_s: float) -> None:
+        self.services = services
+        self._portal = services.portal
+        self._stop_s = stop_s
         self._rollouts: dict[RolloutFuture, Rollout] = {}
         self._closing = False
 
@@ -96,10 +57,6 @@ class Engine:
 
     # ---- on the loop
 
-    def reader(self, bucket: str) -> ResultReader:
-        """The reader of a store."""
-        return self.services.stores.reader(bucket)
-
     async def close_async(self, *, cancel: bool) -> None:
         """End what runs (with `cancel`), then wait for the stops up to their deadline."""
         self._closing = self._closing or cancel
@@ -115,8 +72,6 @@ class Engine:
         if cancel:
             services.endings.close()
             services.stores.close()
-            services.invokes.close()
-            services.stops.close()
 
     async def linger_async(self) -> None:
         """Wait until nothing is left to do: for a client that was dropped without `close`."""

@@ -1,9 +1,15 @@
 """One rollout: pace, invoke, watch, read, stop.
 
-Theory of operation. A rollout is one task on its client's loop that walks through the stages of `LIFE`.
+Theory of operation. A rollout is one task on its client's loop that walks through these stages, each with its deadline:
+
+    queue   waits for its turn at the pace of the agent; refusals are waited out up to `throttle_s`
+    start   until the runtime accepted the invoke; back to the queue after a refusal
+    run     until the record is in the store; back to the queue where the same invoke is sent again, or another attempt follows
+    result  until the record is read; back to run where it is not there after all
+    stop    in the background, after the future is resolved
 
 An invoke is sent at most once per session. It is sent again only when the runtime answered that it did not take it
-(429, 402, 409), when no connection came about, or when a second delivery does no harm (`delivery`). When the answer is
+(429, 402, 409), when no connection came about, or when a second delivery does no harm (`Services.runs_once`). When the answer is
 missing, the session may run: the rollout looks for its heartbeat or record for `confirm_s` (`confirm_error_s` where the
 runtime answered 500 or 503) and gives the session up (and stops it) only when there is none. A retry is a new attempt
 with a new session id.
@@ -25,11 +31,11 @@ import logging
 import random
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from ..._portal import Portal
-from ...contract import ROLLOUT_FIELD, Cause, Outcome, Stage, new_session_id, result_key
+from ...contract import ROLLOUT_FIELD, RUNS_ONCE_FIELD, Cause, Outcome, Stage, new_session_id, result_key
 from ...errors import (
     AgentCoreRLError,
     AgentError,
@@ -42,52 +48,31 @@ from ...errors import (
     RolloutTimeoutError,
 )
 from ...proof import PROOF_KEY_FIELD
-from ..data_plane.delivery import AgentWord
+from ...store import ObjectStore
 from ..data_plane.endings import Endings
 from ..data_plane.pacing import Pacer, backoff_s
 from ..data_plane.stops import StopQueue, take_turn
 from ..data_plane.transport import (
     NO_CREDENTIALS,
     STORE_REFUSED,
-    DaemonPool,
     Ending,
     InvokeFailedError,
     InvokeRefusedError,
     InvokeServerError,
     InvokeUncertainError,
     Transport,
+    in_thread,
     parse_reply,
 )
 from ..future import Progress, RolloutFuture, Verdict
 from ..ledger import FileLedger
 from ..proofs import ANYTHING, Expected, Proofs, promises_proof
 from ..records.watcher import Waiter, Watcher
-from ..settings import RolloutRequest, WatchSettings
+from ..settings import Deadlines, RolloutRequest, WatchSettings
 from .events import Events
 from .stores import Stores
 
 logger = logging.getLogger(__name__)
-
-
-class Step(NamedTuple):
-    """One stage of a rollout's life: the deadline that ends it, and the stages that may follow."""
-
-    deadline: str
-    then: tuple[Stage, ...]
-
-
-LIFE: dict[Stage, Step] = {
-    # waits for its turn at the pace of the agent; refusals are waited out up to throttle_s
-    Stage.QUEUE: Step("queue_s", (Stage.START,)),
-    # until the runtime accepted the invoke; back to the queue after a refusal
-    Stage.START: Step("start_s", (Stage.RUN, Stage.QUEUE)),
-    # until the record is in the store; back to the queue where the same invoke may be sent again, or another attempt follows
-    Stage.RUN: Step("run_s", (Stage.RESULT, Stage.QUEUE)),
-    # until the record is read; back to run where it is not there after all
-    Stage.RESULT: Step("result_s", (Stage.RUN, Stage.QUEUE)),
-    # in the background, after the future is resolved
-    Stage.STOP: Step("stop_s", ()),
-}
 
 
 class NoSignError(Exception):
@@ -119,29 +104,46 @@ class Adoption:
     promised: bool = False
 
 
-@dataclass(kw_only=True)
 class Services:
     """What the rollouts of one client share. Lives on the client's loop.
 
     Attributes:
-        invokes: threads for invokes.
         max_attempts: how often an invoke that the runtime did not take is sent.
+        runs_once: whether the agent says that it runs a session's payload once however often it is delivered. Then an invoke
+            that was answered with 500 or 503 may be sent again. None: no answer yet. False stays.
         admission: gives each rollout its turn, first come, first served.
     """
 
-    portal: Portal
-    transport: Transport
-    invokes: DaemonPool
-    pacer: Pacer
-    stops: StopQueue
-    endings: Endings
-    word: AgentWord
-    stores: Stores
-    events: Events
-    proofs: Proofs
-    watch: WatchSettings
-    max_attempts: int
-    admission: asyncio.Lock = field(default_factory=asyncio.Lock)
+    def __init__(
+        self,
+        *,
+        portal: Portal,
+        transport: Transport,
+        pacer: Pacer,
+        bucket: str,
+        store: ObjectStore,
+        watch: WatchSettings,
+        deadlines: Deadlines,
+        exp_id: str,
+        max_attempts: int,
+        calls_at_once: int,
+    ) -> None:
+        self.portal, self.transport, self.pacer, self.watch = portal, transport, pacer, watch
+        self.max_attempts = max_attempts
+        self.stops = StopQueue(transport, pacer, deadlines.stop_s)
+        self.endings = Endings(transport)
+        self.events = Events(exp_id)
+        self.proofs = Proofs(watch.proof_key, required=watch.require_proof)
+        self.stores = Stores(bucket, store, watch, lambda: self.events.tell("watch_failure"))
+        self.runs_once: bool | None = None
+        self.admission = asyncio.Lock()
+        self._calls = asyncio.Semaphore(calls_at_once)
+
+    async def invoke(self, session_id: str, body: bytes) -> bytes:
+        """One invoke; the answer as it came."""
+        async with self._calls:
+            answer: bytes = await in_thread(self.transport.invoke, session_id, body)
+        return answer
 
     def stop(
         self,
@@ -255,7 +257,7 @@ class Rollout:
         now = time.monotonic()
         stage = progress.stage
         began_s = progress.entered_s.get(stage, now)
-        limit_s: float | None = getattr(request.deadlines, LIFE[stage].deadline)
+        limit_s: float | None = getattr(request.deadlines, f"{stage.value}_s")
         ends = [] if limit_s is None else [began_s + limit_s]
         if request.timeout_s is not None and stage in (Stage.START, Stage.RUN):
             ends.append(progress.entered_s.get(Stage.START, began_s) + request.timeout_s)
@@ -324,7 +326,7 @@ class Rollout:
         body, bucket = self._encode(config)
         if adopted is not None:
             progress.bucket, progress.key = adopted.bucket, adopted.key
-            self._enter(Stage.START)
+            self.progress.enter(Stage.START)
             self._accept()
         else:
             await services.events.intent(request, progress)
@@ -342,7 +344,7 @@ class Rollout:
             )
             if reply is not None or self._server_error is None:
                 self._accept()
-            self._enter(Stage.RUN)
+            self.progress.enter(Stage.RUN)
             try:
                 async with asyncio.timeout_at(self._limit()):
                     return await self._follow(reply)
@@ -365,10 +367,6 @@ class Rollout:
         progress.bucket, progress.key = str(config["s3_bucket"]), key
         progress.root = key.removesuffix(f"{request.input_id}/{progress.session_id}.json")
         return body, progress.bucket
-
-    def _enter(self, stage: Stage) -> None:
-        assert stage in LIFE[self.progress.stage].then or stage is self.progress.stage
-        self.progress.enter(stage)
 
     def _accept(self) -> None:
         """The invoke was accepted, or may have been: a caller that waits for that goes on."""
@@ -405,10 +403,10 @@ class Rollout:
         failures = 0
         refused_since_s: float | None = None
         while True:
-            self._enter(Stage.QUEUE)
+            self.progress.enter(Stage.QUEUE)
             await self._wait_for_turn()
-            self._enter(Stage.START)
-            call = asyncio.ensure_future(services.invokes.run(services.transport.invoke, session_id, body))
+            self.progress.enter(Stage.START)
+            call = asyncio.ensure_future(services.invoke(session_id, body))
             self._invoke = call
             call.add_done_callback(_consume)
             patience_s = deadlines.start_s if request.timeout_s is None else min(deadlines.start_s, request.timeout_s)
@@ -417,12 +415,12 @@ class Rollout:
                     raw = await asyncio.shield(call)
                 reply = parse_reply(raw, session_id)
                 self._server_error = None
-                services.word.answered(reply)
+                services.runs_once = reply.get(RUNS_ONCE_FIELD) is True and services.runs_once is not False
                 return reply
             except InvokeServerError as e:
                 self._server_errors, self._server_error = self._server_errors + 1, e
                 services.events.tell("server_error", progress)
-                if not services.word.runs_once or self._server_errors >= services.max_attempts:
+                if not services.runs_once or self._server_errors >= services.max_attempts:
                     return None
                 logger.info("sending the invoke again after %s", e, extra={"session_id": session_id})
                 await asyncio.sleep(self._error_pause_s())
@@ -503,11 +501,11 @@ class Rollout:
         services = self._services
         if self._server_error is None or self._server_errors >= services.max_attempts:
             return False
-        if not services.word.runs_once:
+        if not services.runs_once:
             try:
                 async with asyncio.timeout(self.request.deadlines.stop_s):
                     await take_turn(services.pacer.try_stop)
-                    if await services.invokes.run(services.transport.stop, self.progress.session_id):
+                    if await in_thread(services.transport.stop, self.progress.session_id):
                         return False
             except (InvokeRefusedError, InvokeUncertainError, InvokeFailedError, TimeoutError) as e:
                 logger.info("the runtime could not be asked for the session: %s", e)
@@ -550,7 +548,7 @@ class Rollout:
                 self._accept()
             while True:
                 await waiter.found
-                self._enter(Stage.RESULT)
+                self.progress.enter(Stage.RESULT)
                 verdict = await reader.read(progress.key, self.request.deadlines.result_s, self._expected)
                 if verdict is not None:
                     return await self._with_ending(verdict)

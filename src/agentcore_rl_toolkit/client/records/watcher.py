@@ -22,8 +22,9 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ...contract import ALIVE_SUFFIX, RECORD_SUFFIX
 from ...errors import ObjectNotFoundError, RolloutLostError, StoreError, StorePermissionError, UnlistableError
@@ -181,12 +182,18 @@ class Watcher:
 
     async def _round(self, began_s: float) -> None:
         self._pages = 0
-        if began_s < self._keys_until_s:
-            blind = await self._look_at_each(list(self._waiters.values()))
-        else:
+        blind: dict[Any, Exception] = {}  # the rollouts that this round does not show, and why
+        if began_s >= self._keys_until_s:
             inputs = {waiter.prefix for waiter in self._waiters.values()}
             whole = max(1, math.ceil(self._lines / self._cost.page))
-            blind = await self._list_all([self._root] if whole < len(inputs) else sorted(inputs))
+            failed = await self._each(self._list, [self._root] if whole < len(inputs) else sorted(inputs))
+            for waiter in self._waiters.values():
+                for place in failed.keys() & {waiter.prefix, self._root}:
+                    blind[waiter] = failed[place]
+            for error in [e for e in failed.values() if not _may_pass(e)][:1]:
+                self._list_no_more(error, began_s)
+        if began_s < self._keys_until_s:
+            blind = await self._each(self._look_at, list(self._waiters.values()))
         if blind and len(blind) >= len(self._waiters):
             raise next(iter(blind.values()))
         for waiter in self._waiters.values() if self._unseen else blind:
@@ -194,43 +201,28 @@ class Watcher:
         self._unseen = False
         await self._declare_lost(began_s)
 
-    async def _list_all(self, prefixes: Collection[str]) -> dict[Waiter, Exception]:
-        """List each of the prefixes. Returns the rollouts that this did not show, and why."""
+    async def _each(self, look: Callable[[Any], Awaitable[object]], places: Sequence[Any]) -> dict[Any, Exception]:
+        """Look at each of these places. Returns those where that failed, and why."""
         gate = asyncio.Semaphore(REQUESTS_AT_ONCE)
-        failed: dict[str, Exception] = {}
+        failed: dict[Any, Exception] = {}
 
-        async def one(prefix: str) -> None:
+        async def one(place: Any) -> None:
             async with gate:
                 try:
-                    await self._list(prefix)
-                except Exception as e:  # of one prefix: the others are listed all the same
-                    failed[prefix] = e
+                    await look(place)
+                except Exception as e:  # of one place: the others are looked at all the same
+                    failed[place] = e
 
-        if self._cost is LOCAL_COST or len(prefixes) == 1:  # a local listing takes less time than a task
-            for prefix in prefixes:
-                await one(prefix)
-        else:
-            await asyncio.gather(*(one(prefix) for prefix in prefixes))
-        below = {
-            waiter: failed[prefix]
-            for waiter in self._waiters.values()
-            for prefix in (waiter.prefix, self._root)
-            if prefix in failed
-        }
-        passing = {waiter: e for waiter, e in below.items() if _may_pass(e)}
-        for_good = [waiter for waiter in below if waiter not in passing]
-        if for_good:
-            self._list_no_more(below[for_good[0]])
-            passing.update(await self._look_at_each(for_good))
-        return passing
+        await asyncio.gather(*map(one, places))
+        return failed
 
-    def _list_no_more(self, error: Exception) -> None:
-        unforeseen = None if isinstance(error, StoreError) else error
+    def _list_no_more(self, error: Exception, now_s: float) -> None:
         level = logging.WARNING if self._keys_until_s == -math.inf else logging.DEBUG
+        self._keys_until_s = now_s + UNLISTABLE_S
+        foreseen = isinstance(error, StoreError)
         text = "%s cannot be listed (%s); looking at single keys instead"
-        logger.log(level, text, self._root, error, exc_info=unforeseen)
-        self._keys_until_s = time.monotonic() + UNLISTABLE_S
-        if unforeseen is not None:
+        logger.log(level, text, self._root, error, exc_info=None if foreseen else error)
+        if not foreseen:
             self._on_trouble()
 
     async def _list(self, prefix: str) -> None:
@@ -250,21 +242,6 @@ class Watcher:
                     self._sign_of_life(waiter, item)
 
     # ---- single rollouts
-
-    async def _look_at_each(self, waiters: Collection[Waiter]) -> dict[Waiter, Exception]:
-        """Look at the keys of these. Returns the rollouts that this did not show, and why."""
-        gate = asyncio.Semaphore(REQUESTS_AT_ONCE)
-        blind: dict[Waiter, Exception] = {}
-
-        async def look(waiter: Waiter) -> None:
-            async with gate:
-                try:
-                    await self._look_at(waiter)
-                except Exception as e:  # of one key: the others are looked at all the same
-                    blind[waiter] = e
-
-        await asyncio.gather(*(look(waiter) for waiter in waiters))
-        return blind
 
     async def _look_at(self, waiter: Waiter) -> bool:
         """Look at the keys of one. Whether there was news: its record, or another heartbeat than before."""
