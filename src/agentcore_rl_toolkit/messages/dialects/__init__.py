@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from ..errors import KINDS, RequestError, context_overflow, error_body, unsupported
 from . import anthropic, anthropic_stream, chat, completions, responses, responses_stream
-from .builder import deltas_of
+from .builder import deltas_of, encode_event
 from .canonical import (
     Choice,
     Delta,
@@ -30,7 +30,6 @@ from .canonical import (
     new_id,
     text_of,
 )
-from .sse import encode_event
 
 
 class StreamEncoder(Protocol):

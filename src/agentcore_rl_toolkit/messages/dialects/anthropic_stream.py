@@ -14,9 +14,8 @@ import msgspec
 from ..errors import RequestError, anthropic_error
 from .anthropic import SIGNATURE, named_stop, stop_reason, usage_dict
 from .arguments import StandardNumbers
-from .builder import CallsInOrder
+from .builder import CallsInOrder, encode_event
 from .canonical import Delta, ModelRequest, ToolDelta, Usage, own_id
-from .sse import encode_event
 
 
 def _event(name: str, body: dict[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""Whole replies as the deltas of a stream, and tool calls of a stream in order."""
+"""Whole replies as the deltas of a stream, tool calls of a stream in order, and server-sent events as bytes."""
 
 from __future__ import annotations
 
@@ -55,3 +55,13 @@ class CallsInOrder:
         """The pieces of each further call, when the reply is over."""
         waiting, self._waiting = self._waiting, {}
         return [pieces for _, pieces in sorted(waiting.items())]
+
+
+def encode_event(data: bytes, name: str = "") -> bytes:
+    """One event as bytes. ``data`` is JSON, so it has no line ends in it.
+
+    Source: https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
+    """
+    if name:
+        return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+    return b"data: " + data + b"\n\n"

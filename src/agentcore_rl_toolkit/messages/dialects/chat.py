@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from ..errors import RequestError, openai_error, unsupported
+from .builder import encode_event
 from .canonical import (
     UNREADABLE,
     Delta,
@@ -17,7 +18,6 @@ from .canonical import (
     Usage,
 )
 from .fields import MAX_TOOLS, Fields, decode_body
-from .sse import encode_event
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 

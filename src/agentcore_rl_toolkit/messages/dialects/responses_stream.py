@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from ..errors import KINDS, RequestError, openai_error
-from .builder import CallsInOrder
+from .builder import CallsInOrder, encode_event
 from .canonical import Delta, ModelRequest, ToolDelta, Usage, own_id
 from .responses import (
     closing,
@@ -24,7 +24,6 @@ from .responses import (
     text_part,
     usage_dict,
 )
-from .sse import encode_event
 from .tool_forms import call_item
 
 
