@@ -22,7 +22,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "contract": {"errors"},
     "_version": set(),
     "_installation": {"errors"},
-    "_project": set(),
     "_parsing": set(),
     "_servers": {"errors"},
     "_portal": {"errors"},
@@ -45,10 +44,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "_servers",
         "_installation",
     },
-    "isolation": {"_project"},
+    "isolation": set(),
     "runtime": {
         "isolation",
-        "_project",
         "store",
         "logs",
         "_parsing",
@@ -143,7 +141,7 @@ ROOMS = {
         "config",
     ],
     "messages": ["render", "dialects", "errors"],
-    "isolation": ["tiers", "sandbox", "engines", "limits", "hints"],
+    "isolation": ["tiers", "sandbox", "engines", "limits", "hints", "project"],
     "runtime": [
         *(
             "service",

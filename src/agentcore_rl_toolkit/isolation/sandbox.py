@@ -16,8 +16,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from .._project import Project
 from ..errors import AgentLoadError
+from .project import Project
 
 BWRAP_S = 30.0
 TMP_BYTES = 2**30  # of /tmp, which all sessions of a version share; a session's own TMPDIR is on disk

@@ -22,8 +22,8 @@ from typing import Any
 
 import click
 
-from ..._project import Project
 from ...errors import AgentCoreRLError, ConfigError, LocalRuntimeError
+from ...isolation.project import Project
 from ...runs import is_run
 from ..output.commands import nearby
 from ..output.terminal import visible

@@ -30,8 +30,8 @@ from typing import IO
 from urllib.parse import unquote
 
 from ..._installation import write_wheel
-from ..._project import Project
 from ...errors import LocalRuntimeError
+from ...isolation.project import Project
 
 BUILD_TIMEOUT_S = 900
 _LISTED = re.compile(r"(?:-r|-c|--requirement|--constraint)(?:\s+|=)?(\S+)")

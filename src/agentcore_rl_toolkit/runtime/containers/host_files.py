@@ -11,7 +11,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-from ..._project import Project
+from ...isolation.project import Project
 from ...isolation.sandbox import interpreter_paths, project_of
 from ..sessions.node import SessionOrder
 from .client import Engine

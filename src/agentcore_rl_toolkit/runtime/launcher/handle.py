@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..._project import Project
 from ...errors import AgentLoadError, LocalRuntimeError
+from ...isolation.project import Project
 from . import linux
 from .fair_deadline import FairDeadline
 from .session_log import log_tail

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..._project import Project
+from ...isolation.project import Project
 
 AGENT_PORTS = (8080, 8000, 9000)  # of the HTTP, MCP and A2A contracts
 TakeOver = Callable[[Any, dict[str, Any]], None]
@@ -84,9 +84,8 @@ def _run_app(main: types.ModuleType) -> None:
         for value in main.__dict__.values()
         if any(parent.__name__ == "BedrockAgentCoreApp" for parent in type(value).__mro__)
     }
-    named = main.__dict__.get("app")
-    if id(named) in apps or len(apps) == 1:
-        app = named if id(named) in apps else next(iter(apps.values()))
+    app = apps.get(id(main.__dict__.get("app"))) or (next(iter(apps.values())) if len(apps) == 1 else None)
+    if app is not None:
         app.run()
 
 
