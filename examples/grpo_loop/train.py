@@ -28,7 +28,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ from agentcore_rl_toolkit.backends import (
     summarize,
 )
 from agentcore_rl_toolkit.backends.collection.evaluation import EvaluationBeside
+from agentcore_rl_toolkit.backends.collection.groups import WHOLE_DISTRIBUTION
 from agentcore_rl_toolkit.backends.data import read_rows
 from agentcore_rl_toolkit.errors import AgentCoreRLError, CaptureError, ConfigError
 from agentcore_rl_toolkit.gateway import GatewayClient
@@ -79,6 +80,12 @@ class Config:
     max_concurrent: int = 64  # sessions alive at once
     rollout_deadline_s: float = 120.0  # a rollout that takes longer is masked out, the step goes on
     policy_failures: str = "score"  # out of tokens, turns or context: the agent's reward for that, or "mask" them out
+    train: str | None = (
+        None  # which conversations of a session train: "task", "main", "all" or a tag; None: the agent's word
+    )
+    sampling_params: Mapping[str, Any] = field(
+        default_factory=lambda: dict(WHOLE_DISTRIBUTION)
+    )  # in place of the agent's
     seed: int = 0
 
 
@@ -311,8 +318,10 @@ def row_at(place: int, rows: Sequence[Row], config: Config) -> Row:
     return rows[order[at]]
 
 
-def collect_config(config: Config) -> CollectConfig:
+def collect_config(config: Config, *, training: bool = False) -> CollectConfig:
     return CollectConfig(
+        train=config.train,
+        sampling_params=config.sampling_params if training else None,
         max_concurrent=config.max_concurrent,
         rollout_timeout_s=config.rollout_deadline_s,
         policy_failures=config.policy_failures,
@@ -367,7 +376,7 @@ def training_stream(
         gateway=services.gateway,
         batch_groups=config.groups,
         max_staleness=config.staleness,
-        config=collect_config(config),
+        config=collect_config(config, training=True),
         weight_version=done,  # version k is what k steps made
         state=state,
         on_rollout=lambda rollout: observe("rollout", {"phase": "training", "rollout": rollout}),

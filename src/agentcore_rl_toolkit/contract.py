@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from .errors import OTHER_FAILURE, POLICY_FAILURES, ContractError, RolloutError
+from .errors import OTHER_FAILURE, POLICY_FAILURES, ConfigError, ContractError, RolloutError
 
 ROLLOUT_FIELD = "_rollout"
 INFO_FIELD = "_agent"  # the record's block of our own fields: outcome, cause, failure, session_id, attempt, times
@@ -43,6 +43,11 @@ SESSION_ID_PATTERN = re.compile(r"[!-~][ -~]{31,254}[!-~]")
 MAX_KEY_BYTES = 1024  # S3's own limit on a key
 
 IdValue = str | int | float  # an experiment or input id as a caller writes it; in a key it stands as `str` writes it
+
+TRAIN_FIELD = "train"  # of the `_rollout` block, and of a record's own block: the rule of what trains
+TRAIN_RULES = ("all", "task", "main")  # any other word is a tag; `trajectory.selection` says what each means
+DEFAULT_TRAIN = "task"
+_TAG = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 SECRET_KEYS = frozenset(
     {"api_key", "apikey", "authorization", "password", "secret", "token", "access_token", "aws_secret_access_key"}
@@ -377,6 +382,29 @@ def record_failure(record: Mapping[str, Any], outcome: Outcome) -> str | None:
         return None
     named = record[INFO_FIELD].get("failure")
     return named if isinstance(named, str) and named in POLICY_FAILURES else OTHER_FAILURE
+
+
+def check_tag(tag: str) -> str:
+    """What an agent may call a role of its own, unchanged. Raises: ConfigError."""
+    if tag in TRAIN_RULES or not _TAG.fullmatch(tag):
+        words = ", ".join(TRAIN_RULES)
+        raise ConfigError(f"a tag has 1 to 64 letters, digits, '_', '-' or '.', and is none of {words}; got {tag!r}")
+    return tag
+
+
+def check_train(rule: str) -> str:
+    """A rule of what trains, unchanged: a word of `TRAIN_RULES`, a tag, or tags with commas between. Raises: ConfigError."""
+    if rule not in TRAIN_RULES:
+        for tag in rule.split(","):
+            check_tag(tag)
+    return rule
+
+
+def record_train(record: Mapping[str, Any] | None) -> str | None:
+    """The rule of what trains that client or agent set, as the record has it."""
+    block = (record or {}).get(INFO_FIELD)
+    rule = block.get(TRAIN_FIELD) if isinstance(block, Mapping) else None
+    return rule if isinstance(rule, str) else None
 
 
 def cause_of(outcome: Outcome, record: Mapping[str, Any] | None, error: BaseException | None) -> Cause | None:

@@ -292,3 +292,11 @@ def test_none_leaves_the_reward_out() -> None:
     record = parse_record(body)
     assert record_cause(record, Outcome.AGENT_ERROR) is Cause.POLICY
     assert "rewards" not in record
+
+
+def test_a_record_says_what_the_agent_wants_trained_and_the_client_wins(start_agent: Any) -> None:
+    agent = start_agent(AGENT_FILE.format(declared='(train="main")'))
+    assert agent.run({"do": "go well"})["_agent"]["train"] == "main"
+    assert agent.run({"do": "break"}, train="all")["_agent"]["train"] == "all"
+    with pytest.raises(ConfigError, match="tag"):
+        AgentCoreRLApp().rollout_entrypoint(train="two words")

@@ -13,7 +13,7 @@ from typing import Any, overload
 
 from bedrock_agentcore.runtime import BedrockAgentCoreApp
 
-from ..contract import RolloutConfig, redact_payload
+from ..contract import RolloutConfig, check_train, redact_payload
 from ..errors import ConfigError
 from ..logs import configure_logging
 from ..proof import seal
@@ -67,11 +67,15 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
 
     @overload
     def rollout_entrypoint(
-        self, *, on_policy_failure: PolicyReward = 0.0
+        self, *, on_policy_failure: PolicyReward = 0.0, train: str | None = None
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
 
     def rollout_entrypoint(
-        self, func: Callable[..., Any] | None = None, *, on_policy_failure: PolicyReward = 0.0
+        self,
+        func: Callable[..., Any] | None = None,
+        *,
+        on_policy_failure: PolicyReward = 0.0,
+        train: str | None = None,
     ) -> Callable[..., Any]:
         """Register the rollout function: sync or async, ``(payload)`` or ``(payload, context)``.
 
@@ -84,14 +88,17 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
         `reward` and metrics beside it, or None to leave such rollouts out of training. Written as
         ``@app.rollout_entrypoint(on_policy_failure=-1.0)``.
 
-        Raises: ConfigError for generator functions, which have no single result, and for a reward that is none.
-        """
-        reward = check_policy_reward(on_policy_failure)
-        if func is None:
-            return lambda found: self._register(found, reward)
-        return self._register(func, reward)
+        ``train`` says which of the agent's conversations train: "task" (all but side calls such as titles; what holds where
+        nobody says anything), "main", "all", or a tag that its calls carry. Client and trainer may set another.
 
-    def _register(self, func: Callable[..., Any], policy_reward: PolicyReward) -> Callable[..., Any]:
+        Raises: ConfigError for generator functions, which have no single result, for a reward or a rule that is none.
+        """
+        reward, rule = check_policy_reward(on_policy_failure), None if train is None else check_train(train)
+        if func is None:
+            return lambda found: self._register(found, reward, rule)
+        return self._register(func, reward, rule)
+
+    def _register(self, func: Callable[..., Any], policy_reward: PolicyReward, train: str | None) -> Callable[..., Any]:
         if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
             raise ConfigError(f"{func.__name__} is a generator; a rollout function returns one dict")
         takes_context = _takes_context(func)
@@ -99,7 +106,7 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
 
         @functools.wraps(func, assigned=("__module__", "__doc__"), updated=())
         async def rollout(payload: Any, context: Any) -> Any:
-            return await self._engine.accept(func, name, takes_context, payload, context, policy_reward)
+            return await self._engine.accept(func, name, takes_context, payload, context, policy_reward, train)
 
         rollout.__name__ = name
         del rollout.__wrapped__  # the SDK reads the signature, and must find (payload, context)

@@ -14,7 +14,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..contract import PROBE_FIELD, REFUSED, ROLLOUT_FIELD, RUNS_ONCE_FIELD, RolloutConfig, redact_payload, result_key
+from ..contract import (
+    PROBE_FIELD,
+    REFUSED,
+    ROLLOUT_FIELD,
+    RUNS_ONCE_FIELD,
+    TRAIN_FIELD,
+    RolloutConfig,
+    redact_payload,
+    result_key,
+)
 from ..errors import AgentCoreRLError, ContractError, StorePermissionError
 from ..proof import PROOF_KEY_FIELD, REPLY_FIELD, SCHEME
 from ..store import ObjectStore, open_store, url_matches
@@ -73,6 +82,7 @@ class Engine:
         payload: Any,
         context: Any,
         policy_reward: PolicyReward = 0.0,
+        train: str | None = None,
     ) -> dict[str, Any]:
         """Check one invocation, start its rollout unless it runs or ran already, and return the reply.
 
@@ -124,6 +134,7 @@ class Engine:
             payload=redact_payload(payload),
             secrets=find_secrets(config, key, session_id),
             started_s=time.time(),
+            train=config.extra.get(TRAIN_FIELD) or train,
         )
         identity = (bucket, key, config.attempt)
         with self._lock:

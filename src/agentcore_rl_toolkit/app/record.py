@@ -14,6 +14,7 @@ from ..contract import (
     REDACTED,
     ROLLOUT_FIELD,
     SECRET_KEYS,
+    TRAIN_FIELD,
     Cause,
     Outcome,
     RolloutConfig,
@@ -44,6 +45,7 @@ class RolloutInfo:
     payload: Mapping[str, Any] | None = field(repr=False)  # already redacted; None leaves the field out
     secrets: tuple[str, ...] = field(default=(), repr=False)
     started_s: float
+    train: str | None = None  # what client or agent wants trained
 
 
 def check_policy_reward(value: PolicyReward) -> PolicyReward:
@@ -173,6 +175,8 @@ def _info(
         "started_s": round(info.started_s, 3),
         "finished_s": round(finished_s, 3),
     }
+    if info.train is not None:
+        block[TRAIN_FIELD] = info.train
     if conversions:
         block["conversions"] = dict(conversions)
     return {INFO_FIELD: block}

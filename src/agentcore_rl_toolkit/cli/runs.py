@@ -160,6 +160,7 @@ def _read_out(reader: RunReader, rollout: Mapping[str, Any]) -> Iterator[str]:
     for number, encoded in enumerate(rollout["sequences"] or ()):
         sequence = TokenSequence.decoded(encoded)
         why = f", {sequence.branch_reason}" if sequence.branch_reason else ""
+        why += f"; a side call: {sequence.side_call}" if sequence.side_call else ""
         least = least_likely(sequence)
         texts = reader.texts(sequence.ids)
         yield f"  sequence {number + 1}: {len(sequence.ids)} tokens, {sum(sequence.mask)} trained{why}"

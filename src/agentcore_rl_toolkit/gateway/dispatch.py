@@ -7,7 +7,8 @@ from collections.abc import Callable
 from urllib.parse import unquote, unquote_to_bytes
 
 from .._servers.host_check import is_loopback
-from ..errors import ContractError
+from ..contract import check_tag
+from ..errors import ConfigError, ContractError
 from ..messages.errors import RequestError
 from .admin.routes import Admin
 from .calls.agent import RelayingAgent, TranslatingAgent
@@ -82,6 +83,10 @@ class Dispatch:
     # -- agents
 
     def _agent_request(self, conn: AgentConnection, request: Request, name: bytes, rest: bytes) -> None:
+        tag = request.headers.get(b"x-agentcore-rl-tag")
+        if rest.startswith(b"tag/"):
+            tag, _, rest = rest[4:].partition(b"/")
+            rest = rest.removeprefix(b"v1/")  # Anthropic's clients put it behind any base URL
         if rest not in _CALLS:
             rest = rest.rstrip(b"/")
         dialect = _CALLS.get(rest, "anthropic" if rest.startswith((b"messages", b"v1/messages")) else "chat")
@@ -97,6 +102,8 @@ class Dispatch:
                 return
             if request.method != b"POST":
                 raise RequestError("use POST", kind="method_not_allowed")
+            call = self._call(conn, session, dialect)
+            call.tag = None if tag is None else _checked(tag)
         except RequestError as e:
             self._counters["refused"] += 1
             headers = ((b"allow", b"POST"),) if e.kind == "method_not_allowed" else retry_after(e)
@@ -104,7 +111,7 @@ class Dispatch:
             conn.done(keep_alive=request.keep_alive)
             return
         self._counters["calls"] += 1
-        self._call(conn, session, dialect).begin(request, rest)
+        call.begin(request, rest)
 
     def _call(self, conn: AgentConnection, session: Session, dialect: str) -> Call:
         """A call, its agent side and its engine side."""
@@ -143,6 +150,13 @@ class Dispatch:
             f"/v1/{shown} is not served here; there are chat/completions, completions, responses, messages and models{hint}",
             kind="not_found",
         )
+
+
+def _checked(tag: bytes) -> str:
+    try:
+        return check_tag(tag.decode("utf-8", "replace"))
+    except ConfigError as e:
+        raise RequestError(str(e)) from e
 
 
 def _no_session(name: bytes) -> RequestError:

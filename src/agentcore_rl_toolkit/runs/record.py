@@ -30,7 +30,8 @@ class TokenSequence:
     """One training sequence of a rollout.
 
     Shapes: all lists (T,). ``logprobs`` are the sampler's, ``trainer_logprobs`` and ``entropies`` the trainer's; None where there
-    is none, for single tokens as for a whole list. ``branch_reason`` says why it left the sequence before it.
+    is none, for single tokens as for a whole list. ``branch_reason`` says why it left the sequence before it, ``side_call`` why
+    nothing of it is trained.
     """
 
     ids: Sequence[int] = field(repr=False)
@@ -43,6 +44,7 @@ class TokenSequence:
     turn_ids: Sequence[str] = ()
     context_turn_ids: Sequence[str] = ()
     branch_reason: str | None = None
+    side_call: str | None = None
     finish_reason: str | None = None
     weight: float | None = None
     updates: int | None = None  # optimizer steps between sampling and the trainer's logprobs
@@ -60,6 +62,7 @@ class TokenSequence:
             "turn_ids": list(self.turn_ids),
             "context_turn_ids": list(self.context_turn_ids),
             "branch_reason": self.branch_reason,
+            "side_call": self.side_call,
             "finish_reason": self.finish_reason,
             "weight": self.weight,
             "updates": self.updates,

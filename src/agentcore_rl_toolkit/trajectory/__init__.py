@@ -1,11 +1,13 @@
 """Turns of a session -> training sequences. Pure lists and numbers: no torch, no I/O."""
 
 from .build import build_trajectory
+from .selection import SIDE_CALLS
 from .sequence import ExpertSpan, FidelityReport, TrainingSequence, Trajectory
 from .turn import BRANCH_REASONS, UNFINISHED_REASONS, Turn
 
 __all__ = [
     "BRANCH_REASONS",
+    "SIDE_CALLS",
     "UNFINISHED_REASONS",
     "ExpertSpan",
     "FidelityReport",

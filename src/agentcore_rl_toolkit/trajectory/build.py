@@ -13,38 +13,37 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from agentcore_rl_toolkit.contract import DEFAULT_TRAIN, check_train
 from agentcore_rl_toolkit.errors import CaptureError
 
 from .causes import Decode, branch_cause
+from .placed import Placed
+from .selection import select
 from .sequence import ExpertSpan, FidelityReport, TrainingSequence, Trajectory
 from .tree import TokenTree
 from .turn import Turn
 
 
-class _Placed:
-    """A trainable turn and its place in the forest."""
-
-    __slots__ = ("children", "parent", "position", "reason", "superseded", "turn", "undelivered")
-
-    def __init__(self, turn: Turn, position: int, reason: str | None) -> None:
-        self.turn = turn
-        self.position = position
-        self.reason = reason
-        self.parent: _Placed | None = None
-        self.children: list[_Placed] = []
-        self.superseded = False
-        self.undelivered = False
-
-
-def build_trajectory(session_id: str, turns: Iterable[Turn], *, decode: Decode | None = None) -> Trajectory:
+def build_trajectory(
+    session_id: str,
+    turns: Iterable[Turn],
+    *,
+    train: str = DEFAULT_TRAIN,
+    temperature: float | None = 1.0,
+    decode: Decode | None = None,
+) -> Trajectory:
     """Merge the turns of a session into training sequences.
 
-    ``turns`` may come in any order; ``Turn.index`` counts. ``decode`` (ids -> text), where given, tells
-    re-tokenisation from rewritten text for certain; without it the tokens around the divergence decide.
+    ``turns`` may come in any order; ``Turn.index`` counts. ``train`` is the rule that picks what trains (`selection`); the rest
+    is kept, with mask and weight 0. ``temperature`` is the trainer's: what was sampled otherwise is counted; None: not known.
+    ``decode`` (ids -> text), where given, tells re-tokenisation from rewritten text for certain; without it the tokens around
+    the divergence decide.
 
     Cost: O(total tokens) of all prompts, 1 to 3 ms for 20 turns of 500 tokens.
-    Raises: CaptureError when two different turns carry the same id, or token ids are not integers in [0, 2**32).
+    Raises: CaptureError when two different turns carry the same id, or token ids are not integers in [0, 2**32); ConfigError
+        on an unknown rule.
     """
+    check_train(train)
     try:
         distinct, duplicates = _distinct(turns)
         usable: list[Turn] = []
@@ -59,6 +58,7 @@ def build_trajectory(session_id: str, turns: Iterable[Turn], *, decode: Decode |
         _drop_unused_retries(placed)
         _drop_undelivered(placed)
         excluded.update("not_delivered" for node in placed if node.undelivered)
+        select(placed, train)
         sequences = _sequences(placed)
     except CaptureError as e:
         e.session_id = session_id
@@ -66,7 +66,7 @@ def build_trajectory(session_id: str, turns: Iterable[Turn], *, decode: Decode |
     return Trajectory(
         session_id=session_id,
         sequences=sequences,
-        report=_report(distinct, duplicates, excluded, placed, sequences),
+        report=_report(distinct, duplicates, excluded, placed, sequences, train, temperature),
     )
 
 
@@ -84,13 +84,13 @@ def _distinct(turns: Iterable[Turn]) -> tuple[list[Turn], int]:
     return sorted(by_id.values(), key=lambda t: (t.index, t.choice_index)), duplicates
 
 
-def _place(usable: list[Turn], decode: Decode | None) -> list[_Placed]:
+def _place(usable: list[Turn], decode: Decode | None) -> list[Placed]:
     tree = TokenTree()
-    placed: list[_Placed] = []
-    side_roots: list[_Placed] = []
+    placed: list[Placed] = []
+    side_roots: list[Placed] = []
     for position, turn in enumerate(usable):
         match = tree.add(position, turn)
-        node = _Placed(turn, position, branch_cause(turn, match, decode))
+        node = Placed(turn, position, branch_cause(turn, match, decode), match.rival)
         placed.append(node)
         if match.parents:
             node.parent = _choose_parent([placed[i] for i in match.parents], turn)
@@ -108,7 +108,7 @@ def _place(usable: list[Turn], decode: Decode | None) -> list[_Placed]:
     return placed
 
 
-def _choose_parent(candidates: list[_Placed], turn: Turn) -> _Placed:
+def _choose_parent(candidates: list[Placed], turn: Turn) -> Placed:
     """Several turns may end in the same tokens: of those that the agent got the one the gateway names, else one nobody
     continued yet, else the first.
     """
@@ -123,10 +123,10 @@ def _choose_parent(candidates: list[_Placed], turn: Turn) -> _Placed:
     return candidates[0]
 
 
-def _drop_unused_retries(placed: list[_Placed]) -> None:
+def _drop_unused_retries(placed: list[Placed]) -> None:
     """Of the answers to one retried call keep those that the agent went on from; if it did from none, the last one."""
     original = {node.turn.turn_id: node.turn.retry_of for node in placed}
-    groups: dict[str, list[_Placed]] = {}
+    groups: dict[str, list[Placed]] = {}
     for node in placed:
         first = node.turn.turn_id
         seen = {first}
@@ -142,44 +142,52 @@ def _drop_unused_retries(placed: list[_Placed]) -> None:
                 node.superseded = node not in used
 
 
-def _drop_undelivered(placed: list[_Placed]) -> None:
+def _drop_undelivered(placed: list[Placed]) -> None:
     """An answer that did not reach the agent led to nothing that a reward could be for. If a turn goes on from it, it did."""
     for node in placed:
         if not node.turn.delivered and not node.children:
             node.superseded = node.undelivered = True
 
 
-def _sequences(placed: list[_Placed]) -> list[TrainingSequence]:
+def _sequences(placed: list[Placed]) -> list[TrainingSequence]:
     # A superseded turn has no children, so leaving it out never orphans anything; its parent may become a leaf by it.
-    first_child: dict[int, _Placed] = {}
-    for node in placed:
-        if not node.superseded and node.parent is not None:
+    kept = [node for node in placed if not node.superseded]
+    for node in reversed(kept):
+        node.carries = node.carries or node.side is None
+        if node.parent is not None:
+            node.parent.carries = node.parent.carries or node.carries
+    first_child: dict[int, Placed] = {}
+    for node in sorted(kept, key=lambda node: not node.carries):  # no side call takes the turns that it shares
+        if node.parent is not None:
             first_child.setdefault(node.parent.position, node)
-    leaves = [node for node in placed if not node.superseded and node.position not in first_child]
-    paths = [_path(leaf, first_child) for leaf in leaves]
-    total = sum(len(node.turn.completion_ids) for _, trained in paths for node in trained)
-    drafts = sorted(paths, key=lambda path: path[1][0].position)
-    return [_sequence(context, trained, total) for context, trained in drafts]
+    paths = [_path(leaf, first_child) for leaf in kept if leaf.position not in first_child]
+    total = sum(len(node.turn.completion_ids) for node in kept if node.side is None)
+    # Side calls come last, so that a sequence has one number in a trainer and in the trajectory.
+    paths.sort(key=lambda path: (all(node.side is not None for node in path[1]), path[1][0].position))
+    return [_sequence(context, trained, total) for context, trained in paths]
 
 
-def _path(leaf: _Placed, first_child: dict[int, _Placed]) -> tuple[list[_Placed], list[_Placed]]:
-    """The turns above and including a leaf, oldest first: those that are trained elsewhere, and those that are
-    trained here.
+def _path(leaf: Placed, first_child: dict[int, Placed]) -> tuple[list[Placed], list[Placed]]:
+    """The turns above and including a leaf, oldest first: those that belong to another leaf, and those that belong to
+    this one.
     """
     trained = [leaf]
     node = leaf
     while node.parent is not None and first_child[node.parent.position] is node:
         node = node.parent
         trained.append(node)
-    context: list[_Placed] = []
+    context: list[Placed] = []
     while node.parent is not None:
         node = node.parent
         context.append(node)
     return context[::-1], trained[::-1]
 
 
-def _sequence(context: list[_Placed], trained: list[_Placed], total: int) -> TrainingSequence:
-    leaf = trained[-1].turn
+def _sequence(context: list[Placed], path: list[Placed], total: int) -> TrainingSequence:
+    leaf = path[-1].turn
+    trained = [node for node in path if node.side is None]
+    own_turns = trained or path
+    context = context + [node for node in path if trained and node.side is not None]
     token_ids = [*leaf.prompt_ids, *leaf.completion_ids]
     loss_mask = [0] * len(token_ids)
     logprobs: list[float | None] = [None] * len(token_ids)
@@ -200,21 +208,22 @@ def _sequence(context: list[_Placed], trained: list[_Placed], total: int) -> Tra
             stop=len(turn.prompt_ids) + len(turn.completion_ids),
             data=turn.routed_experts,
         )
-        for turn in (node.turn for node in (*context, *trained))
+        for turn in sorted((node.turn for node in (*context, *own_turns)), key=lambda turn: len(turn.prompt_ids))
         if turn.routed_experts is not None
     ]
     return TrainingSequence(
         token_ids=token_ids,
         loss_mask=loss_mask,
         logprobs=logprobs,
-        prompt_length=len(trained[0].turn.prompt_ids),
-        turn_ids=[node.turn.turn_id for node in trained],
+        prompt_length=len(own_turns[0].turn.prompt_ids),
+        turn_ids=[node.turn.turn_id for node in own_turns],
         weight_versions=versions,
-        weight=own / total,
+        weight=own / total if total else 0.0,
         context_turn_ids=[node.turn.turn_id for node in context],
-        branch_reason=trained[0].reason,
+        branch_reason=path[0].reason,
         finish_reason=leaf.finish_reason,
         routed_experts=experts,
+        side_call=None if trained else path[-1].side,
     )
 
 
@@ -222,19 +231,30 @@ def _report(
     distinct: list[Turn],
     duplicates: int,
     excluded: Counter[str],
-    placed: list[_Placed],
+    placed: list[Placed],
     sequences: list[TrainingSequence],
+    train: str,
+    temperature: float | None,
 ) -> FidelityReport:
-    reasons = Counter(node.reason for node in placed if node.reason is not None and not node.superseded)
+    kept = [node for node in placed if not node.superseded]
+    side_calls: Counter[str] = Counter()
+    other_sampling: Counter[str] = Counter()
+    for node in kept:
+        if node.side is not None:
+            side_calls[node.side] += len(node.turn.completion_ids)
+        elif how := node.turn.sampled_otherwise(temperature):
+            other_sampling[how] += len(node.turn.completion_ids)
+    shown = [s for s in sequences if s.side_call is None]
+    reasons = Counter(node.reason for node in kept if node.reason is not None)
     versions = [v for s in sequences for v in s.weight_versions if v is not None]
     return FidelityReport(
         turns=len(distinct),
-        sequences=len(sequences),
+        sequences=len(shown),
         branches=sum(reasons.values()),
         branch_reasons=dict(reasons),
         sampled_tokens=sum(len(turn.completion_ids) for turn in distinct),
         trained_tokens=sum(s.trained_tokens for s in sequences),
-        sequence_tokens=sum(len(s.token_ids) for s in sequences),
+        sequence_tokens=sum(len(s.token_ids) for s in shown),
         unparsed_tool_calls=sum(turn.parse_status == "unparsed" for turn in distinct),
         untrainable_turns=sum(excluded.values()),
         untrainable_reasons=dict(excluded),
@@ -243,6 +263,10 @@ def _report(
         mixed_version_turns=sum(_mixed(turn) for turn in distinct),
         weight_version_min=min(versions, default=None),
         weight_version_max=max(versions, default=None),
+        train=train,
+        side_calls=dict(side_calls),
+        other_sampling=dict(other_sampling),
+        unanswered_turns=sum(not turn.answered for turn in distinct),
     )
 
 

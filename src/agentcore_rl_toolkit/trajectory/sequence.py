@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from agentcore_rl_toolkit.contract import DEFAULT_TRAIN
 from agentcore_rl_toolkit.errors import CaptureError
 
 
@@ -29,7 +30,8 @@ class TrainingSequence:
     engine told none). ``prompt_length`` is the position of the first trained token. ``turn_ids`` are the turns
     trained here, ``context_turn_ids`` those that are trained in another branch and only re-read here. ``weight`` is
     this sequence's share of the session's trained tokens: weights of a session sum to 1, and a weighted sum of
-    per-sequence means equals the mean over the whole session, however often it forked."""
+    per-sequence means equals the mean over the whole session, however often it forked. ``side_call`` is why nothing of it
+    is trained (a key of `SIDE_CALLS`); its mask and weight are 0, and ``turn_ids`` are its turns."""
 
     token_ids: list[int] = field(repr=False)
     loss_mask: list[int] = field(repr=False)
@@ -42,6 +44,7 @@ class TrainingSequence:
     branch_reason: str | None = None
     finish_reason: str | None = None
     routed_experts: list[ExpertSpan] = field(default_factory=list, repr=False)
+    side_call: str | None = None
 
     def __post_init__(self) -> None:
         length = len(self.token_ids)
@@ -63,7 +66,11 @@ class FidelityReport:
     ``turns`` counts distinct calls (``duplicate_turns``, records of the same call, are not in it). ``branches``
     counts turns that did not continue the sequence before them; ``branch_reasons`` says why. ``superseded_turns`` are
     answers of a retried call that the agent never used. ``untrainable_turns`` by reason in ``untrainable_reasons``.
-    ``mixed_version_turns`` were sampled by more than one weight version. Units: tokens."""
+    ``mixed_version_turns`` were sampled by more than one weight version. ``train`` is the rule that picked what trains,
+    ``side_calls`` the sampled tokens that it left out, by reason (`SIDE_CALLS`); ``sequences`` and ``sequence_tokens`` do not
+    count these.
+    ``other_sampling`` are the trained tokens that were sampled otherwise than the trainer reproduces, by how.
+    ``unanswered_turns`` ended inside the policy's reasoning. Units: tokens."""
 
     turns: int = 0
     sequences: int = 0
@@ -80,11 +87,20 @@ class FidelityReport:
     mixed_version_turns: int = 0
     weight_version_min: int | None = None
     weight_version_max: int | None = None
+    train: str = DEFAULT_TRAIN
+    side_calls: dict[str, int] = field(default_factory=dict)
+    other_sampling: dict[str, int] = field(default_factory=dict)
+    unanswered_turns: int = 0
+
+    @property
+    def side_call_tokens(self) -> int:
+        return sum(self.side_calls.values())
 
     @property
     def trained_token_share(self) -> float | None:
-        """Trained / sampled tokens; None when nothing was sampled."""
-        return self.trained_tokens / self.sampled_tokens if self.sampled_tokens else None
+        """Trained / sampled tokens, side calls left out; None when nothing was sampled."""
+        sampled = self.sampled_tokens - self.side_call_tokens
+        return self.trained_tokens / sampled if sampled else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

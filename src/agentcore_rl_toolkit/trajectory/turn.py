@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from agentcore_rl_toolkit.errors import CaptureError
 
@@ -14,9 +14,12 @@ ParseStatus = Literal["none", "parsed", "unparsed"]
 # Finish reasons of calls whose tokens the agent did not get as a whole answer. None means the stream broke off.
 UNFINISHED_REASONS = frozenset({None, "abort", "aborted", "cancelled", "error"})
 
+# Sampling parameters that no trainer reproduces, and the values at which they change nothing.
+_NEUTRAL: dict[str, tuple[float, ...]] = {"top_p": (1,), "top_k": (-1, 0), "min_p": (0,)}
+
 # Why a turn does not continue the sequence before it. A gateway that knows the messages may say so in
 # `Turn.branch_reason`.
-BRANCH_REASONS = ("history_rewritten", "sub_agent", "parallel_calls", "resampled", "retokenised")
+BRANCH_REASONS = ("history_rewritten", "sub_agent", "parallel_calls", "resampled", "retokenised", "compaction")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +33,10 @@ class Turn:
     not parse. ``routed_experts`` is the engine's array as raw bytes, carried and not looked into. ``parent_turn`` and
     ``retry_of`` are turn ids as the gateway knows them; ``branch_reason`` (one of `BRANCH_REASONS`) is its knowledge
     of why history was not continued. ``delivered`` False: as far as the gateway can know the agent did not get the answer
-    whole, so the turn is trained only if a later one goes on from it. Units: unix seconds for ``*_s``.
+    whole, so the turn is trained only if a later one goes on from it. ``tools`` are the names of those that the call offers,
+    ``tag`` is what the agent calls its role, ``system`` stands for the text of its leading system messages: calls of one agent
+    have the same. ``sampling`` are the sampling parameters of the call, as far as it names any. ``answered`` False: the policy
+    ended inside its reasoning, and the agent got a blank answer. None where it is not known. Units: unix seconds for ``*_s``.
 
     Raises: CaptureError when the lengths do not fit together.
     """
@@ -57,6 +63,11 @@ class Turn:
     choice_index: int = 0
     token_weight_versions: Sequence[int | None] | None = field(default=None, repr=False)
     delivered: bool = True
+    tools: tuple[str, ...] | None = None
+    tag: str | None = None
+    system: str | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    answered: bool = True
 
     def __post_init__(self) -> None:
         sampled = len(self.completion_ids)
@@ -94,6 +105,18 @@ class Turn:
         if not math.isfinite(sum(self.logprobs)):  # type: ignore[arg-type]  # no None left
             return "bad_logprobs"
         return None
+
+    def sampled_otherwise(self, temperature: float | None) -> str | None:
+        """How the call was sampled, where a trainer that only scales by ``temperature`` computes other logprobs; else None.
+
+        ``temperature`` None: whatever the call had is the trainer's.
+        """
+        asked = self.sampling
+        found = []
+        if temperature is not None and asked.get("temperature", temperature) != temperature:
+            found.append("temperature")
+        found += [name for name, neutral in _NEUTRAL.items() if asked.get(name, neutral[0]) not in neutral]
+        return ", ".join(f"{name} {asked[name]:g}" for name in found) or None
 
     def token_versions(self) -> list[int | None]:
         """Weight version of each completion token.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..backends.collection.recording import captured
+from ..contract import DEFAULT_TRAIN
 from ..errors import AgentCoreRLError
 from ..gateway import GatewayClient
 from ..runs import Rollout, RunWriter, TokenTexts, write_config
@@ -97,7 +98,7 @@ def as_row(session: Mapping[str, Any], capture: Any) -> Rollout:
     trajectory: Trajectory | None = None
     if capture is not None:
         try:
-            trajectory = build_trajectory(capture.session_id, capture.turns)
+            trajectory = build_trajectory(capture.session_id, capture.turns, train=capture.train or DEFAULT_TRAIN)
         except AgentCoreRLError:
             trajectory = None  # the dialogue is still worth reading
     running = [f"a model call is {call['state']}, since {call['seconds']:.1f} s" for call in session["calls"]]

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from ...contract import Outcome, Stage, new_session_id
+from ...contract import TRAIN_FIELD, Outcome, Stage, new_session_id
 from ...errors import (
     AgentCoreRLError,
     GatewayError,
@@ -20,13 +20,15 @@ from ...errors import (
     RolloutLostError,
     RolloutTimeoutError,
 )
-from .groups import CollectConfig, CollectedRollout, Group, GroupRequest
+from ...logs import WarnsOnceAMinute
+from .groups import WHOLE_DISTRIBUTION, CollectConfig, CollectedRollout, Group, GroupRequest, sampling_note
 from .judge import End, end_of_record, judge
 from .places import Places
 from .recording import Recording
 from .sessions import SESSIONS_PER_CALL, Gateway, Sessions
 
 log = logging.getLogger(__name__)
+_sampling = WarnsOnceAMinute(log)
 
 T = TypeVar("T")
 
@@ -292,7 +294,11 @@ class Engine:
         overrides: dict[str, Any] = dict(request.overrides)
         params = self._sampling_params(request)
         if params is not None:
-            overrides.setdefault("sampling_params", dict(params))
+            # The gateway holds the session to all of them; OpenAI's clients take no top_k and min_p by name.
+            told = {k: v for k, v in params.items() if k not in ("top_k", "min_p") or v != WHOLE_DISTRIBUTION[k]}
+            overrides.setdefault("sampling_params", told)
+        if self.config.train is not None:
+            overrides[TRAIN_FIELD] = self.config.train
         if self.config.model_id is not None:
             overrides.setdefault("model_id", self.config.model_id)
         if rollout.address is not None:
@@ -377,7 +383,11 @@ class Engine:
             fetch_error=failure,
             config=self.config,
             weight_version=self.weight_version,
+            sampling_params=self._sampling_params(request),
         )
+        training = self.recording is None or self.recording.phase == "train"
+        if training and done.trajectory is not None and (report := done.trajectory.report).other_sampling:
+            _sampling.warning("%s: %s", rollout.session_id, sampling_note(report.trained_tokens, report.other_sampling))
         if done.usable and self.usable_G[rollout.group] >= request.n:
             done = replace(done, mask_reason="surplus")
         self.judged[rollout.session_id] = done

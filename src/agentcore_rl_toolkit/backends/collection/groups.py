@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...contract import Cause, Outcome, Stage, check_id
+from ...contract import Cause, Outcome, Stage, check_id, check_train
 from ...errors import ConfigError, RolloutError
 from ..settings import Count, Least0, NotNegative, Positive, check
 from .rewards import Reward
@@ -22,8 +22,13 @@ if TYPE_CHECKING:
     from ...gateway import SessionCapture
     from ...trajectory import Trajectory
 
-MaskReason = Literal["outcome", "policy_failure", "no_reward", "no_tokens", "stale", "unknown_version", "surplus"]
+MaskReason = Literal[
+    "outcome", "policy_failure", "no_reward", "no_tokens", "stale", "unknown_version", "surplus", "other_sampling"
+]
 PolicyFailures = Literal["score", "mask"]
+
+# What every trainer reproduces: nothing is cut off, nothing is sharpened.
+WHOLE_DISTRIBUTION: Mapping[str, float] = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +68,10 @@ class CollectConfig:
     `policy_failures` "mask" leaves rollouts whose policy failed (ran out of tokens, turns or context, or made calls that do
     not parse) out of their group, as DAPO's overlong filtering does; "score" trains them with the reward that their agent
     declares. A gateway that cannot be reached is waited for up to `gateway_patience_s`. With `require_reward` off a rollout
-    without a reward is usable; `with_rewards` gives it one before the groups become samples.
+    without a reward is usable; `with_rewards` gives it one before the groups become samples. `train` is the rule of what trains
+    of a session (`trajectory.selection`); None: what the client or the agent says, else "task". A trainer reproduces the
+    temperature of `sampling_params` (1 where they have none), and no top_p, top_k or min_p: tokens that were sampled otherwise
+    are counted, and with `refuse_other_sampling` their rollout is masked.
     """
 
     max_concurrent: Count = 128
@@ -79,9 +87,13 @@ class CollectConfig:
     max_turns: Count | None = None
     require_reward: bool = True
     policy_failures: PolicyFailures = "score"
+    train: str | None = None
+    refuse_other_sampling: bool = False
 
     def __post_init__(self) -> None:
         check(self)
+        if self.train is not None:
+            check_train(self.train)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +221,8 @@ class CollectStats:
     `scored` ones, where failures of agent and policy count as 0 and those of the infrastructure do not count, and `ok_mean`,
     over the `rewarded` ones, which ended `ok`. Means of nothing are None. `causes` counts failures by whose they are,
     `policy_failures` the policy's by what it failed at. `metrics` are the means, over the usable rollouts that have them, of the
-    numbers which agents returned beside the reward.
+    numbers which agents returned beside the reward. `side_call_tokens` were sampled and, by the sessions' rules, not meant to be
+    trained; `other_sampling` are trained tokens that were sampled otherwise than the trainer reproduces, by how.
     """
 
     groups: int
@@ -230,6 +243,8 @@ class CollectStats:
     score_mean: float | None = None
     rewarded: int = 0
     ok_mean: float | None = None
+    side_call_tokens: int = 0
+    other_sampling: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def lost_rollouts(self) -> int:
@@ -263,8 +278,9 @@ class CollectStats:
 
     @property
     def trained_token_share(self) -> float | None:
-        """Tokens that enter the loss / tokens sampled, over usable rollouts; None when nothing was sampled."""
-        return self.trained_tokens / self.sampled_tokens if self.sampled_tokens else None
+        """Tokens that enter the loss / tokens sampled without side calls, over usable rollouts; None when there are none."""
+        sampled = self.sampled_tokens - self.side_call_tokens
+        return self.trained_tokens / sampled if sampled else None
 
 
 def summarize(groups: Sequence[Group]) -> CollectStats:
@@ -298,4 +314,19 @@ def summarize(groups: Sequence[Group]) -> CollectStats:
         score_mean=math.fsum(scores) / len(scores) if scores else None,
         rewarded=len(ok),
         ok_mean=math.fsum(ok) / len(ok) if ok else None,
+        side_call_tokens=sum(r.side_call_tokens for r in reports),
+        other_sampling=dict(sum((Counter(r.other_sampling) for r in reports), Counter())),
     )
+
+
+def sampling_note(trained_tokens: int, other_sampling: Mapping[str, int]) -> str | None:
+    """What is wrong with tokens that were sampled otherwise than the trainer reproduces, for people; None: nothing."""
+    parts = []
+    for how, tokens in sorted(other_sampling.items(), key=lambda item: -item[1]):
+        top_p = next((float(word[6:]) for word in how.split(", ") if word.startswith("top_p ")), None)
+        by = (
+            "" if top_p is None else f" by up to {1 - top_p:.2g}"
+        )  # what top_p keeps has at least that share of the mass
+        share = tokens / max(1, trained_tokens)
+        parts.append(f"{share:.0%} of the trained tokens were sampled at {how}: their ratios are wrong{by}")
+    return "; ".join(parts) or None

@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...contract import Cause, Outcome, Stage, cause_of, record_cause, record_failure, record_outcome
+from ...contract import (
+    DEFAULT_TRAIN,
+    Cause,
+    Outcome,
+    Stage,
+    cause_of,
+    record_cause,
+    record_failure,
+    record_outcome,
+    record_train,
+)
 from ...errors import (
     AgentCoreRLError,
     AgentError,
@@ -17,7 +27,7 @@ from ...errors import (
     RolloutError,
     RolloutLostError,
 )
-from ...trajectory import Trajectory, build_trajectory
+from ...trajectory import SIDE_CALLS, Trajectory, build_trajectory
 from .groups import CollectConfig, CollectedRollout, MaskReason
 from .rewards import Reward, read_reward
 
@@ -91,11 +101,12 @@ def judge(
     fetch_error: BaseException | None,
     config: CollectConfig,
     weight_version: int | None,
+    sampling_params: Mapping[str, Any] | None = None,
 ) -> CollectedRollout:
     """Turn an end and the captured turns into a `CollectedRollout` with its mask reason.
 
     ``captured`` says whether the rollout ran against a gateway at all; ``capture`` is None when the gateway had
-    nothing to give, and ``fetch_error`` says why if it failed.
+    nothing to give, and ``fetch_error`` says why if it failed. ``sampling_params`` are those that the trainer asked for.
     """
     if isinstance(fetch_error, GatewayLostError) and end.outcome in _TAKEN_BY_A_LOST_GATEWAY:
         lost = RolloutLostError(f"lost with its model gateway: {fetch_error}", session_id=session_id, input_id=input_id)
@@ -114,12 +125,16 @@ def judge(
     trajectory: Trajectory | None = None
     versions: tuple[int, int] | None = None
     if captured:
-        trajectory, flaw = _trajectory(capture, fetch_error, session_id, input_id)
+        rule = config.train or record_train(end.record) or getattr(capture, "train", None) or DEFAULT_TRAIN
+        temperature = (sampling_params or {}).get("temperature", 1.0)
+        trajectory, flaw = _trajectory(capture, fetch_error, session_id, input_id, rule, temperature)
         versions = trained_versions(trajectory)
         if reason is None and flaw is not None:
             reason = "no_tokens"
             if outcome is Outcome.OK:  # a policy that failed before its first token has failed all the same
                 outcome, error, cause = Outcome.INVALID, flaw, Cause.INFRASTRUCTURE
+        if reason is None and config.refuse_other_sampling and trajectory and trajectory.report.other_sampling:
+            reason = "other_sampling"
         if reason is None and config.max_staleness is not None and weight_version is not None:
             if versions is None:
                 reason = "unknown_version"
@@ -174,7 +189,12 @@ def _reward(
 
 
 def _trajectory(
-    capture: Any, fetch_error: BaseException | None, session_id: str, input_id: str
+    capture: Any,
+    fetch_error: BaseException | None,
+    session_id: str,
+    input_id: str,
+    rule: str,
+    temperature: float | None,
 ) -> tuple[Trajectory | None, AgentCoreRLError | None]:
     """The trajectory, and what is wrong with it if it cannot be trained on."""
     if capture is None:
@@ -183,14 +203,19 @@ def _trajectory(
         error.__cause__ = fetch_error
         return None, error
     try:
-        trajectory = build_trajectory(session_id, capture.turns)
+        trajectory = build_trajectory(session_id, capture.turns, train=rule, temperature=temperature)
     except AgentCoreRLError as e:
         return None, e
     if any(1 in s.loss_mask for s in trajectory.sequences):
         return trajectory, None
+    side_calls = ", ".join(SIDE_CALLS[name] for name in trajectory.report.side_calls)
+    why = (
+        f"every call is a side call under train={rule!r} ({side_calls}): name a tag of the calls that are to train"
+        if side_calls
+        else "did the agent call `_rollout.base_url` with its api_key, and does the engine return token ids and logprobs?"
+    )
     return trajectory, InvalidResultError(
-        "the trajectory has no sampled token to train on: did the agent call `_rollout.base_url` with its api_key, and does "
-        "the engine return token ids and logprobs?",
+        f"the trajectory has no sampled token to train on: {why}",
         cause=Cause.INFRASTRUCTURE,
         session_id=session_id,
         input_id=input_id,

@@ -19,6 +19,7 @@ from typing import Any
 
 from ...errors import AgentCoreRLError
 from ...runs import Rollout, RunWriter, SpanSender, TokenSequence, TokenTexts, in_flight, write_config
+from ...trajectory import SIDE_CALLS
 from ..data import encode_payload
 from .groups import CollectedRollout, Group, GroupRequest
 
@@ -242,6 +243,7 @@ def captured(capture: Any, trajectory: Any) -> dict[str, Any]:
                 turn_ids=sequence.turn_ids,
                 context_turn_ids=sequence.context_turn_ids,
                 branch_reason=sequence.branch_reason,
+                side_call=None if sequence.side_call is None else SIDE_CALLS[sequence.side_call],
                 finish_reason=sequence.finish_reason,
                 weight=sequence.weight,
             )

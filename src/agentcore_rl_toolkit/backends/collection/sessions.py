@@ -37,6 +37,7 @@ class Gateway(Protocol):
         sampling_params: Mapping[str, Any] | None = None,
         model_id: str | None = None,
         max_turns: int | None = None,
+        train: str | None = None,
     ) -> Any: ...
     async def fetch_async(self, session_ids: Sequence[str], *, close: bool = True) -> Any: ...
     async def delete_async(self, session_ids: Sequence[str]) -> int: ...
@@ -84,7 +85,11 @@ class Sessions:
             async def create(part: list[str] = part) -> Any:
                 # Opening a session that is open already gives the same one, so a lost reply may be asked for again.
                 return await self._gateway.create_sessions_async(
-                    part, sampling_params=params, model_id=config.model_id, max_turns=config.max_turns
+                    part,
+                    sampling_params=params,
+                    model_id=config.model_id,
+                    max_turns=config.max_turns,
+                    train=config.train,
                 )
 
             found |= {handle.session_id: handle for handle in await self._ask(create, "make sessions")}

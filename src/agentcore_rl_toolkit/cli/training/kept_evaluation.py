@@ -9,6 +9,7 @@ from typing import Any
 from ...backends.collection.recording import captured, input_key
 from ...client import BatchItem
 from ...client.evaluation import reward_of, score_of
+from ...contract import DEFAULT_TRAIN, record_train
 from ...errors import AgentCoreRLError
 from ...runs import Rollout, RunWriter
 from ...trajectory import Trajectory, build_trajectory
@@ -31,7 +32,9 @@ def as_row(item: BatchItem, payload: Mapping[str, Any] | None, capture: Any, end
     trajectory: Trajectory | None = None
     if capture is not None:
         try:
-            trajectory = build_trajectory(capture.session_id, capture.turns)
+            trajectory = build_trajectory(
+                capture.session_id, capture.turns, train=capture.train or record_train(item.result) or DEFAULT_TRAIN
+            )
         except AgentCoreRLError:
             trajectory = None  # the dialogue is still worth reading
     metrics = (item.result or {}).get("metrics")

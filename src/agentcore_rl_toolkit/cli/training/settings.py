@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..._installation import missing_extra
-from ...backends.collection.groups import PolicyFailures
+from ...backends.collection.groups import WHOLE_DISTRIBUTION, PolicyFailures
 from ...backends.data import read_rows
 from ...backends.settings import check_numbers, from_mapping, read_settings
 from ...errors import ConfigError
@@ -39,9 +39,10 @@ class LocalRun:
     ``staleness`` weight versions may lie between a rollout's start and its training; with
     ``hold_calls`` weights change between model calls only. Every ``eval_every`` steps the held-out rows are run beside the
     training, by a copy of the weights on a second engine; 0: before and after only.
-    ``policy_failures`` is `CollectConfig`'s. ``tracker`` names what gets the metrics besides `metrics.jsonl`. ``session_env``
-    are variables of the sessions, as K=V, or K for the value that it has here; ``readable`` and ``writable`` are what they may
-    use of this machine besides the agent's project.
+    ``policy_failures`` and ``train`` are `CollectConfig`'s. ``sampling_params`` win over the agent's while it is trained; as they
+    stand, the trainer computes the probabilities that the agent sampled with. ``tracker`` names what gets the metrics besides
+    `metrics.jsonl`. ``session_env`` are variables of the sessions, as K=V, or K for the value that it has here; ``readable`` and
+    ``writable`` are what they may use of this machine besides the agent's project.
     Raises: ConfigError.
     """
 
@@ -62,6 +63,8 @@ class LocalRun:
     max_concurrent: int = 64
     rollout_deadline_s: float = 120.0
     policy_failures: PolicyFailures = "score"
+    train: str | None = None
+    sampling_params: Mapping[str, Any] = dataclasses.field(default_factory=lambda: dict(WHOLE_DISTRIBUTION))
     seed: int = 0
     tracker: tuple[str, ...] = ()
     session_env: tuple[str, ...] = dataclasses.field(default=(), repr=False)

@@ -129,6 +129,7 @@ class SessionRoutes:
                     closed=session.closed,
                     records=len(payloads),
                     created_s=session.created_s,
+                    train=session.settings.train,
                     metadata=session.settings.metadata,
                 )
             out.append(_framed(msgspec.msgpack.encode(head)))

@@ -14,9 +14,12 @@ import logging
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from ...errors import CaptureError, UpstreamError
 from ...messages.dialects import passthrough
 from ...messages.errors import RequestError
+from ..capture.asked import TAG
 from ..capture.build import build
 from ..capture.captured import Captured
 from ..capture.record import ABORTED, ERROR, INVALID, LOST_WEIGHTS, OK, PARTIAL, UNTRAINABLE, CallRecord
@@ -63,6 +66,7 @@ class Call:
         self.started_s = time.time()
         self.deadline: float | None = None
         self.retry_of: str | None = None
+        self.tag: str | None = None  # the agent's name for the role of this call
         self._captured: Captured | None = None
         self._stored: CallRecord | None = None
         self._position = -1
@@ -91,6 +95,8 @@ class Call:
     def _begin(self, request: Request, path: bytes) -> None:
         session, agent, engine, context = self.session, self.agent, self.engine, self._context
         body = agent.receive(request, path, session)
+        if self.tag is not None:
+            agent.digest = digest_of(self.tag.encode(), b"%d" % agent.digest)
         idempotency_key = request.headers.get(b"idempotency-key")
         if idempotency_key is not None:
             agent.digest = digest_of(idempotency_key, b"%d" % agent.digest)
@@ -103,6 +109,8 @@ class Call:
         if "n" in session.overrides:
             agent.n = passthrough.number(fields["n"]) or 1
         agent.settle(fields)
+        if self.tag is not None:
+            agent.fields[TAG] = msgspec.Raw(b'"%b"' % self.tag.encode())
         engine.compose(fields, path)
         self.call_id = next(context.call_ids)
         self.index = session.next_index

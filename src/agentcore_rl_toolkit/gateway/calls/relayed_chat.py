@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import msgspec
 
+from ...logs import WarnsOnceAMinute
 from ...messages.dialects import Delta, passthrough
 from ...messages.dialects.canonical import new_id
 from ...messages.dialects.passthrough import Fields
 from ...messages.errors import unsupported
 from ..capture import agent_logprobs
+from ..capture.asked import IMAGES, has_images
 from ..capture.captured import Captured
 from ..capture.events import gather
 from ..capture.record import CONSTRAINED
@@ -22,6 +25,8 @@ from .agent import AgentSide, RelayingAgent, TranslatingAgent
 from .context import Context
 from .engine import Incoming, Owner
 
+log = logging.getLogger(__name__)
+_images = WarnsOnceAMinute(log)
 _to_json = msgspec.json.Encoder().encode
 _TRUE = msgspec.Raw(b"true")
 _ONE = msgspec.Raw(b"1")
@@ -108,6 +113,13 @@ class RelayedChat:
             captured = read_reply(incoming.body(), entries=self._asks_logprobs())
         if not self._context.train_constrained and passthrough.constrained(agent.fields):
             captured.untrainable = CONSTRAINED
+        if has_images(agent.long.text if agent.long is not None else bytes(agent.fields.get("messages", b""))):
+            captured.untrainable = IMAGES
+            _images.warning(
+                "session %s sends images or sound: the trainer would get neither, so these calls and those that go on from them "
+                "are recorded and not trained",
+                self._session.id,
+            )
         if self._translating is not None:
             captured.reply_id = self._translating.reply_id  # what the agent gets, now and when it asks again
         return captured

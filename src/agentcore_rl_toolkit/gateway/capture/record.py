@@ -21,6 +21,7 @@ import msgspec
 
 from ...errors import CaptureError
 from ...trajectory import Turn
+from . import asked as of_request
 
 VERSION = 2
 
@@ -115,6 +116,7 @@ class FetchedHead(msgspec.Struct):
     closed: bool = False
     records: int = 0
     created_s: float = 0.0
+    train: str | None = None
     metadata: dict[str, Any] = {}
 
 
@@ -283,13 +285,19 @@ def expand(records: list[CallRecord]) -> Expanded:
     turns: list[Turn] = []
     errors: list[dict[str, Any]] = []
     dialogue: list[dict[str, Any]] = []
+    requests: dict[str | None, dict[str, Any]] = {}
     for i in order:
         record = records[i]
+        if record.request_of is None:
+            requests[record.call_id] = of_request.read(record.request)
         if record.status not in (OK, UNTRAINABLE):
             errors.append(_error(record))
             continue
         prompt = prompts[i]
-        dialogue = _grow(dialogue, messages[i], record)
+        asked, answers = _said(messages[i], record)
+        dialogue = _grow(dialogue, asked, answers)
+        about = requests.get(record.request_of or record.call_id, {})
+        system = of_request.system_of(asked) if about else None
         for choice, ids in zip(record.choices, completions[i], strict=True):
             logprobs = _logprobs(choice)
             untrainable = choice.untrainable if record.status == OK else "engine_gives_no_tokens"
@@ -319,6 +327,9 @@ def expand(records: list[CallRecord]) -> Expanded:
                     parent_turn=record.parent_turn,
                     branch_reason=record.branch_reason,
                     choice_index=choice.index,
+                    system=system,
+                    answered=of_request.answered(_message(choice.message)),
+                    **about,
                 )
             )
     return Expanded(turns=turns, dialogue=dialogue, errors=errors, records=[records[i] for i in order])
@@ -372,19 +383,29 @@ def _error(record: CallRecord) -> dict[str, Any]:
     }
 
 
-def _grow(dialogue: list[dict[str, Any]], text: bytes, record: CallRecord) -> list[dict[str, Any]]:
-    """The dialogue after a call: its own messages where they go on from what was shown, appended where they do not."""
+def _message(text: bytes) -> Any:
     try:
-        asked = msgspec.json.decode(text) if text else []
-        messages = [msgspec.json.decode(c.message) for c in record.choices if c.message]
+        return msgspec.json.decode(text) if text else None
     except msgspec.DecodeError:
-        return dialogue
+        return None
+
+
+def _said(text: bytes, record: CallRecord) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The messages that a call was asked with, and its answers."""
+    asked = _message(text)
     if isinstance(asked, str):
         asked = [{"role": "user", "content": asked}]
     if not isinstance(asked, list):
-        return dialogue
-    asked = [m for m in asked if isinstance(m, dict)]
-    answers = [m if isinstance(m, dict) else {"role": "assistant", "content": m} for m in messages]
+        asked = []
+    found = [_message(choice.message) for choice in record.choices if choice.message]
+    answers = [m if isinstance(m, dict) else {"role": "assistant", "content": m} for m in found if m is not None]
+    return [m for m in asked if isinstance(m, dict)], answers
+
+
+def _grow(
+    dialogue: list[dict[str, Any]], asked: list[dict[str, Any]], answers: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The dialogue after a call: its own messages where they go on from what was shown, appended where they do not."""
     shown = [m for m in dialogue if m.get("role") != "assistant"]
     mine = [m for m in asked if m.get("role") != "assistant"]
     if mine[: len(shown)] == shown:

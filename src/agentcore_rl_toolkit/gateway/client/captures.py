@@ -18,7 +18,7 @@ class SessionCapture:
     """Everything recorded of one session. ``dialogue`` is for people; ``turns`` are for training.
 
     ``errors`` lists the calls that did not become turns, each with ``status`` (error, partial, aborted, invalid),
-    ``http_status``, ``type`` and ``message``.
+    ``http_status``, ``type`` and ``message``. ``train`` is the rule that the session was opened with, if with any.
     """
 
     session_id: str
@@ -27,6 +27,7 @@ class SessionCapture:
     errors: list[dict[str, Any]] = field(repr=False)
     closed: bool = False
     created_s: float | None = None
+    train: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     records: list[CallRecord] = field(default_factory=list, repr=False)
 
@@ -50,6 +51,7 @@ async def read_captures(chunks: AsyncIterator[bytes]) -> AsyncIterator[SessionCa
             errors=whole.errors,
             closed=head.closed,
             created_s=head.created_s,
+            train=head.train,
             metadata=head.metadata,
             records=whole.records,
         )

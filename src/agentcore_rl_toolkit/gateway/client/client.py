@@ -73,12 +73,13 @@ class GatewayClient:
         model_id: str | None = None,
         max_turns: int | None = None,
         max_tokens: int | None = None,
+        train: str | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> list[SessionHandle]:
         """Open sessions, all with the same settings.
 
         ``sampling_params`` win over what the agent asks for, ``model_id`` replaces its model name, ``max_tokens``
-        bounds the length of a reply.
+        bounds the length of a reply. ``train`` is kept with the session: the rule of what trains (`trajectory.selection`).
         """
         settings = {
             "sampling_params": dict(sampling_params or {}),
@@ -86,6 +87,7 @@ class GatewayClient:
             "max_turns": max_turns,
             "max_tokens": max_tokens,
             "metadata": dict(metadata or {}),
+            **({} if train is None else {"train": train}),
         }
         return await self._fleet.create(_listed(session_ids), settings)
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from ...contract import check_train
+from ...errors import ConfigError
 from ...messages.dialects.fields import Fields
 from ...messages.dialects.passthrough import MAX_N
 from ...messages.errors import RequestError
@@ -24,13 +26,15 @@ _NOT_SAMPLING = {
 class SessionSettings(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, frozen=True):
     """What a session's calls are held to.
 
-    ``sampling_params`` win over the agent's; ``max_tokens`` is an upper bound on what it asks for.
+    ``sampling_params`` win over the agent's; ``max_tokens`` is an upper bound on what it asks for. ``train`` is the trainer's
+    rule of what trains (`trajectory.selection`), None where it leaves that to agent and client.
     """
 
     sampling_params: dict[str, Any] = {}
     model_id: str | None = None
     max_turns: int | None = None
     max_tokens: int | None = None
+    train: str | None = None
     metadata: dict[str, Any] = {}
 
     def check(self) -> None:
@@ -39,6 +43,11 @@ class SessionSettings(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=
         for name, value, least in (("max_turns", self.max_turns, 0), ("max_tokens", self.max_tokens, 1)):
             if value is not None and value < least:
                 raise RequestError(f"{name} must be at least {least}, got {value}", param=name)
+        if self.train is not None:
+            try:
+                check_train(self.train)
+            except ConfigError as e:
+                raise RequestError(str(e), param="train") from e
         if self.model_id == "":
             raise RequestError("model_id must name a model, or be left out", param="model_id")
 

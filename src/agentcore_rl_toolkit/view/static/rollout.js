@@ -52,7 +52,7 @@ function branchTree(sequences, calls) {
   const width = Math.max(420, 24 + order.length * wide + 330), height = sequences.length * high + 6;
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": `${sequences.length} branches` });
   sequences.forEach((s, n) => {
-    const own = s.turn_ids, from = s.context_turn_ids.at(-1), why = n === 0 ? "the first" : s.branch_reason ?? "separate";
+    const own = s.turn_ids, from = s.context_turn_ids.at(-1), why = s.side_call ? "side call" : n === 0 ? "the first" : s.branch_reason ?? "separate";
     if (!own.length) return;
     if (from !== undefined && at.has(from)) picture.append(svg("path", { class: "twig", d: `M ${X(from)} ${Y(at.get(from))} C ${X(from) + 20} ${Y(n)}, ${X(own[0]) - 20} ${Y(n)}, ${X(own[0])} ${Y(n)}` }));
     picture.append(svg("line", { class: "twig", x1: X(own[0]), x2: X(own.at(-1)), y1: Y(n), y2: Y(n) }));
@@ -122,7 +122,7 @@ async function tokenView(name, row, query, go) {
     add(0);
     box.addEventListener("mousemove", (event) => { const place = event.target.dataset?.i; tip(place === undefined ? null : numbersOf(s, Number(place), texts), event); });
     box.addEventListener("mouseleave", () => tip(null));
-    return [el("p", {}, el("b", {}, sequences.length > 1 ? `Sequence ${n + 1} of ${sequences.length}` : "One sequence"), el("span", { class: "soft" }, `  ${s.ids.length} tokens, ${trained} trained, ${many(s.turn_ids.length, "turn")}${shared}${s.updates ? `; the trainer's numbers come after ${many(s.updates, "update")} of this step` : ""}  `), why ? el("span", { class: "warn" }, `branch: ${why}`) : null), box];
+    return [el("p", {}, el("b", {}, sequences.length > 1 ? `Sequence ${n + 1} of ${sequences.length}` : "One sequence"), el("span", { class: "soft" }, `  ${s.ids.length} tokens, ${trained} trained, ${many(s.turn_ids.length, "turn")}${shared}${s.updates ? `; the trainer's numbers come after ${many(s.updates, "update")} of this step` : ""}  `), why ? el("span", { class: "warn" }, `branch: ${why}  `) : null, s.side_call ? el("span", { class: "warn" }, `side call, not trained: ${s.side_call}`) : null), box];
   });
   return [branchTree(sequences, row.detail?.calls), el("h2", {}, "Tokens, as the trainer sees them"), el("div", { class: "tools" }, buttons, scale, jump, said), shown];
 }
@@ -173,5 +173,5 @@ function fidelity(row, detail) {
   const report = detail.fidelity;
   if (!report) return null;
   const rows = Object.entries(report).filter(([, v]) => v !== null && !(typeof v === "object" && !Object.keys(v).length));
-  return el("div", {}, el("h2", {}, "Fidelity"), el("div", { class: "card" }, el("table", {}, el("tbody", {}, rows.map(([n, v]) => el("tr", {}, el("td", { class: "soft" }, n.replaceAll("_", " ")), el("td", {}, typeof v === "object" ? Object.entries(v).map(([a, b]) => `${a} ${b}`).join(", ") : number(v))))))));
+  return el("div", {}, el("h2", {}, "Fidelity"), el("div", { class: "card" }, el("table", {}, el("tbody", {}, rows.map(([n, v]) => el("tr", {}, el("td", { class: "soft" }, n.replaceAll("_", " ")), el("td", {}, typeof v === "object" ? Object.entries(v).map(([a, b]) => `${a} ${b}`).join(", ") : typeof v === "string" ? v : number(v))))))));
 }

@@ -1,0 +1,72 @@
+"""What a recorded request says about the role of its call: the tools that it offers, its tag, its sampling parameters."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+TAG = "agentcore_rl_tag"  # among a recorded request's fields: the header or path segment; no engine gets it
+IMAGES = "images"  # the engine saw pixels that a trainer would not have
+
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+# A content part that is no text. In a string of JSON its quotes would be escaped.
+_NO_TEXT = re.compile(rb'"(?:image_url|input_image|image_embeds|video_url|audio_url|input_audio)"')
+
+
+class _Function(msgspec.Struct):
+    name: str = ""
+
+
+class _Tool(msgspec.Struct):
+    function: _Function | None = None
+
+
+class _Request(msgspec.Struct, rename={"tag": TAG}):
+    tools: list[_Tool] | None = None
+    tag: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: float | None = None
+    min_p: float | None = None
+
+
+_decoder = msgspec.json.Decoder(_Request)
+
+
+def read(request: bytes) -> dict[str, Any]:
+    """Fields of a `Turn`, from a request as it is recorded; none when an engine took what is not understood here."""
+    try:
+        asked = _decoder.decode(request)
+    except msgspec.DecodeError:
+        return {}
+    return {
+        "tools": tuple(tool.function.name for tool in asked.tools or () if tool.function is not None),
+        "tag": asked.tag,
+        "sampling": {name: value for name in _SAMPLING if (value := getattr(asked, name)) is not None},
+    }
+
+
+def system_of(messages: Sequence[dict[str, Any]]) -> str:
+    """Stands for the leading system messages: the same for the same texts."""
+    leading = []
+    for message in messages:
+        if message.get("role") not in ("system", "developer"):
+            break
+        leading.append(message.get("content"))
+    return hashlib.blake2b(msgspec.json.encode(leading), digest_size=8).hexdigest()
+
+
+def has_images(messages: bytes) -> bool:
+    """Whether a message list, as JSON, has parts that no token stands for."""
+    return _NO_TEXT.search(messages) is not None
+
+
+def answered(message: Any) -> bool:
+    """False for a reply that has nothing but reasoning."""
+    if not isinstance(message, dict) or message.get("content") or message.get("tool_calls"):
+        return True
+    return not (message.get("reasoning_content") or message.get("reasoning"))

@@ -1,0 +1,91 @@
+"""Which rule of what trains holds for a rollout, and what a collection says of tokens sampled otherwise."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit.backends import CollectConfig, GroupRequest, collect, summarize
+from agentcore_rl_toolkit.backends.collection.samples import to_samples
+from agentcore_rl_toolkit.backends.replay import Episode, Replay
+from agentcore_rl_toolkit.errors import ConfigError
+from agentcore_rl_toolkit.trajectory import Turn
+
+
+def turn(index: int, prompt: list[int], completion: list[int], **more: Any) -> Turn:
+    return Turn(
+        turn_id=f"t{index}",
+        index=index,
+        prompt_ids=prompt,
+        completion_ids=completion,
+        logprobs=[-0.5] * len(completion),
+        finish_reason="stop",
+        **more,
+    )
+
+
+TITLE = turn(0, [90, 91, 92, 93], [7, 8], tools=())
+TASK = turn(1, [1, 2, 3, 4], [20, 21, 22], tools=("edit",), sampling={"top_p": 0.8})
+HELPER = turn(2, [80, 81, 82, 83], [30], tools=("edit",))
+
+
+def run(*records: dict[str, Any], turns: tuple[Turn, ...] = (TITLE, TASK, HELPER), **config: Any) -> Any:
+    replay = Replay([Episode(input_id="a", turns=turns, record=record) for record in records])
+    settings = CollectConfig(**config)
+    request = GroupRequest(input_id="a", payload={}, n=len(records))
+    (group,) = collect([request], client=replay.client, gateway=replay.gateway, config=settings)
+    return group, replay
+
+
+def trained(group: Any, place: int = 0) -> list[str]:
+    found = group.rollouts[place].trajectory
+    return [t for s in found.sequences if s.side_call is None for t in s.turn_ids]
+
+
+def test_the_trainers_rule_wins_over_what_client_or_agent_said_and_that_over_the_default() -> None:
+    plain, says = {"rewards": 1.0}, {"rewards": 1.0, "_agent": {"train": "main"}}
+    group, replay = run(plain, says)
+    assert trained(group, 0) == ["t1", "t2"]
+    assert trained(group, 1) == ["t1"]
+    assert [r.trajectory.report.train for r in group.rollouts] == ["task", "main"]
+    assert all("train" not in payload["_rollout"] for payload in replay.invoked)
+    group, replay = run(plain, says, train="all")
+    assert trained(group, 0) == trained(group, 1) == ["t0", "t1", "t2"]
+    assert all(payload["_rollout"]["train"] == "all" for payload in replay.invoked)
+    with pytest.raises(ConfigError):
+        CollectConfig(train="two words")
+
+
+def test_advantages_are_over_episodes_however_many_calls_they_made() -> None:
+    """The side calls of one episode change neither the group's mean nor the number of its members."""
+    group, _ = run({"rewards": 1.0}, {"rewards": 0.0}, {"rewards": 0.0})
+    samples = to_samples([group])
+    assert {(s.rollout_index, round(s.advantage, 3)) for s in samples} == {(0, 1.155), (1, -0.577), (2, -0.577)}
+    assert [(s.sequence_index, s.sequences, s.weight) for s in samples] == [(0, 2, 0.75), (1, 2, 0.25)] * 3
+    assert summarize([group]).side_call_tokens == 6
+    assert summarize([group]).trained_token_share == 1.0
+
+
+def test_a_session_of_side_calls_only_says_what_to_do() -> None:
+    group, _ = run({"rewards": 1.0}, turns=(replace(TASK, tag="solver"),))
+    (rollout,) = group.rollouts
+    assert rollout.mask_reason == "no_tokens"
+    assert "name a tag" in str(rollout.error)
+
+
+def test_tokens_sampled_otherwise_are_said_and_refused_where_a_setting_demands_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO):
+        group, _ = run({"rewards": 1.0})
+    assert summarize([group]).other_sampling == {"top_p 0.8": 3}
+    assert "75% of the trained tokens were sampled at top_p 0.8: their ratios are wrong by up to 0.2" in caplog.text
+    group, _ = run({"rewards": 1.0}, refuse_other_sampling=True)
+    assert group.rollouts[0].mask_reason == "other_sampling"
+    cool = replace(TASK, sampling={"temperature": 0.5})
+    group, replay = run({"rewards": 1.0}, turns=(cool,), sampling_params={"temperature": 0.5, "top_k": -1, "min_p": 0})
+    assert group.rollouts[0].trajectory.report.other_sampling == {}
+    assert replay.invoked[0]["_rollout"]["sampling_params"] == {"temperature": 0.5}

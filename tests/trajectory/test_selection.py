@@ -1,0 +1,181 @@
+"""Which conversations train: the rule of a session, over the situations that real agents make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit.errors import ConfigError
+from agentcore_rl_toolkit.trajectory import Trajectory, Turn, build_trajectory
+
+TOOLS = ("read", "edit")
+SYSTEM = [1, 2, 3, 4]  # of the main agent
+OTHER = list(range(900, 940))  # a prompt that shares nothing with it
+
+
+class Session:
+    """Turns in the order of their calls."""
+
+    def __init__(self) -> None:
+        self.turns: list[Turn] = []
+        self.fresh = iter(range(1000, 100_000))
+
+    def ids(self, count: int) -> list[int]:
+        return [next(self.fresh) for _ in range(count)]
+
+    def call(self, prompt: list[int], sampled: int | list[int] = 8, **more: Any) -> list[int]:
+        """Append a call; what was said so far."""
+        completion = sampled if isinstance(sampled, list) else self.ids(sampled)
+        fields: dict[str, Any] = {"tools": TOOLS, "system": "main", "finish_reason": "stop", **more}
+        index = len(self.turns)
+        self.turns.append(
+            Turn(
+                turn_id=f"t{index}",
+                index=index,
+                prompt_ids=prompt,
+                completion_ids=completion,
+                logprobs=[-0.5] * len(completion),
+                **fields,
+            )
+        )
+        return prompt + completion
+
+    def built(self, train: str = "task") -> Trajectory:
+        return build_trajectory("s", self.turns, train=train)
+
+    def trained(self, train: str = "task") -> set[str]:
+        """The turns with tokens that train."""
+        found = self.built(train)
+        shown = {turn for s in found.sequences for turn in (*s.turn_ids, *s.context_turn_ids)}
+        assert shown == {t.turn_id for t in self.turns}  # whatever trains, every turn is shown
+        assert sum(s.weight for s in found.sequences) == pytest.approx(1.0 if found.report.trained_tokens else 0.0)
+        for sequence in found.sequences:
+            assert (sequence.side_call is None) is bool(sequence.trained_tokens)
+            assert bool(sequence.weight) is bool(sequence.trained_tokens)
+        return {turn for s in found.sequences if s.side_call is None for turn in s.turn_ids}
+
+
+def title_then_task() -> Session:
+    """As opencode does: a title first, without tools; then the task, with a sub-agent that has some of its tools."""
+    session = Session()
+    session.call(OTHER, 10, tools=(), system="title")
+    said = session.call(SYSTEM + session.ids(20), 20, parse_status="parsed")
+    session.call(session.ids(30), 10, tools=("read",), system="helper")
+    session.call(said + session.ids(5), 20)
+    session.call(OTHER[::-1], 40, tools=None, system="memory")
+    return session
+
+
+def test_side_calls_do_not_train_and_sub_agents_with_tools_do() -> None:
+    session = title_then_task()
+    assert session.trained() == {"t1", "t2", "t3"}
+    assert session.trained("main") == {"t1", "t3"}
+    assert session.trained("all") == {"t0", "t1", "t2", "t3", "t4"}
+    report = session.built().report
+    assert report.train == "task"
+    assert report.side_calls == {"no_task_tools": 50}
+    assert report.sequences == 2
+    assert report.trained_tokens == 50
+    assert report.trained_token_share == 1.0
+    assert [s.side_call for s in session.built().sequences] == [None, None, "no_task_tools", "no_task_tools"]
+    assert session.built("main").report.side_calls == {"not_main": 60}
+
+
+def test_without_tools_in_the_largest_conversation_all_train() -> None:
+    session = Session()
+    session.call(OTHER, 10, tools=("search",))
+    session.call(SYSTEM + session.ids(20), 30, tools=())
+    assert session.trained() == {"t0", "t1"}
+
+
+def test_of_two_equal_conversations_the_first_is_the_largest() -> None:
+    session = Session()
+    session.call(OTHER, 10, tools=())
+    session.call(SYSTEM + session.ids(20), 10)
+    assert session.trained() == {"t0", "t1"}
+    assert session.trained("main") == {"t0"}
+
+
+def test_a_title_asked_for_beside_the_first_call_is_still_a_side_call() -> None:
+    session = Session()
+    session.call(SYSTEM + session.ids(20), 20, started_s=0.0, finished_s=2.0)
+    session.call(SYSTEM + OTHER, 9, tools=(), system="title", started_s=1.0, finished_s=3.0)
+    assert session.built().report.branch_reasons == {"parallel_calls": 1}
+    assert session.trained() == session.trained("main") == {"t0"}
+
+
+def test_a_tag_takes_a_judge_out_and_names_who_trains() -> None:
+    session = Session()
+    said = session.call(SYSTEM + session.ids(20), 20, tag="solver")
+    session.call(said + session.ids(5), 20)
+    session.call(OTHER, 10, tag="judge")
+    assert session.trained() == {"t1"}  # what carries a tag is nobody's but the rule's that names it
+    assert session.built().report.side_calls == {"tagged": 30}
+    assert session.trained("solver") == {"t0"}
+    assert session.trained("solver,judge") == {"t0", "t2"}
+    assert session.built("judge").report.side_calls == {"other_tag": 40}
+    assert session.trained("critic") == set()
+
+
+@pytest.mark.parametrize("rule", ["", "two words", "a,", "task,main", "x" * 65])
+def test_a_rule_is_one_of_three_words_or_tags(rule: str) -> None:
+    with pytest.raises(ConfigError):
+        build_trajectory("s", [], train=rule)
+
+
+def compacted(*, prompt_of_its_own: bool = False) -> Session:
+    """Two turns, three summaries of one prompt, and a conversation that goes on from the third in the words of its user."""
+    session = Session()
+    task = session.ids(30)
+    said = session.call(SYSTEM + task, 10, parse_status="parsed")
+    said = session.call(said + session.ids(40), 10, parse_status="parsed")
+    request = said + session.ids(26)
+    more: dict[str, Any] = {}
+    if prompt_of_its_own:
+        request, more = OTHER + said[4:], {"tools": (), "system": "summaries"}
+    for _ in range(3):
+        summary = session.ids(24)
+        session.call(request, summary, **more)
+    said = session.call(SYSTEM + session.ids(3) + summary[4:-1] + session.ids(3), 10, parse_status="parsed")
+    session.call(said + session.ids(5), 10)
+    return session
+
+
+@pytest.mark.parametrize("prompt_of_its_own", [False, True])
+def test_an_accepted_summary_trains_with_what_follows_it_and_others_are_shown(prompt_of_its_own: bool) -> None:
+    session = compacted(prompt_of_its_own=prompt_of_its_own)
+    for rule in ("task", "main"):
+        assert session.trained(rule) == {"t0", "t1", "t4", "t5", "t6"}
+        assert session.built(rule).report.side_calls == {"thrown_away": 48}
+    assert len(session.trained("all")) == 7
+    found = session.built()
+    assert found.report.branch_reasons["compaction"] == 1
+    (after,) = (s for s in found.sequences if s.branch_reason == "compaction")
+    assert after.turn_ids == ["t5", "t6"]
+    if not prompt_of_its_own:  # the accepted one has the turns before it, not the first attempt
+        assert found.sequences[0].turn_ids == ["t0", "t1", "t4"]
+        assert found.sequences[0].context_turn_ids == []
+
+
+def test_a_history_that_was_cut_and_a_sub_agents_task_are_no_compactions() -> None:
+    session = Session()
+    said = session.call(SYSTEM + session.ids(60), 30)
+    session.call(SYSTEM + said[34:] + session.ids(20), 10)  # the oldest messages dropped: answer and question are there
+    assert "compaction" not in session.built().report.branch_reasons
+    session = Session()
+    said = session.call(SYSTEM + session.ids(60), 30, parse_status="parsed")
+    session.call(SYSTEM + said[66:90] + session.ids(9), 10)  # what the call asks of a copy of the agent
+    session.call(said + session.ids(9), 10)
+    assert session.built().report.branch_reasons == {"sub_agent": 1}
+
+
+def test_tokens_sampled_otherwise_are_counted_by_how() -> None:
+    session = Session()
+    said = session.call(SYSTEM + session.ids(20), 20, sampling={"temperature": 1.0, "top_p": 1})
+    said = session.call([*said, 5], 10, sampling={"temperature": 1, "top_p": 0.8})
+    said = session.call([*said, 5], 5, sampling={"temperature": 0.6, "top_k": 20, "min_p": 0})
+    session.call(OTHER, 30, tools=(), sampling={"temperature": 0})
+    assert session.built().report.other_sampling == {"top_p 0.8": 10, "temperature 0.6, top_k 20": 5}
+    cool = build_trajectory("s", session.turns, temperature=0.6).report.other_sampling
+    assert cool == {"temperature 1": 20, "temperature 1, top_p 0.8": 10, "top_k 20": 5}
