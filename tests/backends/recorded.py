@@ -319,6 +319,7 @@ class ReplayGateway:
         sampling_params: Mapping[str, Any] | None = None,
         model_id: str | None = None,
         max_turns: int | None = None,
+        train: str | None = None,
     ) -> list[ReplayAddress]:
         options = {"sampling_params": sampling_params, "model_id": model_id, "max_turns": max_turns}
         self.replay.open_sessions.update(dict.fromkeys(session_ids, options))

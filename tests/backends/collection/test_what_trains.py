@@ -10,9 +10,10 @@ import pytest
 
 from agentcore_rl_toolkit.backends import CollectConfig, GroupRequest, collect, summarize
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
-from agentcore_rl_toolkit.backends.replay import Episode, Replay
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.trajectory import Turn
+
+from ..recorded import Episode, Replay
 
 
 def turn(index: int, prompt: list[int], completion: list[int], **more: Any) -> Turn:
