@@ -1,33 +1,33 @@
-"""Checks of an AWS account: may this user do what a trainer does, and is everything where the settings say?"""
+"""Checks of an AWS account: may this user do what a trainer does, and what does a session of the agent reach?"""
 
 from __future__ import annotations
 
-import datetime
-import email.utils
+import contextlib
+import json
 import os
 import secrets
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
-from urllib.parse import urlsplit
 
-from ...contract import PROBE_EXPERIMENT, new_session_id
+from ...contract import PROBE_EXPERIMENT, PROBE_FIELD, PROBED, ROLLOUT_FIELD, new_session_id
 from ...deploy import quotas
-from ...errors import (
-    AgentCoreRLError,
-    ContractError,
-    GatewayError,
-    ObjectExistsError,
-    StoreError,
-    StorePermissionError,
-)
-from . import session
+from ...errors import ContractError, GatewayError, ObjectExistsError, StoreError, StorePermissionError
 from .finding import Finding, fail, note, ok
 
-PROBE = PROBE_EXPERIMENT
 MOST_SKEW_S = 60.0  # AWS refuses signatures that are five minutes off
+MOST_REPLY_BYTES = 2**20  # a probe's report has a few hundred
 DEADLINE_S = 20.0
+START_WITHIN_S = 150.0  # a cold start, and the probe's own deadlines
+ADVICE = {
+    "AccessDeniedException": "allow bedrock-agentcore:GetAgentRuntime, InvokeAgentRuntime and StopRuntimeSession on this agent",
+    "ResourceNotFoundException": "check account, region and name of the ARN",
+    "RuntimeClientError": "the agent did not start or refused: its log group is /aws/bedrock-agentcore/runtimes/ID-DEFAULT",
+    "ServiceQuotaExceededException": "sessions alive are at the account's quota: stop some, or ask for more",
+    "ThrottlingException": "too many requests just now: run this again",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +55,10 @@ class Account:
             return self.agent_arn.split(":")[3]
         return self.session.region_name or os.environ.get("AWS_REGION")  # boto3 reads AWS_DEFAULT_REGION only
 
-    def client(self, service: str) -> Any:
+    def client(self, service: str, read_timeout_s: float = DEADLINE_S, attempts: int = 2) -> Any:
         from botocore.config import Config
 
-        config = Config(connect_timeout=5, read_timeout=DEADLINE_S, retries={"total_max_attempts": 2})
+        config = Config(connect_timeout=5, read_timeout=read_timeout_s, retries={"total_max_attempts": attempts})
         return self.session.client(service, region_name=self.region, config=config)
 
     # -- checks
@@ -75,93 +75,46 @@ class Account:
             who = self.client("sts").get_caller_identity()
         except ClientError as e:
             code = e.response["Error"]["Code"]
-            advice = "log in again, or export new ones" if "Expired" in code else "check which credentials are in use"
+            advice = (
+                "log in again, or export new ones"
+                if "Expired" in code
+                else "check the credentials and this machine's clock"
+            )
             return fail("credentials", f"{code}: {e.response['Error'].get('Message', '')}", advice)
         except BotoCoreError as e:
             return fail("credentials", str(e), "check the network, and the endpoint if one is set")
         return ok("credentials", f"{who['Arn']}, {self.region}")
 
-    def clock(self) -> Finding:
-        """Compare this machine's clock with the date of a reply of AWS."""
-        import botocore.exceptions
-
-        try:
-            reply = self.client("sts").get_caller_identity()["ResponseMetadata"]["HTTPHeaders"]
-        except botocore.exceptions.ClientError as e:
-            reply = e.response["ResponseMetadata"]["HTTPHeaders"]
-        except botocore.exceptions.BotoCoreError as e:
-            return note("clock", f"AWS was not asked: {e}", "see the credentials")
-        if "date" not in reply:
-            return note("clock", "the reply has no date", "compare the clock with another one")
-        theirs = email.utils.parsedate_to_datetime(reply["date"])
-        skew_s = (datetime.datetime.now(datetime.UTC) - theirs).total_seconds()
-        if abs(skew_s) > MOST_SKEW_S:
-            return fail(
-                "clock", f"{skew_s:+.0f} s off: AWS refuses signatures from 300 s on", "set it with NTP (chrony)"
-            )
-        return ok("clock", f"{skew_s:+.0f} s from AWS's")
-
-    def store(self) -> list[Finding]:
+    def store(self) -> Finding:
         """Put, create-only put, get, list and delete, on a key of our own."""
         from ...store import open_store
 
         if self.bucket is None:
-            return [note("bucket", "none given", "--bucket NAME, or export AGENTCORE_S3_BUCKET")]
-        elsewhere = self._bucket_region()
-        if elsewhere is not None:
-            return [elsewhere]
+            return note("bucket", "none given", "--bucket NAME, or export AGENTCORE_S3_BUCKET")
         store = open_store(self.bucket)
-        key = f"{PROBE}/{secrets.token_hex(8)}.json"
-        found: list[Finding] = []
-
-        def step(name: str, right: str, work: Callable[[], object]) -> bool:
-            try:
-                work()
-            except StorePermissionError as e:
-                advice = f"allow {right} on {self.bucket} for this user, and for the agent's execution role"
-                found.append(fail(f"bucket {name}", str(e).splitlines()[0], advice))
-                return False
-            except StoreError as e:
-                advice = f"check that {self.bucket} exists, and in which region it is (AWS_REGION, here {self.region})"
-                found.append(fail(f"bucket {name}", str(e).splitlines()[0], advice))
-                return False
-            found.append(ok(f"bucket {name}", f"{self.bucket}/{key}"))
-            return True
+        key = f"{PROBE_EXPERIMENT}/{secrets.token_hex(8)}.json"
 
         def create_only() -> None:
-            try:
+            with contextlib.suppress(ObjectExistsError):
                 store.put(key, b"{}", create_only=True, timeout_s=DEADLINE_S)
-            except ObjectExistsError:
-                return
-            raise StoreError("a record could be written twice: the store does not know If-None-Match")
+                raise StoreError("a record could be written twice: the store does not know If-None-Match")
 
-        if step("put", "s3:PutObject", lambda: store.put(key, b"{}", timeout_s=DEADLINE_S)):
-            step("create-only", "s3:PutObject with If-None-Match", create_only)
-            step("get", "s3:GetObject", lambda: store.get(key, timeout_s=DEADLINE_S))
-            step("list", "s3:ListBucket", lambda: store.list(f"{PROBE}/", timeout_s=DEADLINE_S))
-            step("delete", "s3:DeleteObject", lambda: store.delete(key, timeout_s=DEADLINE_S))
-        return found
-
-    def _bucket_region(self) -> Finding | None:
-        """A finding where the bucket is in another region than the agent, None where it is not, or cannot be told."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        from ...store import parse_url
-
-        url = parse_url(str(self.bucket))
-        if url.scheme != "s3":
-            return None
-        try:
-            found = self.client("s3").head_bucket(Bucket=url.bucket)["ResponseMetadata"]
-        except ClientError as e:
-            found = e.response.get("ResponseMetadata", {})
-        except BotoCoreError:
-            return None  # the steps that follow say what is wrong
-        theirs = found.get("HTTPHeaders", {}).get("x-amz-bucket-region")
-        if theirs in (None, self.region):
-            return None
-        advice = f"give the run a bucket in {self.region}, where the agent is; or deploy the agent to {theirs}"
-        return fail("bucket region", f"{url.bucket} is in {theirs}, not in {self.region}", advice)
+        steps: list[tuple[str, Callable[[], object]]] = [
+            ("s3:PutObject", lambda: store.put(key, b"{}", timeout_s=DEADLINE_S)),
+            ("s3:PutObject with If-None-Match", create_only),
+            ("s3:GetObject", lambda: store.get(key, timeout_s=DEADLINE_S)),
+            ("s3:ListBucket", lambda: store.list(f"{PROBE_EXPERIMENT}/", timeout_s=DEADLINE_S)),
+            ("s3:DeleteObject", lambda: store.delete(key, timeout_s=DEADLINE_S)),
+        ]
+        for right, work in steps:
+            try:
+                work()
+            except StoreError as e:
+                advice = f"check that {self.bucket} exists, and in which region it is (AWS_REGION, here {self.region})"
+                if isinstance(e, StorePermissionError):
+                    advice = f"allow {right} on {self.bucket} for this user, and for the agent's execution role"
+                return fail("bucket", f"{right}: {str(e).splitlines()[0]}", advice)
+        return ok("bucket", f"{self.bucket}: a record can be put once, read, listed and deleted")
 
     @cached_property
     def _described(self) -> Any:
@@ -174,157 +127,206 @@ class Account:
         except (ClientError, BotoCoreError) as e:
             return e
 
+    @property
+    def _ready(self) -> bool:
+        return isinstance(self._described, dict) and self._described["status"] == "READY"
+
     def runtime(self) -> Finding:
         """Whether the agent is there and ready."""
-        from botocore.exceptions import ClientError
-
         if self.agent_arn is None:
             return note("agent", "none given", "--agent ARN, or export AGENTCORE_AGENT_ARN")
-        name = self.agent_arn.rpartition("/")[2]
         if not self.agent_arn.startswith("arn:") or ":runtime/" not in self.agent_arn:
             advice = "it reads arn:aws:bedrock-agentcore:REGION:ACCOUNT:runtime/NAME"
             return fail("agent", f"{self.agent_arn!r} is not the ARN of an agent", advice)
         now = self._described
-        if isinstance(now, ClientError):
-            code, message = now.response["Error"]["Code"], now.response["Error"].get("Message", "")
-            advice = {
-                "AccessDeniedException": "allow bedrock-agentcore:GetAgentRuntime, InvokeAgentRuntime and StopRuntimeSession",
-                "ResourceNotFoundException": f"check account, region ({self.region}) and name of the ARN",
-            }.get(code, "see AWS's message")
-            return fail("agent", f"{code}: {message}", advice)
         if isinstance(now, Exception):
-            return fail("agent", str(now), "check the network and AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL")
-        if now["status"] != "READY":
+            return _refused("agent", now, "check the network and AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL")
+        name = self.agent_arn.rpartition("/")[2]
+        if not self._ready:
             reason = now.get("failureReason", "")
             return fail("agent", f"{name} is {now['status']}. {reason}".strip(), "wait, or deploy it again")
         return ok("agent", f"{name}, version {now.get('agentRuntimeVersion', '?')}, READY")
 
     def quotas(self) -> Finding:
         """The account's."""
-        archive = isinstance(self._described, dict) and "codeConfiguration" in self._described.get(
-            "agentRuntimeArtifact", {}
-        )
+        archive = self._ready and "codeConfiguration" in self._described.get("agentRuntimeArtifact", {})
         found = quotas.read(self.client("service-quotas"), self.region, archive=archive)
-        text = quotas.line(found)
         refusal = quotas.nothing_runs(found.quotas)
         if refusal is not None:
             return fail("quotas", refusal.partition(": ")[0], quotas.HOW_TO_RAISE)
         if found.why:
             advice = "allow servicequotas:ListServiceQuotas, or look at them in the console"
-            return note("quotas", text, advice)
-        return ok("quotas", text)
+            return note("quotas", quotas.line(found), advice)
+        return ok("quotas", quotas.line(found))
 
-    def inside(self) -> list[Finding]:
-        """What a session of the agent reaches: its bucket, the gateway with a key of its own, the model."""
+    def gateway(self) -> list[Finding]:
+        """Reachable from here, with this key, and its engine answers. From inside a session it may still be out of reach."""
         from ...gateway import GatewayClient
 
-        ready = isinstance(self._described, dict) and self._described["status"] == "READY"
-        if self.agent_arn is None or self.bucket is None or not ready:
-            return []
-        from botocore.config import Config
-
-        config = Config(connect_timeout=10, read_timeout=session.START_WITHIN_S, retries={"total_max_attempts": 1})
-        client = self.session.client("bedrock-agentcore", region_name=self.region, config=config)
-        session_id = new_session_id()
-
-        def ask(base_url: str | None = None, api_key: str | None = None) -> list[Finding]:
-            block = session.block(str(self.bucket), base_url=base_url, api_key=api_key)
-            return session.ask(client, str(self.agent_arn), session_id, block)
-
         if self.gateway_url is None:
-            return ask()
+            return [note("gateway", "none given", "--gateway-url URL, or export AGENTCORE_RL_GATEWAY_URL")]
+        with GatewayClient(self.gateway_url, admin_key=self.gateway_admin_key) as client:
+            try:
+                client.workers()
+                [made] = client.create_sessions([new_session_id()], max_turns=1)
+            except (GatewayError, ContractError) as e:
+                right = getattr(e, "status", None) in (401, 403)
+                advice = "export AGENTCORE_RL_GATEWAY_ADMIN_KEY" if right else "is it started, and the address right?"
+                return [fail("gateway", str(e).splitlines()[0], advice)]
+            try:
+                return [ok("gateway", self.gateway_url), _model(made)]
+            finally:
+                client.delete([made.session_id])
+
+    def inside(self) -> list[Finding]:
+        """What a session of the agent reaches: its bucket, and the gateway with a key of its own."""
+        from ...gateway import GatewayClient
+
+        if self.agent_arn is None or self.bucket is None or not self._ready:
+            return []
+        client = self.client("bedrock-agentcore", START_WITHIN_S, attempts=1)
+        session_id = new_session_id()
+        block = {
+            "exp_id": PROBE_EXPERIMENT,
+            "input_id": "probe",
+            "s3_bucket": self.bucket,
+            "proof_key": secrets.token_hex(32),
+        }
+        if self.gateway_url is None:
+            return ask(client, self.agent_arn, session_id, block)
         with GatewayClient(
             self.gateway_url, admin_key=self.gateway_admin_key, public_url=self.session_gateway_url
         ) as gateway:
             try:
                 [made] = gateway.create_sessions([session_id], max_turns=1)
-            except (GatewayError, ContractError):
-                return ask()  # the check of the gateway says why
+            except (GatewayError, ContractError):  # the check of the gateway says why
+                return ask(client, self.agent_arn, session_id, block)
             try:
-                return ask(made.base_url, made.api_key)
+                reached = {"base_url": made.base_url, "api_key": made.api_key}
+                return ask(client, self.agent_arn, session_id, {**block, **reached})
             finally:
                 gateway.delete([session_id])
 
-    def gateway(self) -> list[Finding]:
-        """Reachable from here, with this key, and its engine answers. From inside a session it may still be out of reach."""
-        from ...gateway.client import gateway_urls
-
-        if self.gateway_url is None:
-            return [note("gateway", "none given", "--gateway-url URL, or export AGENTCORE_RL_GATEWAY_URL")]
-        return [finding for url in gateway_urls(self.gateway_url) for finding in self._gateway_at(url)]
-
-    def _gateway_at(self, url: str) -> list[Finding]:
-        from ...gateway import GatewayClient
-
-        where = urlsplit(url)
-        found: list[Finding] = []
-        with GatewayClient(url, admin_key=self.gateway_admin_key) as client:
-            try:
-                health = client.health()
-                found.append(ok("gateway", f"{url}: {health['status']}, {health['sessions']} sessions"))
-                client.workers()
-            except GatewayError as e:
-                right = e.status in (401, 403)
-                advice = "export AGENTCORE_RL_GATEWAY_ADMIN_KEY" if right else "is it started, and the address right?"
-                return [*found, fail("gateway", str(e).splitlines()[0], advice)]
-            if self.session_gateway_url is None and where.hostname in ("127.0.0.1", "localhost", "::1"):
-                advice = "sessions on AWS cannot reach it: give it an address that they can (docs/deploy.md)"
-                found.append(note("gateway address", "only this machine can reach it", advice))
-            try:
-                [session] = client.create_sessions([new_session_id()], max_turns=1)
-            except (GatewayError, ContractError) as e:
-                return [*found, fail("model", str(e).splitlines()[0], "see the gateway's log")]
-            try:
-                found.append(self._model(session))
-            finally:
-                client.delete([session.session_id])
-        return found
-
-    def _model(self, session: Any) -> Finding:
-        """Whether the first model that is served answers."""
-        import json
-        import urllib.error
-        import urllib.request
-
-        def ask(path: str, body: dict[str, Any] | None = None) -> Any:
-            data = None if body is None else json.dumps(body).encode()
-            headers = {"authorization": f"Bearer {session.api_key}", "content-type": "application/json"}
-            request = urllib.request.Request(f"{session.base_url}/{path}", data=data, headers=headers)
-            with urllib.request.urlopen(request, timeout=DEADLINE_S) as reply:
-                return json.load(reply)
-
-        messages = [{"role": "user", "content": "Say one word."}]
-        try:
-            model = ask("models")["data"][0]["id"]
-            reply = ask("chat/completions", {"model": model, "max_tokens": 1, "messages": messages})
-        except urllib.error.HTTPError as e:
-            text = e.read(500).decode(errors="replace")
-            return fail("model", f"HTTP {e.code}: {text}", "look at the inference server's log")
-        except (OSError, ValueError, LookupError) as e:
-            return fail("model", f"{type(e).__name__}: {e}", "look at the inference server's log")
-        return ok("model", f"{model!r} answered, {reply.get('usage', {}).get('completion_tokens', '?')} token")
+    def checks(self) -> list[tuple[str, Callable[[], Finding | list[Finding]]]]:
+        return [
+            ("credentials", self.credentials),
+            ("bucket", self.store),
+            ("agent", self.runtime),
+            ("quotas", self.quotas),
+            ("gateway", self.gateway),
+            ("session", self.inside),
+        ]
 
 
-def checks(account: Account) -> list[tuple[str, Callable[[], Finding | list[Finding]]]]:
-    return [
-        ("credentials", account.credentials),
-        ("clock", account.clock),
-        ("bucket", account.store),
-        ("agent", account.runtime),
-        ("quotas", account.quotas),
-        ("gateway", account.gateway),
-        ("session", account.inside),
-    ]
+def _refused(name: str, error: Exception, advice: str) -> Finding:
+    """A call that AWS refused, or that did not reach it."""
+    found = getattr(error, "response", {}).get("Error", {})
+    if not found:
+        return fail(name, str(error)[:500], advice)
+    code = found.get("Code", "")
+    return fail(name, f"{code}: {found.get('Message', '')}"[:500], ADVICE.get(code, "see AWS's message"))
 
 
-def template(model: str) -> Finding:
-    """Will turns of this model extend each other, will its tool calls be read? Blocks. See `gateway doctor`."""
+def _model(session: Any) -> Finding:
+    """Whether the first model that is served answers."""
+    import urllib.error
+    import urllib.request
+
+    def ask(path: str, body: dict[str, Any] | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"authorization": f"Bearer {session.api_key}", "content-type": "application/json"}
+        request = urllib.request.Request(f"{session.base_url}/{path}", data=data, headers=headers)
+        with urllib.request.urlopen(request, timeout=DEADLINE_S) as reply:
+            return json.load(reply)
+
     try:
-        from ...messages.render import Renderer, examine
+        model = ask("models")["data"][0]["id"]
+        messages = [{"role": "user", "content": "Say one word."}]
+        ask("chat/completions", {"model": model, "max_tokens": 1, "messages": messages})
+    except urllib.error.HTTPError as e:
+        text = e.read(500).decode(errors="replace")
+        return fail("model", f"HTTP {e.code}: {text}", "look at the inference server's log")
+    except (OSError, ValueError, LookupError) as e:
+        return fail("model", f"{type(e).__name__}: {e}", "look at the inference server's log")
+    return ok("model", f"{model!r} answered one token")
 
-        report = examine(Renderer.from_path(model))
-    except AgentCoreRLError as e:
-        return fail("template", str(e).splitlines()[0], "see docs/rendering.md")
-    if not report.ok:
-        return fail("template", str(report).splitlines()[0], f"agentcore-rl gateway doctor {model}")
-    return ok("template", f"turns extend each other, calls are read ({model})")
+
+def ask(client: Any, arn: str, session_id: str, rollout: Mapping[str, Any]) -> list[Finding]:
+    """Start a session, ask it, stop it. ``client``: a boto3 client of ``bedrock-agentcore`` without retries."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    body = json.dumps({PROBE_FIELD: {}, ROLLOUT_FIELD: dict(rollout)}).encode()
+    asked_s = time.time()
+    try:
+        reply = client.invoke_agent_runtime(
+            agentRuntimeArn=arn, runtimeSessionId=session_id, contentType="application/json", payload=body
+        )
+        result = json.loads(reply["response"].read(MOST_REPLY_BYTES))
+    except (ClientError, BotoCoreError, OSError, ValueError, RecursionError) as e:
+        return [_refused("session", e, "check the network, and the agent's log")]
+    finally:
+        with contextlib.suppress(ClientError, BotoCoreError):
+            client.stop_runtime_session(agentRuntimeArn=arn, runtimeSessionId=session_id)
+    answered_s = time.time()
+    if isinstance(result, dict) and result.get("status") == PROBED:
+        return findings(result["probe"], rollout, asked_s, answered_s)
+    if isinstance(result, dict) and result.get("error"):
+        return [fail("session", f"the agent refused: {result['error']}"[:500], "deploy it again, and see its log")]
+    advice = "it runs the published toolkit, or an older version of this one: deploy it again to have this checked"
+    return [note("session", "a session starts, and its agent knows no probe", advice)]
+
+
+def findings(report: Mapping[str, Any], rollout: Mapping[str, Any], asked_s: float, answered_s: float) -> list[Finding]:
+    """What a session's report says. Its clock must lie between question and answer."""
+    found = [
+        ok("session", f"starts, {report['architecture']}, Python {report['python']}, toolkit {report['toolkit']}"),
+        _clock(float(report["time_s"]), asked_s, answered_s),
+        *_store(report["egress"], report["store"], str(rollout["s3_bucket"])),
+    ]
+    gateway = report["gateway"]
+    if gateway["ok"] is None:
+        return found
+    url = rollout["base_url"]
+    if gateway["ok"]:
+        found.append(ok("session gateway", f"{url}: {gateway['text']}"))
+    elif not gateway["reached"]:
+        advice = (
+            "give the gateway an address that sessions reach, and let them in: its security group, the route, the load "
+            "balancer (docs/deploy.md, Reach the gateway)"
+        )
+        found.append(fail("session gateway", f"a session cannot reach {url}: {gateway['text']}", advice))
+    else:
+        advice = {
+            401: "the session's key is refused: does the address lead to this gateway?",
+            403: "the session's key is refused: does the address lead to this gateway?",
+            404: "another server answers at this address, or another gateway",
+            421: "start the gateway with --allowed-host and the name in the address",
+        }.get(
+            gateway.get("status"), "another server answers at this address, or the load balancer has no healthy target"
+        )
+        found.append(fail("session gateway", f"{url}: {gateway['text']}", advice))
+    return found
+
+
+def _clock(theirs_s: float, asked_s: float, answered_s: float) -> Finding:
+    skew_s = min(theirs_s - asked_s, 0.0) or max(theirs_s - answered_s, 0.0)
+    if abs(skew_s) > MOST_SKEW_S:
+        return fail(
+            "session clock", f"{skew_s:+.0f} s from this machine's", "set this machine's clock with NTP (chrony)"
+        )
+    return ok("session clock", f"{skew_s:+.0f} s from this machine's")
+
+
+def _store(egress: Mapping[str, Any], store: Mapping[str, Any], bucket: str) -> list[Finding]:
+    if store["ok"]:
+        return [ok("session bucket", f"{bucket}: a record can be put and deleted")]
+    if egress["ok"] is False:
+        advice = "in a VPC: an endpoint for S3 in the subnets' route tables, or a NAT gateway, and a security group that lets out"
+        return [fail("session network", f"a session has no way to S3: {egress['text']}", advice)]
+    right = store.get("right")
+    advice = (
+        f"allow {right} on {bucket} for the agent's execution role (`agentcore-rl deploy iam` prints the policy)"
+        if right
+        else f"check that {bucket} exists, and its region"
+    )
+    return [fail("session bucket", f"a session cannot write to {bucket}: {store['text']}", advice)]

@@ -27,9 +27,6 @@ from .finding import Finding
 @click.option(
     "--session-gateway-url", metavar="URL", help="With --aws: the gateway as sessions see it. [default: --gateway-url]"
 )
-@click.option(
-    "--model", type=click.Path(exists=True, file_okay=False), help="Folder of a model: check its chat template."
-)
 @as_json
 def command(
     on_aws: bool,
@@ -38,12 +35,11 @@ def command(
     gateway_url: str | None,
     gateway_admin_key: str | None,
     session_gateway_url: str | None,
-    model: str | None,
     as_json: bool,
 ) -> None:
     """Check what training needs; each line that is not ok says what to do.
 
-    Without options: this machine and this installation. With --aws: credentials, clock, bucket, the agent, quotas, gateway and
+    Without options: this machine and this installation. With --aws: credentials, bucket, the agent, quotas, gateway and
     model; then what a session of the agent reaches: one is started, asked, and stopped, and
     the agent's function is not called. What is not given is taken from the environment, or from .env in this folder. Keys that it
     makes in the bucket are deleted again. Ends with code 1 when a check failed.
@@ -51,7 +47,6 @@ def command(
     from . import aws, machine
     from .finding import run
 
-    found: list[Finding] = []
     if on_aws:
         given = _with_dotenv({"AGENTCORE_AGENT_ARN": agent, "AGENTCORE_S3_BUCKET": bucket})
         account = aws.Account(
@@ -61,11 +56,10 @@ def command(
             gateway_admin_key=gateway_admin_key,
             session_gateway_url=session_gateway_url,
         )
-        checks = aws.checks(account)
+        checks = account.checks()
     else:
         checks = list(machine.CHECKS)
-    if model is not None:
-        checks.append(("template", lambda: aws.template(model)))
+    found: list[Finding] = []
     for finding in run(checks):
         found.append(finding)
         if not as_json:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import platform
-import resource
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,7 +13,7 @@ from pathlib import Path
 from ..._installation import install_command
 from .finding import Finding, fail, note, ok
 
-LEAST_DISK, LEAST_OPEN_FILES = 2 * 2**30, 4096
+LEAST_DISK = 2 * 2**30
 # What each extra is recognised by, and what cannot be done without it. The first four are what this machine needs to train.
 EXTRAS = {
     "gateway": (("httptools", "msgspec", "tokenizers", "transformers"), "the model gateway"),
@@ -30,16 +28,12 @@ EXTRAS = {
 _OF_THIS_MACHINE = ("gateway", "runtime", "policy", "local")
 
 
-def python() -> Finding:
-    text = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {sys.executable}"
-    return ok("python", text)
-
-
 def installation() -> Finding:
     from importlib.metadata import version
 
     where = Path(__file__).resolve().parents[2]
-    return ok("toolkit", f"{version('agentcore-rl-toolkit')}, from {where}")
+    text = f"{version('agentcore-rl-toolkit')} from {where}, Python {platform.python_version()} ({sys.executable})"
+    return ok("toolkit", f"{text} on {platform.system()} {platform.machine()}")
 
 
 def extras() -> list[Finding]:
@@ -81,18 +75,6 @@ def torch_build() -> Finding:
     return ok("torch", f"{version} for CPUs, {threads} threads")
 
 
-def loopback() -> Finding:
-    try:
-        with socket.socket() as server, socket.socket() as client:
-            server.bind(("127.0.0.1", 0))
-            server.listen()
-            client.settimeout(5)
-            client.connect(server.getsockname())
-            return ok("ports", "services can listen on 127.0.0.1 and be reached")
-    except OSError as e:
-        return fail("ports", f"127.0.0.1 cannot be used: {e}", "allow loopback connections in the sandbox or firewall")
-
-
 def isolation() -> Finding:
     try:
         from ...isolation.tiers import no_sandbox
@@ -105,30 +87,17 @@ def isolation() -> Finding:
 
 
 def disk() -> Finding:
-    places = {Path.cwd(), Path(tempfile.gettempdir())}
-    free = {place: shutil.disk_usage(place).free for place in places}
-    place, least = min(free.items(), key=lambda item: item[1])
+    free = {place: shutil.disk_usage(place).free for place in {Path.cwd(), Path(tempfile.gettempdir())}}
     text = ", ".join(f"{amount / 2**30:.0f} GB free in {where}" for where, amount in free.items())
-    if least < LEAST_DISK:
-        return fail("disk", text, f"make room in {place}: runs and sessions write there")
+    if min(free.values()) < LEAST_DISK:
+        return fail("disk", text, "make room: runs and sessions write there")
     return ok("disk", text)
 
 
-def open_files() -> Finding:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard not in (-1, resource.RLIM_INFINITY) and hard < LEAST_OPEN_FILES:
-        advice = f"raise it (ulimit -Hn, or the service manager's setting) to at least {LEAST_OPEN_FILES}"
-        return fail("open files", f"at most {hard}, and every session and connection is one", advice)
-    return ok("open files", f"{soft}, servers raise it themselves")
-
-
 CHECKS = (
-    ("python", python),
     ("toolkit", installation),
     ("extras", extras),
     ("torch", torch_build),
-    ("ports", loopback),
     ("isolation", isolation),
     ("disk", disk),
-    ("open files", open_files),
 )
