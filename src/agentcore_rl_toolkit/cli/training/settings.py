@@ -15,7 +15,7 @@ from typing import Any
 from ..._installation import missing_extra
 from ...backends.collection.groups import WHOLE_DISTRIBUTION, PolicyFailures
 from ...backends.data import read_rows
-from ...backends.settings import check_numbers, from_mapping, read_settings
+from ...backends.settings import Count, GroupSize, Least0, NotNegative, Positive, check, from_mapping, read_settings
 from ...errors import ConfigError
 from ...runs import write_config
 from ..options import from_words
@@ -49,19 +49,19 @@ class LocalRun:
     agent: Path
     data: Path
     eval_data: Path | None = None
-    held_out: float = 0.0
+    held_out: NotNegative = 0.0
     model: Path | None = None
     engine: str = "policy"
-    steps: int = 32
-    groups: int = 8
-    rollouts: int = 8
-    learning_rate: float = 5e-4
-    lora_rank: int = 0
-    staleness: int = 0
+    steps: Count = 32
+    groups: Count = 8
+    rollouts: GroupSize = 8
+    learning_rate: Positive = 5e-4
+    lora_rank: Least0 = 0
+    staleness: Least0 = 0
     hold_calls: bool = False
-    eval_every: int = 0
-    max_concurrent: int = 64
-    rollout_deadline_s: float = 120.0
+    eval_every: Least0 = 0
+    max_concurrent: Count = 64
+    rollout_deadline_s: Positive = 120.0
     policy_failures: PolicyFailures = "score"
     train: str | None = None
     sampling_params: Mapping[str, Any] = dataclasses.field(default_factory=lambda: dict(WHOLE_DISTRIBUTION))
@@ -72,14 +72,7 @@ class LocalRun:
     writable: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_numbers(
-            self,
-            positive=("learning_rate", "rollout_deadline_s"),
-            not_negative=("held_out", "lora_rank", "staleness", "eval_every"),
-            counts=("steps", "groups", "rollouts", "max_concurrent"),
-        )
-        if self.rollouts < 2:
-            raise ConfigError(f"rollouts must be at least 2, got {self.rollouts}: their rewards are compared")
+        check(self)
         if self.held_out >= 1:
             raise ConfigError(f"held_out is a share of the data, from 0 to less than 1, got {self.held_out}")
         if self.held_out and self.eval_data is not None:
