@@ -161,7 +161,6 @@ ROOMS = {
     "client": [
         *(
             "testing",
-            "_scripted_answers",
             "metrics",
             "rollouts",
             "resume",

@@ -222,7 +222,7 @@ def test_published_arguments_by_position(client: RolloutClient) -> None:
 
 
 def test_throttling_bursts_lose_nothing_and_run_nothing_twice(make_client: MakeClient) -> None:
-    with ScriptedRuntime(tps=30, max_sessions=20) as strict:
+    with ScriptedRuntime(faults=["429", None] * 20, max_sessions=20) as strict:
         client = make_client(endpoint_url=strict.url)
         items = client.map(rows(60, run_s=0.05))
         assert all(item.success for item in items)

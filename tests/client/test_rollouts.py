@@ -341,9 +341,7 @@ def test_answer_lost_and_nothing_started_is_lost_and_stopped(make_client: MakeCl
     assert runtime.runs == 0
 
 
-@pytest.mark.parametrize(
-    ("fault", "error"), [("424", RolloutLostError), ("424-init", RolloutLostError), ("403", ConfigError)]
-)
+@pytest.mark.parametrize(("fault", "error"), [("424", RolloutLostError), ("403", ConfigError)])
 def test_refusal_for_good_raises_from_invoke(
     client: RolloutClient, runtime: ScriptedRuntime, fault: str, error: type[Exception]
 ) -> None:

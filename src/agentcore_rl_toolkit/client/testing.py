@@ -14,26 +14,42 @@ local runtime to run real agents.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 import functools
 import json
+import socket
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from .._servers.process import stop_listening
+from .._portal import Portal
 from ..contract import INFO_FIELD, ROLLOUT_FIELD, RUNS_ONCE_FIELD, alive_key, redact_payload, result_key
 from ..errors import ObjectExistsError
 from ..proof import PROOF_KEY_FIELD, REPLY_FIELD, SCHEME, seal
 from ..store import ObjectStore, open_store
-from ._scripted_answers import REFUSALS, error_answer, post, response_bytes
 
-SESSION_HEADER = "x-amzn-bedrock-agentcore-runtime-session-id"
+SESSION_HEADER = "X-Amzn-Bedrock-AgentCore-Runtime-Session-Id"
 ARN = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/scripted-0123456789"
 TEST_CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-west-2"}
+REFUSALS: dict[str | None, tuple[int, str, str]] = {
+    "429": (429, "ThrottlingException", "Rate exceeded"),
+    "402": (402, "ServiceQuotaExceededException", "maxVms limit exceeded"),
+    "409": (409, "RetryableConflictException", "Session operation in progress, please retry"),
+    "500": (500, "InternalServerException", "internal error"),
+    "503": (503, "ServiceUnavailableException", "service unavailable"),
+    "424": (424, "RuntimeClientError", "Received error (500) from runtime. Please check your CloudWatch logs."),
+    "403": (403, "AccessDeniedException", "User is not authorized"),
+}
+# status, error name, body of an answer; None: the connection is closed without one
+Answer = tuple[int, str, bytes] | None
 
 
 @dataclass(kw_only=True)
@@ -81,7 +97,7 @@ class Session:
     runs: int = 0
     stopped: bool = False
     record_at_s: float | None = None  # monotonic time at which the record was stored
-    task: asyncio.Task[None] | None = None
+    agent: concurrent.futures.Future[None] | None = None
 
 
 class ScriptedRuntime:
@@ -101,12 +117,7 @@ class ScriptedRuntime:
     """
 
     def __init__(
-        self,
-        *,
-        faults: Iterable[str | None] = (),
-        max_sessions: int | None = None,
-        dedupe: bool = True,
-        tps: float | None = None,
+        self, *, faults: Iterable[str | None] = (), max_sessions: int | None = None, dedupe: bool = True
     ) -> None:
         self.arn = ARN
         self.sessions: dict[str, Session] = {}
@@ -115,45 +126,42 @@ class ScriptedRuntime:
         self.stop_faults: deque[str | None] = deque()
         self.max_sessions = max_sessions
         self.dedupe = dedupe
-        self.tps = tps
         self.agent_url: str | None = None
         self.store_for: Callable[[str], ObjectStore] = functools.cache(open_store)
-        self._tokens, self._filled_s = tps or 0.0, time.monotonic()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._port = 0
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._connections: set[asyncio.StreamWriter] = set()
+        self._lock = threading.Lock()  # of the sessions
+        self._closed = threading.Event()
+        self._portal = Portal("scripted-runtime", owner="scripted runtime")  # agents play there
+        self._server = _Server(self)
 
     @property
     def url(self) -> str:
         """Endpoint URL for the client."""
-        return f"http://127.0.0.1:{self._port}"
+        return f"http://127.0.0.1:{self._server.server_port}"
 
     @property
     def live(self) -> list[str]:
         """Sessions started and not stopped."""
-        return [s.session_id for s in self.sessions.values() if s.runs and not s.stopped]
+        return [s.session_id for s in list(self.sessions.values()) if s.runs and not s.stopped]
 
     @property
     def runs(self) -> int:
         """How many times an agent was started, over all sessions."""
-        return sum(s.runs for s in self.sessions.values())
+        return sum(s.runs for s in list(self.sessions.values()))
 
     def start(self) -> ScriptedRuntime:
-        """Begin to listen on a free loopback port."""
-        ready = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(ready,), name="scripted-runtime", daemon=True)
-        self._thread.start()
-        ready.wait()
+        """Begin to answer, on a free loopback port."""
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
         return self
 
     def close(self) -> None:
         """Stop listening and end all agents."""
-        if self._loop is not None and self._thread is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop = None
+        self._closed.set()
+        self._server.shutdown()
+        self._server.server_close()
+        for connection in list(self._server.connections):
+            with contextlib.suppress(OSError):  # it was closed meanwhile
+                connection.shutdown(socket.SHUT_RDWR)
+        self._portal.close()
 
     def __enter__(self) -> ScriptedRuntime:
         return self.start()
@@ -161,143 +169,64 @@ class ScriptedRuntime:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(self, ready: threading.Event) -> None:
-        loop = self._loop = asyncio.new_event_loop()
-        asyncio.set_event_loop(loop)
-        server = loop.run_until_complete(asyncio.start_server(self._connected, "127.0.0.1", 0, backlog=4096))
-        self._port = server.sockets[0].getsockname()[1]
-        ready.set()
-        try:
-            loop.run_forever()
-        finally:
-            loop.run_until_complete(stop_listening(server))
-            tasks, writers = asyncio.all_tasks(loop), set(self._connections)
-            for task in tasks:
-                task.cancel()
-            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-            for writer in writers | self._connections:  # just closed, one with bytes left would wait for its reader
-                writer.transport.abort()
-            for _ in range(3):  # turns in which aborted connections are closed
-                loop.run_until_complete(asyncio.sleep(0))
-            loop.run_until_complete(loop.shutdown_default_executor())
-            loop.close()
-
-    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._connections.add(writer)  # at once: a task cancelled before its first step closes nothing
-        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                lines = head.decode("latin-1").split("\r\n")
-                _, target, _ = lines[0].split(" ", 2)
-                headers = {
-                    k.strip().lower(): v.strip() for k, _, v in (line.partition(":") for line in lines[1:] if line)
-                }
-                if headers.get("expect") == "100-continue":
-                    writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-                body = await reader.readexactly(int(headers.get("content-length", 0)))
-                answer = await self._route(urlsplit(target).path, headers, body)
-                if answer is None:
-                    writer.transport.abort()
-                    return
-                status, name, content, session_id = answer
-                writer.write(response_bytes(status, name, content, session_id))
-                await writer.drain()
-        except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
-            return  # the client left, or the test is over
-        finally:
-            self._connections.discard(writer)
-            writer.close()
-
-    async def _route(self, path: str, headers: dict[str, str], body: bytes) -> tuple[int, str, bytes, str] | None:
+    def _answer(self, path: str, session_id: str, body: bytes) -> Answer:
         if path == "/_local/records":
-            times_s = {s.session_id: s.record_at_s for s in self.sessions.values() if s.record_at_s is not None}
-            return 200, "", json.dumps(times_s).encode(), ""
+            found = list(self.sessions.values())
+            return _json({s.session_id: s.record_at_s for s in found if s.record_at_s is not None})
         pieces = path.strip("/").split("/")
-        session_id = headers.get(SESSION_HEADER, "")
-        if len(pieces) != 3 or pieces[0] != "runtimes" or unquote(pieces[1]) != self.arn:
-            self.requests["unknown"] += 1
-            return error_answer(404, "ResourceNotFoundException", f"no agent at {path}", session_id)
-        if pieces[2] == "invocations":
-            return await self._invoke(session_id, body)
-        if pieces[2] == "stopruntimesession":
-            return self._stop(session_id)
-        return error_answer(404, "ResourceNotFoundException", path, session_id)
+        if len(pieces) == 3 and pieces[0] == "runtimes" and unquote(pieces[1]) == self.arn:
+            if pieces[2] == "invocations":
+                return self._invoke(session_id, body)
+            if pieces[2] == "stopruntimesession":
+                return self._stop(session_id)
+        self.requests["unknown"] += 1
+        return _error(404, "ResourceNotFoundException", f"no agent at {path}")
 
-    async def _invoke(self, session_id: str, body: bytes) -> tuple[int, str, bytes, str] | None:
-        self.requests["invoke"] += 1
-        fault = self.faults.popleft() if self.faults else None
-        if fault is None and self._over_rate():
-            fault = "429"
-        alive = sum(1 for s in self.sessions.values() if s.runs and not s.stopped)
-        if (
-            fault is None
-            and self.max_sessions is not None
-            and alive >= self.max_sessions
-            and session_id not in self.sessions
-        ):
-            fault = "402"
+    def _invoke(self, session_id: str, body: bytes) -> Answer:
+        with self._lock:
+            self.requests["invoke"] += 1
+            fault = self.faults.popleft() if self.faults else None
+            full = self.max_sessions is not None and len(self.live) >= self.max_sessions
+            if fault is None and full and session_id not in self.sessions:
+                fault = "402"
         if fault in REFUSALS:
-            status, name, message = REFUSALS[fault]
-            return error_answer(status, name, message, session_id)
+            return _error(*REFUSALS[fault])
         if fault == "drop":
             return None
-        if self.agent_url is not None:
-            answer = await self._forward(self.agent_url, session_id, body)
-            if fault == "drop_after":
-                return None
-            return error_answer(*REFUSALS["500"], session_id) if fault == "500_after" else answer
-        payload = json.loads(body)
-        script = Script(**payload.get("script", {}))
-        if script.cold_start_s:
-            await asyncio.sleep(script.cold_start_s)
-        reply = await self._begin(session_id, payload, script)
-        if fault == "drop_after":
-            return None
-        if fault == "500_after":
-            return error_answer(*REFUSALS["500"], session_id)
+        answer = self._forward(self.agent_url, session_id, body) if self.agent_url else self._begin(session_id, body)
         if fault == "hang":
-            await asyncio.Event().wait()
-        return 200, "", json.dumps(reply).encode(), session_id
+            self._closed.wait()
+        if fault in ("drop_after", "hang"):
+            return None
+        return _error(*REFUSALS["500"]) if fault == "500_after" else answer
 
-    async def _forward(self, agent_url: str, session_id: str, body: bytes) -> tuple[int, str, bytes, str]:
+    def _forward(self, agent_url: str, session_id: str, body: bytes) -> Answer:
         session = self.sessions.setdefault(session_id, Session(session_id, json.loads(body)))
         session.runs, session.stopped = session.runs + 1, False
-        header = {"X-Amzn-Bedrock-AgentCore-Runtime-Session-Id": session_id, "Content-Type": "application/json"}
-        status, content = await asyncio.to_thread(post, agent_url + "/invocations", body, header)
-        if status >= 400:
-            return error_answer(*REFUSALS["424"], session_id)
-        return 200, "", content, session_id
+        headers = {SESSION_HEADER: session_id, "Content-Type": "application/json"}
+        try:
+            request = urllib.request.Request(f"{agent_url}/invocations", body, headers)
+            with urllib.request.urlopen(request, timeout=30) as response:
+                return 200, "", response.read()
+        except urllib.error.URLError:  # an answer of 400 and above included
+            return _error(*REFUSALS["424"])
 
-    def _over_rate(self) -> bool:
-        if self.tps is None:
-            return False
-        now = time.monotonic()
-        self._tokens = min(self.tps, self._tokens + (now - self._filled_s) * self.tps)
-        self._filled_s = now
-        if self._tokens < 1:
-            return True
-        self._tokens -= 1
-        return False
-
-    async def _begin(self, session_id: str, payload: dict[str, Any], script: Script) -> Any:
-        session = self.sessions.setdefault(session_id, Session(session_id, payload))
+    def _begin(self, session_id: str, body: bytes) -> Answer:
+        payload = json.loads(body)
+        script = Script(**payload.get("script", {}))
         config = payload.get(ROLLOUT_FIELD, {})
-        if not (self.dedupe and session.runs and not session.stopped):
-            session.runs += 1
-            session.stopped = False
-            task = asyncio.create_task(self._play(session, payload, script))
-            session.task = task
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        self._closed.wait(script.cold_start_s)
+        with self._lock:
+            session = self.sessions.setdefault(session_id, Session(session_id, payload))
+            if not (self.dedupe and session.runs and not session.stopped):
+                session.runs += 1
+                session.stopped = False
+                if config.get("s3_bucket"):
+                    session.agent = self._portal.submit(self._play(session, payload, script))
         if script.reply is not None:
-            return script.reply
+            return _json(script.reply)
         if not config.get("s3_bucket"):
-            return {"status": "processing"}
+            return _json({"status": "processing"})
         key = result_key(config["exp_id"], config["input_id"], session_id)
         reply = {"status": "processing", "s3_bucket": config["s3_bucket"], "result_key": key}
         if script.heartbeat:
@@ -306,12 +235,10 @@ class ScriptedRuntime:
             reply[REPLY_FIELD] = SCHEME
         if script.runs_once or (script.runs_once is None and script.heartbeat and self.dedupe):
             reply[RUNS_ONCE_FIELD] = True
-        return reply
+        return _json(reply)
 
     async def _play(self, session: Session, payload: dict[str, Any], script: Script) -> None:
-        config = payload.get(ROLLOUT_FIELD, {})
-        if not config.get("s3_bucket"):
-            return
+        config = payload[ROLLOUT_FIELD]
         store = self.store_for(config["s3_bucket"])
         key = result_key(config["exp_id"], config["input_id"], session.session_id)
         ends_s = [script.run_s] if script.die_at_s is None else [script.run_s, script.die_at_s]
@@ -354,18 +281,76 @@ class ScriptedRuntime:
                 return
             await asyncio.sleep(min(left_s, heartbeat_s))
 
-    def _stop(self, session_id: str) -> tuple[int, str, bytes, str] | None:
-        self.requests["stop"] += 1
-        fault = self.stop_faults.popleft() if self.stop_faults else None
-        if fault in REFUSALS:
-            status, name, message = REFUSALS[fault]
-            return error_answer(status, name, message, session_id)
-        if fault == "drop":
-            return None
-        session = self.sessions.get(session_id)
-        if session is None or session.stopped:
-            return error_answer(404, "ResourceNotFoundException", f"no session {session_id}", session_id)
-        session.stopped = True
-        if session.task is not None:
-            session.task.cancel()
-        return 200, "", b"{}", session_id
+    def _stop(self, session_id: str) -> Answer:
+        with self._lock:
+            self.requests["stop"] += 1
+            fault = self.stop_faults.popleft() if self.stop_faults else None
+            if fault in REFUSALS:
+                return _error(*REFUSALS[fault])
+            session = self.sessions.get(session_id)
+            if session is None or session.stopped:
+                return _error(404, "ResourceNotFoundException", f"no session {session_id}")
+            session.stopped = True
+            if session.agent is not None:
+                session.agent.cancel()
+        return _json({})
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 4096
+
+    def __init__(self, runtime: ScriptedRuntime) -> None:
+        self.connections: set[socket.socket] = set()
+        self.runtime = runtime
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: _Server
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.connections.add(self.connection)
+
+    def finish(self) -> None:
+        self.server.connections.discard(self.connection)
+        super().finish()
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        session_id = self.headers.get(SESSION_HEADER, "")
+        answer = self.server.runtime._answer(urlsplit(self.path).path, session_id, body)
+        if answer is None:
+            self.close_connection = True
+            return
+        status, error, content = answer
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(content)), SESSION_HEADER: session_id}
+        self.send_response(status)
+        for name, value in {**headers, "x-amzn-ErrorType": error}.items():
+            if value:
+                self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_GET = do_POST
+
+    def handle(self) -> None:
+        try:
+            super().handle()
+        except OSError:  # the client left, or the test is over
+            return
+
+    def log_message(self, *_: object) -> None:
+        """Nothing: a test's output is its own."""
+
+
+def _json(content: Any) -> Answer:
+    return 200, "", json.dumps(content).encode()
+
+
+def _error(status: int, name: str, message: str) -> Answer:
+    """An error of the service."""
+    return status, name, json.dumps({"message": message}).encode()
