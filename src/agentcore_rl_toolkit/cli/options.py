@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Sequence
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -89,7 +90,8 @@ def settings_of(words: Sequence[str], cls: type[T]) -> T:
 
 def from_words(pairs: Sequence[str], cls: Any) -> dict[str, Any]:
     """The settings of NAME=VALUE words for the fields of a dataclass; lists have commas between. Raises: ConfigError."""
-    kinds = {field.name: str(field.type) for field in dataclasses.fields(cls)}
+    hints = typing.get_type_hints(cls)
+    kinds = {field.name: hints[field.name] for field in dataclasses.fields(cls)}
     values: dict[str, Any] = {}
     for pair in pairs:
         name, sign, text = pair.partition("=")
@@ -97,11 +99,12 @@ def from_words(pairs: Sequence[str], cls: Any) -> dict[str, Any]:
         if name not in kinds or not sign:
             raise ConfigError(f"{name!r} is no setting, as NAME=VALUE; there are {', '.join(sorted(kinds))}")
         values[name] = text
-        if kinds[name].startswith("tuple"):
+        parts = {kinds[name], typing.get_origin(kinds[name]), *typing.get_args(kinds[name])}
+        if tuple in parts:
             values[name] = text.split(",")
-        elif kinds[name] == "bool":
+        elif bool in parts:
             values[name] = text in ("1", "true", "yes")
-        elif kinds[name].startswith(("int", "float")):
+        elif parts & {int, float, Mapping}:
             with contextlib.suppress(ValueError):  # what is neither is named by the check of all settings
                 values[name] = json.loads(text)
     return values
