@@ -42,16 +42,8 @@ async def test_every_turn_is_a_line(engine: ScriptedEngine, store: Path, tmp_pat
     assert rows[0]["metadata"] == {"task": "7"}
 
 
-async def test_parquet_holds_the_same(engine: ScriptedEngine, store: Path, tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    assert export(store, tmp_path / "turns.parquet") == (4, 2)
-    rows = parquet.read_table(tmp_path / "turns.parquet").to_pylist()
-    assert [r["prompt_ids"] for r in rows] == [c.prompt_ids for c in engine.calls]
-
-
 async def test_what_cannot_be_exported_is_said(store: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="jsonl"):
         export(store, tmp_path / "turns.csv")
-    for target in ("turns.jsonl", "turns.parquet"):
-        with pytest.raises(ConfigError, match="no calls"):
-            export(tmp_path, tmp_path / target)
+    with pytest.raises(ConfigError, match="no calls"):
+        export(tmp_path, tmp_path / "turns.jsonl")

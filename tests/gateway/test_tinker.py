@@ -295,5 +295,3 @@ async def test_tinker_needs_a_tokenizer_and_stands_alone(gateway: Gateway) -> No
         )
     with pytest.raises(ConfigError, match="sampler"):
         GatewayConfig(upstreams=(other,), sampler="tinker://x")
-    with pytest.raises(GatewayError, match="one service"):
-        await GatewayClient(gateway.url).add_worker_async("http://127.0.0.1:3")

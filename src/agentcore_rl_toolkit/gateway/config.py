@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
-import ipaddress
 import os
 import re
 from dataclasses import dataclass, field, fields
@@ -93,7 +91,6 @@ class Limits:
 
     body_bytes: int = 64 * 2**20  # a chat of 128k tokens reaches 6 MB; this only stops accidents and abuse
     header_bytes: int = 64 * 2**10
-    receiving_bytes: int = 2 * 2**30  # of all larger bodies that are on their way in
     reply_bytes: int = 256 * 2**20
     call_s: float | None = 1800.0
     connect_s: float = 5.0
@@ -129,8 +126,7 @@ class GatewayConfig:
     makes an agent's reply wait for the disk, not only for the operating system. ``session_keys`` False lets agents
     call without the per-session key, and a call opens its session if nobody did (rLLM's agents have no key).
     ``model_id`` is the model name of every call, whatever
-    the agent names; a session's own wins. ``upstream_hosts`` are patterns and networks that may be added
-    as upstreams at run time; the hosts of ``upstreams`` always may. ``allowed_hosts`` are more names of this server
+    the agent names; a session's own wins. ``allowed_hosts`` are more names of this server
     (`HostCheck`). ``allow_fields`` are request fields that engines of yours take and `dialects.passthrough` does not know.
     ``train_constrained`` lets answers be trained on that were held to a form (a schema, a grammar, a required tool call): their
     logprobs are those of what the form left over, so a trainer's own differ.
@@ -149,8 +145,6 @@ class GatewayConfig:
     store_dir: str | None = None
     fsync: bool = False
     session_keys: bool = True
-    retention_s: float | None = None
-    upstream_hosts: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     allow_fields: tuple[str, ...] = ()
     train_constrained: bool = False
@@ -165,12 +159,9 @@ class GatewayConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be between 0 and 65535, got {self.port}")
-        for name in ("retention_s", "context_tokens"):
-            _check_amount(name, getattr(self, name), none=True)
+        _check_amount("context_tokens", self.context_tokens, none=True)
         if self.model_id == "":
             raise ConfigError("model_id must name a model, or be left out")
-        for pattern in self.upstream_hosts:
-            _check_pattern(pattern)
         if self.admin_key is not None and not _KEY.fullmatch(self.admin_key):
             raise ConfigError(
                 "the admin key must be visible ASCII characters, without spaces, and not empty: everyone would have it"
@@ -206,36 +197,12 @@ class GatewayConfig:
         """What the inference servers are."""
         return self.upstreams[0].engine if self.upstreams else self.engine
 
-    def may_add(self, upstream: UpstreamConfig) -> bool:
-        """Whether an upstream's host was allowed when the gateway was configured."""
-        patterns = [*self.upstream_hosts, *(u.host for u in self.upstreams)]
-        return any(_matches(upstream.host, pattern) for pattern in patterns)
-
 
 def _check_amount(name: str, value: float | None, *, none: bool) -> None:
     if value is None and none:
         return
     if value is None or not 0 < value < float("inf"):
         raise ConfigError(f"{name} must be a number above 0{' or None' if none else ''}, got {value}")
-
-
-def _check_pattern(pattern: str) -> None:
-    """Raises: ConfigError on what looks like a network and is none: it would match nothing, silently."""
-    if "/" in pattern:
-        try:
-            ipaddress.ip_network(pattern)
-        except ValueError as e:
-            raise ConfigError(f"upstream host {pattern!r} is no network: {e}") from e
-
-
-def _matches(host: str, pattern: str) -> bool:
-    """Whether a host is meant by a pattern: a name with wildcards, or a network (``10.0.0.0/8``) and an address in it."""
-    if "/" not in pattern:
-        return fnmatch.fnmatchcase(host, pattern)
-    try:
-        return ipaddress.ip_address(host) in ipaddress.ip_network(pattern)
-    except ValueError:
-        return False
 
 
 def key_from_env(name: str) -> str | None:

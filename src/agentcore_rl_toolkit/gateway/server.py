@@ -57,7 +57,7 @@ class Gateway:
                 secret=store_secret(directory),
                 model_id=config.model_id,
             )
-            self.recovered = self.sessions.restore(retention_s=config.retention_s)
+            self.recovered = self.sessions.restore()
         except OSError as e:
             raise ConfigError(f"the store {directory} cannot be used: {e.strerror or e}") from e
         except GatewayError as e:
@@ -155,18 +155,14 @@ class Gateway:
         self.router.close()
         await self.store.stop()
 
-    def _expire(self, now: float) -> None:
-        self.counters["sessions_expired"] += self.sessions.expire(now)
-
     async def _tick(self) -> None:
-        """Deadlines, idle connections, loop lag, retention: everything that is looked at now and then, in one place."""
+        """Deadlines, idle connections, loop lag: everything that is looked at now and then, in one place."""
         looks: tuple[Callable[[float], None], ...] = (
             self.running.expire,
             self.calls.outage.tend,
             lambda now: self.connections.sweep(now, self.counters),
             self.router.sweep,
             lambda now: self.store.tend(),
-            self._expire,
         )
         failures = [0] * len(looks)
         due = time.monotonic() + TICK_S

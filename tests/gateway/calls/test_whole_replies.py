@@ -22,7 +22,7 @@ import agentcore_rl_toolkit
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.admin.rllm import traces_of
-from agentcore_rl_toolkit.gateway.export import stored_sessions
+from agentcore_rl_toolkit.gateway.export import stored_turns
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine, decode_ids
 from agentcore_rl_toolkit.trajectory import Trajectory, build_trajectory
 
@@ -224,7 +224,7 @@ async def test_a_reply_that_was_not_taken_whole_is_not_trained_beside_its_retry(
     stored = gateway.sessions.by_id[session.session_id.encode()]
     assert (stored.turns, stored.started_turns) == (3, 2)
     await gateway.stop(grace_s=0.2)
-    [exported] = stored_sessions(tmp_path)
+    [exported] = stored_turns(tmp_path)
     check(build_trajectory("s", exported.turns))
 
 

@@ -274,7 +274,6 @@ async def test_a_body_that_is_too_large_is_said_in_the_clients_own_words(
     chunked = b"10000\r\n" + b" " * 65536 + b"\r\n"
     status, _, _ = await ask(gateway, post(session, chunked * 2, "transfer-encoding: chunked"))
     assert status == 413
-    assert gateway.connections.receiving == 0
 
 
 async def test_strangers_are_refused_before_they_have_sent_a_large_body(
@@ -289,23 +288,6 @@ async def test_strangers_are_refused_before_they_have_sent_a_large_body(
     assert (await ask(gateway, post(nobody, b"", length=large)))[0] == 404
     head = f"POST /admin/sessions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {large}\r\n\r\n"
     assert (await ask(gateway, head.encode()))[0] == 401
-
-
-async def test_large_bodies_under_way_are_bounded_all_together(start_gateway: Start, engine: ScriptedEngine) -> None:
-    gateway = await start_gateway(engine, limits=Limits(receiving_bytes=1_000_000))
-    [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
-    lines = [Line(gateway) for _ in range(4)]
-    for line in lines[:3]:
-        await line.__aenter__()
-        await line.send(post(session, b" " * 300_000, length="400000"))
-    await until(lambda: gateway.connections.receiving >= 700_000)
-    async with lines[3]:
-        await lines[3].send(post(session, b" " * 350_000, length="400000"))
-        assert (await lines[3].answer())[0] == 503
-    assert (await ask(gateway, post(session)))[0] == 200  # small ones go on
-    for line in lines[:3]:
-        await line.__aexit__()
-    await until(lambda: not gateway.connections.receiving)
 
 
 async def test_connections_that_send_nothing_or_drip_are_closed(start_gateway: Start, engine: ScriptedEngine) -> None:

@@ -16,7 +16,7 @@ import pytest
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import ConfigError, GatewayError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
-from agentcore_rl_toolkit.gateway.export import stored_sessions
+from agentcore_rl_toolkit.gateway.export import stored_turns
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.store.reader import open_reader
 from agentcore_rl_toolkit.gateway.store.schema import FILE, FORMAT, TABLES
@@ -58,7 +58,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 def read(store: Path) -> Turns:
-    return {t.turn_id: (t.prompt_ids, t.completion_ids) for s in stored_sessions(store) for t in s.turns}
+    return {t.turn_id: (t.prompt_ids, t.completion_ids) for s in stored_turns(store) for t in s.turns}
 
 
 async def test_flipped_bytes_make_nothing_up_and_leave_what_lies_elsewhere(
@@ -182,7 +182,7 @@ async def test_readers_see_whole_sessions_beside_a_gateway_that_writes(
         rounds = 0
         while not ended or not rounds:
             before = list(answered)
-            counts = {s.session_id: len(s.turns) for s in stored_sessions(tmp_path)}
+            counts = {s.session_id: len(s.turns) for s in stored_turns(tmp_path)}
             assert all(counts[s.session_id] >= n for s, n in zip(sessions, before, strict=True))
             rounds += 1
         return rounds
@@ -192,7 +192,7 @@ async def test_readers_see_whole_sessions_beside_a_gateway_that_writes(
     ended = True
     assert all(rounds > 0 for rounds in await asyncio.gather(*reading))
     assert gateway.store.wal.checkpoints > 0
-    assert {len(s.turns) for s in stored_sessions(tmp_path)} == {25}
+    assert {len(s.turns) for s in stored_turns(tmp_path)} == {25}
 
 
 async def test_a_store_in_a_folder_that_may_not_be_written_can_be_read(written: tuple[Path, Turns]) -> None:

@@ -20,7 +20,7 @@ import pytest
 import agentcore_rl_toolkit
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, Limits, SessionHandle
-from agentcore_rl_toolkit.gateway.capture.record import decode, places_of, whole_prompt, whole_prompts
+from agentcore_rl_toolkit.gateway.capture.record import decode, expand, places_of, unpack_ids, whole_prompt
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 from agentcore_rl_toolkit.gateway.token_calls.histories import Histories, past_calls
@@ -155,7 +155,8 @@ async def test_histories_made_again_are_the_ones_that_were_there(
     kept = history.conversation
     assert kept is not None
     records = [decode(p) for p in gateway.sessions.payloads(session)]
-    assert [whole_prompt(records, i, places_of(records)) for i in range(len(records))] == whole_prompts(records)
+    whole = [unpack_ids(whole_prompt(records, i, places_of(records))) for i in range(len(records))]
+    assert whole == [turn.prompt_ids for turn in expand(records).turns]
     made = replay(renderer, past_calls(records), now=session.created_s)
     assert made.commits.keys() == kept.commits.keys()
     assert made.asked.keys() == kept.asked.keys()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle, UpstreamConfig
 from agentcore_rl_toolkit.gateway.http.client import request
-from agentcore_rl_toolkit.gateway.upstreams.pool import Pool, UpstreamConnection
 
 
 class Server:
@@ -130,26 +128,3 @@ async def test_a_long_reply_that_breaks_off_is_no_reply(server: tuple[Server, Ga
     assert scripted.answers == 2  # there is no other server, so this one was asked once more
     capture = (await GatewayClient(gateway.url).fetch_async([session.session_id]))[session.session_id]
     assert capture.turns == []
-
-
-async def test_time_in_which_this_process_stood_still_is_not_the_servers() -> None:
-    talking: set[asyncio.Task[None] | None] = set()
-
-    async def answer_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        talking.add(asyncio.current_task())
-        await reader.read()
-        writer.close()
-        await writer.wait_closed()
-
-    listening = await asyncio.start_server(answer_nothing, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-    pool = Pool(UpstreamConfig(url=url, engine="vllm"), connect_s=0.2)
-    came: asyncio.Future[tuple[UpstreamConnection | None, OSError | None]] = asyncio.get_running_loop().create_future()
-    pool.connect(lambda connection, error: came.set_result((connection, error)))
-    asyncio.get_running_loop().call_soon(time.sleep, 1.0)  # after the connection was begun, and past its deadline
-    connection, error = await asyncio.wait_for(came, 60)
-    assert error is None
-    assert connection is not None
-    connection.transport.close()
-    listening.close()
-    await asyncio.gather(*filter(None, talking))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -53,6 +55,17 @@ async def arrived(*engines: ScriptedEngine, count: int = 1) -> None:
 async def opened(gateway: Gateway, count: int) -> tuple[GatewayClient, list[SessionHandle]]:
     client = GatewayClient(gateway.url)
     return client, await client.create_sessions_async([new_session_id() for _ in range(count)])
+
+
+async def add_server(gateway: Gateway, url: str, **more: Any) -> str:
+    """The id of an inference server that is added, or what is wrong with it."""
+    status, reply = await request("POST", gateway.url + "/admin/workers", body={"url": url, **more})
+    answer = json.loads(reply)
+    return str(answer["worker_id"] if status == 200 else answer["error"]["message"])
+
+
+async def remove_server(gateway: Gateway, worker_id: str) -> None:
+    assert (await request("DELETE", f"{gateway.url}/admin/workers/{worker_id}"))[0] == 200
 
 
 async def test_a_session_stays_with_its_engine_and_sessions_are_spread(
@@ -180,14 +193,14 @@ async def test_an_engine_that_was_away_is_used_again(start_gateway: Start) -> No
 async def test_an_engine_is_drained_and_removed_while_calls_run(
     engines: list[ScriptedEngine], start_gateway: Start
 ) -> None:
-    gateway = await start_gateway(engines[0], upstream_hosts=("127.0.0.*",))
+    gateway = await start_gateway(engines[0])
     client, sessions = await opened(gateway, 2)
     gate = asyncio.Event()
     engines[0].faults.append(Fault(gate=gate))
     running = asyncio.ensure_future(ask(sessions[0]))
     await arrived(engines[0])
-    added = await client.add_worker_async(engines[1].url)
-    await client.remove_worker_async("w0")
+    added = await add_server(gateway, engines[1].url)
+    await remove_server(gateway, "w0")
     assert await ask(sessions[1]) == 200
     assert len(engines[1].calls) == 1
     gate.set()
@@ -201,30 +214,16 @@ async def test_an_engine_is_drained_and_removed_while_calls_run(
 async def test_a_stranger_cannot_add_an_engine(engines: list[ScriptedEngine], start_gateway: Start) -> None:
     gateway = await start_gateway(engines[0], admin_key="secret")
     stranger = GatewayClient(gateway.url, admin_key="guess")
-    for call in (stranger.add_worker_async(engines[1].url), stranger.stats_async(), stranger.fetch_async(["x"])):
+    for call in (stranger.workers_async(), stranger.stats_async(), stranger.fetch_async(["x"])):
         with pytest.raises(GatewayError) as caught:
             await call
         assert caught.value.status == 401
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://169.254.169.254/latest",
-        "file:///etc/passwd",
-        "http://u:p@127.0.0.1:80",
-        "http://127.0.0.1:99999",
-        "gopher://x",
-    ],
-)
-async def test_an_engine_that_was_not_allowed_is_refused(
-    engines: list[ScriptedEngine], start_gateway: Start, url: str
-) -> None:
-    gateway = await start_gateway(engines[0], admin_key="secret")
-    client = GatewayClient(gateway.url, admin_key="secret")
-    with pytest.raises(GatewayError) as caught:
-        await client.add_worker_async(url)
-    assert caught.value.status in (400, 403)
+async def test_an_engine_that_cannot_be_asked_is_refused(engines: list[ScriptedEngine], start_gateway: Start) -> None:
+    gateway = await start_gateway(engines[0])
+    for url in ("file:///etc/passwd", "http://u:p@127.0.0.1:80", "http://127.0.0.1:99999", "gopher://x"):
+        assert "upstream" in await add_server(gateway, url)
     assert len(gateway.router.workers) == 1
 
 
@@ -327,7 +326,7 @@ def test_weights_decide_how_many_sessions_a_server_gets() -> None:
 
 
 async def test_a_servers_name_cannot_break_the_metrics(engines: list[ScriptedEngine], start_gateway: Start) -> None:
-    gateway = await start_gateway(engines[0], upstream_hosts=("127.0.0.*",))
+    gateway = await start_gateway(engines[0])
     body = {"url": engines[1].url, "worker_id": 'a"} 1\nfake_metric 7\\'}
     assert (await request("POST", gateway.url + "/admin/workers", body=body))[0] == 200
     _, text = await request("GET", gateway.url + "/metrics")
@@ -356,39 +355,38 @@ async def bearer(engine: ScriptedEngine, session: SessionHandle) -> tuple[str | 
 async def test_a_server_under_an_earlier_ones_name_gets_its_own_key_and_host(
     engines: list[ScriptedEngine], start_gateway: Start
 ) -> None:
-    gateway = await start_gateway(upstream_hosts=("127.0.0.1",))
-    client, [session] = await opened(gateway, 1)
+    gateway = await start_gateway()
+    _, [session] = await opened(gateway, 1)
     for engine, key in zip(engines, ("KEY-A", "KEY-B"), strict=True):
         body = {"url": engine.url, "worker_id": "w", "api_key": key}
         status, _ = await request("POST", gateway.url + "/admin/workers", body=body)
         assert status == 200
         assert await bearer(engine, session) == (f"Bearer {key}", engine.url.removeprefix("http://"))
-        await client.remove_worker_async("w")
+        await remove_server(gateway, "w")
         async with asyncio.timeout(30):
             while gateway.router.workers:  # noqa: ASYNC110  (swept by the gateway's clock)
                 await asyncio.sleep(0.05)
 
 
-async def test_a_server_that_is_added_again_goes_on_with_what_is_given_and_keeps_the_rest(
+async def test_a_server_that_is_added_again_goes_on_with_what_is_given_and_keeps_its_key(
     engines: list[ScriptedEngine], start_gateway: Start
 ) -> None:
     gateway = await start_gateway(engines[0])
     client, [session] = await opened(gateway, 1)
     url = engines[0].url
     assert await bearer(engines[0], session) == (None, url.removeprefix("http://"))
-    assert await client.add_worker_async(url, api_key="KEY-C", weight=3.0) == "w0"
+    assert await add_server(gateway, url, api_key="KEY-C", weight=3.0) == "w0"
     assert (await bearer(engines[0], session))[0] == "Bearer KEY-C"
     engines[0].faults.append(Fault(delay_s=60.0))
     running = asyncio.ensure_future(bearer(engines[0], session))
     while not engines[0].active:  # noqa: ASYNC110  (the scripted engine has no event for it)
         await asyncio.sleep(0.01)
-    await client.remove_worker_async("w0")  # it stays until its call is done
-    with pytest.raises(GatewayError, match="are of engine vllm"):
-        await client.add_worker_async(url + "/", engine="openai")
-    await client.add_worker_async(url + "/")
+    await remove_server(gateway, "w0")  # it stays until its call is done
+    assert "are of engine vllm" in await add_server(gateway, url + "/", engine="openai")
+    await add_server(gateway, url + "/", weight=2.0)
     assert (await bearer(engines[0], session))[0] == "Bearer KEY-C"
     [reply] = await client.workers_async()
-    assert (reply["engine"], reply["weight"], reply["draining"]) == ("vllm", 3.0, False)
+    assert (reply["engine"], reply["weight"], reply["draining"]) == ("vllm", 2.0, False)
     running.cancel()
 
 
@@ -397,11 +395,11 @@ async def test_a_server_that_is_taken_out_while_nothing_runs_there_is_gone_at_on
 ) -> None:
     gateway = await start_gateway(*engines)
     client, [session] = await opened(gateway, 1)
-    await client.add_worker_async(engines[0].url, api_key="KEY-C")
-    await client.remove_worker_async("w0")
+    await add_server(gateway, engines[0].url, api_key="KEY-C")
+    await remove_server(gateway, "w0")
     assert [reply["worker_id"] for reply in await client.workers_async()] == ["w1"]
-    await client.add_worker_async(engines[0].url)
-    await client.remove_worker_async("w1")
+    await add_server(gateway, engines[0].url)
+    await remove_server(gateway, "w1")
     assert await bearer(engines[0], session) == (None, engines[0].url.removeprefix("http://"))  # its key is forgotten
 
 

@@ -32,9 +32,6 @@ def main() -> None:
         parser.add_argument(option, default=None, help="accepted; the template itself decides")
     parser.add_argument("--engine", choices=["vllm", "sglang", "openai", "policy"])
     parser.add_argument("--use-sglang", action="store_const", const="sglang", dest="engine")
-    parser.add_argument(
-        "--allow-upstream-host", action="append", default=[], help="hosts that may be added while running"
-    )
     parser.add_argument("--front", action="store_true", help="not offered: one process of ours serves what rLLM shards")
     parser.add_argument("--log-level")
     args = parser.parse_args()
@@ -83,9 +80,7 @@ def read_config(args: argparse.Namespace) -> GatewayConfig:
         values["store_worker"] = args.store
     if args.worker:
         values["workers"] = [{"url": url, "worker_id": str(i)} for i, url in enumerate(args.worker)]
-    config = GatewayConfig(**values)
-    config.allow_upstream_hosts += args.allow_upstream_host
-    return config
+    return GatewayConfig(**values)
 
 
 if __name__ == "__main__":

@@ -9,18 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 ADMIN_KEY_ENV = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
-UPSTREAM_HOSTS_ENV = "AGENTCORE_RL_GATEWAY_UPSTREAM_HOSTS"
 ALLOWED_HOSTS_ENV = "AGENTCORE_RL_ALLOWED_HOSTS"
-_LOOPBACK = ["localhost", "127.0.0.0/8", "::1/128"]
-_PRIVATE = ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fd00::/8"]
-
-
-def upstream_hosts() -> list[str]:
-    """Hosts of servers that a trainer may register: this machine; with an admin key, which agents lack, private networks;
-    and what the environment names, separated by commas.
-    """
-    named = [host.strip() for host in os.environ.get(UPSTREAM_HOSTS_ENV, "").split(",") if host.strip()]
-    return [*_LOOPBACK, *(_PRIVATE if os.environ.get(ADMIN_KEY_ENV) else []), *named]
 
 
 def split_url(url: str) -> tuple[str, str]:
@@ -122,5 +111,4 @@ class GatewayConfig(BaseModel):
     renderer_family: str = "auto"
     renderer_name: str | None = None
     engine: str = "vllm"
-    allow_upstream_hosts: list[str] = Field(default_factory=upstream_hosts)
     allowed_hosts: list[str] = Field(default_factory=allowed_hosts)

@@ -51,7 +51,6 @@ def our_config(config: GatewayConfig, *, port: int, host: str, upstreams: tuple[
         store_dir=store_folder(config.db_path) if kind == "sqlite" else None,
         model_id=config.model or None,
         session_keys=False,
-        upstream_hosts=tuple(config.allow_upstream_hosts),
         allowed_hosts=tuple(config.allowed_hosts),
         model_dir=config.model if rendered else None,
     )

@@ -103,7 +103,7 @@ class Sessions:
     ) -> tuple[dict[str, Any], dict[str, BaseException]]:
         """Close sessions and get what was recorded of them, and for those that could not be had, why.
 
-        Those stay at the gateway when the batch is deleted, until its own retention limit; not with one of several gateways
+        Those stay at the gateway when the batch is deleted; not with one of several gateways
         that is lost: should it come back, they are deleted. ``url`` is the gateway that has them, of several.
         """
         if not session_ids:
@@ -137,7 +137,7 @@ class Sessions:
         return dict.fromkeys(error.session_ids, error)
 
     async def delete(self) -> None:
-        """Delete what was made and fetched; a failure is logged, the gateway's retention limit does it then."""
+        """Delete what was made and fetched; a failure is logged, and they stay in the gateway's store."""
         made = list(self._made)
         for start in range(0, len(made), SESSIONS_PER_CALL):
             part = made[start : start + SESSIONS_PER_CALL]

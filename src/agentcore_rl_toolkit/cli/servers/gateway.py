@@ -12,8 +12,6 @@ from ..options import as_json as _as_json
 from ..options import from_environment, settings_of, settings_option
 from ..output.terminal import visible
 
-ABOVE_0 = click.FloatRange(0, min_open=True)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Rare:
@@ -61,11 +59,9 @@ def group() -> None:
     is_flag=True,
     help="Take calls without a key, of any session: one that nobody opened is opened by its first call.",
 )
-@click.option("--allow-upstream-host", multiple=True, metavar="PATTERN", help="Hosts that may be added while running.")
 @_allowed_hosts
 @click.option("--allow-field", multiple=True, metavar="NAME", help="Request field of your engine that agents may use.")
 @click.option("--model-id", default=None, help="Model name of every call, whatever the agent names.")
-@click.option("--retention-hours", type=ABOVE_0, default=None, help="Drop closed sessions that are older than this.")
 @click.option(
     "--model",
     "model_dir",
@@ -96,11 +92,9 @@ def serve(
     admin_key: str | None,
     no_admin_key: bool,
     no_session_keys: bool,
-    allow_upstream_host: tuple[str, ...],
     allowed_hosts: tuple[str, ...],
     allow_field: tuple[str, ...],
     model_id: str | None,
-    retention_hours: float | None,
     model_dir: str | None,
     template: str | None,
     parser: str | None,
@@ -140,12 +134,10 @@ def serve(
         store_dir=store_dir,
         fsync=fsync,
         session_keys=not no_session_keys,
-        upstream_hosts=allow_upstream_host,
         allowed_hosts=allowed_hosts,
         allow_fields=allow_field,
         model_id=model_id,
         train_constrained=rare.train_constrained,
-        retention_s=None if retention_hours is None else retention_hours * 3600,
         model_dir=model_dir,
         template=template,
         parser=parser,
@@ -173,7 +165,7 @@ def serve(
 @click.option("--session", "sessions", multiple=True, help="Only these sessions; repeat for several.")
 @_as_json
 def export(store: str, target: str, sessions: tuple[str, ...], as_json: bool) -> None:
-    """Write the turns of a STORE to TARGET: a .jsonl or .parquet file with one row per turn.
+    """Write the turns of a STORE to TARGET, a .jsonl file with one row per turn.
 
     A gateway may be using the store.
     """

@@ -22,7 +22,6 @@ _HELP = {
     "deadlines": "Calls ended because they took too long",
     "stalled_agents": "Connections dropped because the agent stopped reading",
     "store_failures": "Calls whose record the disk did not take (their agents got an error)",
-    "sessions_expired": "Sessions removed by retention",
     "admin_requests": "Requests to administrative routes",
 }
 

@@ -9,13 +9,12 @@ from typing import Any
 
 import msgspec
 
-from ...errors import AgentCoreRLError
+from ...errors import AgentCoreRLError, GatewayError
 from ...messages.dialects.anthropic import encode_count, parse_request
 from ...messages.errors import NOT_JSON, RequestError
 from ..engines.errors import upstream_error
 from ..http.messages import Request
 from ..sessions.session import Session
-from ..upstreams.requests import get, post
 from .state import Parts
 
 log = logging.getLogger(__name__)
@@ -53,8 +52,8 @@ class ModelRoutes:
         if worker is None:
             raise RequestError("the gateway has no inference server", kind="overloaded")
         try:
-            status, body = await get(worker, b"/v1/models", timeout_s=10.0)
-        except (OSError, TimeoutError) as e:
+            status, body = await worker.ask(b"/v1/models", timeout_s=10.0)
+        except GatewayError as e:
             log.warning("%s did not list its models: %s", worker.config.url, e)
             raise RequestError("the inference server did not list its models", kind="upstream") from e
         if status != 200:
@@ -89,8 +88,8 @@ class ModelRoutes:
             body["model"] = session.settings.model_id
         asked = _to_json({k: body[k] for k in ("model", "messages", "tools", "chat_template_kwargs") if k in body})
         try:
-            status, answer = await post(worker, b"/tokenize", asked, timeout_s=30.0)
-        except (OSError, TimeoutError) as e:
+            status, answer = await worker.ask(b"/tokenize", asked, timeout_s=30.0)
+        except GatewayError as e:
             log.warning("%s did not count tokens: %s", worker.config.url, e)
             raise RequestError("the inference server did not count", kind="upstream") from e
         if status != 200:

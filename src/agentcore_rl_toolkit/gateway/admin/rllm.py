@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 from typing import Annotated, Any
 from urllib.parse import parse_qs, unquote_to_bytes
 
@@ -15,8 +16,9 @@ import msgspec
 
 from ...contract import new_session_id
 from ...messages.errors import RequestError
+from ...trajectory import Turn
 from ...trajectory.experts import int32_of, shape_of
-from ..capture.record import OK, CallRecord, decode, turn_id, unpack_ids, unpack_logprobs, whole_messages, whole_prompts
+from ..capture.record import OK, UNTRAINABLE, CallRecord, ChoiceRecord, decode, expand, whole_messages
 from ..http.messages import Request, decode_body
 from ..sessions.session import Session
 from ..sessions.settings import SessionSettings
@@ -165,48 +167,41 @@ class RLLMRoutes:
 def traces_of(session_id: str, payloads: list[bytes], metadata: dict[str, Any]) -> list[dict[str, Any]]:
     """The turns of a session as rLLM's trace records."""
     records = [decode(p) for p in payloads]
-    prompts, messages = whole_prompts(records), whole_messages(records)
+    messages = {record.call_id: text for record, text in zip(records, whole_messages(records), strict=True)}
     retried = {record.retry_of for record in records}
     continued = {record.prompt_base.call_id for record in records if record.prompt_base.choice >= 0}
+    whole = expand(records)
+    turns = iter(whole.turns)
     traces = []
-    for i in sorted(range(len(records)), key=lambda i: records[i].index):
-        if records[i].call_id not in continued and (not records[i].delivered or records[i].call_id in retried):
+    for record in whole.records:
+        own = list(itertools.islice(turns, len(record.choices))) if record.status in (OK, UNTRAINABLE) else []
+        if record.call_id not in continued and (not record.delivered or record.call_id in retried):
             continue  # its agent did not get it whole
-        if records[i].status == OK:
-            traces += _traces(session_id, records[i], unpack_ids(prompts[i]), messages[i], metadata)
+        if record.status == OK:
+            asked = msgspec.json.decode(messages[record.call_id] or b"[]")
+            for turn, choice in zip(own, record.choices, strict=True):
+                traces.append({**_trace(record, turn, choice, asked), "session_id": session_id, "metadata": metadata})
     return traces
 
 
-def _traces(
-    session_id: str, record: CallRecord, prompt: list[int], messages: bytes, metadata: dict[str, Any]
-) -> list[dict[str, Any]]:
-    asked = msgspec.json.decode(messages) if messages else []
-    found = []
-    for choice in record.choices:
-        ids = unpack_ids(choice.ids)
-        experts = choice.routed_experts
-        found.append(
-            {
-                "trace_id": turn_id(record, choice.index),
-                "session_id": session_id,
-                "model": record.model or "",
-                "messages": asked if isinstance(asked, list) and asked and isinstance(asked[0], dict) else [],
-                "prompt_token_ids": prompt,
-                "response_message": msgspec.json.decode(choice.message),
-                "completion_token_ids": ids,
-                "logprobs": unpack_logprobs(choice.logprobs) if choice.logprobs is not None else None,
-                "routing_matrices": _routing(experts),
-                "finish_reason": choice.finish_reason,
-                "weight_version": record.weight_version_first,
-                "latency_ms": (record.finished_s - record.started_s) * 1000,
-                "token_counts": {"prompt": len(prompt), "completion": len(ids)},
-                "timestamp": record.finished_s,
-                "metadata": metadata,
-                "raw_request": None,
-                "raw_response": None,
-            }
-        )
-    return found
+def _trace(record: CallRecord, turn: Turn, choice: ChoiceRecord, asked: Any) -> dict[str, Any]:
+    return {
+        "trace_id": turn.turn_id,
+        "model": record.model or "",
+        "messages": asked if isinstance(asked, list) and asked and isinstance(asked[0], dict) else [],
+        "prompt_token_ids": turn.prompt_ids,
+        "response_message": msgspec.json.decode(choice.message),
+        "completion_token_ids": turn.completion_ids,
+        "logprobs": None if choice.logprobs is None else turn.logprobs,
+        "routing_matrices": _routing(choice.routed_experts),
+        "finish_reason": choice.finish_reason,
+        "weight_version": record.weight_version_first,
+        "latency_ms": (record.finished_s - record.started_s) * 1000,
+        "token_counts": {"prompt": len(turn.prompt_ids), "completion": len(turn.completion_ids)},
+        "timestamp": record.finished_s,
+        "raw_request": None,
+        "raw_response": None,
+    }
 
 
 def _info(session: Session) -> dict[str, Any]:

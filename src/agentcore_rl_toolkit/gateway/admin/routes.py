@@ -32,9 +32,9 @@ class AddWorker(msgspec.Struct):
     url: str
     worker_id: str | None = None
     engine: Engine | None = None
-    weight: float | None = None
+    weight: float = 1.0
     api_key: str | None = None
-    api_path: str | None = None
+    api_path: str = "/v1"
     model_name: str | None = None
 
 
@@ -156,30 +156,21 @@ class Admin:
 
     async def _add_worker(self, request: Request) -> Any:
         asked = decode_body(request.body, AddWorker)
-        config = self._parts.config
-        known = self._parts.router.at(asked.url)  # what the request leaves out stays as it was
-        old = known.config if known is not None else UpstreamConfig(url=asked.url, engine=config.kind)
+        kind, known = self._parts.config.kind, self._parts.router.at(asked.url)
+        if kind == "tinker":
+            raise RequestError("engine tinker has one service, named when the gateway starts", param="engine")
+        if asked.engine not in (None, kind):
+            raise RequestError(f"the servers of this gateway are of engine {kind}", param="engine")
         upstream = UpstreamConfig(
             url=asked.url,
-            engine=asked.engine or config.kind,
-            api_key=old.api_key if asked.api_key is None else asked.api_key or None,
-            weight=old.weight if asked.weight is None else asked.weight,
-            api_path=asked.api_path or old.api_path,
-            worker_id=old.worker_id,
-            model_name=old.model_name if asked.model_name is None else asked.model_name,
+            engine=kind,
+            api_key=asked.api_key or (None if known is None else known.config.api_key),
+            weight=asked.weight,
+            api_path=asked.api_path,
+            model_name=asked.model_name,
         )
-        if config.kind == "tinker":
-            raise RequestError("engine tinker has one service, named when the gateway starts", param="engine")
-        if upstream.engine != config.kind:
-            raise RequestError(f"the servers of this gateway are of engine {config.kind}", param="engine")
-        if not config.may_add(upstream):
-            raise RequestError(
-                f"host {upstream.host!r} may not be added: allow it when starting the gateway (--allow-upstream-host)",
-                kind="permission",
-            )
         worker = self._parts.router.add(upstream, asked.worker_id)
-        answer = {"worker_id": worker.id, "url": worker.config.url, "api_path": worker.config.api_path}
-        return answer
+        return {"worker_id": worker.id, "url": worker.config.url, "api_path": worker.config.api_path}
 
     async def _remove_worker(self, request: Request) -> Any:
         worker_id = request.path.rpartition(b"/")[2].decode("utf-8", "replace")

@@ -1,6 +1,6 @@
 """What administration shows and changes of a gateway, and what of it outlives a restart: the weight version and a pause.
 
-An administrator's request is answered when what it changed is on the disk.
+An administrator's request is answered when what it changed is stored.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ class StoredState:
         self._stored = state
 
     async def keep(self, running: RunningCalls, tinker: Samplers | None) -> None:
-        """Return when what holds now is on the disk. Raises: OSError; it is stored as soon as that can be, all the same."""
+        """Return when what holds now is stored. Raises: OSError; it is stored as soon as that can be, all the same."""
         self._put(_state_of(running, tinker))
-        error = await self._store.synced()
+        error = await self._store.kept()
         if error is not None:
             raise error
 

@@ -14,11 +14,11 @@ from collections import Counter
 
 import msgspec
 
+from ...errors import GatewayError
 from ...messages.errors import NOT_JSON, RequestError
 from ..config import Limits
 from ..engines.errors import upstream_error
 from ..sessions.session import RunningCall
-from ..upstreams.requests import get, post
 from ..upstreams.router import Router, Worker
 from .running import RunningCalls
 from .states import State
@@ -103,8 +103,8 @@ class Outage:
 
     async def _is_up(self, worker: Worker) -> bool:
         try:
-            status, _ = await get(worker, b"/health", timeout_s=LOOK_S)
-        except (OSError, TimeoutError):
+            status, _ = await worker.ask(b"/health", timeout_s=LOOK_S)
+        except GatewayError:
             return False
         if status >= 500:  # any other server that answers is up: plain endpoints have no such route
             return False
@@ -131,16 +131,14 @@ class Outage:
         try:
             if self._token_ids and worker.config.engine == "vllm":
                 await self._check_route(worker)
-            status, body = await get(worker, route, timeout_s=LOOK_S)
+            status, body = await worker.ask(route, timeout_s=LOOK_S)
             if status == 200:
                 worker.says(msgspec.json.decode(body, type=_WeightInfo).weight_version)
-        except (OSError, TimeoutError, *NOT_JSON):
+        except (GatewayError, *NOT_JSON):
             return  # it is not up yet, or has no such route
 
     async def _check_route(self, worker: Worker) -> None:
-        status, body = await post(
-            worker, _GENERATE, b"{}", timeout_s=LOOK_S
-        )  # an empty request: refused with 400, or not there
+        status, body = await worker.ask(_GENERATE, b"{}", timeout_s=LOOK_S)  # it is refused with 400, or not there
         self._problems.pop(worker.id, None)
         if status in (401, 403, 404):
             self._problems[worker.id] = why = str(upstream_error(status, body))

@@ -204,23 +204,6 @@ class Expanded(msgspec.Struct):
     records: list[CallRecord]
 
 
-def whole_prompts(records: list[CallRecord]) -> list[bytes]:
-    """The packed prompt ids of each record of one session, whole."""
-    prompts: list[bytes] = []
-    places = places_of(records)
-    for record in records:
-        base = record.prompt_base
-        if base.call_id is None:
-            prompts.append(record.prompt_ids)
-            continue
-        at = _place(places, base.call_id)
-        head = prompts[at]
-        if base.choice >= 0:
-            head += records[at].choices[base.choice].ids
-        prompts.append(head[: base.length * 4] + record.prompt_ids)
-    return prompts
-
-
 def _whole_ids(records: list[CallRecord]) -> tuple[list[list[int]], list[list[list[int]]]]:
     """Whole prompt ids of each record, and completion ids of each of its choices.
 

@@ -176,27 +176,6 @@ class GatewayClient:
             return list(answers[self.urls[0]])
         return [{**worker, "gateway": url} for url, workers in answers.items() for worker in workers]
 
-    async def add_worker_async(
-        self,
-        url: str,
-        *,
-        engine: str | None = None,
-        weight: float | None = None,
-        api_key: str | None = None,
-        api_path: str | None = None,
-    ) -> str:
-        """Add an inference server; its host must have been allowed when the gateway was started. Returns its id.
-
-        One that is there already goes on with what is given here; the rest stays as it was. ``api_path`` is where its
-        OpenAI routes are, below the URL, if that is not ``/v1``. Of several gateways all get it.
-        """
-        body = {"url": url, "engine": engine, "weight": weight, "api_key": api_key, "api_path": api_path}
-        return await self._fleet.add_worker(body)
-
-    async def remove_worker_async(self, worker_id: str) -> None:
-        """Take an inference server out: running calls finish there, no new ones start."""
-        await self._fleet.remove_worker(worker_id)
-
     async def aclose(self) -> None:
         """Nothing is kept open between requests; here for symmetry with other clients."""
 
@@ -221,8 +200,6 @@ class GatewayClient:
     health = _sync(health_async)
     sessions = _sync(sessions_async)
     workers = _sync(workers_async)
-    add_worker = _sync(add_worker_async)
-    remove_worker = _sync(remove_worker_async)
 
     def close(self) -> None:
         """See `aclose`."""

@@ -36,7 +36,6 @@ class Fleet:
         self.members = Members(gateways)
         self._weights: tuple[int, str | None] | None = None
         self._paused: str | None = None  # what becomes of running calls; "": resumed; None: neither was ever asked for
-        self._servers: dict[str, dict[str, Any] | None] = {}  # added by id, None: removed
         self._look_at_s = 0.0
 
     @property
@@ -86,16 +85,11 @@ class Fleet:
         return True
 
     async def catch_up(self, member: Member) -> None:
-        """Send a gateway the servers, the weight version and the pause that hold, and delete what it should not have.
+        """Send a gateway the weight version and the pause that hold, and delete what it should not have.
 
         Raises: GatewayError.
         """
         gateway = member.gateway
-        for worker_id, server in self._servers.items():
-            if server is not None:
-                await gateway.add_worker(server)
-            else:
-                await gateway.remove_worker(worker_id)
         if self._weights is not None:
             await gateway.publish(*self._weights)
         if self._paused:
@@ -179,25 +173,6 @@ class Fleet:
     async def resume(self) -> None:
         self._paused = ""
         await self.everywhere("resume", lambda gateway: gateway.resume())
-
-    async def add_worker(self, server: dict[str, Any]) -> str:
-        answers = await self.everywhere("add the server", lambda gateway: gateway.add_worker(server))
-        ids = set(answers.values())
-        if len(ids) > 1:
-            names = ", ".join(sorted(ids))
-            raise GatewayError(
-                f"the gateways know {server['url']} by different ids ({names}): start them with the same servers"
-            )
-        [worker_id] = ids
-        self._servers[worker_id] = server
-        return worker_id
-
-    async def remove_worker(self, worker_id: str) -> None:
-        """Raises: GatewayError with status 404 when no gateway has it."""
-        answers = await self.everywhere("remove the server", lambda gateway: gateway.remove_worker(worker_id))
-        self._servers[worker_id] = None
-        if not any(answers.values()):
-            raise GatewayError(f"there is no upstream {worker_id!r}", status=404)
 
     # -- sessions
 

@@ -117,21 +117,6 @@ class OneGateway:
     async def resume(self) -> None:
         await self.call("POST", "/admin/resume", {})
 
-    # -- servers
-
-    async def add_worker(self, server: Mapping[str, Any]) -> str:
-        return str((await self.call("POST", "/admin/workers", server))["worker_id"])
-
-    async def remove_worker(self, worker_id: str) -> bool:
-        """Whether there was one."""
-        try:
-            await self.call("DELETE", f"/admin/workers/{worker_id}")
-        except GatewayError as e:
-            if e.status == 404:
-                return False
-            raise
-        return True
-
 
 def _checked(status: int, data: bytes, what: str) -> Any:
     if status >= 400:

@@ -1,7 +1,4 @@
-"""A small HTTP/1.1 client over asyncio streams for the gateway's own routes:
-
-one connection per request, whole or streamed answers.
-"""
+"""A small HTTP/1.1 client over asyncio streams: one connection per request, whole or streamed answers."""
 
 from __future__ import annotations
 
@@ -100,7 +97,7 @@ class _Exchange:
             await self.__aexit__()
             if isinstance(e, TimeoutError):
                 raise
-            raise GatewayError(f"no gateway answers at {self._url}: {e}") from e
+            raise GatewayError(f"nothing answers at {self._url}: {e}") from e
         except asyncio.CancelledError:  # a time limit around us, say
             if self._writer is not None:
                 self._writer.close()

@@ -7,9 +7,11 @@ import time
 from collections import deque
 from typing import Any, Protocol
 
+from ..._servers.host_check import HostCheck
 from ...messages.errors import RequestError
+from ..config import Limits
 from .messages import CONTINUE, Request, error_reply, reply, retry_after, unconfirmed
-from .reading import Receiving, RequestReader
+from .reading import RequestReader
 
 WRITE_HIGH = 256 * 2**10
 LINGER_S = 2.0  # a client that is still sending when it is refused would lose the answer to a reset connection
@@ -45,8 +47,11 @@ class Handler(Protocol):
     def dispatch(self, conn: AgentConnection, request: Request) -> None: ...
 
 
-class Connections(Receiving, Protocol):
+class Connections(Protocol):
     """The open connections of a server."""
+
+    limits: Limits
+    hosts: HostCheck
 
     def adopt(self, conn: AgentConnection) -> None: ...
     def forget(self, conn: AgentConnection) -> None: ...
@@ -58,7 +63,7 @@ class AgentConnection(asyncio.Protocol):
     def __init__(self, connections: Connections, handler: Handler) -> None:
         self._connections = connections
         self._handler = handler
-        self.reader = RequestReader(self, connections)
+        self.reader = RequestReader(self, connections.limits, connections.hosts)
         self._queue: deque[Request] = deque()
         self._reading = True
         self._expected = False  # a client that sends ahead waits for "100 Continue": not in the middle of a reply
@@ -100,7 +105,6 @@ class AgentConnection(asyncio.Protocol):
         self._connections.forget(self)
         if self.carried:
             self._judge(exc)
-        self.reader.release()
         self._queue.clear()
         call, self.call = self.call, None
         if call is not None:

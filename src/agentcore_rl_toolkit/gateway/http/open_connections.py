@@ -21,12 +21,11 @@ def most_connections() -> int:
 
 
 class OpenConnections:
-    """See the module. ``receiving``: bytes of larger request bodies that are on their way in."""
+    """See the module."""
 
     def __init__(self, limits: Limits, hosts: HostCheck) -> None:
         self.limits = limits
         self.hosts = hosts
-        self.receiving = 0
         self.most = limits.connections or most_connections()
         self._open: set[AgentConnection] = set()
 

@@ -13,15 +13,7 @@ from ..config import Limits
 from .messages import Request, path_of
 
 MANY_PIECES = 8  # of one read; a body in chunks of two bytes would take thirty times its size in memory
-SMALL_BODY = 64 * 2**10  # whoever sends more than this shows a key first, and counts against what may be under way
-
-
-class Receiving(Protocol):
-    """What all connections of a server read with. ``receiving``: bytes of larger bodies that are on their way in."""
-
-    limits: Limits
-    hosts: HostCheck
-    receiving: int
+SMALL_BODY = 64 * 2**10  # whoever sends more than this shows a key first
 
 
 class Receiver(Protocol):
@@ -51,16 +43,16 @@ class RequestReader:
     ``refused``: nothing more is read.
     """
 
-    def __init__(self, receiver: Receiver, server: Receiving) -> None:
+    def __init__(self, receiver: Receiver, limits: Limits, hosts: HostCheck) -> None:
         self._receiver = receiver
-        self._server = server
+        self._limits = limits
+        self._hosts = hosts
         self._parser = httptools.HttpRequestParser(self)
         self._headers: dict[bytes, bytes] = {}
         self._head_bytes = 0
         self._body: list[bytes] = []
         self._size = 0
         self._silent = 0  # bytes since the parser last found something
-        self._counted = 0  # bytes of this request in the server's `receiving`
         self.between = True
         self.begun_s = 0.0
         self.head_since: float | None = None
@@ -81,7 +73,7 @@ class RequestReader:
             self._stay(data[e.args[0] :])
         except httptools.HttpParserError as e:
             self._refuse(f"the request is not valid HTTP: {e}")
-        if self._silent > self._server.limits.header_bytes:
+        if self._silent > self._limits.header_bytes:
             self._refuse_head()
 
     def _stay(self, rest: bytes) -> None:
@@ -114,13 +106,13 @@ class RequestReader:
         self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
-        limits = self._server.limits
+        limits = self._limits
         headers = self._headers
         self.head_since = None
         if self._head_bytes > limits.header_bytes:
             self._refuse_head()
             return
-        hosts = self._server.hosts
+        hosts = self._hosts
         if headers.get(b"host") not in hosts.known or b"origin" in headers:
             refusal = hosts.refusal(headers.get(b"host"), headers.get(b"origin"))
             if refusal is not None:
@@ -149,20 +141,13 @@ class RequestReader:
         self._body.append(body)
         self._silent = 0
         self._size += len(body)
-        if self._size > SMALL_BODY:
-            server = self._server
-            server.receiving += self._size - self._counted
-            self._counted = self._size
-            if self._size > server.limits.body_bytes:
-                self._refuse_body()
-            elif server.receiving > server.limits.receiving_bytes:
-                self._refuse("too many large requests are under way; try again", kind="overloaded")
+        if self._size > self._limits.body_bytes:
+            self._refuse_body()
 
     def on_message_complete(self) -> None:
         parser = self._parser
         self.between = True
         self._silent = 0
-        self.release()
         if parser.should_upgrade() or self.refused:
             return
         body = self._body
@@ -175,21 +160,14 @@ class RequestReader:
         self._receiver.receive(request)
 
     def _refuse_head(self) -> None:
-        self._refuse(
-            f"the request head is larger than {self._server.limits.header_bytes} bytes", kind="too_large", status=431
-        )
+        self._refuse(f"the request head is larger than {self._limits.header_bytes} bytes", kind="too_large", status=431)
 
     def _refuse_body(self) -> None:
-        self._refuse(f"the request body is larger than {self._server.limits.body_bytes} bytes", kind="too_large")
+        self._refuse(f"the request body is larger than {self._limits.body_bytes} bytes", kind="too_large")
 
     def http10(self) -> bool:
         """Whether the client speaks HTTP/1.0, which knows no chunks."""
         return bool(self._parser.get_http_version() == "1.0")
-
-    def release(self) -> None:
-        """A body that was on its way is no more."""
-        self._server.receiving -= self._counted
-        self._counted = 0
 
     def _refuse(self, message: str, *, kind: str = "invalid_request", status: int | None = None) -> None:
         if not self.refused:
@@ -200,5 +178,4 @@ class RequestReader:
         """Read no further request."""
         self.refused = True
         self.head_since = None
-        self.release()
         self._body.clear()

@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
@@ -53,8 +53,6 @@ class Sessions:
         self._secret = secret
         self._tombstones: OrderedDict[bytes, None] = OrderedDict()
         self._opening = asyncio.Lock()
-        self._retention_s: float | None = None
-        self._closings: deque[tuple[float, Session]] = deque()  # when sessions were closed (monotonic), if that matters
         store.on_refused = self._refused
 
     def key_of(self, session_id: str) -> bytes:
@@ -153,8 +151,6 @@ class Sessions:
             return []
         session.closed = True
         session.closed_s = time.time()
-        if self._retention_s is not None:
-            self._closings.append((time.monotonic(), session))
         running = list(session.inflight)
         self._put(session)
         session.forget_texts()
@@ -198,48 +194,14 @@ class Sessions:
         if len(self._tombstones) > _TOMBSTONES:
             self._tombstones.popitem(last=False)
 
-    def expire(self, now: float) -> int:
-        """Delete the sessions that were closed too long ago; open ones are never too old. Returns how many.
-
-        Those that were closed before this process are as old as the wall clock says, the others by the monotonic clock.
-        """
-        bound_s = self._retention_s
-        if bound_s is None or self.store.failed is not None:
-            return 0
-        victims: list[bytes] = []
-        while self._closings and self._closings[0][0] < now - bound_s:
-            _, session = self._closings.popleft()
-            if self.by_id.get(session.id_bytes) is session:
-                victims.append(session.id_bytes)
-        if victims:
-            self.delete(victims)
-            log.warning(
-                "retention: deleted %d sessions that were closed more than %g h ago (--retention-hours)",
-                len(victims),
-                bound_s / 3600,
-            )
-        return len(victims)
-
-    def restore(self, *, retention_s: float | None = None) -> int:
+    def restore(self) -> int:
         """Take up the stored sessions. Returns how many calls they have. Raises: GatewayError on a damaged store."""
-        reader = self.store.reader
-        counts = reader.counts()
-        closed: list[Session] = []
-        calls = 0
-        for row in reader.sessions():
-            found = counts.get(row.number)
-            session = self._restored(row, found)
-            calls += 0 if found is None else found.calls
-            if session.closed:
-                closed.append(session)
-        closed.sort(key=lambda session: session.closed_s or 0.0)
-        now_s, started_s = time.time(), time.monotonic()
-        self._retention_s = retention_s
-        if retention_s is not None:
-            self._closings.extend((started_s - max(0.0, now_s - (s.closed_s or 0.0)), s) for s in closed)
-        return calls
+        counts = self.store.reader.counts()
+        for row in self.store.reader.sessions():
+            self._restored(row, counts.get(row.number))
+        return sum(found.calls for found in counts.values())
 
-    def _restored(self, row: StoredSession, found: Counts | None) -> Session:
+    def _restored(self, row: StoredSession, found: Counts | None) -> None:
         settings = msgspec.json.decode(row.settings, type=SessionSettings)
         stored = Stored(row.number, row.after_call)
         session = self._make(row.session_id, settings, row.created_s, stored)
@@ -254,7 +216,6 @@ class Sessions:
             stored.last_call = found.last
             self.turns += found.turns
         self.by_id[session.id_bytes] = session
-        return session
 
     def payloads(self, session: Session) -> list[bytes]:
         """The stored records of a session, encoded, in stored order; what is damaged is given as a failure."""

@@ -36,11 +36,6 @@ class WriteAheadLog:
     def size(self) -> int:
         return 0 if self._fd is None else os.fstat(self._fd).st_size
 
-    async def sync(self) -> None:
-        """Return when what is committed is on the disk. Raises: OSError."""
-        if self._fd is not None:
-            await asyncio.get_running_loop().run_in_executor(self._thread, os.fsync, self._fd)
-
     def tend(self) -> None:
         """Move the log into the file, if it is long."""
         if not self.moving and self.size > self.longest_bytes:

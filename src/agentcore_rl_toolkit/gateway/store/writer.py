@@ -229,16 +229,6 @@ class Store:
         self._schedule()
         return await committed
 
-    async def synced(self) -> OSError | None:
-        """Return when everything appended so far is on the disk, or why it is not."""
-        error = await self.kept()
-        if error is None:
-            try:
-                await self.wal.sync()
-            except OSError as e:
-                return e
-        return error
-
     # -- now and then
 
     def tend(self) -> None:

@@ -11,13 +11,12 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ...errors import ConfigError
+from ...errors import ConfigError, GatewayError
 from ...messages.dialects import ModelRequest
 from ...messages.render import Renderer
 from ..config import GatewayConfig
 from ..sessions.registry import Sessions
 from ..store.writer import Store
-from ..upstreams.requests import post
 from ..upstreams.router import Worker
 from .histories import Histories
 
@@ -113,8 +112,8 @@ def _first_call(store: Store, vocabulary: str, template: str) -> int:
 
 async def _tell(worker: Worker, path: bytes, body: bytes) -> None:
     try:
-        status, answer = await post(worker, path, body, timeout_s=CANCEL_S)
-    except (OSError, TimeoutError) as e:
+        status, answer = await worker.ask(path, body, timeout_s=CANCEL_S)
+    except GatewayError as e:
         log.warning("%s did not take the end of a call: %s", worker.config.url, e)
         return
     if status != 200:

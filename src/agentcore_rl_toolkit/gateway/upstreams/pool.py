@@ -22,8 +22,6 @@ from ..http.messages import JOINED_BYTES
 # Inference servers listen with a backlog of 100 to 2048; a burst of connection attempts above it waits a whole second
 # for the kernel's retransmission, which is what p99 at a few hundred agents would consist of.
 MAX_CONNECTING = 128
-CONNECT_TRIES = 3  # where this process stood still each time
-LATE_S = 0.1  # a timer is late by milliseconds while the loop runs
 NEXT_TRY_S = 0.05  # no descriptor was free for a connection: that is our trouble, not the server's
 IDLE_S = 4.0  # uvicorn closes idle connections after 5 s; a call sent into that moment would have to be repeated
 
@@ -221,28 +219,20 @@ class Pool:
             self._open_one()
 
     async def _in_time(self) -> UpstreamConnection | None:
-        """A new connection within `connect_s`; None when nobody waits for one any more. Raises: OSError.
-
-        A timer that comes late says that this process stood still (it had no CPU, a disk hung), which is not the server's
-        fault: then the time counts for nothing.
-        """
+        """A new connection within `connect_s`; None when nobody waits for one any more. Raises: OSError."""
         short = False
-        for _ in range(CONNECT_TRIES):
-            due_s = time.monotonic() + self.connect_s
-            try:
-                async with asyncio.timeout(self.connect_s):
+        try:
+            async with asyncio.timeout(self.connect_s):
+                connection = await self._try()
+                while connection is None and self._waiting:
+                    short = True
+                    await asyncio.sleep(NEXT_TRY_S)
                     connection = await self._try()
-                    while connection is None and self._waiting:
-                        short = True
-                        await asyncio.sleep(NEXT_TRY_S)
-                        connection = await self._try()
-                    return connection
-            except TimeoutError:
-                if time.monotonic() < due_s + LATE_S:
-                    break
-        if short:
-            raise NoDescriptorError("this process has as many files open as it may: raise `ulimit -n`")
-        raise ConnectionError(f"no connection to {self.config.url} within {self.connect_s:g} s")
+                return connection
+        except TimeoutError:
+            if short:
+                raise NoDescriptorError("this process has as many files open as it may: raise `ulimit -n`") from None
+            raise ConnectionError(f"no connection to {self.config.url} within {self.connect_s:g} s") from None
 
     async def _try(self) -> UpstreamConnection | None:
         """A new connection, None when this process has no descriptor for one. Raises: OSError."""

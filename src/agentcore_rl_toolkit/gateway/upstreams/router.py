@@ -12,9 +12,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+import msgspec
 
 from ...errors import ConfigError
 from ..config import UpstreamConfig
+from ..http.client import request
 from .pool import Pool
 
 log = logging.getLogger(__name__)
@@ -66,6 +70,13 @@ class Worker:
         if self.config.engine in _ROUTED:
             return b"%b%d\r\nx-smg-routing-key: %b\r\n\r\n" % (known, size, session)
         return b"%b%d\r\n\r\n" % (known, size)
+
+    async def ask(self, path: bytes, body: bytes | None = None, *, timeout_s: float) -> tuple[int, bytes]:
+        """A small request of the gateway's own (GET, or POST with a JSON body). Raises: GatewayError."""
+        config, parts = self.config, urlsplit(self.config.url)
+        url = f"{parts.scheme}://{parts.netloc}{config.path(path).decode()}"
+        method, raw = ("GET", None) if body is None else ("POST", msgspec.Raw(body))
+        return await request(method, url, body=raw, key=config.api_key, timeout_s=timeout_s)
 
     def use(self, config: UpstreamConfig) -> None:
         """Go on with another key, engine or weight at the same address."""
