@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ..contract import Cause, Outcome, new_session_id
@@ -23,10 +23,8 @@ from ..errors import ConfigError, ContractError
 from ..gateway.client.addresses import gateway_urls, public_urls
 from ._gateway_process import GatewayProcess
 from .collection.collect import (
-    Client,
     CollectConfig,
     CollectedRollout,
-    Gateway,
     Group,
     GroupRequest,
     Recording,
@@ -38,6 +36,10 @@ from .collection.places import Places
 from .collection.recording import kept
 from .data import payload_id
 from .settings import Count, Least0, NotNegative, Port, Positive, check
+
+if TYPE_CHECKING:
+    from ..client import RolloutClient
+    from ..gateway import GatewayClient
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -142,7 +144,11 @@ class RolloutService:
     """The clients of one process, and the gateways it started, if it did. All its rollouts share `max_concurrent` places."""
 
     def __init__(
-        self, settings: ServiceSettings, client: Client, gateway: Gateway, children: Sequence[GatewayProcess] = ()
+        self,
+        settings: ServiceSettings,
+        client: RolloutClient,
+        gateway: GatewayClient,
+        children: Sequence[GatewayProcess] = (),
     ) -> None:
         self.settings, self.client, self.gateway, self._children = settings, client, gateway, children
         self.places = Places(settings.max_concurrent)

@@ -51,7 +51,8 @@ def check(config: Any) -> None:
 
     Raises: ConfigError naming the field.
     """
-    for name, hint in _hints(type(config)).items():
+    kind_of: Any = type(config)
+    for name, hint in _hints(kind_of).items():
         value = getattr(config, name)
         for kind in (hint, *typing.get_args(hint)):
             rule = next((m for m in getattr(kind, "__metadata__", ()) if isinstance(m, Rule)), None)
@@ -62,7 +63,7 @@ def check(config: Any) -> None:
 
 
 @functools.cache
-def _hints(cls: type) -> dict[str, Any]:
+def _hints(cls: type[Any]) -> dict[str, Any]:
     return typing.get_type_hints(cls, include_extras=True)
 
 

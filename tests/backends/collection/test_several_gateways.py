@@ -205,13 +205,9 @@ async def test_a_trainer_starts_several_gateways_and_one_that_dies_comes_back_wi
     assert all(process.poll() is not None for process in service.processes)
 
 
-def test_settings_name_several_gateways_as_a_list_or_with_commas() -> None:
+def test_settings_name_several_gateways() -> None:
     common = {"agent_runtime_arn": "arn", "s3_bucket": "b", "exp_id": "e", "model_id": "m"}
-    for urls in ("http://a,http://b", ("http://a", "http://b")):
-        settings = ServiceSettings(**common, gateway_url=urls)
-        assert settings.gateway_place == "http://a, http://b"
     started = ServiceSettings(**common, gateways=2)
-    assert started.gateway_place == "2 gateways, started on 0.0.0.0:0"
     assert started.public_urls(["http://0.0.0.0:1", "http://0.0.0.0:2"])[1].endswith(":2")
     public = ServiceSettings(**common, gateways=2, gateway_public_url="http://a")
     with pytest.raises(ConfigError, match="2 gateways and 1 public"):

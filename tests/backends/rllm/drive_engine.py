@@ -25,7 +25,7 @@ from rllm.trainer.algorithms import (
 )
 from rllm.utils import Tracking
 
-from agentcore_rl_toolkit.backends.rllm.recording import Attachment, attach
+from agentcore_rl_toolkit.backends.rllm.recording import attach
 
 FILTERING = {"enable": True, "mask_error": True, "mask_timeout": True}
 
@@ -63,9 +63,7 @@ def main() -> None:
     config = OmegaConf.create(
         {"rllm": {"gateway": {"host": "127.0.0.1", "port": free_port()}}, "model": {"name": "policy"}}
     )
-    recorder = attach(
-        Attachment(folder=at["run"], config={"trainer": "rllm"}, tokenizer=at["tokenizer"], filtering=FILTERING)
-    )
+    recorder = attach(at["run"], {"trainer": "rllm"}, tokenizer=at["tokenizer"], filtering=FILTERING)
     assert pickle.loads(pickle.dumps(recorder)) is recorder  # as it arrives in the process of verl's trainer
     gateway = GatewayManager(config, mode="process")
     gateway.start(VerlEngine(at["policy"]))  # type: ignore[arg-type]  # found by the name of its class

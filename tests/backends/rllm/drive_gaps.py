@@ -23,7 +23,7 @@ from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.utils import attention_utils, npu_flash_attn_utils
 from verl.workers.config import ActorConfig
 
-from agentcore_rl_toolkit.backends.rllm.recording import Attachment, attach
+from agentcore_rl_toolkit.backends.rllm.recording import attach
 from agentcore_rl_toolkit.errors import WeightsError
 
 PROMPT, RESPONSE = 3, 4
@@ -90,7 +90,7 @@ def without_flash_attention() -> None:
 
 def main() -> None:
     without_flash_attention()
-    recorder = attach(Attachment(folder=sys.argv[1], config={"trainer": "rllm"}))
+    recorder = attach(sys.argv[1], {"trainer": "rllm"})
     tracking = Tracking("test", "test", "console", config={})
     found = {}
     for gap in (0.125, 0.5):

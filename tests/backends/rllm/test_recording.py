@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 
 from agentcore_rl_toolkit.backends.collection.collect import collect
 from agentcore_rl_toolkit.backends.rllm import groups_to_rllm
-from agentcore_rl_toolkit.backends.rllm.recording import Attachment, Recorder, advantage_of, capture_of
+from agentcore_rl_toolkit.backends.rllm.recording import Recorder, advantage_of, capture_of
 from agentcore_rl_toolkit.errors import WeightsError
 from agentcore_rl_toolkit.runs import RunReader, TokenSequence
 
@@ -61,7 +60,7 @@ class Ended:
 
 
 def written(folder: Path, found: list[Any], *, step: int = 1) -> Recorder:
-    recorder = Recorder(Attachment(folder=str(folder), config={"trainer": "rllm"}))
+    recorder = Recorder(str(folder), {"trainer": "rllm"})
     for place, episode in enumerate(found):
         recorder.invoked(episode.session_id, Ended())
         recorder.ended(episode, task_id="task", place=place, task={"prompt": "How many?"}, step=step, validation=False)
@@ -105,7 +104,7 @@ def test_a_step_is_written_with_tokens_dialogue_and_advantages(
 def test_rollouts_that_end_at_once_are_in_one_run(tmp_path: Path) -> None:
     """rLLM's rollouts end in threads. Each might be the first, which opens the run and forgets what was there of its step."""
     found = episodes()
-    recorder = Recorder(Attachment(folder=str(tmp_path), config={"trainer": "rllm"}))
+    recorder = Recorder(str(tmp_path), {"trainer": "rllm"})
     together = threading.Barrier(len(found))
     for episode in found:
         recorder.invoked(episode.session_id, Ended())
@@ -144,11 +143,10 @@ def test_a_training_that_goes_on_writes_its_steps_anew(tmp_path: Path) -> None:
     ],
 )
 def test_a_step_that_other_weights_sampled_ends_the_run(tmp_path: Path, logged: dict[str, float], ends: bool) -> None:
-    made_of = Attachment(folder=str(tmp_path), config={})
     with pytest.raises(WeightsError, match=r"the weights did not arrive: .* of step 3") if ends else nullcontext():
-        Recorder(made_of).check(logged, 3)
-    Recorder(replace(made_of, max_mean_gap=None)).check(logged, 3)
-    Recorder(replace(made_of, asynchronous=True)).check(logged, 3)
+        Recorder(str(tmp_path), {}).check(logged, 3)
+    Recorder(str(tmp_path), {}, max_mean_gap=None).check(logged, 3)
+    Recorder(str(tmp_path), {}, asynchronous=True).check(logged, 3)
 
 
 def test_an_advantage_is_one_number_or_none() -> None:

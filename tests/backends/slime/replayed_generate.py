@@ -1,6 +1,4 @@
-"""Our functions as slime's own contract tests load them by name: `generate` over an endless supply of replayed episodes, the
-logs with the mark that those tests look for.
-"""
+"""Our functions as slime's own contract tests load them by name: `generate` over an endless supply of replayed episodes."""
 
 from __future__ import annotations
 
@@ -10,7 +8,6 @@ from typing import Any
 
 from agentcore_rl_toolkit.backends.service import RolloutService
 from agentcore_rl_toolkit.backends.slime import generate as module
-from agentcore_rl_toolkit.backends.slime import logs
 from agentcore_rl_toolkit.backends.slime.settings import SlimeSettings
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -23,13 +20,3 @@ module.use(RolloutService(_settings.service(), _replay.client, _replay.gateway))
 
 async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
     return await module.generate(args, sample, sampling_params, evaluation=evaluation)
-
-
-def log_rollouts(rollout_id: int, args: Any, samples: Any, rollout_extra_metrics: Any, rollout_time: float) -> bool:
-    args.logged_rollout_id = rollout_id
-    return logs.log_rollouts(rollout_id, args, samples, rollout_extra_metrics, rollout_time)
-
-
-def log_eval(rollout_id: int, args: Any, data: Any, extra_metrics: Any) -> bool:
-    args.logged_eval_rollout_id = rollout_id
-    return logs.log_eval(rollout_id, args, data, extra_metrics)

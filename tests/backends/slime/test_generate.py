@@ -18,7 +18,7 @@ from agentcore_rl_toolkit.backends.slime import generate as module
 from agentcore_rl_toolkit.backends.slime import rollout
 from agentcore_rl_toolkit.backends.slime.convert import NOTE, flat
 from agentcore_rl_toolkit.backends.slime.hooks import normalize_rewards
-from agentcore_rl_toolkit.backends.slime.logs import log_eval, log_rollouts
+from agentcore_rl_toolkit.backends.slime.logs import outcome_metrics
 from agentcore_rl_toolkit.backends.slime.rollout import generate_rollout
 from agentcore_rl_toolkit.backends.slime.settings import SlimeSettings
 from agentcore_rl_toolkit.errors import ConfigError
@@ -117,14 +117,11 @@ async def test_logs_count_each_rollout_once_by_outcome(replay: Replay, episodes:
     kinds = Counter(e.kind for e in episodes)
     bad = sum(kinds[kind] for kind in BAD_KINDS)
     made = await run(64)
-    extra: dict[str, Any] = {"mine": 1.0}
-    assert log_rollouts(0, arguments(), [made[i : i + 8] for i in range(0, 64, 8)], extra, 1.0) is False
-    assert extra["mine"] == 1.0
-    assert extra["agentcore/rollouts"] == 64
-    ok = 64 - bad - kinds["policy_failed"]
-    assert extra["agentcore/outcome/ok"] == ok
-    assert extra["agentcore/masked"] == bad
-    assert extra["agentcore/forked"] == kinds["rewritten"] + kinds["sub_agent"]
+    counts = outcome_metrics(flat(made))
+    assert counts["rollouts"] == 64
+    assert counts["outcome/ok"] == 64 - bad - kinds["policy_failed"]
+    assert counts["masked"] == bad
+    assert counts["forked"] == kinds["rewritten"] + kinds["sub_agent"]
 
 
 async def test_evaluation_means_leave_masked_rollouts_out(replay: Replay) -> None:
@@ -133,14 +130,13 @@ async def test_evaluation_means_leave_masked_rollouts_out(replay: Replay) -> Non
         "gsm8k": {"rewards": [s.reward for s in samples], "truncated": [False] * 16, "samples": samples},
         "broken": {"rewards": [0.0], "truncated": [False], "samples": [next(s for s in samples if s.remove_sample)]},
     }
-    extra: dict[str, Any] = {}
-    assert log_eval(0, arguments(), data, extra) is False
+    output = rollout._finished(SimpleNamespace(data=data, metrics=None), arguments(), 0, 1.0)
     usable = [s for s in samples if not s.remove_sample]
     assert data["gsm8k"]["rewards"] == [s.reward for s in usable]
     assert len(data["gsm8k"]["truncated"]) == len(usable)
     assert "broken" not in data
-    assert extra["agentcore/eval/gsm8k/masked"] == 16 - len(usable)
-    assert extra["agentcore/eval/broken/masked"] == 1
+    assert output.metrics["agentcore/eval/gsm8k/masked"] == 16 - len(usable)
+    assert output.metrics["agentcore/eval/broken/masked"] == 1
 
 
 async def test_steps_that_mix_forked_and_plain_rollouts_come_back_flat(
@@ -231,10 +227,9 @@ async def test_metrics_of_the_agents_are_logged(episodes: list[Episode]) -> None
     entries = [replace(whole, record={"rewards": 1.0, "status_code": 200, "metrics": {"calls": n}}) for n in (1, 4)]
     replay = Replay([*entries, replace(whole, record={"status_code": 500, "metrics": {"calls": 9}})], by_input=False)
     module.use(RolloutService(SlimeSettings.from_args(arguments()).service(), replay.client, replay.gateway))
-    extra: dict[str, Any] = {}
-    log_rollouts(0, arguments(), await run(3), extra, 1.0)
+    counts = outcome_metrics(flat(await run(3)))
     module.use(None)
-    assert extra["agentcore/metric/calls"] == 2.5
+    assert counts["metric/calls"] == 2.5
 
 
 @pytest.mark.parametrize(("more", "match"), [({"rollout_top_p": 0.9}, "top-p"), ({"group_rm": True}, "group-rm")])
@@ -252,7 +247,7 @@ async def test_an_evaluation_with_pass_rates_keeps_whole_prompts_only(replay: Re
     samples = [s for m in await run(32) for s in flat(m)]
     args = arguments(log_passrate=True, n_samples_per_eval_prompt=4)
     data = {"set": {"rewards": [s.reward for s in samples], "truncated": [False] * len(samples), "samples": samples}}
-    log_eval(0, args, data, {})
+    rollout._finished(SimpleNamespace(data=data, metrics=None), args, 0, 1.0)
     kept = data["set"]["samples"]
     assert 0 < len(kept) < 32
     assert len(kept) % 4 == 0

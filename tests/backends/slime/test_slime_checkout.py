@@ -29,8 +29,6 @@ PYTHON = str(_PREPARED) if _PREPARED.exists() else sys.executable
     [
         ("generate", ["--custom-generate-function-path", "replayed_generate.generate"]),
         ("runtime_hook", ["--custom-reward-post-process-path", f"{PACKAGE}.hooks.normalize_rewards"]),
-        ("runtime_hook", ["--custom-rollout-log-function-path", "replayed_generate.log_rollouts"]),
-        ("runtime_hook", ["--custom-eval-rollout-log-function-path", "replayed_generate.log_eval"]),
         ("path_loading", ["--dynamic-sampling-filter-path", f"{PACKAGE}.hooks.keep_informative_group"]),
     ],
 )

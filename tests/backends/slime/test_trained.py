@@ -18,7 +18,6 @@ from agentcore_rl_toolkit.backends.slime import generate as module
 from agentcore_rl_toolkit.backends.slime import trained
 from agentcore_rl_toolkit.backends.slime.convert import NOTE
 from agentcore_rl_toolkit.backends.slime.hooks import normalize_rewards
-from agentcore_rl_toolkit.backends.slime.logs import log_rollouts
 from agentcore_rl_toolkit.backends.slime.rollout import _finished
 from agentcore_rl_toolkit.backends.slime.settings import SlimeSettings
 from agentcore_rl_toolkit.errors import WeightsError
@@ -101,9 +100,8 @@ async def handed_over(args: Any, step: int) -> tuple[list[Any], list[float]]:
             for i in range(8 * g, 8 * g + 8)
         ]
         groups.append([await module.generate(args, sample, {"temperature": 1.0}) for sample in plain])
-    output = _finished(SimpleNamespace(samples=groups, metrics=None), args, step)
+    output = _finished(SimpleNamespace(samples=groups, metrics={"rollout/truncated_ratio": 0.25}), args, step, 2.0)
     samples = [sample for group in output.samples for sample in group]
-    assert log_rollouts(step, args, samples, {"rollout/truncated_ratio": 0.25}, 2.0) is False
     return samples, normalize_rewards(args, samples)[1]
 
 

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError
 from .._portal import run_sync
-from .engine import Client, Engine, Future
+from .engine import Engine
 from .groups import (
     CollectConfig,
     CollectedRollout,
@@ -33,15 +33,15 @@ from .groups import (
 )
 from .places import Places
 from .recording import Recording, open_recording
-from .sessions import Gateway
+
+if TYPE_CHECKING:
+    from ...client import RolloutClient
+    from ...gateway import GatewayClient
 
 __all__ = [
-    "Client",
     "CollectConfig",
     "CollectStats",
     "CollectedRollout",
-    "Future",
-    "Gateway",
     "Group",
     "GroupRequest",
     "Places",
@@ -63,8 +63,8 @@ def collect(requests: Sequence[GroupRequest], **arguments: Any) -> list[Group]:
 async def collect_async(
     requests: Sequence[GroupRequest],
     *,
-    client: Client,
-    gateway: Gateway | None,
+    client: RolloutClient,
+    gateway: GatewayClient | None,
     config: CollectConfig | None = None,
     weight_version: int | None = None,
     on_rollout: Callable[[CollectedRollout], None] | None = None,

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...contract import TRAIN_FIELD, Outcome, Stage, new_session_id
 from ...errors import (
@@ -25,7 +25,11 @@ from .groups import WHOLE_DISTRIBUTION, CollectConfig, CollectedRollout, Group, 
 from .judge import End, end_of_record, judge
 from .places import Places
 from .recording import Recording
-from .sessions import SESSIONS_PER_CALL, Gateway, Sessions
+from .sessions import SESSIONS_PER_CALL, Sessions
+
+if TYPE_CHECKING:
+    from ...client import RolloutClient, RolloutFuture
+    from ...gateway import GatewayClient
 
 log = logging.getLogger(__name__)
 _sampling = WarnsOnceAMinute(log)
@@ -37,30 +41,6 @@ T = TypeVar("T")
 STANDSTILL_S = 600.0
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.05, 2.0  # how often a rollout that waits for the pace is looked at
 GATEWAY_LOOK_S = 2.0  # how often several gateways are looked at
-
-
-class Future(Protocol):
-    """The part of a rollout future that is used here."""
-
-    @property
-    def stage(self) -> Stage: ...
-    @property
-    def stages(self) -> Mapping[str, float]: ...
-    async def result_async(self, timeout: float | None = None) -> dict[str, Any]: ...
-    async def cancel_async(self) -> bool: ...
-
-
-class Client(Protocol):
-    """The part of `RolloutClient` that is used here."""
-
-    def submit(
-        self,
-        payload: Mapping[str, Any],
-        session_id: str | None = None,
-        input_id: str | None = None,
-        *,
-        rollout_config: Mapping[str, Any] | None = None,
-    ) -> Any: ...
 
 
 class Late(Exception):  # noqa: N818  (becomes a RolloutTimeoutError of the rollout)
@@ -80,7 +60,7 @@ class Rollout:
         self.session_id = new_session_id()
         self.address: Any = None
         self.task: asyncio.Task[None] | None = None
-        self.future: Future | None = None
+        self.future: RolloutFuture | None = None
         self.started_s: float | None = None
         self.cancelled = False
         self.lost = False  # with its gateway
@@ -96,8 +76,8 @@ class Engine:
     def __init__(
         self,
         requests: Sequence[GroupRequest],
-        client: Client,
-        gateway: Gateway | None,
+        client: RolloutClient,
+        gateway: GatewayClient | None,
         config: CollectConfig,
         weight_version: int | None,
         on_rollout: Callable[[CollectedRollout], None] | None,
@@ -281,7 +261,7 @@ class Engine:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    def _left_in_stage(self, future: Future) -> tuple[Stage, float | None]:
+    def _left_in_stage(self, future: RolloutFuture) -> tuple[Stage, float | None]:
         stage, spent_s = future.stage, future.stages
         if stage is Stage.QUEUE:
             return stage, None

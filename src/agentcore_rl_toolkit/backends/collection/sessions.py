@@ -11,11 +11,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ...errors import GatewayError, GatewayLostError
 from ...logs import WarnsOnceAMinute
 from .groups import CollectConfig
+
+if TYPE_CHECKING:
+    from ...gateway import GatewayClient
 
 log = logging.getLogger(__name__)
 
@@ -27,26 +30,10 @@ _PASSING = (None, 429, 502, 503, 504)
 _REFUSED = (401, 403)
 
 
-class Gateway(Protocol):
-    """The part of `GatewayClient` that is used here."""
-
-    async def create_sessions_async(
-        self,
-        session_ids: Sequence[str],
-        *,
-        sampling_params: Mapping[str, Any] | None = None,
-        model_id: str | None = None,
-        max_turns: int | None = None,
-        train: str | None = None,
-    ) -> Any: ...
-    async def fetch_async(self, session_ids: Sequence[str], *, close: bool = True) -> Any: ...
-    async def delete_async(self, session_ids: Sequence[str]) -> int: ...
-
-
 class Sessions:
     """The sessions that one batch has at `gateway`."""
 
-    def __init__(self, gateway: Gateway, config: CollectConfig) -> None:
+    def __init__(self, gateway: GatewayClient, config: CollectConfig) -> None:
         self.gateway = self._gateway = gateway
         self._config = config
         found = tuple(getattr(gateway, "urls", ()))
@@ -60,7 +47,7 @@ class Sessions:
     @property
     def away(self) -> Mapping[str, float]:
         """Those of several gateways that did not answer when they were last asked, and for how many seconds."""
-        return self._gateway.silent if self.urls else {}  # type: ignore[attr-defined]  # a client of several has it
+        return self._gateway.silent if self.urls else {}
 
     @property
     def lost(self) -> set[str]:
@@ -70,7 +57,7 @@ class Sessions:
     async def look(self) -> None:
         """See which of several gateways answer."""
         try:
-            await self._gateway.away_async()  # type: ignore[attr-defined]  # a client of several has it
+            await self._gateway.away_async()
         except (OSError, GatewayError) as e:
             log.warning("could not look at the gateways: %s", e)
 

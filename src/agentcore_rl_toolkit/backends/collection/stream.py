@@ -26,16 +26,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError
 from .._portal import run_sync
 from .collect import collect_async
-from .engine import Client
 from .groups import CollectConfig, CollectedRollout, Group, GroupRequest
 from .places import Places
 from .recording import Recording
-from .sessions import Gateway
+
+if TYPE_CHECKING:
+    from ...client import RolloutClient
+    from ...gateway import GatewayClient
 
 Requests = Callable[[int], GroupRequest | None]
 
@@ -144,8 +146,8 @@ class GroupStream:
         self,
         requests: Requests,
         *,
-        client: Client,
-        gateway: Gateway | None,
+        client: RolloutClient,
+        gateway: GatewayClient | None,
         config: CollectConfig,
         batch_groups: int,
         max_staleness: int,
@@ -342,8 +344,8 @@ class GroupStream:
 def collect_stream(
     requests: Requests,
     *,
-    client: Client,
-    gateway: Gateway | None,
+    client: RolloutClient,
+    gateway: GatewayClient | None,
     batch_groups: int,
     max_staleness: int,
     config: CollectConfig | None = None,

@@ -5,15 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ...errors import RolloutError
 from ..collection.advantages import advantages
-from ..collection.collect import Client, CollectStats, Gateway, Group, GroupRequest, Recording, collect_async, summarize
+from ..collection.collect import CollectStats, Group, GroupRequest, Recording, collect_async, summarize
 from ..collection.samples import Sample, to_samples
 from .client import Passed, TrainingClient
 from .config import PrimitivesConfig
 from .data import to_data
 from .publishing import Publish
+
+if TYPE_CHECKING:
+    from ...client import RolloutClient
+    from ...gateway import GatewayClient
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +47,8 @@ async def train_async(
     *,
     config: PrimitivesConfig,
     training: TrainingClient,
-    client: Client,
-    gateway: Gateway,
+    client: RolloutClient,
+    gateway: GatewayClient,
     publish: Publish,
     on_step: Callable[[StepResult, list[Group]], None] | None = None,
     first_version: int = 0,

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...errors import ConfigError, MissingExtraError
 from ...store.names import path_of
-from .recording import Attachment, attach
+from .recording import Recorder, attach
 from .settings import GAP_VARIABLE, mean_gap
 
 MODEL_PATHS = {"verl": "actor_rollout_ref.model.path", "tinker": "model.name"}
@@ -29,8 +29,8 @@ def backend_of(arguments: list[str]) -> str:
     return backend
 
 
-def attachment_of(config: Any, backend: str) -> Attachment:
-    """What keeps the rollouts of a run with this configuration of rLLM."""
+def recorder_of(config: Any, backend: str) -> Recorder:
+    """What keeps the rollouts of a run with this configuration of rLLM, attached."""
     from omegaconf import OmegaConf
 
     def section(name: str) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def attachment_of(config: Any, backend: str) -> Attachment:
         "trainer",
         "workflow",
     )
-    return Attachment(
+    return attach(
         folder=str(Path(folder).absolute()),
         config={"trainer": "rllm", "backend": backend, "model": model, **{n: section(f"rllm.{n}") for n in kept}},
         tokenizer=None if model is None else str(model),
@@ -82,7 +82,7 @@ def main() -> None:
             )
         from rllm.trainer import AgentTrainer
 
-        recorder = attach(attachment_of(config, backend))
+        recorder = recorder_of(config, backend)
         # rLLM hands what it does not know on to its trainer, which for verl is a process of its own.
         datasets = {"train_dataset": splits["train"], "val_dataset": splits["test"]}
         AgentTrainer(backend=backend, config=config, **datasets, agentcore_recorder=recorder).train()

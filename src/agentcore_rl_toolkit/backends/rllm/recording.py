@@ -37,21 +37,6 @@ log = logging.getLogger(__name__)
 GAPS = ("train/kl_sample_train_v1", "offpolicy/kl", "actor/ppo_kl")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Attachment:
-    """What a recorder is made of, also in another process. ``filtering`` is rLLM's section `rllm.compact_filtering`.
-
-    ``max_mean_gap`` is by how much sampled logprobs and the trainer's may differ on average (nats), None without a limit.
-    """
-
-    folder: str
-    config: Mapping[str, Any]
-    tokenizer: str | None = None
-    filtering: Mapping[str, Any] = field(default_factory=dict)
-    asynchronous: bool = False
-    max_mean_gap: float | None = MAX_MEAN_GAP
-
-
 @dataclass(frozen=True)
 class Capture:
     """What rLLM read of a rollout's session before it deleted it."""
@@ -62,18 +47,32 @@ class Capture:
 
 
 class Recorder:
-    """Writes the rollouts of this process's rLLM trainer. Only `check` ends a training."""
+    """Writes the rollouts of this process's rLLM trainer. Only `check` ends a training.
 
-    def __init__(self, made_of: Attachment) -> None:
-        self.made_of = made_of
+    ``filtering`` is rLLM's section `rllm.compact_filtering`; ``max_mean_gap`` is by how much sampled logprobs and the
+    trainer's may differ on average (nats), None without a limit.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        config: Mapping[str, Any],
+        tokenizer: str | None = None,
+        filtering: Mapping[str, Any] | None = None,
+        asynchronous: bool = False,
+        max_mean_gap: float | None = MAX_MEAN_GAP,
+    ) -> None:
+        self._made_of = (folder, config, tokenizer, filtering, asynchronous, max_mean_gap)
+        self.folder, self.config, self.tokenizer = folder, config, tokenizer
+        self.filtering, self.asynchronous, self.max_mean_gap = filtering or {}, asynchronous, max_mean_gap
         self._recording: Recording | None = None
         self._futures: dict[str, Any] = {}  # session -> its future, from the invoke to the rollout's end
         self._session_of: dict[str, str] = {}  # rLLM's trajectory -> session, until it is trained
         self._open: dict[str, None] = {}  # sessions whose advantage is not known yet
         self._lock = threading.Lock()  # rollouts end in threads
 
-    def __reduce__(self) -> tuple[Any, tuple[Attachment]]:
-        return attach, (self.made_of,)
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return attach, self._made_of
 
     def invoked(self, session_id: str, future: Any) -> None:
         self._futures[session_id] = future
@@ -119,7 +118,7 @@ class Recorder:
                 if session_id is not None and session_id in self._open:
                     del self._open[session_id]
                     run.annotate(session_id, step=step, advantage=advantage_of(trajectory))
-            if not self.made_of.asynchronous:  # else the others may still wait in rLLM's buffer
+            if not self.asynchronous:  # else the others may still wait in rLLM's buffer
                 for session_id in self._open:
                     run.annotate(session_id, mask_reason=FILTERED)
                 self._open.clear()
@@ -131,8 +130,8 @@ class Recorder:
         In asynchronous modes nothing is judged: their rollouts differ by what the trainer has learnt since.
         Raises: WeightsError, which ends the run.
         """
-        limit = self.made_of.max_mean_gap
-        if limit is None or self.made_of.asynchronous:
+        limit = self.max_mean_gap
+        if limit is None or self.asynchronous:
             return
         for name in GAPS:
             if name in data and not abs(float(data[name])) <= limit:
@@ -149,8 +148,7 @@ class Recorder:
     def _opened(self, step: int, validation: bool) -> Recording:
         """A training that begins again, or goes on from a checkpoint, writes these steps anew."""
         if self._recording is None:
-            made = self.made_of
-            self._recording = open_recording(Path(made.folder), made.config, tokenizer=made.tokenizer)
+            self._recording = open_recording(Path(self.folder), self.config, tokenizer=self.tokenizer)
             first = step + 1 if validation and step else step
             self._recording.run.forget(from_step=first, phases=("eval",) if step <= 1 else ())
         return self._recording
@@ -158,14 +156,14 @@ class Recorder:
     def _masked(self, episode: Any) -> bool:
         from rllm.trainer.algorithms.config import CompactFilteringConfig
 
-        return bool(CompactFilteringConfig(**self.made_of.filtering).should_mask(episode.termination_reason))
+        return bool(CompactFilteringConfig(**self.filtering).should_mask(episode.termination_reason))
 
 
 _attached: Recorder | None = None
 
 
-def attach(made_of: Attachment) -> Recorder:
-    """The recorder of this process; the first one is asked by rLLM's classes from then on."""
+def attach(*made_of: Any, **more: Any) -> Recorder:
+    """The recorder of this process, with a `Recorder`'s arguments; the first one is asked by rLLM's classes from then on."""
     global _attached
     if _attached is not None:
         return _attached
@@ -174,7 +172,7 @@ def attach(made_of: Attachment) -> Recorder:
     from rllm.trainer.unified_trainer import UnifiedTrainer
     from rllm.utils.tracking import Tracking
 
-    recorder = _attached = Recorder(made_of)
+    recorder = _attached = Recorder(*made_of, **more)
 
     roll = RemoteAgentFlowEngine.process_task_with_retry
 

@@ -1,67 +1,34 @@
-"""What slime logs about our rollouts: outcomes and causes beside its own metrics, and evaluation means without masked rollouts.
-
-Plugged in with ``--custom-rollout-log-function-path`` and ``--custom-eval-rollout-log-function-path``. Both leave
-slime's own logging in place (they return False).
-"""
+"""What slime logs of our rollouts: outcomes and causes beside its own metrics, and evaluations without masked rollouts."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from ...contract import Outcome
-from ..collection.recording import step_numbers
-from .convert import METRICS, NOTE, flat
-from .generate import recording_of_process
+from .convert import NOTE
 
 log = logging.getLogger(__name__)
 
 
-def log_rollouts(
-    rollout_id: int, args: Any, samples: Any, rollout_extra_metrics: dict[str, Any] | None, rollout_time: float
-) -> bool:
-    """Add counts by outcome, cause and forks to the step's metrics, and all of them to the run's folder."""
-    metrics = outcome_metrics(flat(samples))
-    _keep("step", rollout_id, {**(rollout_extra_metrics or {}), **metrics, "rollout_s": rollout_time})
-    if rollout_extra_metrics is not None:
-        rollout_extra_metrics.update({f"{METRICS}/{name}": value for name, value in metrics.items()})
-    else:
-        log.info("rollout %s: %s", rollout_id, metrics)
-    return False
+def leave_masked_out(name: str, data: dict[str, dict[str, Any]], args: Any) -> None:
+    """Leave in an evaluation set one row per usable rollout before slime averages it.
 
-
-def log_eval(rollout_id: int, args: Any, data: dict[str, dict[str, Any]], extra_metrics: dict[str, Any] | None) -> bool:
-    """Leave in every evaluation set one row per usable rollout before slime averages it.
-
-    Beside slime's mean over them stand the two of every evaluation of ours, ``reward_all`` and ``reward_ok`` (`outcome_metrics`).
     Masked rollouts are taken out, a forked one keeps its first row. With slime's `log_passrate`, which wants
     `n_samples_per_eval_prompt` rows of each prompt, a prompt with a masked rollout is taken out whole. A set in which
     nothing is left has no mean: it is removed with a warning rather than reported as 0.
     """
-    counts = {n: outcome_metrics(data[n].get("samples") or ()) for n in data}
-    _keep("evaluated", rollout_id, {f"{n}/{k}": v for n, found in counts.items() for k, v in found.items()})
-    for name in list(data):
-        samples = list(data[name].get("samples") or [])
-        kept = _kept(samples, args.n_samples_per_eval_prompt if getattr(args, "log_passrate", False) else 1)
-        if samples and extra_metrics is not None:
-            extra_metrics.update({f"{METRICS}/eval/{name}/{k}": v for k, v in counts[name].items()})
-        if samples and not kept:
-            log.warning("evaluation %s of rollout %s: none of %d rollouts was usable", name, rollout_id, len(samples))
-            del data[name]
-        elif len(kept) < len(samples):
-            for key, values in data[name].items():
-                if isinstance(values, list) and len(values) == len(samples):
-                    data[name][key] = [values[i] for i in kept]
-    return False
-
-
-def _keep(event: str, step: int, facts: Mapping[str, Any]) -> None:
-    """Into the run's folder, where this process keeps one."""
-    recording = recording_of_process()
-    if recording is not None:
-        recording.run.event(event, {"step": step, **step_numbers(facts)})
+    samples = list(data[name].get("samples") or [])
+    kept = _kept(samples, args.n_samples_per_eval_prompt if getattr(args, "log_passrate", False) else 1)
+    if samples and not kept:
+        log.warning("evaluation %s: none of %d rollouts was usable", name, len(samples))
+        del data[name]
+    elif len(kept) < len(samples):
+        for key, values in data[name].items():
+            if isinstance(values, list) and len(values) == len(samples):
+                data[name][key] = [values[i] for i in kept]
 
 
 def _kept(samples: list[Any], group_size: int) -> list[int]:

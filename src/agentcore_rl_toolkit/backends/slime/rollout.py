@@ -7,15 +7,17 @@ before slime looks. Samples of one rollout share their `rollout_id`, by which sl
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import Any
 
 from ...weights.arrival import MAX_MEAN_GAP
 from ..collection.places import Places
+from ..collection.recording import Recording, step_numbers
 from . import trained
 from .convert import METRICS, NOTE, flat
 from .generate import begins, recording_of_process
-from .logs import outcome_metrics
+from .logs import leave_masked_out, outcome_metrics
 
 _newest = -1  # the newest weight version that any rollout of this process was sampled by
 
@@ -24,7 +26,9 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
     """A step, or an evaluation, in slime's default way."""
     from slime.rollout.sglang_rollout import generate_rollout as slimes
 
-    return _finished(slimes(args, rollout_id, data_source, evaluation=evaluation), args, rollout_id)
+    began_s = time.monotonic()
+    output = slimes(args, rollout_id, data_source, evaluation=evaluation)
+    return _finished(output, args, rollout_id, time.monotonic() - began_s)
 
 
 def generate_rollout_fully_async(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
@@ -35,7 +39,9 @@ def generate_rollout_fully_async(args: Any, rollout_id: int, data_source: Any, e
     from slime.rollout.base_types import RolloutFnTrainOutput
     from slime.rollout.fully_async_rollout import generate_rollout_fully_async as slimes
 
-    return _finished(RolloutFnTrainOutput(samples=slimes(args, rollout_id, data_source)), args, rollout_id)
+    began_s = time.monotonic()
+    output = RolloutFnTrainOutput(samples=slimes(args, rollout_id, data_source))
+    return _finished(output, args, rollout_id, time.monotonic() - began_s)
 
 
 def _share_places(args: Any) -> None:
@@ -50,43 +56,46 @@ def _share_places(args: Any) -> None:
         state.semaphore = Places(args.sglang_server_concurrency * get_rollout_num_engines(args))
 
 
-def _finished(output: Any, args: Any, step: int | None = None) -> Any:
-    """Flatten training groups and mask what is too old; count outcomes, which slime logs as metrics of the step or
-    evaluation.
+def _finished(output: Any, args: Any, step: int, took_s: float) -> Any:
+    """Flatten training groups and mask what is too old, leave what is masked out of evaluations, and count outcomes: slime logs
+    them as metrics of the step or evaluation, and the run's folder, where there is one, keeps all of them.
     """
+    recording = recording_of_process()
+    if recording is not None:
+        begins(step)
     found: dict[str, float] = {}
     if hasattr(output, "samples"):
+        event = "step"
         output.samples = [list(flat(group)) for group in output.samples]
-        mask_stale([s for group in output.samples for s in group], getattr(args, "max_staleness", None))
-        note_step(flat(output.samples), step)
-        note_trained(args, [s for group in output.samples for s in group], step)
-        found = {f"{METRICS}/{k}": v for k, v in outcome_metrics(flat(output.samples)).items()}
+        samples = [sample for group in output.samples for sample in group]
+        mask_stale(samples, getattr(args, "max_staleness", None))
+        note_step(recording, samples, step)
+        if (
+            recording is not None
+        ):  # what slime's trainer computed for the steps before, and what this step's samples are
+            trained.take(recording, getattr(args, "max_mean_logprob_gap", MAX_MEAN_GAP))
+            trained.expect(args, recording, samples, step)
+        found = outcome_metrics(samples)
     else:
-        for name, data in output.data.items():
-            found |= {f"{METRICS}/eval/{name}/{k}": v for k, v in outcome_metrics(data.get("samples") or ()).items()}
-            note_step(data.get("samples") or (), step)
-    output.metrics = {**(output.metrics or {}), **found}
+        event = "evaluated"
+        for name in list(output.data):
+            samples = list(output.data[name].get("samples") or ())
+            found |= {f"eval/{name}/{k}": v for k, v in outcome_metrics(samples).items()}
+            note_step(recording, samples, step)
+            leave_masked_out(name, output.data, args)
+    if recording is not None:
+        facts = step_numbers({**(output.metrics or {}), **found, "rollout_s": took_s})
+        recording.run.event(event, {"step": step, **facts})
+    output.metrics = {**(output.metrics or {}), **{f"{METRICS}/{k}": v for k, v in found.items()}}
     return output
 
 
-def note_step(samples: Iterable[Any], step: int | None) -> None:
+def note_step(recording: Recording | None, samples: Iterable[Any], step: int) -> None:
     """Say in the run's folder which step took these samples, and why one is masked."""
-    recording = recording_of_process()
-    if recording is None or step is None:
-        return
-    begins(step)
-    for sample in samples:
+    for sample in samples if recording is not None else ():
         note = (sample.metadata or {}).get(NOTE) or {}
-        if note.get("session_id"):
+        if recording is not None and note.get("session_id"):
             recording.run.annotate(note["session_id"], step=step, mask_reason=note.get("mask_reason"))
-
-
-def note_trained(args: Any, samples: list[Any], step: int | None) -> None:
-    """Into the run's folder: what slime's trainer computed for the steps before, and what this step's samples are."""
-    recording = recording_of_process()
-    if recording is not None and step is not None:
-        trained.take(recording, getattr(args, "max_mean_logprob_gap", MAX_MEAN_GAP))
-        trained.expect(args, recording, samples, step)
 
 
 def mask_stale(samples: list[Any], max_staleness: int | None) -> None:

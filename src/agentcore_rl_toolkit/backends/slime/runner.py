@@ -165,8 +165,6 @@ class SlimeRunner(SlimeSettings):
             *("--global-batch-size", str(self.rollout_batch_size * self.n_samples_per_prompt), "--balance-data"),
             *("--rollout-function-path", f"{PACKAGE}.rollout.{_ROLLOUT_FUNCTIONS[self.mode]}"),
             *("--custom-generate-function-path", f"{PACKAGE}.generate.generate"),
-            *("--custom-rollout-log-function-path", f"{PACKAGE}.logs.log_rollouts"),
-            *("--custom-eval-rollout-log-function-path", f"{PACKAGE}.logs.log_eval"),
             *("--custom-config-path", str(self.config_path)),
             *("--advantage-estimator", "grpo", "--eps-clip", str(self.eps_clip)),
             *("--eps-clip-high", str(self.eps_clip_high)),

@@ -1,4 +1,4 @@
-"""What slime's trainer computed of our samples, into the run's folder: its advantages, logprobs and entropy.
+"""What slime's trainer computed of our samples, into the run's folder: its logprobs and entropy.
 
 With ``--save-debug-train-data`` slime gathers them from its ranks after every step and writes one file (format 2, slime 0.3.1).
 `expect` writes beside it which rollouts the step's samples are; `take` joins both and removes them. slime numbers the
@@ -100,9 +100,6 @@ def _add(recording: Recording, listed: Mapping[str, Any], found: Mapping[str, An
         if _checksum(tokens) != row["tokens"]:
             raise ValueError(f"sample {sample['rollout_position']} is not that of session {row['session']}")
         mask = sample["loss_masks"].tolist()
-        advantages = {v for v, trained in zip(_values(sample, "advantages") or (), mask, strict=False) if trained}
-        if len(advantages) == 1:  # else each token has its own, and the rollout none
-            recording.run.annotate(row["session"], advantage=advantages.pop())
         prompt = len(tokens) - len(mask)
         facts: dict[str, Any] = {}
         for name, key in (("logprobs", "log_probs"), ("entropies", "entropy")):

@@ -13,15 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ..._installation import missing_extra
+from ...client import RolloutClient
 from ...errors import ConfigError, MissingExtraError, RolloutError
+from ...gateway import GatewayClient
 from ...weights import EngineAddress, Publisher, check_arrived
 from ..collection.collect import (
-    Client,
     CollectedRollout,
-    Gateway,
     Group,
     GroupRequest,
     Recording,
@@ -47,12 +47,6 @@ except ModuleNotFoundError as e:
     raise missing_extra(f"the TRL backend needs {e.name!r}", "trl") from e
 
 
-class WeightGateway(Gateway, Protocol):
-    """A gateway that takes the version of the weights that the engine serves from now on."""
-
-    def set_weight_version(self, version: int) -> Any: ...
-
-
 class AgentCoreRollouts:
     """TRL's `rollout_func`: prompts in, recorded tokens and rewards out.
 
@@ -63,8 +57,8 @@ class AgentCoreRollouts:
         self,
         config: TrlConfig,
         *,
-        client: Client,
-        gateway: WeightGateway,
+        client: RolloutClient,
+        gateway: GatewayClient,
         on_rollout: Callable[[CollectedRollout], None] | None = None,
         on_batch: Callable[[Sequence[Group], ConvertStats], None] | None = None,
         recording: Recording | None = None,
@@ -290,8 +284,8 @@ def agent_reward(prompts: Sequence[Any], completions: Sequence[Any], **columns: 
 def make_trainer(
     config: TrlConfig,
     *,
-    client: Client,
-    gateway: WeightGateway,
+    client: RolloutClient,
+    gateway: GatewayClient,
     rows: Sequence[Mapping[str, Any]] | None = None,
     model: Any = None,
     tokenizer: Any = None,
@@ -390,7 +384,7 @@ def train(config: TrlConfig, **arguments: Any) -> AgentCoreGRPOTrainer:
         trainer = make_trainer(
             config,
             client=service.client,
-            gateway=service.gateway,  # type: ignore[arg-type]  # `open` made a GatewayClient
+            gateway=service.gateway,
             recording=recording,
             callbacks=callbacks,
             **arguments,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import logging
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,10 +69,10 @@ class TrainerNumbers:
         self._gap_sum, self._tokens = 0.0, 0  # of the step that runs
         self._rows: dict[str, Row] = {}
         if own_logprobs:
-            before_put(self.computed)
-        before_clear(self.clearing)
+            before(tq, "kv_batch_put", self.put)
+        before(tq, "kv_clear", self.clearing)
         if recording is not None:
-            before_log(self.logged)
+            before(Tracking, "log", self.logged)
 
     def wrote(self, key: str, output: Mapping[str, Any]) -> None:
         """A row of this output, as `to_verl` gives it, goes into the queue."""
@@ -90,6 +90,11 @@ class TrainerNumbers:
         """A rollout that could have been trained, and is not."""
         if self._recording is not None:
             self._recording.run.annotate(session_id, mask_reason=reason)
+
+    def put(self, keys: Sequence[str], partition_id: str, fields: Any = None, *rest: Any, **more: Any) -> None:
+        """Rows go into the queue: those with logprobs are the trainer's own."""
+        if fields is not None and LOGPROBS in (names := set(fields.keys())):
+            self.computed(keys, {name: fields[name] for name in (LOGPROBS, ENTROPY) if name in names})
 
     def computed(self, keys: Sequence[str], fields: Mapping[str, Any]) -> None:
         """The trainer writes its own logprobs and entropies of these rows. No update was made from them yet.
@@ -114,13 +119,14 @@ class TrainerNumbers:
                 self._recording.run.flush()  # nothing comes after this
             raise
 
-    def clearing(self, keys: Iterable[str], partition: str) -> None:
+    def clearing(self, keys: list[str] | str, partition_id: str) -> None:
         """Read the advantages of these rows, which the trainer is about to remove."""
+        keys = [keys] if isinstance(keys, str) else keys
         rows = {key: row for key in keys if (row := self._rows.pop(key, None)) is not None}
         if not rows or self._recording is None:
             return
         try:
-            data = tq.kv_batch_get(keys=list(rows), partition_id=partition, select_fields=[MASK, ADVANTAGES])
+            data = tq.kv_batch_get(keys=list(rows), partition_id=partition_id, select_fields=[MASK, ADVANTAGES])
             if ADVANTAGES not in set(data.keys()):  # dropped before it was trained on
                 for session_id in {row.session_id for row in rows.values()}:
                     self.left_out(session_id, FILTERED)
@@ -134,7 +140,7 @@ class TrainerNumbers:
         except Exception:  # a training goes on without its record
             log.warning("what verl computed of %d rows was not kept", len(rows), exc_info=True)
 
-    def logged(self, data: Mapping[str, Any], step: int) -> None:
+    def logged(self, tracking: Any, data: Mapping[str, Any], step: Any, *rest: Any, **more: Any) -> None:
         """Add what verl logs: of a step, with the seconds it waited for rollouts and those it trained, or of a validation."""
         assert self._recording is not None
         found = step_numbers(data)
@@ -145,7 +151,7 @@ class TrainerNumbers:
             if self._tokens:
                 found[GAP] = self._gap_sum / self._tokens
             self._gap_sum, self._tokens = 0.0, 0
-        self._recording.run.event("evaluated" if whole is None else "step", {"step": step, **found})
+        self._recording.run.event("evaluated" if whole is None else "step", {"step": int(step), **found})
 
     def _add_computed(self, row: Row, values: Mapping[str, Sequence[float]]) -> None:
         if self._recording is None:
@@ -167,41 +173,13 @@ def gaps_of(row: Row, own_T: Sequence[float]) -> list[float]:
     return [abs(own - recorded) for own, recorded, mine in each if mine]
 
 
-def before_put(look: Callable[[Sequence[str], Mapping[str, Any]], None]) -> None:
-    """Call ``look(keys, fields)`` before this process writes logprobs of its own beside rows in the queue."""
-    put = tq.kv_batch_put
+def before(owner: Any, name: str, look: Callable[..., None]) -> None:
+    """Call ``look`` with the arguments of each call of ``owner.name`` in this process, ahead of it."""
+    call = getattr(owner, name)
 
-    @functools.wraps(put)
-    def kv_batch_put(keys: list[str], partition_id: str, fields: Any = None, *rest: Any, **more: Any) -> Any:
-        if fields is not None and LOGPROBS in (names := set(fields.keys())):
-            look(keys, {name: fields[name] for name in (LOGPROBS, ENTROPY) if name in names})
-        return put(keys, partition_id, fields, *rest, **more)
+    @functools.wraps(call)
+    def called(*given: Any, **more: Any) -> Any:
+        look(*given, **more)
+        return call(*given, **more)
 
-    tq.kv_batch_put = kv_batch_put
-
-
-def before_clear(look: Callable[[Iterable[str], str], None]) -> None:
-    """Call ``look(keys, partition)`` before this process removes rows from the queue."""
-    clear = tq.kv_clear
-
-    @functools.wraps(clear)
-    def kv_clear(keys: list[str] | str, partition_id: str) -> Any:
-        look([keys] if isinstance(keys, str) else keys, partition_id)
-        return clear(keys=keys, partition_id=partition_id)
-
-    tq.kv_clear = kv_clear
-
-
-def before_log(look: Callable[[Mapping[str, Any], int], None]) -> None:
-    """Call ``look(data, step)`` with everything that verl logs in this process."""
-    log_of = Tracking.log
-
-    @functools.wraps(log_of)
-    def log_step(tracking: Any, data: Any, step: Any, *rest: Any, **more: Any) -> Any:
-        try:
-            look(data, int(step))
-        except Exception:  # a training goes on without its record
-            log.warning("what verl logged of step %s was not kept", step, exc_info=True)
-        return log_of(tracking, data, step, *rest, **more)
-
-    Tracking.log = log_step
+    setattr(owner, name, called)
