@@ -80,12 +80,9 @@ class Config:
     max_concurrent: int = 64  # sessions alive at once
     rollout_deadline_s: float = 120.0  # a rollout that takes longer is masked out, the step goes on
     policy_failures: str = "score"  # out of tokens, turns or context: the agent's reward for that, or "mask" them out
-    train: str | None = (
-        None  # which conversations of a session train: "task", "main", "all" or a tag; None: the agent's word
-    )
-    sampling_params: Mapping[str, Any] = field(
-        default_factory=lambda: dict(WHOLE_DISTRIBUTION)
-    )  # in place of the agent's
+    train_on: str | None = None  # what of a session trains: task, main, all or a tag; None: what the agent says
+    # In place of the agent's own while it is trained, so that the probabilities computed here are those it sampled with.
+    sampling_params: Mapping[str, Any] = field(default_factory=lambda: dict(WHOLE_DISTRIBUTION))
     seed: int = 0
 
 
@@ -320,7 +317,7 @@ def row_at(place: int, rows: Sequence[Row], config: Config) -> Row:
 
 def collect_config(config: Config, *, training: bool = False) -> CollectConfig:
     return CollectConfig(
-        train=config.train,
+        train=config.train_on,
         sampling_params=config.sampling_params if training else None,
         max_concurrent=config.max_concurrent,
         rollout_timeout_s=config.rollout_deadline_s,

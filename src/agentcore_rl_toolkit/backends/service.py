@@ -55,7 +55,7 @@ class RolloutSettings:
     have the same order. `gateway_store` is a folder for captured turns, None a temporary one. `gateway_model` is a folder with
     tokenizer and chat template: the gateway that we start then renders prompts itself and speaks token ids to the engine.
     `policy_failures` is `CollectConfig`'s: "score" trains rollouts whose policy failed with the reward that their agent
-    declares, "mask" leaves them out. `train` is `CollectConfig`'s, too: which conversations of a session train. `record_dir` is
+    declares, "mask" leaves them out. `train_on` is `CollectConfig.train`: which conversations of a session train. `record_dir` is
     the folder that keeps the rollouts for `agentcore-rl view`, None keeps none; `agentcore-rl train` makes it runs/EXP_ID.
     """
 
@@ -71,7 +71,7 @@ class RolloutSettings:
     gateway_model: str | None = None
     max_turns: Count | None = None
     policy_failures: PolicyFailures = "score"
-    train: str | None = None
+    train_on: str | None = None
     record_dir: str | None = None
 
     def __post_init__(self) -> None:
@@ -136,7 +136,7 @@ class ServiceSettings(RolloutSettings):
             max_turns=self.max_turns,
             policy_failures=self.policy_failures,
             sampling_params=self.sampling_params,
-            train=self.train,
+            train=self.train_on,
         )
 
 

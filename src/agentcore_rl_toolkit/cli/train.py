@@ -46,7 +46,7 @@ BACKENDS = ("loop", "trl", "slime", "verl", "rllm", "tinker")
 @click.option("--steps", type=click.IntRange(min=1), help="Batches of rollouts. [default: 32; slime: 1]")
 @click.option("--groups", type=click.IntRange(min=1), help="Inputs in each batch. [default: 8]")
 @click.option("--rollouts", type=click.IntRange(min=2), help="Rollouts of each input. [default: 8]")
-@click.option("--train", metavar="RULE", help="What of a session trains: task, main, all or a tag. [default: task]")
+@click.option("--train-on", metavar="RULE", help="What of a session trains: task, main, all or a tag. [default: task]")
 @click.option("--session-env", multiple=True, metavar="K=V", help="A variable every session sees. Repeatable.")
 @with_sandbox
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the run. [default: runs/...]")
