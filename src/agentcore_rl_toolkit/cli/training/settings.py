@@ -39,7 +39,7 @@ class LocalRun:
     ``staleness`` weight versions may lie between a rollout's start and its training; with
     ``hold_calls`` weights change between model calls only. Every ``eval_every`` steps the held-out rows are run beside the
     training, by a copy of the weights on a second engine; 0: before and after only.
-    ``policy_failures`` is `CollectConfig`'s, ``train_on`` its `train`. ``sampling_params`` win over the agent's in training; as they
+    ``policy_failures`` is `CollectConfig`'s, ``train_on`` its `train`. ``sampling_params`` win over the agent's; as they
     stand, the trainer computes the probabilities that the agent sampled with. ``tracker`` names what gets the metrics besides
     `metrics.jsonl`. ``session_env`` are variables of the sessions, as K=V, or K for the value that it has here; ``readable`` and
     ``writable`` are what they may use of this machine besides the agent's project.
