@@ -33,6 +33,7 @@ IN_TRL = {
     "qwen3_5_think": ("qwen_coder", "qwen_coder"),
     "qwen3_5_nothink": ("qwen_coder", "qwen_coder"),
     "qwen3_6": ("qwen_coder", "qwen_coder"),
+    "qwen3_8": ("qwen_coder", "qwen_coder"),
     "llama3": ("llama3", "plain"),
     "llama3_1": ("llama3", "llama"),
     "llama3_2": ("llama3", "llama"),

@@ -242,10 +242,12 @@ def probe(template: ChatTemplate, tokenizer: Tokenizer) -> TemplateFacts:
     closers = tuple(dict.fromkeys([*([mark] if mark else []), *ends]))
     suffixes = SuffixRenderer(template, closers)
     user = {"role": "user", "content": "next"}
-    after_answer: list[list[dict[str, Any]]] = [[user], [user, _TEXT_ANSWER, user]]
+    system = {"role": "system", "content": "be kind"}
+    after_answer: list[list[dict[str, Any]]] = [[user], [user, _TEXT_ANSWER, user], [user, system]]
     after_call: list[list[dict[str, Any]]] = [
         [_result("call_0000a")],
         [_result("call_0000a"), user],
+        [_result("call_0000a"), system],
     ]
     after_two: list[list[dict[str, Any]]] = [[_result("call_0000a"), _result("call_0000b", "s")]]
     called = prober.render([_USER, stub_of(_CALL_ANSWER, prober.word), *after_call[0]], tools=True)

@@ -10,6 +10,7 @@ import msgspec
 
 from ...errors import AgentCoreRLError
 from .renderer import Renderer
+from .template import EFFORTS
 
 _TOOLS: list[dict[str, Any]] = [
     {
@@ -66,6 +67,10 @@ def examine(renderer: Renderer) -> DoctorReport:
         ("parser round trip, tool calls", _round_trip),
         ("parser round trip, reasoning", _reasoning),
         ("history", _history),
+        ("system messages anywhere", _systems),
+        ("histories without a user's message", _no_user),
+        ("calls whose arguments are unreadable", _unreadable),
+        ("reasoning efforts", _efforts),
     )
     checks = []
     for name, test in tests:
@@ -123,17 +128,23 @@ def sampled_body(
     return renderer.encode(body)
 
 
+_HELLO: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
+
+
 def _extends(
-    renderer: Renderer, answer: dict[str, Any], following: list[dict[str, Any]], tools: Any
+    renderer: Renderer,
+    answer: dict[str, Any],
+    following: list[dict[str, Any]],
+    tools: Any,
+    opening: list[dict[str, Any]] = _HELLO,
 ) -> tuple[bool, str]:
     completion = sampled_body(renderer, answer, tools=tools)
     if not completion:
         return False, "the template's own writing of an answer cannot be separated from its prompt"
     conversation = renderer.conversation(now=0.0)
-    user = {"role": "user", "content": "hello"}
-    first = renderer.render(conversation, [user], tools)
+    first = renderer.render(conversation, opening, tools)
     renderer.commit(conversation, first, completion, answer, turn_id="t1")
-    second = renderer.render(conversation, [user, answer, *following], tools)
+    second = renderer.render(conversation, [*opening, answer, *following], tools)
     sampled = first.token_ids + completion
     if not second.extended:
         return False, "; ".join(renderer.facts.problems) or "this pattern is rendered in full every turn"
@@ -203,3 +214,38 @@ def _history(renderer: Renderer) -> tuple[bool, str]:
     if renderer.facts.rewrites_history:
         return True, "the template drops the reasoning of earlier answers; the sampled tokens are kept instead"
     return True, "the template writes earlier answers as they were sampled"
+
+
+def _systems(renderer: Renderer) -> tuple[bool, str]:
+    said = [{"role": "system", "content": f"rule {n}"} for n in range(4)]
+    opening = [*said[:2], {"role": "user", "content": "hello"}, said[2]]
+    answer = {"role": "assistant", "content": "An answer."}
+    ok, detail = _extends(renderer, answer, [{"role": "user", "content": "and then?"}, said[3]], None, opening)
+    return ok, str(renderer.template.habits) if ok else detail
+
+
+def _no_user(renderer: Renderer) -> tuple[bool, str]:
+    renderer.count([{"role": "system", "content": "be brief"}])
+    renderer.count([{"role": "system", "content": "be brief"}, {"role": "assistant", "content": "hi"}, *_HELLO])
+    put_in = renderer.template.habits.needs_user
+    return True, "an empty message of the user's is put in front" if put_in else "the template takes them"
+
+
+def _unreadable(renderer: Renderer) -> tuple[bool | None, str]:
+    if not renderer.facts.tools_supported:
+        return None, "the template has no tool calls"
+    for text in ("{broken", "[1]", '"text"', ""):
+        call = {"id": "call_0000a", "type": "function", "function": {"name": "look_up", "arguments": text}}
+        result = {"role": "tool", "tool_call_id": "call_0000a", "name": "look_up", "content": "no such call"}
+        renderer.count([*_HELLO, {"role": "assistant", "content": "", "tool_calls": [call]}, result], _TOOLS)
+    as_object = renderer.template.habits.objects_only
+    return True, "they are written as {'arguments': text}" if as_object else "they are written as they are"
+
+
+def _efforts(renderer: Renderer) -> tuple[bool, str]:
+    known = renderer.template.habits.efforts
+    for effort in EFFORTS:
+        renderer.count(_HELLO, options={"reasoning_effort": effort})
+    if known == EFFORTS:
+        return True, "the template takes any"
+    return True, f"{', '.join(known) or 'none'}; others become the nearest" if known else "they are left out"

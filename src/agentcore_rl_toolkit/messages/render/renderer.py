@@ -141,6 +141,7 @@ class Renderer:
         """
         if not messages:
             raise RequestError("messages must not be empty", param="messages")
+        options = self.template.options(options)
         with conversation.lock:
             match = conversation.match(messages, conversation.options(tools, options))
             root = self.root(messages, conversation, tools, options)
@@ -239,7 +240,9 @@ class Renderer:
         options: Mapping[str, Any] | None = None,
     ) -> int:
         """Tokens of the prompt for these messages, rendered anew."""
-        return len(self.tokenizer.encode(self.template.render(messages, tools=tools, options=options)))
+        return len(
+            self.tokenizer.encode(self.template.render(messages, tools=tools, options=self.template.options(options)))
+        )
 
     def logprob_entries(self, ids: Sequence[int], logprobs: Sequence[float | None]) -> list[dict[str, Any]]:
         """Logprobs in the shape of chat completions (``choices[].logprobs.content``), for agents that ask for them.

@@ -51,10 +51,11 @@ def replay(renderer: Renderer, past: Iterable[PastCall], *, now: float | None = 
 
 
 def _add(renderer: Renderer, conversation: Conversation, call: PastCall) -> None:
-    match = conversation.match(call.messages, conversation.options(call.tools, call.options))
+    options = renderer.template.options(call.options)
+    match = conversation.match(call.messages, conversation.options(call.tools, options))
     asked = conversation.asked.get(match.digest)
     if asked is None:
-        root = renderer.root(call.messages, conversation, call.tools, call.options)
+        root = renderer.root(call.messages, conversation, call.tools, options)
         buffer, extended = _row(call, match)
         asked = conversation.add_prompt(
             match, root, buffer, opens_reasoning=renderer.opens_reasoning(buffer), extended=extended

@@ -11,6 +11,7 @@ import datetime
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,46 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
 _ENVIRONMENT = _environment()
 
 
+_SYSTEM = ("system", "developer")
+# From the least to the most; agents name any of them, templates know some.
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Habits:
+    """What a template does with messages that many refuse, found by trying. What it refuses is written in another way: for
+    each message by itself, so that a prompt goes on from turn to turn.
+
+    ``merges_leading``: system messages in front become one. ``leading_as_user``: they are the user's, for want of a system
+    role. ``late_as_user``: a later system message is written in place as
+    the user's, because the template refuses it, leaves it out, or would put it in front. ``merges_users``: user messages in a
+    row become one. ``needs_user``: a history that does not begin with the user's gets an empty message of the user's.
+    ``objects_only``: arguments of a call that are no object are written as the object ``{"arguments": text}``.
+    ``efforts`` are the reasoning efforts that the template takes.
+    """
+
+    merges_leading: bool = False
+    leading_as_user: bool = False
+    late_as_user: bool = False
+    merges_users: bool = False
+    needs_user: bool = False
+    objects_only: bool = False
+    efforts: tuple[str, ...] = EFFORTS
+
+    def __str__(self) -> str:
+        said = [
+            "leading ones are the user's"
+            if self.leading_as_user
+            else "leading ones are merged"
+            if self.merges_leading
+            else "leading ones stay apart",
+            "later ones are written in place, " + ("as the user's" if self.late_as_user else "as they are"),
+        ]
+        if self.merges_users:
+            said.append("user messages in a row are merged")
+        return "; ".join(said)
+
+
 class ChatTemplate:
     """A compiled template. ``source`` is its text; ``tool_source`` that of a separate one for calls with tools, if
     there is one.
@@ -85,7 +126,53 @@ class ChatTemplate:
         self._text_arguments = False
         self._says_thinking = bool(re.search(r"""\.thinking\b|\[['"]thinking['"]\]""", self.all_text))
 
+        self.habits = Habits()
         self._text_arguments = self._takes_text_arguments()
+        self.habits = self._find_habits()
+
+    def _find_habits(self) -> Habits:
+        first, second, asked = "probe-first", "probe-second", "probe-asked"
+        system = [{"role": "system", "content": first}, {"role": "system", "content": second}]
+        user = {"role": "user", "content": asked}
+        broken = {"id": "call_00000", "type": "function", "function": {"name": "probe_tool", "arguments": "{broken"}}
+        calling = {"role": "assistant", "content": "", "tool_calls": [broken]}
+        readable = {**broken, "function": {"name": "probe_tool", "arguments": "{}"}}
+        no_system = not self._writes([system[0], user], first, asked) and self._writes([user], asked)
+        known = self._writes([user, {**calling, "tool_calls": [readable]}])
+        return Habits(
+            merges_leading=self._writes([system[0], user]) and not self._writes([*system, user], first, second, asked),
+            leading_as_user=no_system,
+            late_as_user=no_system or not self._writes([user, system[0], user], asked, first, asked),
+            merges_users=not self._writes([user, {**user, "content": second}], asked, second),
+            needs_user=not self._writes([system[0]]) and self._writes([system[0], user]),
+            objects_only=not self._text_arguments and known and not self._writes([user, calling]),
+            efforts=tuple(level for level in EFFORTS if self._writes([user], reasoning_effort=level)),
+        )
+
+    def _writes(self, messages: list[dict[str, Any]], *words: str, **options: Any) -> bool:
+        """Whether the template takes the messages and writes the words in this order."""
+        try:
+            text = self.render(messages, options=options, now=0.0)
+        except RequestError:
+            return False
+        at = 0
+        for word in words:
+            at = text.find(word, at) + 1
+            if not at:
+                return False
+        return True
+
+    def options(self, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        """Variables as the template takes them: an effort that it does not know becomes the nearest, or is left out."""
+        options, efforts = dict(given or {}), self.habits.efforts
+        effort = options.get("reasoning_effort")
+        if effort in EFFORTS and effort not in efforts:
+            del options["reasoning_effort"]
+            if efforts and effort != "none":
+                place = EFFORTS.index(effort)
+                nearest = min(efforts, key=lambda level: abs(EFFORTS.index(level) - place))
+                options["reasoning_effort"] = nearest
+        return options or None
 
     def _takes_text_arguments(self) -> bool:
         """Does the template write arguments that are JSON text as they are?
@@ -177,7 +264,30 @@ class ChatTemplate:
         results.
         """
         names: dict[str, str] = {}
-        return [self._prepare(message, i, names) for i, message in enumerate(messages)]
+        return self._in_its_way([self._prepare(message, i, names) for i, message in enumerate(messages)])
+
+    def _in_its_way(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The messages as `Habits` say."""
+        habits = self.habits
+        leading = next((i for i, m in enumerate(messages) if m["role"] not in _SYSTEM), len(messages))
+        front, rest = messages[:leading], messages[leading:]
+        if habits.merges_leading and leading > 1:
+            front = [{**front[0], "content": "\n\n".join(m["content"] for m in front)}]
+        if habits.leading_as_user:
+            front, rest = [], [*({**m, "role": "user"} for m in front), *rest]
+        if habits.needs_user and (not rest or rest[0]["role"] != "user"):
+            rest.insert(0, {"role": "user", "content": ""})
+        if habits.late_as_user:
+            rest = [{**m, "role": "user"} if m["role"] in _SYSTEM else m for m in rest]
+        if not habits.merges_users:
+            return front + rest
+        out = front
+        for message in rest:
+            if message["role"] == "user" and out and out[-1]["role"] == "user":
+                out[-1] = {**out[-1], "content": f"{out[-1]['content']}\n\n{message['content']}"}
+            else:
+                out.append(message)
+        return out
 
     def _prepare(self, message: dict[str, Any], position: int, names: dict[str, str]) -> dict[str, Any]:
         ready = dict(message)
@@ -217,8 +327,11 @@ class ChatTemplate:
                 arguments = _tojson({} if arguments is None else arguments)
         elif isinstance(arguments, str):
             # What is not JSON reaches the template as the model's own text.
+            text = arguments
             with contextlib.suppress(*NOT_JSON):
                 arguments = _as_object(arguments)
+            if self.habits.objects_only and not isinstance(arguments, dict):
+                arguments = {"arguments": text}
         return {**call, "function": {**function, "arguments": arguments}}
 
 

@@ -1,0 +1,113 @@
+"""What templates refuse is written in another way: system messages anywhere, no user, unreadable arguments, efforts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit.messages.render import Renderer, examine
+from agentcore_rl_toolkit.messages.render.doctor import sampled_body
+from agentcore_rl_toolkit.messages.render.template import ChatTemplate, Habits
+
+from .conftest import TEMPLATES
+
+# As Qwen3.5 and its successors refuse things.
+STRICT = """
+{%- set ns = namespace(asked=false) -%}
+{%- for m in messages -%}
+{%- if m.role == 'system' and not loop.first -%}{{ raise_exception('System message must be at the beginning.') }}{%- endif -%}
+{%- if m.role == 'user' -%}{%- set ns.asked = true -%}{%- endif -%}
+{%- for c in m.tool_calls or [] -%}{%- for k, v in c.function.arguments.items() -%}{%- endfor -%}{%- endfor -%}
+{%- endfor -%}
+{%- if not ns.asked -%}{{ raise_exception('No user query found in messages.') }}{%- endif -%}
+{%- if reasoning_effort is defined and reasoning_effort not in ('low', 'medium', 'xhigh') -%}
+{{ raise_exception('effort') }}{%- endif -%}
+"""
+SYSTEM, LATE = {"role": "system", "content": "rule one"}, {"role": "system", "content": "rule two"}
+USER = {"role": "user", "content": "hello"}
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+
+
+@pytest.fixture
+def strict(model_dir: Callable[[str], Path], tmp_path: Path) -> Renderer:
+    template = tmp_path / "strict.jinja"
+    template.write_text(STRICT + (TEMPLATES / "qwen_coder.jinja").read_text("utf-8"))
+    return Renderer.from_path(model_dir("qwen_coder"), template=template)
+
+
+def test_the_self_test_says_what_becomes_of_what_a_strict_template_refuses(strict: Renderer) -> None:
+    report = examine(strict)
+    assert report.ok, str(report)
+    said = {check.name: check.detail for check in report.checks}
+    assert said["system messages anywhere"] == "leading ones are merged; later ones are written in place, as the user's"
+    assert said["reasoning efforts"] == "low, medium, xhigh; others become the nearest"
+    assert "empty message" in said["histories without a user's message"]
+    assert "arguments" in said["calls whose arguments are unreadable"]
+
+
+def test_system_messages_are_written_in_place_and_turns_extend_each_other(
+    strict: Renderer, tools: list[dict[str, Any]]
+) -> None:
+    conversation = strict.conversation(now=0.0)
+    messages: list[dict[str, Any]] = [SYSTEM, {**LATE, "role": "developer"}, USER, LATE]
+    before: list[int] = []
+    for turn in range(4):
+        prompt = strict.render(conversation, json.loads(json.dumps(messages)), tools, {"reasoning_effort": "high"})
+        assert prompt.token_ids[: len(before)] == before
+        assert prompt.extended == bool(turn)
+        answer = {"role": "assistant", "content": f"answer {turn}"}
+        completion = sampled_body(strict, answer, tools=tools)
+        assert completion
+        strict.commit(conversation, prompt, completion, answer, turn_id=f"t{turn}")
+        before = [*prompt.token_ids, *completion]
+        messages += [answer, {"role": "user", "content": "go on"}, {"role": "system", "content": f"note {turn}"}]
+    text = strict.decode(before)
+    assert "rule one\n\nrule two" in text  # those in front
+    assert text.count("<|im_start|>system") == 1
+    assert "<|im_start|>user\nrule two<|im_end|>" in text  # in place, behind the user's
+    assert text.index("answer 0") < text.index("note 0") < text.index("answer 1")
+
+
+def test_calls_that_no_object_can_be_read_from_are_part_of_the_history(
+    strict: Renderer, tools: list[dict[str, Any]]
+) -> None:
+    for arguments in ("{broken", "[1]", '"text"'):
+        call = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": arguments}}
+        messages = [USER, {"role": "assistant", "content": "", "tool_calls": [call]}, USER]
+        text = strict.template.render(messages, tools=tools)
+        assert arguments in text
+
+
+def test_efforts_become_the_nearest_that_the_template_takes(strict: Renderer) -> None:
+    nearest = {
+        effort: strict.template.options({"reasoning_effort": effort}) for effort in ("minimal", "high", "max", "none")
+    }
+    assert nearest == {
+        "minimal": {"reasoning_effort": "low"},
+        "high": {"reasoning_effort": "medium"},
+        "max": {"reasoning_effort": "xhigh"},
+        "none": None,
+    }
+
+
+def test_templates_that_put_system_messages_in_front_leave_them_out_or_want_turns_to_alternate() -> None:
+    hoists = "{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}"
+    hoists += "{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    drops = "{% for m in messages %}{% if loop.first or m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}"
+    alternates = (
+        "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('no') }}"
+    )
+    alternates += "{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    history = [SYSTEM, USER, LATE]
+    for source, wanted in (
+        (CHATML, "<|im_start|>user\nhello<|im_end|>\n<|im_start|>system\nrule two"),
+        (hoists, "rule one[user]hello[user]rule two"),
+        (drops, "[system]rule one[user]hello[user]rule two"),
+        (alternates, "[user]rule one\n\nhello\n\nrule two"),
+    ):
+        assert wanted in ChatTemplate(source).render(history)
+    assert ChatTemplate(CHATML).habits == Habits()
