@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from .schema import COLUMNS, open_to_read
 
 LISTED = ("id", *(name for name in COLUMNS if name != "bytes"))
 SORTED_BY = frozenset(LISTED) - {"dropped", "error"}
-_LISTS_KEPT = 8
 # Of each phase, step, outcome and cause: sums, so that means of larger parts follow from them. One pass over the table.
 _PARTS_OF_STEPS = {
     "rollouts": "COUNT(*)",
@@ -129,8 +128,6 @@ class RunReader:
         self.folder = folder
         self._database = open_to_read(folder / ROLLOUTS)
         self._lock = threading.Lock()
-        self._lists: OrderedDict[tuple[Any, ...], list[int]] = OrderedDict()
-        self._parts: tuple[int, list[sqlite3.Row]] | None = None
 
     @property
     def name(self) -> str:
@@ -165,39 +162,27 @@ class RunReader:
 
     def rollouts(self, query: Query | None = None, *, offset: int = 0, limit: int = 200) -> list[dict[str, Any]]:
         """Rows of the rollouts that fit, without their parts."""
-        ids = self._ids(query or Query())[offset : offset + limit]
-        return self.rows(ids)
+        query = query or Query()
+        where, values = query.sql()
+        sql = f"SELECT id FROM rollouts{where} {query.order()} LIMIT ? OFFSET ?"
+        return self.rows([row[0] for row in self._all(sql, (*values, limit, offset))])
 
     def total(self, query: Query) -> int:
         """How many fit."""
-        return len(self._ids(query))
+        where, values = query.sql()
+        return int(self._all(f"SELECT COUNT(*) FROM rollouts{where}", values)[0][0])
 
     def rows(self, ids: Sequence[int]) -> list[dict[str, Any]]:
         """Rows by id, in the given order."""
-        found: dict[int, dict[str, Any]] = {}
-        for start in range(0, len(ids), 500):
-            part = ids[start : start + 500]
-            places = ",".join("?" * len(part))
-            for row in self._all(f"SELECT {', '.join(LISTED)} FROM rollouts WHERE id IN ({places})", part):
-                found[row["id"]] = dict(row)
-            for row in self._all(f"SELECT rollout, name, calls FROM tools WHERE rollout IN ({places})", part):
-                found[row["rollout"]].setdefault("tools", {})[row["name"]] = row["calls"]
+        found = {row["id"]: dict(row) for row in self._of(f"SELECT {', '.join(LISTED)} FROM rollouts WHERE id", ids)}
+        for row in self._of("SELECT rollout, name, calls FROM tools WHERE rollout", ids):
+            found[row["rollout"]].setdefault("tools", {})[row["name"]] = row["calls"]
         return [found[i] for i in ids if i in found]
 
-    def _ids(self, query: Query) -> list[int]:
-        """All ids that fit, in order; kept until the run changes, so that a page of a long list costs its rows only."""
-        key = (self.version()[0], *astuple(query))
-        with self._lock:
-            if key in self._lists:
-                self._lists.move_to_end(key)
-                return self._lists[key]
-        where, values = query.sql()
-        ids = [row[0] for row in self._all(f"SELECT id FROM rollouts{where} {query.order()}", values)]
-        with self._lock:
-            self._lists[key] = ids
-            while len(self._lists) > _LISTS_KEPT:
-                self._lists.popitem(last=False)
-        return ids
+    def _of(self, select: str, ids: Sequence[int]) -> list[sqlite3.Row]:
+        """The rows of a selection that ends in a column of ids, in parts that SQLite takes."""
+        parts = [ids[start : start + 500] for start in range(0, len(ids), 500)]
+        return [row for part in parts for row in self._all(f"{select} IN ({','.join('?' * len(part))})", part)]
 
     # -- one rollout
 
@@ -231,39 +216,22 @@ class RunReader:
 
     def payloads(self, ids: Sequence[int]) -> dict[int, Any]:
         """Inputs of rollouts by id, without reading their dialogues and tokens."""
-        found: dict[int, Any] = {}
-        for start in range(0, len(ids), 500):
-            some = ids[start : start + 500]
-            places = ",".join("?" * len(some))
-            sql = f"SELECT rollout, data FROM parts WHERE name = ? AND rollout IN ({places})"
-            found |= {row["rollout"]: unpack(row["data"]).get("payload") for row in self._all(sql, (DETAIL, *some))}
-        return found
+        rows = self._of(f"SELECT rollout, data FROM parts WHERE name = '{DETAIL}' AND rollout", ids)
+        return {row["rollout"]: unpack(row["data"]).get("payload") for row in rows}
 
     def texts(self, ids: Iterable[int]) -> dict[int, str]:
         """Texts of tokens, where they are known."""
-        wanted, found = sorted(set(ids)), {}
-        for start in range(0, len(wanted), 500):
-            part = wanted[start : start + 500]
-            places = ",".join("?" * len(part))
-            found.update(dict(map(tuple, self._all(f"SELECT id, text FROM token_texts WHERE id IN ({places})", part))))
-        return found
+        return dict(map(tuple, self._of("SELECT id, text FROM token_texts WHERE id", sorted(set(ids)))))
 
     # -- the whole run
 
     def _parts_of_steps(self) -> list[sqlite3.Row]:
-        """Counts and sums by phase, step, outcome and cause; kept until the run changes."""
-        version = self.version()[0]
-        with self._lock:
-            if self._parts is not None and self._parts[0] == version:
-                return self._parts[1]
+        """Counts and sums by phase, step, outcome and cause."""
         columns = [f"{sql} AS {name}" for name, sql in _PARTS_OF_STEPS.items()]
         for name, column in _MEANS.items():
             columns += [f"SUM({column}) AS sum_{name}", f"COUNT({column}) AS count_{name}"]
         sql = f"SELECT phase, step, outcome, cause, {', '.join(columns)} FROM rollouts GROUP BY 1, 2, 3, 4"
-        rows = self._all(sql)
-        with self._lock:
-            self._parts = version, rows
-        return rows
+        return self._all(sql)
 
     def facets(self) -> dict[str, Any]:
         """What there is to filter by, with counts."""

@@ -124,30 +124,3 @@ def test_unknown_names_and_prompts_that_do_not_fit_are_errors(model: PolicyModel
         model.forward_backward("run", [example()], "huber", {}, False)
     with pytest.raises(ConfigError, match="maximum context length"):
         model.sample(None, [300] * 5000, 1, {})
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"tokens": [300, 301, 576]}, r"example 1, tokens: 576 is no token id of this model; they are 0 to 575"),
-        ({"target_tokens": [301, 302, 9999]}, r"example 1, target_tokens: 9999 is no token id"),
-        ({"target_tokens": [301, 302]}, r"'target_tokens', has 2 values: it must have one for each of the 3 tokens"),
-        ({"advantages": None}, r"example 1, input 'advantages', is missing"),
-    ],
-)
-def test_examples_that_do_not_fit_are_refused_and_leave_no_gradient(
-    model: PolicyModel, change: dict[str, list[float]], message: str
-) -> None:
-    wrong = example()
-    tokens = change.pop("tokens", wrong.tokens)
-    inputs = {k: v for k, v in {**wrong.inputs, **change}.items() if v is not None}
-    with pytest.raises(ConfigError, match=message):
-        model.forward_backward(
-            "run", [example(), Example(tokens=tokens, inputs=inputs)], "importance_sampling", {}, False
-        )
-    assert model.optim_step("run", {"learning_rate": 1e-3})["grad_norm:mean"] == 0.0
-
-
-def test_prompts_with_ids_that_the_model_does_not_have_are_refused(model: PolicyModel) -> None:
-    with pytest.raises(ConfigError, match="the prompt: 576 is no token id of this model; they are 0 to 575"):
-        model.sample(None, [300, 576], 1, {})

@@ -31,10 +31,7 @@ from ..model import TOKENIZER_FILE, check_directory, load_policy
 from ..sampling import SamplingParams
 from .interface import Completion, Example
 
-LOSS_INPUTS = {
-    "cross_entropy": ("weights",),
-    **dict.fromkeys(("importance_sampling", "ppo", "cispo"), ("logprobs", "advantages")),
-}
+LOSSES = ("cross_entropy", "importance_sampling", "ppo", "cispo")
 SAMPLERS = 3  # published weights that are kept loaded; older ones are loaded again when somebody asks for them
 State = dict[str, torch.Tensor]
 
@@ -105,15 +102,11 @@ class PolicyModel:
     ) -> tuple[list[list[float]], dict[str, float]]:
         """Add the gradient of the summed loss. Returns the logprobs of the target tokens, and ``loss:sum``.
 
-        Raises: ConfigError on examples that do not fit the loss or the model; nothing is added up then.
+        Raises: ConfigError on a loss that is not known.
         """
         model = self._of(run).model
-        if loss_fn not in LOSS_INPUTS:
-            raise ConfigError(f"loss {loss_fn!r} is not known here; there are {', '.join(LOSS_INPUTS)}")
-        if not data:
-            raise ConfigError("there is no example to train on")
-        for b, example in enumerate(data):
-            self._check_example(b, example, ("target_tokens", *LOSS_INPUTS[loss_fn]))
+        if loss_fn not in LOSSES:
+            raise ConfigError(f"loss {loss_fn!r} is not known here; there are {', '.join(LOSSES)}")
         T = max(len(example.tokens) for example in data)
         token_ids_BT = torch.zeros(len(data), T, dtype=torch.long)
         targets_BT = torch.zeros(len(data), T, dtype=torch.long)
@@ -159,9 +152,7 @@ class PolicyModel:
 
     def load(self, run: str, path: str, optimizer: bool) -> None:
         """Go on from saved weights; with ``optimizer`` also from where the optimizer was."""
-        saved, state = self._saved.get(path), self._of(run)
-        if saved is None:
-            raise ConfigError(f"there are no weights {path!r}")
+        saved, state = self._kept_at(path), self._of(run)
         state.model.load_state_dict(saved["weights"])
         if optimizer:
             if saved["optimizer"] is None:
@@ -177,24 +168,10 @@ class PolicyModel:
             torch.save(kept, unfinished)
             unfinished.replace(self._directory / f"{name}.pt")
 
-    def _check_example(self, b: int, example: Example, names: Sequence[str]) -> None:
-        self._check_ids(f"example {b}, tokens", example.tokens)
-        for name in names:
-            given, t = example.inputs.get(name), len(example.tokens)
-            if given is None or len(given) != t:
-                found = "is missing" if given is None else f"has {len(given)} values"
-                raise ConfigError(f"example {b}, input {name!r}, {found}: it must have one for each of the {t} tokens")
-        self._check_ids(f"example {b}, target_tokens", example.inputs["target_tokens"])
-
-    def _check_ids(self, what: str, ids: Sequence[float]) -> None:
-        size, context = self._base.config.vocab_size, self._base.config.max_position_embeddings
-        if not ids:
-            raise ConfigError(f"{what}: there are none")
-        if len(ids) > context:
-            raise ConfigError(f"{what}: {len(ids)} tokens, the model's maximum context length is {context}")
-        wrong = next((i for i in ids if not 0 <= i < size), None)
-        if wrong is not None:
-            raise ConfigError(f"{what}: {wrong} is no token id of this model; they are 0 to {size - 1}")
+    def _kept_at(self, path: str) -> dict[str, Any]:
+        if path not in self._saved:
+            raise ConfigError(f"there are no weights {path!r}")
+        return self._saved[path]
 
     def _of(self, run: str) -> _Run:
         if run not in self._runs:
@@ -211,7 +188,6 @@ class PolicyModel:
             raise ConfigError(
                 f"the prompt has {len(prompt_ids)} tokens, the model's maximum context length is {engine.context}"
             )
-        self._check_ids("the prompt", prompt_ids)
         asked = params.get("stop")
         stops = [asked] if isinstance(asked, str) else list(asked or ())
         sampling = SamplingParams(
@@ -234,13 +210,6 @@ class PolicyModel:
                 raise ConfigError(f"sampling ended as {generation.finish_reason}: {generation.error}")
         return [Completion(ids=g.token_ids, logprobs=g.logprobs, stop_reason=str(g.finish_reason)) for g in done]
 
-    def _published(self, path: str) -> State:
-        saved = self._saved.get(path)
-        if saved is None:
-            raise ConfigError(f"there are no weights {path!r}")
-        weights: State = saved["weights"]
-        return weights
-
     def _engine(self, path: str | None) -> Engine:
         with self._lock:
             engine = self._engines.get(path)
@@ -248,7 +217,9 @@ class PolicyModel:
                 if path is None:
                     decoder = Decoder.from_directory(self._weights)
                 else:
-                    decoder = Decoder(DecoderShape.from_config(self._base.config.to_dict()), self._published(path))
+                    decoder = Decoder(
+                        DecoderShape.from_config(self._base.config.to_dict()), self._kept_at(path)["weights"]
+                    )
                 engine = self._engines[path] = Engine(decoder, self._tokenizer, seed=self._seed).start()
             self._engines.move_to_end(path)
             old = [p for p, e in self._engines.items() if e.idle]
