@@ -268,9 +268,9 @@ def test_resume_collects_what_is_done_and_sends_only_the_rest(
     # each row has one record, except those whose session was cancelled after it had already stored one
     assert len({json.dumps(s.payload["script"]) for s in finished}) == 10
     assert runtime.runs - runs <= 10 - 4
-    second.flush()
+    second.close()
     assert runtime.live == []
-    again = make_client()  # `second` is still open: its ledger is free as soon as its batch is over
+    again = make_client()
     before = runtime.runs
     assert all(item.success for item in again.map(batch, 4, ledger=ledger, resume=True))
     assert runtime.runs == before

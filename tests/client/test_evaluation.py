@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.client import BatchItem, RolloutClient, metrics
 from agentcore_rl_toolkit.client.evaluation import interval, read_rows, summarise, write_results
-from agentcore_rl_toolkit.contract import Cause, Outcome, trace_id_of, usual_cause
+from agentcore_rl_toolkit.contract import Cause, Outcome, usual_cause
 from agentcore_rl_toolkit.errors import AgentError, ConfigError
 
 
@@ -182,33 +182,6 @@ def test_subscriber_hears_the_life_of_a_rollout(client: RolloutClient) -> None:
     assert [event for event, _ in received] == ["intent", "accepted", "finished", "stopped"]
     assert {fields["session_id"] for _, fields in received} == {session_id}
     assert received[2][1]["outcome"] == "ok"
-
-
-def test_spans_carry_the_ids_and_the_outcome(client: RolloutClient) -> None:
-    trace = pytest.importorskip("opentelemetry.trace")
-    spans: list[dict[str, Any]] = []
-
-    class Span:
-        def __init__(self, entry: dict[str, Any]) -> None:
-            self.entry = entry
-
-        def set_status(self, status: Any) -> None:
-            self.entry["status"] = status.status_code.name
-
-        def end(self) -> None:
-            spans.append(self.entry)
-
-    class Tracer:
-        def start_span(self, name: str, **fields: Any) -> Span:
-            return Span({"name": name, **fields})
-
-    metrics.trace(client, tracer=Tracer())
-    client.map([{"script": {}}, {"script": {"fail": "x"}}], 1)
-    assert [s["attributes"]["agentcore_rl.outcome"] for s in spans] == ["ok", "agent_error"]
-    assert spans[1]["status"] == "ERROR"
-    assert spans[0]["attributes"]["agentcore_rl.exp_id"] == "exp"
-    above = trace.get_current_span(spans[0]["context"]).get_span_context()
-    assert f"{above.trace_id:032x}" == trace_id_of(spans[0]["attributes"]["agentcore_rl.session_id"])
 
 
 def test_prometheus_counts_outcomes(client: RolloutClient) -> None:

@@ -90,25 +90,6 @@ def test_last_attempt_of_each_row_counts() -> None:
     assert last[0].outcome is None
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"[" * 100_000,
-        b'{"event": "intent"}',
-        b'{"event": "intent", "index": [], "input_id": "i", "session_id": "s2", "key": "k", "bucket": "b"}',
-        b'{"event": "done", "session_id": "s1", "outcome": "splendid"}',
-        b'{"event": "accepted", "session_id": "s1", "t": "yesterday"}',
-    ],
-    ids=["deep", "no ids", "no index", "no outcome", "no time"],
-)
-def test_a_line_that_makes_no_sense_costs_itself_only(line: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    content = b"\n".join([json.dumps(INTENT).encode(), line, b'{"event": "stopped", "session_id": "s1"}'])
-    known = attempts_of(parse_lines(content))
-    assert (list(known), known["s1"].stopped, known["s1"].outcome) == (["s1"], True, None)
-    assert last_attempts(known)[0] is known["s1"]
-    assert ("1 lines of the ledger make no sense" in caplog.text) == (line[:1] == b"{")
-
-
 class FullDisk(FileLedger):
     """A ledger that takes the intents and then has no space left."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import gc
 import json
 import os
 import signal
@@ -635,21 +634,6 @@ for item in client.run_batch([{{"script": {{"hang": i > 0}}}} for i in range(20)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) is True
     assert runtime.live == []
-
-
-def test_dropped_client_still_finishes_its_stops_and_ends_its_thread(runtime: ScriptedRuntime, store_url: str) -> None:
-    before = {t.ident for t in threading.enumerate()}
-    client = RolloutClient(runtime.arn, store_url, "e", endpoint_url=runtime.url)
-    future = client.invoke(script(run_s=0.2))
-    del client
-    gc.collect()
-    assert future.result(60)["status_code"] == 200
-    until(lambda: runtime.live == [])
-
-    def ended() -> bool:
-        return not [t for t in threading.enumerate() if t.ident not in before and t.name == "agentcore-rl-client"]
-
-    until(ended)
 
 
 def test_attach_waits_for_a_session_that_something_else_started(

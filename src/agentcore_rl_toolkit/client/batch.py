@@ -166,7 +166,7 @@ class BatchPlan:
     run: Sequence[tuple[RolloutRequest, Adoption | None]]
     ready: Sequence[BatchItem] = ()
     stop: Sequence[Attempt] = ()
-    ledger: FileLedger | None = None  # held; the feeder lets it go
+    ledger: FileLedger | None = None
 
 
 ProgressHook = Callable[[BatchProgress], object]
@@ -280,8 +280,6 @@ class _FeedState:
 
     def __init__(self) -> None:
         self.live: set[RolloutFuture] = set()
-        self.fed = False
-        self.ledger: FileLedger | None = None
         self.task: asyncio.Task[Any] | None = None
 
     def abort(self) -> None:
@@ -342,14 +340,8 @@ async def _feed(
     slots = asyncio.Semaphore(max_concurrent)
     loop = asyncio.get_running_loop()
 
-    def let_go() -> None:
-        if state.fed and not state.live and state.ledger is not None:
-            state.ledger.release()
-            state.ledger = None
-
     def over(future: RolloutFuture, index: int | None) -> None:
         state.live.discard(future)
-        let_go()
         slots.release()
         item = item_of(future, index)
         report.finished(item, len(state.live))
@@ -357,10 +349,7 @@ async def _feed(
 
     try:
         todo = await plan()
-        state.ledger = todo.ledger
         for attempt in todo.stop:
-            if todo.ledger is not None:
-                todo.ledger.hold()
             engine.services.stop(attempt.session_id, todo.ledger, silent=(attempt.bucket, attempt.key))
         for item in todo.ready:
             report.finished(item, 0)
@@ -378,9 +367,6 @@ async def _feed(
         mailbox.put(None)
     except Exception as e:
         mailbox.put(e)
-    finally:
-        state.fed = True
-        let_go()
 
 
 class BatchResult:
@@ -401,21 +387,11 @@ class BatchResult:
         return self._start()
 
 
-class AsyncBatchResult:
+class AsyncBatchResult(BatchResult):
     """Result of `RolloutClient.run_batch_async`: `async for` runs the batch."""
 
-    def __init__(self, batch: BatchResult) -> None:
-        self._batch = batch
-
-    def __len__(self) -> int:
-        return len(self._batch)
-
     def __aiter__(self) -> AsyncIterator[BatchItem]:
-        return self._batch.run()
-
-    def run(self) -> BatchRun:
-        """The run as an object, to use in an `async with` block."""
-        return self._batch.run()
+        return self._start()
 
 
 def print_progress(progress: BatchProgress) -> None:

@@ -228,7 +228,7 @@ class RolloutFuture:
     async def cancel_async(self) -> bool:
         """Async `cancel`; returns when the rollout is over."""
         cancelled = self.cancel()
-        await asyncio.wrap_future(_follow(self._done))
+        await asyncio.shield(asyncio.wrap_future(self._done))
         return cancelled
 
     # ---- inside
@@ -251,10 +251,10 @@ class RolloutFuture:
         if timeout is not None and timeout <= 0:
             raise self._still_running(timeout)
         try:
-            await asyncio.wait_for(asyncio.wrap_future(_follow(self._done)), timeout)
+            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._done)), timeout)
         except TimeoutError:
             self._expire(timeout or 0.0)
-            await asyncio.wrap_future(_follow(self._done))
+            await asyncio.shield(asyncio.wrap_future(self._done))
         return self._done.result()
 
     def _expire(self, timeout_s: float) -> None:
@@ -303,15 +303,3 @@ class RolloutFuture:
     def __repr__(self) -> str:
         state = self.outcome.value if self.outcome else self.stage.value
         return f"<RolloutFuture {state} input_id={self.input_id!r} session_id={self.session_id!r}>"
-
-
-def _follow(future: concurrent.futures.Future[Verdict]) -> concurrent.futures.Future[None]:
-    """A future that ends with `future` but can be cancelled without touching it."""
-    follower: concurrent.futures.Future[None] = concurrent.futures.Future()
-
-    def copy(_: object) -> None:
-        if follower.set_running_or_notify_cancel():
-            follower.set_result(None)
-
-    future.add_done_callback(copy)
-    return follower

@@ -64,7 +64,7 @@ class FileLedger:
     """A ledger in a file. With ``fsync`` an intent also survives a power cut, at some milliseconds each.
 
     ``proof_key`` is the key of its sessions, kept beside it in a file that only its owner can read (``NAME.key``, mode 0600).
-    The file is open while a batch or a session holds it, so that another client may resume from it afterwards.
+    The file is open, and locked, until its client is closed.
     """
 
     proof_key: ProofKey | None = None
@@ -73,27 +73,15 @@ class FileLedger:
         self.path = Path(path)
         self._fsync = fsync
         self._fd: int | None = None
-        self._holds = 0
 
     def open(self) -> list[dict[str, Any]]:
-        """Hold the file open for appending; returns what is there already.
+        """Open the file for appending; returns what is there already.
 
-        Raises: ConfigError where another process has it open.
+        Raises: ConfigError where another process or client has it open.
         """
         if self._fd is None:
             self._fd = self._opened()
-        self._holds += 1
         return list(parse_lines(self.path.read_bytes()))
-
-    def hold(self) -> None:
-        """Keep an open file open until `release` is called once more."""
-        self._holds += 1
-
-    def release(self) -> None:
-        """Undo one `open` or `hold`; the last one closes the file."""
-        self._holds -= 1
-        if self._holds <= 0:
-            self.close()
 
     async def append_async(self, line: Mapping[str, Any]) -> None:
         """Append a line; returns when it would survive the death of this process."""
@@ -115,11 +103,12 @@ class FileLedger:
             logger.error("the ledger could not be written: %s", e, extra={"session_id": session_id})
 
     def close(self) -> None:
-        """Close the file, whoever holds it."""
-        self._holds = 0
+        """Close the file."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+    __del__ = close
 
     def _opened(self) -> int:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -129,7 +118,7 @@ class FileLedger:
             self.proof_key = keep_key(key_file(self.path))
         except BlockingIOError as e:
             os.close(fd)
-            raise ConfigError(f"the ledger {self.path} is in use by another process") from e
+            raise ConfigError(f"the ledger {self.path} is in use by another process or client; close that one") from e
         except BaseException:
             os.close(fd)
             raise
@@ -151,24 +140,14 @@ def parse_lines(content: bytes) -> Iterable[dict[str, Any]]:
 
 
 def attempts_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, Attempt]:
-    """Replay the lines: session id -> what is known of it, in order of their intents.
-
-    A line that makes no sense is left out and counted in the log: whoever can write to the store can write there.
-    """
+    """Replay the lines: session id -> what is known of it, in order of their intents."""
     attempts: dict[str, Attempt] = {}
-    senseless = 0
     for line in lines:
-        try:
-            _replay(line, attempts)
-        except (KeyError, TypeError, ValueError):
-            senseless += 1
-    if senseless:
-        logger.warning("%d lines of the ledger make no sense and are left out", senseless)
+        _replay(line, attempts)
     return attempts
 
 
 def _replay(line: Mapping[str, Any], attempts: dict[str, Attempt]) -> None:
-    """Raises: KeyError, TypeError, ValueError when the line is not as it is written here."""
     session_id = str(line.get("session_id"))
     if line["event"] == "intent":
         index = line.get("index")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,42 +84,27 @@ def promises_proof(reply: Any) -> bool:
 def keep_key(path: Path) -> ProofKey:
     """The key in a file that only its owner can read; made, and put on disk, when there is none.
 
-    Raises: ConfigError when the file holds something else, or is a link.
+    Raises: ConfigError when the file holds something else.
     """
     known = read_key(path)
     if known is not None:
         return known
     made = ProofKey.new()
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with open(fd, "w") as file:
-            file.write(made.key.hex() + "\n")
-            file.flush()
-            os.fsync(fd)
-        part.rename(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(made.key.hex() + "\n")
+        file.flush()
+        os.fsync(file.fileno())
     return made
 
 
 def read_key(path: Path) -> ProofKey | None:
     """The key in a file; None when there is no such file. Raises: ConfigError when it holds something else."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        return ProofKey(bytes.fromhex(path.read_text()))
     except FileNotFoundError:
         return None
     except OSError as e:
         raise ConfigError(f"the proof key {path} cannot be read: {e}") from e
-    with open(fd) as file:
-        if os.fstat(fd).st_mode & 0o077:
-            logger.warning("%s could be read by others; it is given mode 0600, but may be known already", path)
-            with contextlib.suppress(OSError):
-                os.fchmod(fd, 0o600)
-        try:
-            return ProofKey(bytes.fromhex(file.read(4096)))
-        except ValueError as e:
-            raise ConfigError(
-                f"{path} holds no proof key; remove it, and sessions that still run will count as unproven"
-            ) from e
+    except ValueError as e:
+        text = f"{path} holds no proof key; remove it, and sessions that still run will count as unproven"
+        raise ConfigError(text) from e

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 from ..contract import Cause, Outcome
 from ..errors import (
@@ -39,21 +39,6 @@ async def plan_resume(
     Raises: ConfigError when a row is not the one that the ledger holds under its index.
     """
     lines = ledger.open()
-    try:
-        return await _plan(requests, ledger, lines, engine, mode, fixed_inputs)
-    except BaseException:
-        ledger.release()
-        raise
-
-
-async def _plan(
-    requests: Sequence[RolloutRequest],
-    ledger: FileLedger,
-    lines: Sequence[Mapping[str, Any]],
-    engine: Engine,
-    mode: bool | Literal["retry_failed"],
-    fixed_inputs: bool,
-) -> BatchPlan:
     attempts = attempts_of(lines) if mode else {}
     last = last_attempts(attempts)
     run: list[tuple[RolloutRequest, Adoption | None]] = []

@@ -7,7 +7,6 @@ import functools
 import os
 import threading
 import uuid
-import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec
@@ -23,7 +22,7 @@ from .data_plane.pacing import PaceLimits, shared_pacer
 from .data_plane.transport import Transport
 from .future import RolloutFuture
 from .ledger import FileLedger
-from .lifecycle.engine import Engine, dropped, open_engines
+from .lifecycle.engine import Engine, open_engines
 from .lifecycle.events import Subscriber
 from .lifecycle.rollout import Adoption, Services
 from .records.replay import Replayed, Reward, expected_of_records, replay_async
@@ -50,7 +49,8 @@ def _async_twin(
 ) -> Callable[Concatenate[RolloutClient, P], AsyncBatchResult]:
     @functools.wraps(run_batch)
     def run_batch_async(self: RolloutClient, /, *args: P.args, **options: P.kwargs) -> AsyncBatchResult:
-        return AsyncBatchResult(run_batch(self, *args, **options))
+        batch = run_batch(self, *args, **options)
+        return AsyncBatchResult(batch._start, len(batch))
 
     run_batch_async.__name__ = "run_batch_async"
     run_batch_async.__qualname__ = f"{run_batch.__qualname__}_async"
@@ -163,8 +163,6 @@ class RolloutClient:
         )
         self._engine = Engine(services, self.deadlines.stop_s)
         open_engines.add((self._portal, self._engine))
-        self._finalizer = weakref.finalize(self, dropped, self._portal, self._engine)
-        self._finalizer.atexit = False
 
     # ---- single rollouts
 
@@ -412,8 +410,8 @@ class RolloutClient:
     def subscribe(self, subscriber: Subscriber) -> None:
         """Call ``subscriber(event, fields)`` for each event of a rollout, on the client's thread; it must not block.
 
-        Events: intent, accepted, refused, server_error, retried, finished, stopped, watch_failure. Fields always hold
-        ``session_id`` (empty for the last one) and ``exp_id``.
+        Events: intent, accepted, refused, server_error, retried, finished, stopped. Fields always hold
+        ``session_id`` and ``exp_id``.
         """
         self._engine.services.events.subscribers.append(subscriber)
 
@@ -431,7 +429,7 @@ class RolloutClient:
     @property
     def stats(self) -> dict[str, int]:
         """Counts since the start: submitted, refused, server_errors, retried, each outcome, failures by cause (cause_agent,
-        cause_policy, cause_infrastructure), stopped, stop_failed, watch_failures, store_requests; of the records read: proven,
+        cause_policy, cause_infrastructure), stopped, stop_failed, store_requests; of the records read: proven,
         unproven, forged.
         """
         return {**self._engine.services.events.counts, "store_requests": self._engine.services.stores.requests}
@@ -491,7 +489,6 @@ class RolloutClient:
         return self._may_close.acquire(blocking=False)
 
     def _end_close(self) -> None:
-        self._finalizer.detach()
         open_engines.discard((self._portal, self._engine))
         self._leave_pacer()
         self._portal.close()
@@ -519,9 +516,8 @@ class RolloutClient:
         return parts[3]
 
     def _ledger(self, ledger: str | os.PathLike[str] | FileLedger) -> FileLedger:
-        if isinstance(ledger, FileLedger):
-            return ledger
-        return self._ledgers.setdefault(os.fspath(ledger), FileLedger(ledger))
+        made = ledger if isinstance(ledger, FileLedger) else FileLedger(ledger)
+        return self._ledgers.setdefault(os.fspath(made.path), made)
 
     def _config(self, input_id: IdValue, overrides: Mapping[str, Any]) -> dict[str, Any]:
         """The `_rollout` block; later entries win: ids, `extra_config`, base_url and model_id, overrides."""

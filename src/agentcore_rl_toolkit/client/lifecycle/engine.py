@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
 from typing import Any
 
 from ..._portal import Portal
@@ -13,8 +12,6 @@ from ...errors import ConfigError, RolloutCancelledError
 from ..future import RolloutFuture, Verdict
 from ..settings import RolloutRequest
 from .rollout import Adoption, Rollout, Services
-
-LINGER_S = 0.5
 
 
 class Engine:
@@ -73,14 +70,6 @@ class Engine:
             services.endings.close()
             services.stores.close()
 
-    async def linger_async(self) -> None:
-        """Wait until nothing is left to do: for a client that was dropped without `close`."""
-        while True:
-            await asyncio.sleep(LINGER_S)
-            if not (self._rollouts or self.services.stops.backlog):
-                break
-        await self.close_async(cancel=True)
-
     def _launch(self, rollout: Rollout) -> None:
         if self._closing:
             rollout.resolve()
@@ -91,20 +80,6 @@ class Engine:
 
 # Engines that may still have sessions to stop. Strong on purpose: a dropped client must not take its stops with it.
 open_engines: set[tuple[Portal, Engine]] = set()
-
-
-def dropped(portal: Portal, engine: Engine) -> None:
-    """The client was garbage-collected without `close`: its engine ends when nothing is left to do."""
-    if not portal.started:
-        open_engines.discard((portal, engine))
-        return
-
-    def ended(_: object) -> None:
-        open_engines.discard((portal, engine))
-        portal.close()
-
-    with contextlib.suppress(ConfigError, RuntimeError):
-        portal.submit(engine.linger_async()).add_done_callback(ended)
 
 
 @atexit.register

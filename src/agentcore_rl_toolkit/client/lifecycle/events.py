@@ -16,7 +16,7 @@ from ..settings import RolloutRequest
 
 logger = logging.getLogger("agentcore_rl_toolkit.client")
 
-# (event, fields); events: intent, accepted, refused, server_error, retried, finished, stopped, watch_failure
+# (event, fields); events: intent, accepted, refused, server_error, retried, finished, stopped
 Subscriber = Callable[[str, Mapping[str, Any]], None]
 
 COUNTED = {
@@ -24,7 +24,6 @@ COUNTED = {
     "refused": "refused",  # the runtime answered 429 or 402
     "server_error": "server_errors",  # it answered 500 or 503
     "retried": "retried",
-    "watch_failure": "watch_failures",  # watching failed in a way that is not foreseen, and goes on
 }
 
 
@@ -46,7 +45,7 @@ class Events:
             self.counts[COUNTED[event]] += 1
         if not self.subscribers:
             return
-        ids = {"session_id": "", "exp_id": self.exp_id} if progress is None else self._ids(progress)
+        ids = {"exp_id": self.exp_id} if progress is None else self._ids(progress)
         for subscriber in self.subscribers:
             try:
                 subscriber(event, {**ids, **fields})
@@ -111,10 +110,8 @@ class Events:
     def stopped(self, session_id: str, ledger: FileLedger | None, gone: bool) -> None:
         """A session's stop is over: `gone`, or given up."""
         self.counts["stopped" if gone else "stop_failed"] += 1
-        if ledger is not None:
-            if gone:
-                ledger.note(session_id, event="stopped")
-            ledger.release()
+        if gone and ledger is not None:
+            ledger.note(session_id, event="stopped")
         self.tell("stopped", session_id=session_id, gone=gone)
 
     def _ended(self, request: RolloutRequest, progress: Progress, verdict: Verdict) -> None:

@@ -134,7 +134,7 @@ class Services:
         self.endings = Endings(transport)
         self.events = Events(exp_id)
         self.proofs = Proofs(watch.proof_key, required=watch.require_proof)
-        self.stores = Stores(bucket, store, watch, lambda: self.events.tell("watch_failure"))
+        self.stores = Stores(bucket, store, watch)
         self.runs_once: bool | None = None
         self.admission = asyncio.Lock()
         self._calls = asyncio.Semaphore(calls_at_once)
@@ -221,7 +221,7 @@ class Rollout:
             return
         adopted = self._adopted  # cancelled before its first step: the coroutine never ran
         if adopted is not None:
-            ledger = self._hold_ledger()
+            ledger = self.request.ledger
             silent = (adopted.bucket, adopted.key)
             self._stop = self._services.stop(self.progress.session_id, ledger, silent=silent)
         self.resolve()
@@ -280,7 +280,7 @@ class Rollout:
         session_id, services = self.progress.session_id, self._services
         self._invoke, self._stop, self._server_errors, self._server_error = None, None, 0, None
         adopted, recorded = self._adopted is not None, False
-        ledger = self._hold_ledger()
+        ledger = self.request.ledger
         try:
             verdict = await self._session()
             recorded = True  # then its agent removes the heartbeat itself
@@ -298,19 +298,11 @@ class Rollout:
                 self._stop = services.stop(session_id, ledger, after=call, silent=silent)
             elif ledger is not None:  # no session can exist
                 ledger.note(session_id, event="stopped")
-                ledger.release()
 
     def _take_invoke(self) -> asyncio.Future[bytes] | None:
         """The invoke whose session has to be stopped, if there is one."""
         call, self._invoke = self._invoke, None
         return call
-
-    def _hold_ledger(self) -> FileLedger | None:
-        """The ledger, kept open until the session under way is stopped."""
-        ledger = self.request.ledger
-        if ledger is not None:
-            ledger.hold()
-        return ledger
 
     async def _session(self) -> Verdict:
         request, progress, services = self.request, self.progress, self._services

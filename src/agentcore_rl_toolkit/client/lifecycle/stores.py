@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 from ...contract import alive_key
 from ...errors import AgentCoreRLError
@@ -19,15 +18,10 @@ TIDY_S = 10.0
 
 
 class Stores:
-    """Opened stores, watchers and readers, by bucket. Lives on the engine's loop.
+    """Opened stores, watchers and readers, by bucket. Lives on the engine's loop."""
 
-    ``on_trouble()`` is called when watching failed in a way that is not foreseen.
-    """
-
-    def __init__(
-        self, bucket: str, store: ObjectStore, settings: WatchSettings, on_trouble: Callable[[], object]
-    ) -> None:
-        self._settings, self._on_trouble = settings, on_trouble
+    def __init__(self, bucket: str, store: ObjectStore, settings: WatchSettings) -> None:
+        self._settings = settings
         self._opened = {bucket: store}
         self._watchers: dict[tuple[str, str], Watcher] = {}
         self._readers: dict[str, ResultReader] = {}
@@ -67,7 +61,6 @@ class Stores:
                 root,
                 interval_s=interval_s,
                 cost=LOCAL_COST if local else REMOTE_COST,
-                on_trouble=self._on_trouble,
             )
         return watcher
 

@@ -70,10 +70,7 @@ class Waiter:
 
 
 class Watcher:
-    """Watches the rollouts of one experiment in one store. Lives on the engine's loop.
-
-    ``on_trouble()`` is called when a round failed in a way that is not foreseen.
-    """
+    """Watches the rollouts of one experiment in one store. Lives on the engine's loop."""
 
     def __init__(
         self,
@@ -82,12 +79,10 @@ class Watcher:
         *,
         interval_s: float,
         cost: ListingCost,
-        on_trouble: Callable[[], object] = lambda: None,
     ) -> None:
         self._store = store
         self._root = root
         self._interval_s, self._cost = interval_s, cost
-        self._on_trouble = on_trouble
         self._waiters: dict[str, Waiter] = {}
         self._by_alive: dict[str, Waiter] = {}
         self._lines = 0  # of the last listing of the whole experiment
@@ -174,8 +169,6 @@ class Watcher:
         self._unseen = True
         self.trouble = error
         foreseen = isinstance(error, StoreError)
-        if not foreseen:
-            self._on_trouble()
         level = logging.WARNING if self._failures in (1, 10, 100) else logging.DEBUG
         text = "looking for results under %s failed (%d in a row): %s"
         logger.log(level, text, self._root, self._failures, error, exc_info=not foreseen)
@@ -222,8 +215,6 @@ class Watcher:
         foreseen = isinstance(error, StoreError)
         text = "%s cannot be listed (%s); looking at single keys instead"
         logger.log(level, text, self._root, error, exc_info=None if foreseen else error)
-        if not foreseen:
-            self._on_trouble()
 
     async def _list(self, prefix: str) -> None:
         listed = await self._store.list_async(prefix, timeout_s=LOOK_TIMEOUT_S)
