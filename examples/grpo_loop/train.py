@@ -54,6 +54,7 @@ from agentcore_rl_toolkit.backends.data import read_rows
 from agentcore_rl_toolkit.errors import AgentCoreRLError, CaptureError, ConfigError
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.policy import load_policy, problems
+from agentcore_rl_toolkit.runs.record import tools_of
 from agentcore_rl_toolkit.weights import EngineAddress, Publisher
 from agentcore_rl_toolkit.weights import publish as load_into
 
@@ -392,14 +393,14 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
     """Both means of the rewards, tool use, and how rollouts ended. A mean of nothing is None, not zero.
 
     `reward` is over all rollouts but those that the infrastructure failed (`scored` of them), failures of agent and policy as
-    0; `reward_ok` over those that ended `ok` (`ok` of them). An agent that returns no `metrics.tool_calls` has no tool use,
-    neither none nor some.
+    0; `reward_ok` over those that ended `ok` (`ok` of them). `tool_use` is the share of rollouts that called a tool, of
+    those that say so (`metrics.tool_calls`) or whose model calls offered any.
     """
     stats = summarize(groups)
     good = [rollout for group in groups for rollout in group.usable]
     means = [sum(g) / len(g) for group in groups if (g := [r.score for r in group.rollouts if r.score is not None])]
     spread = math.sqrt(sum((m - sum(means) / len(means)) ** 2 for m in means) / len(means)) if means else None
-    tools = [m["tool_calls"] > 0 for r in good if "tool_calls" in (m := r.record.get("metrics") or {})]
+    tools = [used for rollout in good if (used := used_a_tool(rollout)) is not None]
     return {
         **stats.evaluation(),
         "reward_spread": spread,  # standard deviation over the groups' mean rewards
@@ -409,6 +410,15 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
         "groups_that_differ": sum(len(set(g.rewards) - {None}) > 1 for g in groups),  # elsewhere every advantage is 0
         "branches": sum(r.trajectory.report.branches for r in good),
     }
+
+
+def used_a_tool(rollout: Any) -> bool | None:
+    """By the agent's own metrics, else by its dialogue; None where its model calls offered no tools."""
+    metrics = (rollout.record or {}).get("metrics") or {}
+    if "tool_calls" in metrics:
+        return bool(metrics["tool_calls"] > 0)
+    capture = rollout.capture
+    return bool(tools_of(capture.dialogue)) if capture and any(turn.tools for turn in capture.turns) else None
 
 
 async def train(

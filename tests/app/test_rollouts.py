@@ -243,12 +243,12 @@ def test_a_key_that_is_the_session_id_does_not_mangle_the_record(agent: Any) -> 
 @pytest.mark.parametrize(
     ("value", "error_type", "outcome", "reason"),
     [
-        ("5", "InvalidResultError", Outcome.INVALID, "Return value must be a dict when S3 save is configured, got int"),
+        ("5", "InvalidResultError", Outcome.INVALID, 'Return value must be a dict, got int: return {"rewards": 5}'),
         (
             "None",
             "InvalidResultError",
             Outcome.INVALID,
-            "Return value must be a dict when S3 save is configured, got NoneType",
+            "Return value must be a dict, got NoneType",
         ),
         ("{'rewards': float('nan')}", "InvalidResultError", Outcome.INVALID, "result[rewards] is nan"),
         ("{'x': [1, object()]}", "InvalidResultError", Outcome.INVALID, "result[x[1]] is a builtins.object"),

@@ -14,6 +14,7 @@ import urllib.error
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from ..contract import TURNS_USED, Cause
 from ..errors import GatewayError, PolicyFailure, StoreError
@@ -127,6 +128,19 @@ def blame(error: BaseException) -> Blame:
         policy = policy or found
         throttled = throttled or not names.isdisjoint(_THROTTLED)
     return policy or (_INFRASTRUCTURE if throttled else _AGENT)
+
+
+def elsewhere(error: BaseException, base_url: str | None) -> str | None:
+    """The address that a failed call went to, where it is not the model's gateway: that of a judge, for instance."""
+    for one in _chain(error):
+        try:
+            url = urlsplit(str(one.request.url))  # type: ignore[attr-defined]  # httpx and what is built on it, requests
+        except Exception:  # most have none; httpx raises where it was never set
+            continue
+        if url.hostname is None or (base_url is not None and url.netloc == urlsplit(base_url).netloc):
+            return None
+        return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"
+    return None
 
 
 def _of_one(error: BaseException, names: set[tuple[str, str]]) -> Blame | None:

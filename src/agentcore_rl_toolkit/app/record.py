@@ -94,7 +94,8 @@ def as_fields(result: Any) -> dict[str, Any]:
     dump = getattr(result, "model_dump", None)
     if callable(dump) and not isinstance(result, type):
         return dict(dump())
-    raise InvalidResultError(f"Return value must be a dict when S3 save is configured, got {type(result).__name__}")
+    example = f': return {{"rewards": {result!r}}}' if isinstance(result, (int, float)) else ""
+    raise InvalidResultError(f"Return value must be a dict, got {type(result).__name__}{example}")
 
 
 def success_body(info: RolloutInfo, result: Any, *, finished_s: float, max_bytes: int) -> tuple[bytes, Outcome]:

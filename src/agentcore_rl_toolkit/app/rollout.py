@@ -24,11 +24,11 @@ from typing import Any
 
 from ..contract import INFO_FIELD, Cause, Outcome, RolloutConfig, alive_key, parse_record
 from ..errors import AgentCoreRLError, InvalidResultError, ObjectExistsError, ObjectTooLargeError
-from ..isolation.hints import hint
+from ..isolation.hints import UNSET, hint
 from ..logs import log_context
 from ..proof import Proof, check, seal
 from ..store import ObjectStore, jitter
-from .causes import Blame, blame
+from .causes import Blame, blame, elsewhere
 from .record import PolicyReward, RolloutInfo, describe, error_body, success_body
 from .runner import AgentRunner
 from .settings import AgentSettings
@@ -220,7 +220,7 @@ class Rollout:
             )
             return body, Outcome.LOST
         error = agent.exception()
-        outcome = Outcome.AGENT_ERROR
+        outcome, where = Outcome.AGENT_ERROR, None
         if error is None:
             encode = functools.partial(
                 success_body, info, agent.result(), finished_s=now, max_bytes=self._settings.max_record_bytes
@@ -232,14 +232,21 @@ class Rollout:
                 outcome = Outcome.INVALID if isinstance(e, InvalidResultError) else outcome
         else:
             whose = blame(error)
-            if (
-                whose.cause is Cause.INFRASTRUCTURE
-            ):  # such as a model call that no engine answered: not the agent's failure
+            where = elsewhere(error, info.config.base_url)
+            if where is not None:
+                error.add_note(f"The call went to {where}, which is not the model's gateway.")
+            if where is not None and whose.cause is Cause.POLICY:  # another model's context or tokens
+                whose = Blame(cause=Cause.INFRASTRUCTURE)
+            if whose.cause is Cause.INFRASTRUCTURE:  # such as a model call that no engine answered
                 outcome = Outcome.LOST
         why = hint(error)
         if why is not None:
             error.add_note(why)
         stop_reason, error_type = describe(error)
+        if where is not None:
+            stop_reason = f"{where} (not the model's gateway): {stop_reason}"
+        if why is not None and why.startswith(UNSET):
+            stop_reason = f"{stop_reason}. {why}"
         if whose.cause is Cause.POLICY:
             logger.warning("the policy failed (%s): %s: %s", whose.failure, error_type, stop_reason)
         else:

@@ -11,7 +11,6 @@ import secrets
 import shlex
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from ..store import parse_url
 from ..store.names import path_of
 from .options import as_json, from_environment, sandbox_words, with_sandbox
 from .output.commands import nearby, program
+from .output.failures import Failure, explain
 from .output.terminal import visible
 
 if TYPE_CHECKING:
@@ -162,8 +162,13 @@ def _check(options: dict[str, Any]) -> None:
     if options["agent"] is None:
         from .training.stack import Stack
 
-        if _own_sessions(options) or Stack.running() is None:
+        if Stack.running() is None:
             raise ConfigError("--agent ARN|FILE is missing, and no `agentcore-rl up` runs in this folder")
+        if _own_sessions(options):
+            raise ConfigError(
+                "--agent FILE is missing: with --session-env, --readable or --writable this command starts services of its own, "
+                "beside those of `agentcore-rl up`; to use those, give the options to `up`"
+            )
     if options["model"]:
         from .training.stack import model_folder
 
@@ -320,17 +325,16 @@ def _evaluate(
 
 
 def _most_frequent(items: Sequence[BatchItem]) -> str:
-    """What most of the failed rollouts have in common, in one line."""
+    """What most of the failed rollouts have in common."""
     from ..client.evaluation import reward_of
 
     none = "the agent returned no reward"
-    reasons = [
-        f"{i.outcome}: {none if i.success else i.error}"
+    failures = [
+        Failure.of(i.outcome, none if i.success else i.error, i.traceback)
         for i in items
         if reward_of(i) is None and i.cause != Cause.POLICY
     ]
-    reason, times = Counter(reasons).most_common(1)[0]
-    return f"{len(reasons)} of {len(items)} rollouts failed; {times} of them: {reason}"
+    return explain(failures, len(items))
 
 
 @contextlib.contextmanager

@@ -62,8 +62,9 @@ def command(
         raise ConfigError(f"the payload is not JSON: {e}") from e
     if not isinstance(value, dict):
         raise ConfigError('the payload must be a JSON object, such as \'{"prompt": "..."}\'')
+    scratch = tempfile.TemporaryDirectory(prefix="agentcore-rl-invoke-", ignore_cleanup_errors=True)
     try:
-        with _stack(agent, model, session_env, sandbox_words(readable, writable)) as stack:
+        with scratch, _stack(agent, model, session_env, sandbox_words(readable, writable), Path(scratch.name)) as stack:
             rollout = asyncio.run(_roll(stack, value, timeout))
             log = _log_of(stack, rollout.session_id) if not rollout.usable else ""
     except ConfigError:
@@ -71,7 +72,7 @@ def command(
     except AgentCoreRLError as e:
         from .training.stack import explain
 
-        click.echo(visible(f"error: {explain(e)}"), err=True)
+        click.echo(visible(f"error: {explain(e, gone=scratch.name)}"), err=True)
         sys.exit(1)
     failed = str(rollout.outcome) != "ok" or rollout.reward is None
     if failed:
@@ -87,7 +88,7 @@ def command(
 
 @contextlib.contextmanager
 def _stack(
-    agent: str | None, model: Path | None, session_env: Sequence[str], runtime_options: Sequence[str]
+    agent: str | None, model: Path | None, session_env: Sequence[str], runtime_options: Sequence[str], scratch: Path
 ) -> Iterator[Stack]:
     """The running stack with this agent and model, else one for this call."""
     from .training.stack import Stack, agent_file, model_folder, own
@@ -98,16 +99,16 @@ def _stack(
         file = Path(running.agent)
         folder = folder or (Path(running.model) if running.model else None)
     if file is None:
+        if Stack.running() is not None:
+            raise ConfigError(
+                "--agent FILE is missing: with --session-env, --readable or --writable this call starts services of its own, "
+                "beside those of `agentcore-rl up`; to use those, give the options to `up`"
+            )
         raise ConfigError("--agent FILE is missing, and no `agentcore-rl up` runs in this folder")
     if running is not None and (found := Stack.serving(file, folder)) is not None:
         yield found
         return
-    with (
-        tempfile.TemporaryDirectory(prefix="agentcore-rl-invoke-", ignore_cleanup_errors=True) as scratch,
-        own(
-            file, folder=Path(scratch), model=folder, session_env=session_env, runtime_options=runtime_options
-        ) as stack,
-    ):
+    with own(file, folder=scratch, model=folder, session_env=session_env, runtime_options=runtime_options) as stack:
         yield stack
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import importlib.util
+import sqlite3
 import sys
 
 import click
@@ -124,6 +126,13 @@ def main() -> None:
     except AgentCoreRLError as e:
         click.echo(visible(f"error: {e}"), err=True)
         sys.exit(2 if isinstance(e, (ConfigError, MissingExtraError)) else 1)
+    except (OSError, sqlite3.OperationalError) as e:
+        if getattr(e, "errno", None) not in (errno.ENOSPC, errno.EDQUOT) and "disk is full" not in str(e):
+            raise
+        click.echo(
+            visible(f"error: the disk is full ({e}): free space, then go on with --resume where there is one"), err=True
+        )
+        sys.exit(1)
     except ModuleNotFoundError as e:
         # A heavy import inside a command body: name the extra of the command that was asked for.
         asked = next((arg for arg in sys.argv[1:] if arg in _COMMANDS), None)

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 
 VARIABLE = "AGENTCORE_RL_SANDBOX"
+UNSET = "The session has no variable "
+_NAMED = re.compile(
+    r"\b([A-Z][A-Z0-9]*_[A-Z0-9_]+)\b[`'\"]? environment variable|environment variable [`'\"]?([A-Z][A-Z0-9_]+)"
+)
 _SQLITE = ("unable to open database file", "attempt to write a readonly database")
 
 
@@ -21,6 +26,9 @@ def describe(readable: Sequence[str], writable: Sequence[str]) -> str:
 
 def hint(error: BaseException, environment: Mapping[str, str] = os.environ) -> str | None:
     """What to add to this error; None outside of a sandbox, and where the sandbox is not the reason."""
+    unset = _unset(error, environment)
+    if unset is not None:
+        return f"{UNSET}{unset}; give it with --session-env {unset}"
     try:
         shown = json.loads(environment.get(VARIABLE, ""))
         readable, writable = list(shown["readable"]), list(shown["writable"])
@@ -49,6 +57,19 @@ def hint(error: BaseException, environment: Mapping[str, str] = os.environ) -> s
     if isinstance(error, PermissionError) or error.errno == 30:  # EROFS
         return f"{path} is read-only in the sandbox of the session. {writing}; add one with --writable DIR."
     return None
+
+
+def _unset(error: BaseException, environment: Mapping[str, str]) -> str | None:
+    """The variable that an error of a session of the local runtime is about, where the session lacks it."""
+    if VARIABLE not in environment and environment.get("AWS_ACCESS_KEY_ID") != "local":
+        return None
+    trace, found = error.__traceback__, _NAMED.search(str(error))
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    name = (found[1] or found[2]) if found else None
+    if isinstance(error, KeyError) and trace is not None and trace.tb_frame.f_globals.get("__name__") == "os":
+        name = str(error.args[0])
+    return name if name is not None and name not in environment else None
 
 
 def _below(path: str, folders: Sequence[str]) -> bool:

@@ -183,7 +183,13 @@ def _reward(
     except ContractError as e:
         return None, InvalidResultError(str(e), session_id=session_id, input_id=input_id)
     if reward is None and required:
-        message = "the record has neither `rewards` nor `reward`; return one from the rollout entrypoint"
+        name = next((name for name in ("rewards", "reward") if name in record), None)
+        if name is None:
+            message = "the record has neither `rewards` nor `reward`; return one from the rollout entrypoint"
+        elif isinstance(record[name], Mapping):
+            message = f"`{name}` is a dict without a number as `reward`, it has {sorted(record[name])[:8]}"
+        else:
+            message = f"`{name}` is {record[name]!r}: return a number, a list of them, or a dict with `reward`"
         return None, InvalidResultError(message, session_id=session_id, input_id=input_id)
     return reward, None
 

@@ -14,6 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ...contract import Cause
+from ..output.failures import Failure, explain
+from ..output.terminal import visible
 
 SHOWN_STEPS = 16
 NOTHING_TO_LEARN = (
@@ -66,6 +68,9 @@ class Display:
         self._rewards: deque[float] = deque(maxlen=SHOWN_REWARDS)
         self._rows: list[tuple[str, ...]] = []
         self._said_nothing_to_learn = False
+        self._ended = 0  # with `_failures`: since the last row
+        self._failures: list[Failure] = []
+        self._explained: set[str] = set()
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(bar_width=40), MofNCompleteColumn(), console=console
         )
@@ -90,8 +95,21 @@ class Display:
         self._rewards.clear()
         self._bar.reset(self._task, description=phase, total=total)
 
-    def rollout(self, cause: str | None, score: float | None, tokens: int, *, beside: bool = False) -> None:
-        """One has ended; of an evaluation ``beside`` the training, it is not among those that the bar counts."""
+    def rollout(
+        self,
+        cause: str | None,
+        score: float | None,
+        tokens: int,
+        *,
+        beside: bool = False,
+        failure: Failure | None = None,
+    ) -> None:
+        """One has ended; of an evaluation ``beside`` the training, it is not among those that the bar counts.
+
+        ``failure``: why agent or infrastructure failed it.
+        """
+        self._ended += 1
+        self._failures += [failure] if failure is not None else []
         self._done += 1
         self._tokens += tokens
         self._lost += cause == Cause.INFRASTRUCTURE
@@ -115,6 +133,8 @@ class Display:
             "-" if facts.get("staleness_mean") is None else f"{facts['staleness_mean']:.1f}",
             f"{facts['rollout_s']:.1f} + {facts['train_s']:.1f}",
         )
+        if self._explain():
+            return
         if facts["groups_that_differ"] == 0 and not self._said_nothing_to_learn:
             self._said_nothing_to_learn = True
             self._console.print(NOTHING_TO_LEARN.format(step=facts["step"] + 1), highlight=False, soft_wrap=True)
@@ -131,6 +151,17 @@ class Display:
             "-",
             "-",
         )
+        self._explain()
+
+    def _explain(self) -> bool:
+        """Say why rollouts failed since the last time, each reason once. Returns whether any did."""
+        failures, ended, self._failures, self._ended = self._failures, self._ended, [], 0
+        text = explain(failures, ended) if failures else ""
+        told = text.partition("; ")[2].partition(": ")[2]
+        if text and told not in self._explained:
+            self._explained.add(told)
+            self._console.print(f"note: {visible(text)}", highlight=False, markup=False, soft_wrap=True)
+        return bool(failures)
 
     def _row(self, *cells: str) -> None:
         self._rows.append(cells)

@@ -14,7 +14,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ...contract import Cause
 from ...errors import ConfigError
+from ..output.failures import Failure
 from ..servers.vllm import MODEL_ID
 from .settings import LocalRun
 from .stack import Stack
@@ -167,7 +169,10 @@ class Observer:
             case "rollout":
                 rollout = facts["rollout"]
                 tokens = rollout.trajectory.report.sampled_tokens if rollout.trajectory is not None else 0
-                self._display.rollout(rollout.cause, rollout.score, tokens, beside=facts.get("beside", False))
+                failed = rollout.cause in (Cause.AGENT, Cause.INFRASTRUCTURE)
+                failure = Failure.of(rollout.outcome, rollout.reason, rollout.traceback) if failed else None
+                beside = facts.get("beside", False)
+                self._display.rollout(rollout.cause, rollout.score, tokens, beside=beside, failure=failure)
             case "step" | "evaluated":
                 self._report.add(event, facts)
                 self._trackers.event(event, facts)

@@ -92,19 +92,19 @@ class Report:
         (self.run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
         return summary
 
-    def sample_dialogue(self, when: str, input_id: str | None = None) -> dict[str, Any] | None:
-        """A held-out rollout of the evaluation `before` or `after`: the given problem, else the first one stored."""
+    def sample_dialogue(self, when: str, input_id: str) -> dict[str, Any] | None:
+        """A held-out rollout of this input, of the evaluation `before` or `after`."""
         if not (self.run_dir / ROLLOUTS).exists():
             return None
         with RunReader(self.run_dir) as run:
             for row in run.rollouts(Query(phase=when), limit=run.count()):
-                if input_id is None or row["grp"].split("/")[-1] == input_id:
+                if row["grp"].split("/")[-1] == input_id:
                     found = run.rollout(row["id"])
                     return None if found is None else {**found, "dialogue": found["dialogue"] or []}
         return None
 
     def telling_problem(self) -> str | None:
-        """The first held-out problem that went wrong before and right after: the best one to show."""
+        """The held-out input to show: one that went wrong before and right after, else the first that is in both."""
         rewards: dict[str, dict[str, float | None]] = {}
         if not (self.run_dir / ROLLOUTS).exists():
             return None
@@ -113,7 +113,8 @@ class Report:
                 for row in run.rollouts(Query(phase=when), limit=run.count()):
                     rewards.setdefault(row["grp"].split("/")[-1], {})[when] = row["score"]
         better = [i for i, r in rewards.items() if r.get("before") == 0.0 and r.get("after") == 1.0]
-        return min(better, default=None)
+        both = [i for i, r in rewards.items() if len(r) == 2]
+        return min(better or both, default=None)
 
     def plot(self, title: str) -> Path:
         """Draw the learning curve: reward with its spread over the groups, tool use, held-out reward before and after."""

@@ -139,8 +139,8 @@ def print_end(console: Console, job: Job, report: Report, summary: dict[str, Any
     from .display import share, share_of
 
     problem = report.telling_problem()
-    for when in WHEN:
-        rollout = report.sample_dialogue(when, problem)
+    samples = [(when, report.sample_dialogue(when, problem)) for when in WHEN] if problem is not None else []
+    for when, rollout in samples:
         if rollout is not None:
             console.print(f"\n[bold]One input, {when} training[/] (reward {rollout['reward']})")
             for line in dialogue.lines(rollout["dialogue"]):

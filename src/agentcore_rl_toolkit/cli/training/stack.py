@@ -414,8 +414,15 @@ def find_agent(path: str) -> Path:
 
 def model_folder(path: Path | None) -> Path | None:
     """The model's folder as a whole path; of a run, the model that it trained. Raises: ConfigError where there is none."""
+    if path is not None and path.is_file():
+        raise ConfigError(
+            f"--model {path} is a file: the model is a folder in the layout of transformers, with config.json and safetensors"
+            + ("; a GGUF file cannot be trained" if path.suffix == ".gguf" else "")
+        )
     if path is not None and not path.is_dir():
-        raise ConfigError(f"there is no model folder {path}")
+        hub = re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) is not None
+        load = f"; download it first, such as with `hf download {path} --local-dir {path.name}`, and give --model {path.name}"
+        raise ConfigError(f"there is no model folder {path}{load if hub else ''}")
     if path is not None and is_run(path):
         path = path / "policy"
         if not path.is_dir():
@@ -427,9 +434,14 @@ def model_folder(path: Path | None) -> Path | None:
     return path.resolve() if path is not None else None
 
 
-def explain(error: AgentCoreRLError) -> str:
-    """The cause first, then the whole of the error: that of a runtime may be a traceback."""
+def explain(error: AgentCoreRLError, gone: str | None = None) -> str:
+    """The cause first, then the whole of the error: that of a runtime may be a traceback.
+
+    ``gone`` is a folder that no longer exists: files in it are not named.
+    """
     text = str(error).strip()
+    if gone is not None:
+        text = re.sub(rf"(; output:)? \(?{re.escape(gone)}[^\s)]*\)?", "", text)
     cause = cause_of(text) if isinstance(error, LocalRuntimeError) else text
     return text if text.startswith(cause) else f"{cause}\n{text}"
 

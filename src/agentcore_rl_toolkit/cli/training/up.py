@@ -52,25 +52,23 @@ def command(
     if Stack.running() is not None:
         raise ConfigError("another `agentcore-rl up` runs in this folder: stop it, or use another folder")
     (Path.cwd() / FOLDER).mkdir(mode=0o700, exist_ok=True)  # from the start: a sandbox hides what is there
+    scratch = tempfile.TemporaryDirectory(prefix="agentcore-rl-up-", ignore_cleanup_errors=True)
     try:
-        with (
-            terminated_as_interrupted(),
-            tempfile.TemporaryDirectory(prefix="agentcore-rl-up-", ignore_cleanup_errors=True) as scratch,
-        ):
+        with terminated_as_interrupted(), scratch:
             serving = {
                 "model": folder_of_model,
                 "engine": engine or "policy",
                 "session_env": session_env,
                 "runtime_options": sandbox_words(readable, writable),
             }
-            _serve(file, Path(scratch), serving, gateways)
+            _serve(file, Path(scratch.name), serving, gateways)
     except KeyboardInterrupt:
         click.echo("stopped", err=True)
         sys.exit(130)
     except ConfigError:
         raise
     except AgentCoreRLError as e:
-        click.echo(visible(f"error: {explain(e)}"), err=True)
+        click.echo(visible(f"error: {explain(e, gone=scratch.name)}"), err=True)
         sys.exit(1)
 
 

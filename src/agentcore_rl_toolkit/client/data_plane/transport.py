@@ -326,7 +326,10 @@ def parse_reply(body: bytes, session_id: str) -> dict[str, Any]:
         ) from e
     if not isinstance(reply, dict):
         raise InvokeFailedError(
-            f"the agent answered with {type(reply).__name__}, not an object", code="BadReply", session_id=session_id
+            f"the agent answered with {type(reply).__name__}, not an object, not as a rollout does: write "
+            "@app.rollout_entrypoint in place of @app.entrypoint, on an AgentCoreRLApp",
+            code="BadReply",
+            session_id=session_id,
         )
     if reply.get("status") == REFUSED:
         raise InvokeFailedError(str(reply.get("error")), code=STORE_REFUSED, session_id=session_id)
@@ -334,7 +337,8 @@ def parse_reply(body: bytes, session_id: str) -> dict[str, Any]:
         if reply.get("error"):
             raise InvokeFailedError(f"the agent refused: {reply['error']}", code="AgentRefused", session_id=session_id)
         raise InvokeFailedError(
-            f"the agent's answer has no 'result_key' ({sorted(reply)[:8]}); decorate it with @app.rollout_entrypoint",
+            f"the agent answered with its own {sorted(reply)[:8]}, not as a rollout does: write @app.rollout_entrypoint in place "
+            "of @app.entrypoint, on an AgentCoreRLApp",
             code="BadReply",
             session_id=session_id,
         )

@@ -1,0 +1,42 @@
+"""Why rollouts failed, in two lines: the most frequent error, and the line of the agent's code that it came from."""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from .commands import nearby
+
+_FRAME = re.compile(r'^  File "([^"]+)", line (\d+), in .*\n    (\S.*)$', re.MULTILINE)
+_NOT_THEIRS = (sysconfig.get_path("stdlib"), "/site-packages/", "/dist-packages/", "/agentcore_rl_toolkit/", "<")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One failed rollout: its outcome with the error, and where in the agent's code it came from, if that is known."""
+
+    reason: str
+    place: str = ""
+
+    @classmethod
+    def of(cls, outcome: object, error: str | None, traceback: str | None) -> Failure:
+        frames = [
+            (path, line, code)
+            for path, line, code in _FRAME.findall(traceback or "")
+            if not any(text in path for text in _NOT_THEIRS)
+        ]
+        if not frames:
+            return cls(f"{outcome}: {error}")
+        path, line, code = frames[-1]
+        return cls(f"{outcome}: {error}", f"{nearby(Path(path))}, line {line}: {code}")
+
+
+def explain(failures: list[Failure], total: int) -> str:
+    """How many of so many rollouts failed, the most frequent of their errors, and where it came from."""
+    [(where, times)] = Counter(failure.place or failure.reason for failure in failures).most_common(1)
+    first = next(failure for failure in failures if where in (failure.place, failure.reason))
+    text = f"{len(failures)} of {total} rollouts failed; {times} of them: {first.reason}"
+    return f"{text}\n    {first.place}" if first.place else text

@@ -1,0 +1,179 @@
+"""What is said where something is missing or fails: one line a case, with what to do."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from rich.console import Console
+
+from agentcore_rl_toolkit.app.causes import elsewhere
+from agentcore_rl_toolkit.backends.collection.judge import _reward
+from agentcore_rl_toolkit.cli import main
+from agentcore_rl_toolkit.cli.invoke import _stack
+from agentcore_rl_toolkit.cli.output.failures import Failure, explain
+from agentcore_rl_toolkit.cli.training.display import Display
+from agentcore_rl_toolkit.cli.training.job import load_loop
+from agentcore_rl_toolkit.cli.training.report import Report
+from agentcore_rl_toolkit.cli.training.stack import Stack, model_folder
+from agentcore_rl_toolkit.cli.training.stack import explain as explain_error
+from agentcore_rl_toolkit.client.data_plane.transport import InvokeFailedError, parse_reply
+from agentcore_rl_toolkit.contract import Cause
+from agentcore_rl_toolkit.errors import ConfigError, LocalRuntimeError
+from agentcore_rl_toolkit.isolation.hints import hint
+
+SESSION = {"AWS_ACCESS_KEY_ID": "local"}
+TRACEBACK = """Traceback (most recent call last):
+  File "/home/me/shop/agent.py", line 7, in run
+    score(payload)
+    ~~~~~^^^^^^^^^
+  File "/home/me/shop/reward.py", line 3, in score
+    return float(payload["answer"])
+                 ~~~~~~~^^^^^^^^^^
+  File "/env/lib/python3.11/site-packages/json/decoder.py", line 9, in decode
+    raise KeyError(name)
+KeyError: 'answer'
+"""
+
+
+def test_failed_rows_are_explained_by_their_most_frequent_error_and_its_line() -> None:
+    failures = [Failure.of("agent_error", f"KeyError: {i}", TRACEBACK) for i in range(3)]
+    failures += [Failure.of("lost", "the session ended", None)]
+    said = "4 of 8 rollouts failed; 3 of them: agent_error: KeyError: 0\n"
+    assert explain(failures, 8) == said + '    /home/me/shop/reward.py, line 3: return float(payload["answer"])'
+    out = io.StringIO()
+    with Display(Console(file=out, width=200), total_rollouts=16) as display:
+        facts: dict[str, Any] = dict.fromkeys(("reward", "reward_ok", "tool_use", "logprob_gap"))
+        facts |= {"sampled_tokens": 0, "causes": {}, "rollout_s": 0.0, "train_s": 0.0, "groups_that_differ": 0}
+        for step in range(2):
+            for failure in failures + [None] * 4:
+                display.rollout(Cause.AGENT if failure else None, None, 1, failure=failure)
+            display.step({"step": step, **facts})
+    assert out.getvalue().count("note: " + said) == 1
+    assert "the rewards were equal" not in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ("m.gguf", "is a file: the model is a folder in the layout of transformers.*a GGUF file cannot be trained"),
+        ("Qwen/Qwen3-0.6B", "no model folder Qwen/Qwen3-0.6B; download it first.*--local-dir Qwen3-0.6B"),
+        ("nowhere", "no model folder nowhere$"),
+    ],
+)
+def test_a_model_that_is_no_folder(model: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.gguf").touch()
+    with pytest.raises(ConfigError, match=why):
+        model_folder(Path(model))
+
+
+@pytest.mark.parametrize(
+    ("record", "why"),
+    [
+        ({}, "neither `rewards` nor `reward`"),
+        ({"rewards": None}, "`rewards` is None: return a number"),
+        ({"rewards": {"exact": 1.0}}, r"`rewards` is a dict without a number as `reward`, it has \['exact'\]"),
+    ],
+)
+def test_a_record_without_a_reward(record: dict[str, Any], why: str) -> None:
+    _, error = _reward(record, "s", "i", required=True)
+    assert error is not None
+    assert re.search(why, str(error))
+
+
+def test_an_entrypoint_of_the_plain_app_is_named() -> None:
+    for body in (b'{"result": 5}', b'"forty-two"'):
+        with pytest.raises(InvokeFailedError, match=r"@app\.rollout_entrypoint in place of @app\.entrypoint"):
+            parse_reply(body, "s")
+
+
+def test_session_env_beside_up_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(Stack, "running", lambda: object())
+    with pytest.raises(ConfigError, match="give the options to `up`"), _stack(None, None, ["A=1"], [], tmp_path):
+        pass
+
+
+def test_a_log_that_is_gone_is_not_named() -> None:
+    error = LocalRuntimeError(
+        "it did not start: boom\nIts log (/tmp/x-1/logs/a.log) ends with:\nit did not start: boom; output: /tmp/x-1/b"
+    )
+    assert explain_error(error, gone="/tmp/x-1") == "it did not start: boom\nIts log ends with:\nit did not start: boom"
+
+
+def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def full(**options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "runs/a")
+
+    monkeypatch.setattr(main, "cli", full)
+    monkeypatch.setattr(main, "guard", lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: the disk is full (")
+    assert said.count("\n") == 1
+
+
+def test_tool_use_is_read_from_the_dialogue_where_the_agent_does_not_say() -> None:
+    class Item:
+        def __init__(self, **fields: object) -> None:
+            self.__dict__.update(fields)
+
+    used = load_loop().used_a_tool
+    called = [{"role": "assistant", "tool_calls": [{"function": {"name": "add"}}]}]
+    offers, none = [Item(tools=["add"])], [Item(tools=[])]
+    assert used(Item(record={"metrics": {"tool_calls": 0}}, capture=None)) is False
+    assert used(Item(record={}, capture=Item(turns=offers, dialogue=called))) is True
+    assert used(Item(record=None, capture=Item(turns=offers, dialogue=[]))) is False
+    assert used(Item(record={}, capture=Item(turns=none, dialogue=[]))) is None
+
+
+def test_one_input_before_and_after_is_one_input(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rows = {"before": [("b/2", 1.0), ("b/1", 0.5)], "after": [("a/3", 0.0), ("a/1", 0.5)]}
+
+    class Reader:
+        def __init__(self, folder: Path) -> None: ...
+        def __enter__(self) -> Reader:
+            return self
+
+        def __exit__(self, *raised: object) -> None: ...
+        def count(self) -> int:
+            return 4
+
+        def rollouts(self, query: Any, limit: int) -> list[dict[str, Any]]:
+            return [{"grp": group, "score": score} for group, score in rows[query.phase]]
+
+    (tmp_path / "rollouts.sqlite").touch()
+    monkeypatch.setattr("agentcore_rl_toolkit.cli.training.report.RunReader", Reader)
+    assert Report(tmp_path).telling_problem() == "1"
+
+
+def test_a_variable_that_the_session_lacks_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    for name, use in (("JUDGE_KEY", lambda: os.environ["JUDGE_KEY"]), ("OPENAI_API_KEY", openai.OpenAI)):
+        with pytest.raises(Exception) as raised:  # noqa: PT011  # a KeyError, and one of the SDK's
+            use()
+        assert hint(raised.value, SESSION) == f"The session has no variable {name}; give it with --session-env {name}"
+        assert hint(raised.value, {**SESSION, name: "x"}) is None
+        assert hint(raised.value, {}) is None
+    with pytest.raises(KeyError) as raised:
+        {}["JUDGE_KEY"]
+    assert hint(raised.value, SESSION) is None
+
+
+def test_a_failed_call_that_was_not_to_the_gateway_is_named_by_its_address() -> None:
+    with pytest.raises(openai.APIConnectionError) as raised:
+        openai.OpenAI(api_key="x", base_url="http://127.0.0.1:9/judge/v1", max_retries=0).models.list()
+    assert elsewhere(raised.value, "http://127.0.0.1:8080/s/1/v1") == "http://127.0.0.1:9/judge/v1/models"
+    assert elsewhere(raised.value, "http://127.0.0.1:9/s/1/v1") is None
+    assert elsewhere(ValueError("no call"), "http://127.0.0.1:9/s/1/v1") is None
+    assert elsewhere(httpx.ConnectError("never set"), None) is None
