@@ -27,7 +27,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -48,7 +48,6 @@ from agentcore_rl_toolkit.backends import (
     open_recording,
     summarize,
 )
-from agentcore_rl_toolkit.backends.collection.evaluation import EvaluationBeside
 from agentcore_rl_toolkit.backends.collection.groups import WHOLE_DISTRIBUTION
 from agentcore_rl_toolkit.backends.data import read_rows
 from agentcore_rl_toolkit.errors import AgentCoreRLError, CaptureError, ConfigError
@@ -240,9 +239,10 @@ def train_on(
             if recording is not None:
                 # Optimizer steps since the sequence's oldest token was sampled.
                 ages = [minibatch + config.minibatches * age(row[0], version) for row in piece]
-                known_BT = batch.mask_BT[:, 1:].tolist()
-                where = [row[2] for row in piece]
-                recording.trained_batch(where, logprobs_BT.tolist(), entropies_BT.tolist(), ages, known_BT)
+                for b, (_, _, (session_id, index)) in enumerate(piece):
+                    known = {"logprobs": logprobs_BT[b], "entropies": entropies_BT[b]}
+                    found = {name: of_sampled(values_T, batch.mask_BT[b, 1:]) for name, values_T in known.items()}
+                    recording.trained(session_id, index, **found, updates=ages[b])
             # Every token of the step weighs the same, whichever minibatch it falls into.
             loss, facts = grpo_loss(logprobs_BT, batch, trained / config.minibatches, config)
             if (
@@ -502,6 +502,50 @@ async def train(
         model = model.merge_and_unload()
     model.save_pretrained(save_dir)
     tokenizer.save_pretrained(save_dir)
+
+
+class EvaluationBeside:
+    """Evaluations while the training goes on: one at a time, on a second engine with a copy of the version that each names.
+
+    Used with ``async with``, whose end waits for the evaluation that runs, or cancels it on an error. ``version`` is that of the
+    evaluation that runs, None between them.
+    """
+
+    def __init__(self, evaluate: Callable[[int], Coroutine[Any, Any, None]]) -> None:
+        self.version: int | None = None
+        self._evaluate = evaluate
+        self._running: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> EvaluationBeside:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            await self.end()
+        elif self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+
+    async def start(self, version: int, publish: Callable[[], object]) -> None:
+        """Wait for the evaluation before, put the weights into the second engine, in a thread, and begin.
+
+        Raises: what the evaluation before raised, and what ``publish`` raises.
+        """
+        await self.end()
+        await asyncio.to_thread(publish)
+        self.version = version
+        self._running = asyncio.create_task(self._evaluate(version))
+
+    async def end(self) -> None:
+        """Wait for the evaluation that runs. Raises: what it raised."""
+        running, self._running, self.version = self._running, None, None
+        if running is not None:
+            await running
+
+
+def of_sampled(values_T: torch.Tensor, mask_T: torch.Tensor) -> list[float | None]:
+    """Values of a token each, of all but the first; None where none was sampled. Shapes: (T - 1,), (T - 1,) -> (T,)."""
+    return [None, *(v if known else None for v, known in zip(values_T.tolist(), mask_T.tolist(), strict=True))]
 
 
 @contextlib.asynccontextmanager

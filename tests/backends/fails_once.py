@@ -1,6 +1,6 @@
 """The math agent, except that the first session to finish raises instead of returning: an injected failure.
 
-`math_tools.py` beside it is the example's, byte for byte (test_end_to_end.py holds it so): an agent sees its own folder only.
+`math_tools.py` beside it is the example's: an agent sees its own folder only.
 """
 
 import os

@@ -25,9 +25,6 @@ from agentcore_rl_toolkit.backends.collection.collect import CollectConfig, Grou
 from agentcore_rl_toolkit.backends.collection.samples import rollout_samples, to_samples
 from agentcore_rl_toolkit.backends.primitives.data import to_datum
 from agentcore_rl_toolkit.backends.rllm.convert import to_rllm
-from agentcore_rl_toolkit.backends.service import RolloutService, ServiceSettings
-from agentcore_rl_toolkit.backends.slime import generate as slime_generate
-from agentcore_rl_toolkit.backends.slime.convert import NOTE
 from agentcore_rl_toolkit.backends.trl.convert import REWARD_KEY, to_trl
 from agentcore_rl_toolkit.backends.verl.convert import to_verl
 from agentcore_rl_toolkit.contract import Cause, Outcome
@@ -36,8 +33,6 @@ from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, 
 from agentcore_rl_toolkit.gateway.config import Limits
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 from agentcore_rl_toolkit.policy.problems import problems
-
-from .slime.stand_in import Sample, arguments
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 ROLLOUTS = 6
@@ -87,12 +82,6 @@ def serving(name: str, arguments: list[str], folder: Path) -> Iterator[dict[str,
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def test_the_agents_tools_are_the_examples() -> None:
-    here = Path(__file__)
-    example = here.parents[2] / "examples" / "strands_math_agent" / "math_tools.py"
-    assert here.with_name("math_tools.py").read_bytes() == example.read_bytes()
 
 
 @pytest.fixture(scope="module")
@@ -258,47 +247,3 @@ async def test_an_engine_that_stays_away_is_never_the_agents_failure(place: Plac
         assert to_verl(rollout) == []
         assert to_rllm(rollout)["trajectories"] == []
     assert to_trl([found], num_generations=2, filler_id=0)[0][REWARD_KEY] == [None, None]
-
-
-async def test_slimes_generate_rolls_out_the_real_agent(place: Place) -> None:
-    settings = ServiceSettings(
-        agent_runtime_arn=place.arn, s3_bucket=place.records, exp_id="slime", model_id="policy", rollout_timeout_s=90
-    )
-    slime_generate.use(RolloutService(settings, place.client, place.gateway))
-    try:
-        made = []
-        for index in range(2):
-            payload = place.payload("slime")
-            sample = Sample(index=index, group_index=0, prompt=payload.pop("prompt"), metadata=payload)
-            made.append(await slime_generate.generate(arguments(), sample, {"temperature": 1.0, "max_new_tokens": 64}))
-    finally:
-        slime_generate.use(None)
-    assert made[0].remove_sample
-    assert made[0].metadata[NOTE]["outcome"] == "agent_error"
-    assert not made[1].remove_sample
-    assert sum(made[1].loss_mask) > 0
-    assert made[1].response  # the last thing the model said, for slime's logs
-
-
-def test_a_service_starts_its_own_gateway_and_stops_it(place: Place) -> None:
-    policy_url = json.loads((place.folder / "policy.json").read_text())["url"]
-    settings = ServiceSettings(
-        agent_runtime_arn=place.arn,
-        s3_bucket=place.records,
-        exp_id="service",
-        model_id="policy",
-        endpoint_url=place.runtime_url,
-        gateway_host="127.0.0.1",
-        rollout_timeout_s=90,
-    )
-    service = RolloutService.open(settings, lambda: [policy_url], engine="policy")
-    try:
-        payload = place.payload("service")
-        Path(payload["fail_marker"]).touch()
-        from agentcore_rl_toolkit.backends._portal import run_sync
-
-        rollout = run_sync(service.roll(payload))
-        assert rollout.usable, rollout.error
-    finally:
-        service.close()
-    assert all(process.poll() is not None for process in service.processes)

@@ -208,30 +208,3 @@ def test_the_runs_folder_has_what_rllm_trained(rolled: dict[str, Any], serve_vie
     with serve_view(rolled["run"].parents[1]) as url, urllib.request.urlopen(f"{url}/api/runs/rllm") as answer:
         (step,) = json.loads(answer.read())["steps"]
     assert (step["rollouts"], step["usable"]) == (ROLLOUTS, ROLLOUTS - 1)
-
-
-@pytest.mark.parametrize(
-    ("trainer", "name"),
-    [("verl", "offpolicy/kl"), ("verl with the sampler's", "actor/ppo_kl"), ("tinker", "train/kl_sample_train_v1")],
-)
-def test_a_step_that_other_weights_sampled_ends_the_run_by_what_rllm_logs(
-    gaps: dict[str, str], trainer: str, name: str
-) -> None:
-    assert gaps[f"{trainer}, 0.125"] == ""
-    assert gaps[f"{trainer}, 0.5"].startswith(f"the weights did not arrive: {name} of step 1 is 0.5 (at most 0.2)")
-
-
-@pytest.fixture(scope="module")
-def gaps(rllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """How runs ended, by trainer and by how much the engine's logprobs differ from the trainer's."""
-    found: dict[str, str] = driven(rllm_python, "drive_gaps.py", "GAPS", str(tmp_path_factory.mktemp("gaps")))
-    return found
-
-
-def test_rllms_loss_gets_the_advantages_of_every_other_backend(rllm_python: str) -> None:
-    reply = driven(rllm_python, "drive_advantages.py", "ADVANTAGES")
-    wanted, found = reply["wanted"], reply["found"]
-    assert found.keys() == wanted.keys()
-    assert len(found) > 50
-    for name, advantages in found.items():
-        assert set(advantages) == {wanted[name]}

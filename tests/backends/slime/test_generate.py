@@ -75,11 +75,6 @@ async def test_the_agent_gets_the_rows_metadata_and_openai_parameters(replay: Re
     assert rollout["model_id"] == "default"
 
 
-async def test_evaluation_goes_the_same_way(replay: Replay) -> None:
-    (sample,) = await run(1, evaluation=True)
-    assert sample.metadata[NOTE]["outcome"] == "ok"
-
-
 async def test_an_abort_stops_the_session_and_leaves_the_sample_to_be_run_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -96,19 +91,6 @@ async def test_an_abort_stops_the_session_and_leaves_the_sample_to_be_run_again(
     module.use(None)
     assert sample.status is Sample.Status.ABORTED
     assert sample.tokens == []
-    assert len(replay.stopped) == 1
-    assert not replay.open_sessions
-
-
-async def test_cancelling_generate_cleans_up() -> None:
-    replay = Replay([Episode(input_id="a", delay_s=math.inf)], by_input=False)
-    module.use(RolloutService(SlimeSettings.from_args(arguments()).service(), replay.client, replay.gateway))
-    task = asyncio.create_task(module.generate(arguments(), Sample(index=0, prompt="p"), dict(PARAMS)))
-    await asyncio.sleep(0.1)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    module.use(None)
     assert len(replay.stopped) == 1
     assert not replay.open_sessions
 
@@ -267,12 +249,6 @@ def test_arguments_win_over_the_environment() -> None:
     assert SlimeSettings.from_args(arguments(), environ=environ).acr_timeout == 7.0
     with pytest.raises(ConfigError, match="ACR_TIMEOUT"):
         SlimeSettings.from_args(arguments(), environ={"ACR_TIMEOUT": "soon"})
-
-
-def test_the_router_must_be_known() -> None:
-    with pytest.raises(ConfigError, match="sglang_router_ip"):
-        module.router_url(arguments(sglang_router_ip=None))
-    assert module.router_url(arguments(sglang_router_ip="fe80::1")) == "http://[fe80::1]:3000"
 
 
 def test_agents_are_sent_to_an_address_they_can_reach() -> None:

@@ -342,27 +342,6 @@ def test_the_agent_gets_every_row_as_it_is(tmp_path: Path) -> None:
         prepare_data(tmp_path / "s.jsonl", tmp_path / "t.jsonl")
 
 
-def test_asynchronous_modes_take_gpus_of_their_own_for_inference(place: Path) -> None:
-    made = runner(place, mode="fully_async", num_gpus=4, rollout_num_gpus=4)
-    flags = made.flags(1)
-    assert "--colocate" not in flags
-    assert value_of(flags, "--rollout-num-gpus") == "4"
-    assert value_of(flags, "--rollout-function-path").endswith("rollout.generate_rollout_fully_async")
-    command = made.plan(1).command
-    assert command is not None
-    assert any(part.endswith("train_async.py") for part in command)
-    with pytest.raises(ConfigError, match="rollout_num_gpus"):
-        runner(place, rollout_num_gpus=4)
-    with pytest.raises(ConfigError, match="mode"):
-        runner(place, mode="turbo")
-
-
-def test_no_reward_postprocessing_still_keeps_masked_rollouts_out(place: Path) -> None:
-    flags = runner(place, reward_postprocessing="none").flags(1)
-    assert value_of(flags, "--custom-reward-post-process-path").endswith("hooks.normalize_rewards")
-    assert "--disable-rewards-normalization" in flags
-
-
 def test_evaluation_data_is_prepared_like_training_data(place: Path) -> None:
     made = runner(place, eval_data_path=str(place / "rows.jsonl"), save_dir="saved")
     made._write_inputs()

@@ -62,22 +62,6 @@ def test_our_rollout_functions_have_the_signature_of_slimes(name: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_our_generate_fills_slimes_own_sample_class() -> None:
-    assert SLIME_DIR
-    done = subprocess.run(
-        [PYTHON, "-W", "ignore", str(HERE / "fill_real_samples.py")],
-        cwd=SLIME_DIR,
-        env={**os.environ, "PYTHONPATH": f"{HERE}:."},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    filled = re.fullmatch(r"64 rollouts filled, (\d+) samples with routing", done.stdout.strip().splitlines()[-1])
-    assert filled
-    assert int(filled[1]) > 0
-
-
 def test_every_flag_is_one_of_slimes_or_megatrons(tmp_path: Path) -> None:
     assert SLIME_DIR
     text = "".join(p.read_text() for p in Path(SLIME_DIR, "slime").rglob("*.py"))

@@ -37,20 +37,10 @@ def test_our_keys_leave_verls_rollout_section_alone() -> None:
     assert "transfer_queue.enable=true" in theirs
 
 
-def test_a_given_override_beats_our_default() -> None:
-    _, theirs = translate([*NEEDED, "actor_rollout_ref.rollout.n=4"], environ={})
-    assert [a for a in theirs if "rollout.n=" in a] == ["actor_rollout_ref.rollout.n=4"]
-
-
 def test_the_environment_fills_arn_and_bucket() -> None:
     environ = {"AGENTCORE_AGENT_ARN": "arn:env", "AGENTCORE_S3_BUCKET": "env-bucket"}
     config, _ = translate([], environ=environ)
     assert (config.agent_runtime_arn, config.s3_bucket) == ("arn:env", "env-bucket")
-
-
-def test_the_admin_key_never_reaches_a_command_line() -> None:
-    _, theirs = translate([*NEEDED, "agentcore.gateway_admin_key=hush"], environ={})
-    assert not any("hush" in a for a in theirs)
 
 
 @pytest.mark.parametrize(
@@ -135,11 +125,6 @@ def test_the_admin_key_reaches_the_run_and_no_screen() -> None:
     made = plan([*NEEDED, "agentcore.gateway_admin_key=hush", "agentcore.gateway_url=http://gateway:9090"])
     assert made.environment == {"AGENTCORE_RL_GATEWAY_ADMIN_KEY": "hush"}
     assert "hush" not in made.render()
-
-
-def test_failed_prompts_are_replaced_in_the_synchronous_trainer_too() -> None:
-    _, theirs = translate(NEEDED, environ={})
-    assert "trainer.v1.sampler.sync_refill_failed_groups=true" in theirs
 
 
 @pytest.mark.parametrize(("given", "written"), [(None, "0.2"), ("0.05", "0.05"), ("null", "null")])

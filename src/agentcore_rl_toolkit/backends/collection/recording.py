@@ -115,27 +115,6 @@ class Recording:
         added = {"trainer_logprobs": logprobs, "entropies": entropies, "updates": updates}
         self.run.annotate(session_id, sequences={sequence: {k: v for k, v in added.items() if v is not None}})
 
-    def trained_batch(
-        self,
-        where: Sequence[tuple[str, int]],
-        logprobs_BT: Sequence[Sequence[float]],
-        entropies_BT: Sequence[Sequence[float]],
-        updates_B: Sequence[int],
-        known_BT: Sequence[Sequence[float]],
-    ) -> None:
-        """`trained` of a padded batch: position t tells of token t + 1. ``where``: session and index of each sequence.
-
-        Shapes: (B,), (B, T - 1), (B, T - 1), (B,), (B, T - 1); what ``known_BT`` has 0 for was not computed.
-        """
-
-        def values(values_T: Sequence[float], known_T: Sequence[float]) -> list[float | None]:
-            return [None, *(value if known else None for value, known in zip(values_T, known_T, strict=True))]
-
-        rows = zip(where, logprobs_BT, entropies_BT, updates_B, known_BT, strict=True)
-        for (session_id, index), logprobs_T, entropies_T, updates, known_T in rows:
-            logprobs, entropies = values(logprobs_T, known_T), values(entropies_T, known_T)
-            self.trained(session_id, index, logprobs=logprobs, entropies=entropies, updates=updates)
-
 
 def open_recording(
     folder: Path,

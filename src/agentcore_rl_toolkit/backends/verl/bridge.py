@@ -15,7 +15,7 @@ import json
 import logging
 import secrets
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ..._installation import missing_extra
@@ -58,14 +58,19 @@ class Bridge:
     async def _start(self) -> str:
         try:
             import uvicorn
+            from starlette.applications import Starlette
+            from starlette.routing import Route
         except ModuleNotFoundError as e:
-            raise missing_extra("the verl backend needs uvicorn", "verl") from e
+            raise missing_extra(f"the verl backend needs {e.name!r}", "verl") from e
+        routes = [
+            Route("/generate", self._answer, methods=["POST"]),
+            *(Route(path, _empty_list) for path in ("/health", "/v1/models")),
+        ]
         config = uvicorn.Config(
-            self.app,
+            Starlette(routes=routes),
             ws="none",
             host="127.0.0.1",
             port=0,
-            interface="asgi3",
             lifespan="off",
             log_level="warning",
             access_log=False,
@@ -81,51 +86,32 @@ class Bridge:
 
     # -- HTTP ---------------------------------------------------------------------------------------------------------
 
-    async def app(self, scope: Mapping[str, Any], receive: Callable[[], Awaitable[Any]], send: Any) -> None:
-        """The ASGI application."""
-        if scope["type"] != "http":
-            return
-        if (scope["method"], scope["path"]) != ("POST", "/generate"):
-            known = scope["method"] == "GET" and scope["path"] in ("/health", "/v1/models")
-            await _reply(send, 200 if known else 404, {"object": "list", "data": []})
-            return
-        headers = dict(scope["headers"])
-        if not hmac.compare_digest(headers.get(b"authorization", b""), b"Bearer " + self.key.encode()):
-            await _reply(send, 401, {"error": {"message": "this server is for the gateway of its own trainer"}})
-            return
-        parts: list[bytes] = []
-        more = True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return
-            parts.append(message.get("body", b""))
-            more = message.get("more_body", False)
-        asked = json.loads(b"".join(parts))
-        session = headers.get(b"x-smg-routing-key", b"").decode() or uuid.uuid4().hex
+    async def _answer(self, request: Any) -> Any:
+        from starlette.responses import JSONResponse, Response, StreamingResponse
+
+        given = request.headers.get("authorization", "")
+        if not hmac.compare_digest(given.encode(), b"Bearer " + self.key.encode()):
+            return JSONResponse({"error": {"message": "this server is for the gateway of its own trainer"}}, 401)
+        asked = await request.json()
+        session = request.headers.get("x-smg-routing-key") or uuid.uuid4().hex
         work = asyncio.ensure_future(self.generate(asked["input_ids"], asked["sampling_params"], session=session))
-        gone = asyncio.ensure_future(receive())
+        gone = asyncio.ensure_future(request.receive())
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                return  # the agent hung up
+                return Response(status_code=499)  # the agent hung up
             answers = work.result()
         except Exception as e:
             log.warning("a generation failed: %s: %s", type(e).__name__, e)
-            await _reply(send, 500, {"error": {"message": f"{type(e).__name__}: {e}"}})
-            return
+            return JSONResponse({"error": {"message": f"{type(e).__name__}: {e}"}}, 500)
         finally:
             for task in (work, gone):
                 task.cancel()
         if not asked.get("stream"):
             # One reply has one version: the oldest, so that staleness is not understated.
-            await _reply(send, 200, answers[-1] | {"meta_info": answers[-1]["meta_info"] | _version(answers[0])})
-            return
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
-        for answer in answers:
-            event = b"data: " + json.dumps(answer).encode() + b"\n\n"
-            await send({"type": "http.response.body", "body": event, "more_body": True})
-        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+            return JSONResponse(answers[-1] | {"meta_info": answers[-1]["meta_info"] | _version(answers[0])})
+        events = [*(f"data: {json.dumps(answer)}\n\n" for answer in answers), "data: [DONE]\n\n"]
+        return StreamingResponse(iter(events), media_type="text/event-stream")
 
     async def generate(
         self, prompt_ids: list[int], sampling: Mapping[str, Any], *, session: str
@@ -180,8 +166,7 @@ def _version(answer: Mapping[str, Any]) -> dict[str, Any]:
     return {} if version is None else {"weight_version": version}
 
 
-async def _reply(send: Any, status: int, value: Mapping[str, Any]) -> None:
-    body = json.dumps(value).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+async def _empty_list(request: Any) -> Any:
+    from starlette.responses import JSONResponse
+
+    return JSONResponse({"object": "list", "data": []})
