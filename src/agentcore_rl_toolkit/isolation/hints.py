@@ -13,9 +13,7 @@ from collections.abc import Mapping, Sequence
 
 VARIABLE = "AGENTCORE_RL_SANDBOX"
 UNSET = "The session has no variable "
-_NAMED = re.compile(
-    r"\b([A-Z][A-Z0-9]*_[A-Z0-9_]+)\b[`'\"]? environment variable|environment variable [`'\"]?([A-Z][A-Z0-9_]+)"
-)
+_NAMED = re.compile(r"\b[A-Z][A-Z0-9]*_[A-Z0-9_]+\b")
 _SQLITE = ("unable to open database file", "attempt to write a readonly database")
 
 
@@ -63,10 +61,10 @@ def _unset(error: BaseException, environment: Mapping[str, str]) -> str | None:
     """The variable that an error of a session of the local runtime is about, where the session lacks it."""
     if VARIABLE not in environment and environment.get("AWS_ACCESS_KEY_ID") != "local":
         return None
-    trace, found = error.__traceback__, _NAMED.search(str(error))
+    trace, found = error.__traceback__, _NAMED.search(str(error)) if "environment variable" in str(error) else None
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    name = (found[1] or found[2]) if found else None
+    name = found[0] if found else None
     if isinstance(error, KeyError) and trace is not None and trace.tb_frame.f_globals.get("__name__") == "os":
         name = str(error.args[0])
     return name if name is not None and name not in environment else None
