@@ -132,8 +132,6 @@ def test_a_reward_that_is_not_finite_is_refused(key: str, value: Any) -> None:
         encoded({key: value})
 
 
-cyclic_list: list[Any] = [1]
-cyclic_list.append({"again": cyclic_list})
 cyclic_dict: dict[str, Any] = {}
 cyclic_dict["me"] = cyclic_dict
 deep: list[Any] = []
@@ -153,10 +151,9 @@ for _ in range(5000):
         ({(1, 2): 3}, r"result\[v\] has a key of type tuple"),
         ({b"k": 3}, r"result\[v\] has a key of type bytes"),
         ({1: "a", "1": "b"}, r"result\[v\] has two keys that are both '1' in JSON"),
-        (cyclic_list, r"result\[v\[1\].again\] contains itself"),
-        (cyclic_dict, r"result\[v.me\] contains itself"),
+        (cyclic_dict, "is nested more than 200 levels deep"),
         (deep, "is nested more than 200 levels deep"),
-        (10**5000, r"result\[v\].* digits"),
+        (10**5000, r"cannot be written: .* digits"),
     ],
     ids=lambda p: p if isinstance(p, str) else type(p).__name__,
 )

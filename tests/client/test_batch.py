@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit import BatchItem, RolloutClient
+from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.client import BatchProgress, Deadlines, WatchSettings
 from agentcore_rl_toolkit.client.ledger import parse_lines
 from agentcore_rl_toolkit.client.testing import ScriptedRuntime
@@ -116,7 +116,7 @@ def test_denied_record_fails_that_item_alone(make_client: MakeClient, store_url:
     assert items[1].outcome is Outcome.INVALID
 
 
-@pytest.mark.parametrize("how", ["break", "raise", "close", "with"])
+@pytest.mark.parametrize("how", ["break", "raise", "with"])
 def test_leaving_early_stops_every_session(client: RolloutClient, runtime: ScriptedRuntime, how: str) -> None:
     batch = client.run_batch([{"script": {"hang": n > 0}} for n in range(10)], 6)
 
@@ -127,11 +127,6 @@ def test_leaving_early_stops_every_session(client: RolloutClient, runtime: Scrip
         elif how == "raise":
             for _ in batch:
                 raise KeyError("user code")
-        elif how == "close":
-            run = batch.run()
-            next(run)
-            run.close()
-            assert list(run) == []
         else:
             with batch.run() as run:
                 next(run)
@@ -179,25 +174,11 @@ async def test_async_batch_in_a_running_loop(client: RolloutClient) -> None:
     assert [item.index for item in await client.map_async(rows(5))] == list(range(5))
 
 
-def test_sync_batch_inside_a_running_loop(client: RolloutClient) -> None:
-    async def notebook() -> list[BatchItem]:
-        return client.map(rows(5))
-
-    assert len(asyncio.run(notebook())) == 5
-
-
 def test_slow_consumer_does_not_hold_up_the_rollouts(client: RolloutClient, runtime: ScriptedRuntime) -> None:
     run = client.run_batch(rows(30, run_s=0.02), 5).run()
     next(run)
     until(lambda: all(s.record_at_s for s in runtime.sessions.values()) and len(runtime.sessions) == 30)
     assert len(list(run)) == 29
-
-
-def test_iterating_twice_runs_twice(client: RolloutClient, runtime: ScriptedRuntime) -> None:
-    batch = client.run_batch(rows(3))
-    assert len(batch) == 3
-    assert len(list(batch)) == len(list(batch)) == 3
-    assert runtime.runs == 6
 
 
 def test_progress_hook_sees_every_item(client: RolloutClient) -> None:

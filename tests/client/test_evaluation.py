@@ -108,12 +108,6 @@ def test_mean_is_over_inputs_not_over_rollouts() -> None:
     assert summarise(items, 1.0).mean == 0.5
 
 
-def test_nothing_rewarded_has_no_mean() -> None:
-    summary = summarise([item(None, Outcome.LOST)], 1.0)
-    assert (summary.mean, summary.low, summary.high) == (None, None, None)
-    assert "no rollout has a reward" in str(summary)
-
-
 def test_wilson_interval_of_a_known_case() -> None:
     low, high = interval([1.0] * 8 + [0.0] * 2)
     assert low == pytest.approx(0.4902, abs=1e-3)

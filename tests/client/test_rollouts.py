@@ -175,15 +175,6 @@ def test_timeout_ends_the_rollout_and_stops_its_session(client: RolloutClient, r
     until(lambda: runtime.live == [])
 
 
-async def test_async_timeout_is_asyncios_own(client: RolloutClient) -> None:
-    future = await client.invoke_async(script(hang=True))
-    with pytest.raises(asyncio.TimeoutError):
-        await future.result_async(timeout=0.2)
-    frozen = future.elapsed()
-    await asyncio.sleep(0.05)
-    assert future.elapsed() == frozen >= 0.2
-
-
 def test_start_that_takes_longer_than_the_rollouts_timeout_is_a_timeout_of_that_stage(client: RolloutClient) -> None:
     future = client.submit(script(cold_start_s=6), timeout=2)
     error = future.exception(timeout=60)
@@ -467,12 +458,6 @@ def test_retry_runs_another_session_and_keeps_the_input(make_client: MakeClient,
     assert runtime.live == []
 
 
-def test_retry_does_not_repeat_what_the_agent_did_wrong(make_client: MakeClient, runtime: ScriptedRuntime) -> None:
-    client = make_client(on_failure="retry", retries=3)
-    assert client.invoke(script(fail="boom")).result(60)["status_code"] == 500
-    assert runtime.runs == 1
-
-
 def test_prepare_gives_every_attempt_its_own_address(make_client: MakeClient, runtime: ScriptedRuntime) -> None:
     client = make_client(deadlines=Deadlines(confirm_s=0.2))
     runtime.faults.append("drop")
@@ -537,15 +522,6 @@ def test_empty_ids_are_fresh_ones(client: RolloutClient) -> None:
     assert one.result(60) != other.result(60)
     assert len({one.input_id, other.input_id, "", None}) == 4
     assert len({one.session_id, other.session_id, "", None}) == 4
-
-
-def test_numbers_as_ids_resume_like_names(make_client: Callable[..., RolloutClient], tmp_path: Path) -> None:
-    rows = [script(), script()]
-    for _ in range(2):
-        client = make_client()
-        items = client.map(rows, input_ids=[7, 0], ledger=tmp_path / "ledger.jsonl", resume=True)
-        assert [(item.outcome, item.input_id) for item in items] == [(Outcome.OK, 7), (Outcome.OK, 0)]
-        client.close()
 
 
 def test_payload_that_is_not_json_fails_that_rollout(client: RolloutClient) -> None:

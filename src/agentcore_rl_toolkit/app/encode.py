@@ -23,7 +23,6 @@ from ..errors import InvalidResultError
 
 MAX_DEPTH = 200
 MAX_CONVERSIONS = 50
-_LARGE_INT_BITS = 10_000  # Python writes integers of some 14,000 bits
 
 
 class Encoder:
@@ -37,22 +36,22 @@ class Encoder:
 
         Raises: InvalidResultError with the path of the value that cannot be stored.
         """
-        plain = {name: self._plain(value, name, ()) for name, value in self._members(fields, "")}
-        return json.dumps(plain, allow_nan=False)[1:-1]
+        plain = {name: self._plain(value, name, 0) for name, value in self._members(fields, "")}
+        try:
+            return json.dumps(plain, allow_nan=False)[1:-1]
+        except ValueError as e:  # an integer of more digits than Python writes or reads
+            raise InvalidResultError(f"the result cannot be written: {e}") from None
 
-    def _plain(self, value: Any, path: str, above: tuple[int, ...]) -> Any:
+    def _plain(self, value: Any, path: str, depth: int) -> Any:
         """A value as str, int, float, bool, None, dict and list, all the way down."""
-        if len(above) > MAX_DEPTH:
+        if depth > MAX_DEPTH:  # also where it contains itself
             raise InvalidResultError(f"result[{path}] is nested more than {MAX_DEPTH} levels deep")
         value = self._simple(value, path)
-        if not isinstance(value, dict | list):
-            return value
-        if id(value) in above:
-            raise InvalidResultError(f"result[{path}] contains itself")
-        inside = (*above, id(value))
         if isinstance(value, dict):
-            return {n: self._plain(item, f"{path}.{n}", inside) for n, item in self._members(value, path)}
-        return [self._plain(item, f"{path}[{i}]", inside) for i, item in enumerate(value)]
+            return {n: self._plain(item, f"{path}.{n}", depth + 1) for n, item in self._members(value, path)}
+        if isinstance(value, list):
+            return [self._plain(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
+        return value
 
     def _members(self, value: Mapping[Any, Any], path: str) -> list[tuple[str, Any]]:
         """The members of an object, by the names that their keys have in JSON."""
@@ -99,7 +98,7 @@ class Encoder:
         if isinstance(value, str):
             return str(value)
         if isinstance(value, int):
-            return self._whole(int(value), path)
+            return int(value)
         if isinstance(value, Mapping):
             return dict(value)
         if isinstance(value, tuple):
@@ -131,13 +130,5 @@ class Encoder:
 
     def _sorted(self, items: Set[Any], path: str) -> list[Any]:
         # by their JSON text, because mixed types do not compare; hash order differs from process to process
-        plain = [self._plain(item, path, ()) for item in items]
+        plain = [self._plain(item, path, 0) for item in items]
         return sorted(plain, key=json.dumps)
-
-    def _whole(self, value: int, path: str) -> int:
-        if value.bit_length() > _LARGE_INT_BITS:
-            try:
-                str(value)
-            except ValueError as e:  # more digits than Python writes or reads
-                raise InvalidResultError(f"result[{path}] cannot be written: {e}") from None
-        return value

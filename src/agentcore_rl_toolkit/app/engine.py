@@ -201,7 +201,7 @@ class Engine:
         grace_s = self.settings.grace_s
         pending = {rollout: asyncio.wrap_future(rollout.done) for rollout in list(self._live)}
         await asyncio.wait(pending.values(), timeout=grace_s)
-        self._runner.cancel_async()
+        self._runner.cancel()
         late = [rollout for rollout, done in pending.items() if not done.done()]
         for rollout in late:
             logger.critical("record not stored within %.0f s of the shutdown: %s", grace_s, rollout.label)

@@ -38,18 +38,12 @@ class AgentRunner:
             thread.start()
         return future
 
-    def cancel_async(self) -> None:
-        """Cancel the async functions that still run."""
-        loop = self._loop
-        if loop is not None:
-            for task in list(self._tasks.values()):
-                loop.call_soon_threadsafe(task.cancel)
-
-    def cancel(self, future: concurrent.futures.Future[Any]) -> None:
-        """Cancel the async function behind a future; one in a thread of its own cannot be."""
-        task = self._tasks.get(future)
-        if self._loop is not None and task is not None:
-            self._loop.call_soon_threadsafe(task.cancel)
+    def cancel(self, *futures: concurrent.futures.Future[Any]) -> None:
+        """Cancel the async functions behind these futures, all when none is given; one in a thread of its own cannot be."""
+        for future in futures or list(self._tasks):
+            task = self._tasks.get(future)
+            if self._loop is not None and task is not None:
+                self._loop.call_soon_threadsafe(task.cancel)
 
     def _run_sync(
         self, func: Callable[..., Any], args: tuple[Any, ...], name: str, future: concurrent.futures.Future[Any]

@@ -258,18 +258,12 @@ class RolloutFuture:
         return self._done.result()
 
     def _expire(self, timeout_s: float) -> None:
-        stage = self.stage.value
-        error = RolloutTimeoutError(
-            f"the rollout is not over after {timeout_s:g} s (stage: {stage}); its session is being stopped",
-            stage=stage,
-            session_id=self.session_id,
-            input_id=self.input_id,
-        )
+        error = self._still_running(timeout_s, "; its session is being stopped")
         self._portal.post(self._end, Verdict(outcome=Outcome.TIMEOUT, error=error))
 
-    def _still_running(self, timeout: float | None) -> RolloutTimeoutError:
+    def _still_running(self, timeout: float | None, what_follows: str = "") -> RolloutTimeoutError:
         return RolloutTimeoutError(
-            f"the rollout is not over after {timeout} s (stage: {self.stage.value})",
+            f"the rollout is not over after {timeout} s (stage: {self.stage.value}){what_follows}",
             stage=self.stage.value,
             session_id=self.session_id,
             input_id=self.input_id,

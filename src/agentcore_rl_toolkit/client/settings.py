@@ -110,7 +110,6 @@ class RolloutRequest:
     first_attempt: int = 1
     on_failure: OnFailure = "return"
     retries: int = 0
-    retry_on: frozenset[Outcome] = RETRYABLE
     prepare: Prepare | None = None
     deadlines: Deadlines = field(default_factory=Deadlines)
     timeout_s: float | None = None

@@ -115,17 +115,6 @@ def test_an_agent_that_may_run_twice_is_not_asked_again_where_its_session_exists
     assert client.submit(published(result={"n": 1})).result(60)["n"] == 1
 
 
-def test_a_lost_one_runs_again_as_a_new_session_where_retries_are_asked_for(
-    make_client: MakeClient, runtime: ScriptedRuntime
-) -> None:
-    client = make_client(deadlines=QUICK, on_failure="retry")
-    runtime.faults.append("500_after")
-    future = client.submit(published(run_s=1.0, result={"n": 1}))
-    assert future.result(60)["n"] == 1
-    assert future.attempt == 2
-    assert all(session.runs == 1 for session in runtime.sessions.values())
-
-
 def test_a_batch_loses_none_of_its_rollouts_to_passing_errors(
     make_client: MakeClient, runtime: ScriptedRuntime
 ) -> None:

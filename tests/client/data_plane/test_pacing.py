@@ -42,16 +42,6 @@ def test_long_run_rate_is_the_limit() -> None:
     assert len(admit(RateBucket(25, 5), 100)) == pytest.approx(25 * 100 + 5, abs=2)
 
 
-def test_idle_time_earns_at_most_the_burst() -> None:
-    bucket = RateBucket(10, 3)
-    bucket.take(0.0)
-    granted = 0
-    while bucket.delay_s(1000.0) <= 0:
-        bucket.take(1000.0)
-        granted += 1
-    assert granted == 3
-
-
 def test_refusal_halves_the_rate_once_per_burst_of_refusals_and_recovers() -> None:
     bucket = RateBucket(100, 10)
     for _ in range(20):

@@ -83,12 +83,6 @@ async def test_session_that_falls_silent_is_lost(store: ObjectStore) -> None:
     assert caught.value.key == "e/i/s.json"
 
 
-async def test_session_without_heartbeats_is_never_called_lost(store: ObjectStore) -> None:
-    waiter = watcher(store).add("e/i/s.json", expects_life=False, silence_s=0.1)
-    await asyncio.sleep(0.6)
-    assert not waiter.found.done()
-
-
 async def test_a_session_without_heartbeats_is_not_lost_because_its_neighbour_shows_life(store: ObjectStore) -> None:
     w = watcher(store)
     silent = w.add("e/i/silent.json", expects_life=False, silence_s=0.3)
@@ -221,15 +215,6 @@ async def test_a_session_that_shows_life_is_not_lost_where_missing_records_are_d
     assert not waiter.found.done()
     with pytest.raises(RolloutLostError):  # and then it falls silent
         await asyncio.wait_for(waiter.found, 30)
-
-
-async def test_watching_goes_on_after_everything_was_found(store: ObjectStore) -> None:
-    w = watcher(store)
-    for name in ("a", "b"):
-        waiter = w.add(f"e/i/{name}.json", expects_life=False, silence_s=0.5)
-        await store.put_async(f"e/i/{name}.json", b"{}")
-        assert await asyncio.wait_for(waiter.found, 30) is True
-        await asyncio.sleep(0.1)
 
 
 async def test_a_listing_that_fails_in_a_way_nobody_foresaw_blinds_nobody(

@@ -79,13 +79,11 @@ class Endings:
             return {}
         try:
             found: Mapping[str, Ending] | None = await in_thread(self._source.endings, names)
-        except AgentCoreRLError as e:
+        except Exception as e:  # it is asked again
             self._failures += 1
-            logger.debug("the runtime could not be asked what became of sessions: %s", e)
-            return {}
-        except Exception:
-            self._failures += 1
-            logger.exception("asking the runtime what became of sessions failed")
+            unforeseen = None if isinstance(e, AgentCoreRLError) else e
+            level = logging.DEBUG if unforeseen is None else logging.ERROR
+            logger.log(level, "the runtime could not be asked what became of sessions: %s", e, exc_info=unforeseen)
             return {}
         self._failures = 0
         if found is None:

@@ -16,7 +16,6 @@ from .transport import InvokeRefusedError, InvokeUncertainError, Transport, in_t
 logger = logging.getLogger(__name__)
 
 STOPS_AT_ONCE = 16
-BACKLOG_LIMIT = 1000  # sessions that wait for their stop still count against the account's quota of live sessions
 
 
 async def take_turn(ask: Callable[[float], float]) -> None:
@@ -38,15 +37,8 @@ class StopQueue:
         self._gate = asyncio.Semaphore(STOPS_AT_ONCE)
         self._pace = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._room = asyncio.Event()
-        self._room.set()
         self._hurry = asyncio.Event()
         self._warnings = WarnsOnceAMinute(logger)
-
-    @property
-    def backlog(self) -> int:
-        """Sessions not stopped yet."""
-        return len(self._tasks)
 
     def put(
         self,
@@ -58,16 +50,14 @@ class StopQueue:
 
         ``on_end(gone)`` is awaited afterwards: True when the session is known to be gone.
         """
-        task = asyncio.create_task(self._stop_and_report(session_id, on_end, after))
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
-        if len(self._tasks) >= BACKLOG_LIMIT:
-            self._room.clear()
-        return task
 
-    async def room(self) -> None:
-        """Wait until the backlog is below its limit."""
-        await self._room.wait()
+        async def stop() -> None:
+            await on_end(await self._stop(session_id, after))
+
+        task = asyncio.create_task(stop())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def drain(self, timeout_s: float) -> bool:
         """Wait for all stops; False if some were still open after `timeout_s`."""
@@ -79,16 +69,6 @@ class StopQueue:
             await asyncio.wait(set(self._tasks), timeout=timeout_s / 2)
         self._warnings.end("%d more sessions could not be stopped and run until their idle timeout")
         return not self._tasks
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if len(self._tasks) < BACKLOG_LIMIT:
-            self._room.set()
-
-    async def _stop_and_report(
-        self, session_id: str, on_end: Callable[[bool], Awaitable[None]], after: asyncio.Future[bytes] | None
-    ) -> None:
-        await on_end(await self._stop(session_id, after))
 
     async def _stop(self, session_id: str, after: asyncio.Future[bytes] | None) -> bool:
         """Whether the session is known to be gone."""

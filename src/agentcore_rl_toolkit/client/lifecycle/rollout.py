@@ -68,7 +68,7 @@ from ..future import Progress, RolloutFuture, Verdict
 from ..ledger import FileLedger
 from ..proofs import ANYTHING, Expected, Proofs, promises_proof
 from ..records.watcher import Waiter, Watcher
-from ..settings import Deadlines, RolloutRequest, WatchSettings
+from ..settings import RETRYABLE, Deadlines, RolloutRequest, WatchSettings
 from .events import Events
 from .stores import Stores
 
@@ -235,7 +235,7 @@ class Rollout:
                 tried = progress.attempt - request.first_attempt
                 # The earlier process died before it could send this, or nothing came of it: gone first, then again.
                 unsent = self._adopted is not None and not self._adopted.accepted and verdict.outcome is Outcome.LOST
-                if not unsent and (tried >= request.retries or verdict.outcome not in request.retry_on):
+                if not unsent and (tried >= request.retries or verdict.outcome not in RETRYABLE):
                     break
                 self._services.events.retried(request, progress, verdict)
                 if unsent and self._stop is not None:
@@ -442,11 +442,10 @@ class Rollout:
                 return None
 
     async def _wait_for_turn(self) -> None:
-        """First come, first served, at the pace of the agent, and while not too many sessions wait for their stop."""
+        """First come, first served, at the pace of the agent."""
         services = self._services
         try:
             async with asyncio.timeout(self.request.deadlines.queue_s), services.admission:
-                await services.stops.room()
                 await take_turn(services.pacer.try_start)
         except TimeoutError as e:
             raise self._timed_out(Stage.QUEUE) from e
