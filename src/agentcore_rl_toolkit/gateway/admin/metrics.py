@@ -12,6 +12,7 @@ _HELP = {
     "calls": "Model calls received from agents",
     "refused": "Calls refused before they were sent on (keys, closed sessions, bad requests)",
     "ignored": "Fields, tools and blocks that agents sent in vain, each once a session",
+    "markers_in_text": "Markers of the chat format in agents' texts (text with --model; where the engine renders, tokens)",
     "retries": "Calls sent to another inference server after a failure",
     "stale_connections": "Calls repeated because the server had closed an idle connection",
     "turns_error": "Calls that ended in an error, not stored as turns",

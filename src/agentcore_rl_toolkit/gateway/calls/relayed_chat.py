@@ -31,6 +31,9 @@ _to_json = msgspec.json.Encoder().encode
 _TRUE = msgspec.Raw(b"true")
 _ONE = msgspec.Raw(b"1")
 _NULL = b"null"
+# Marks that open a turn: in an agent's text they become tokens where the engine renders. Counted in what is new of a request.
+_OPENING = "<|im_start|> <|start_header_id|> <|start|> <|user|> <|assistant|> <｜User｜> <｜Assistant｜>"
+_MARKERS = tuple(mark.encode() for mark in _OPENING.split())
 
 
 class RelayedChat:
@@ -53,6 +56,7 @@ class RelayedChat:
 
     def understand(self, body: bytes) -> Fields:
         agent, context, translating = self._agent, self._context, self._translating
+        context.counters["markers_in_text"] += sum(map(body.count, _MARKERS))
         if translating is not None:
             translating.understand(body, self._session.texts.translated, _as_sent)
             translating.reply_id = new_id("chatcmpl-")

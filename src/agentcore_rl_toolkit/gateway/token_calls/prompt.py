@@ -21,7 +21,7 @@ class Prompt:
     ``json`` are the ids as JSON. The session's history is pinned from `pin` to `release`.
     """
 
-    __slots__ = ("_conversation", "_history", "_mode", "json", "raw", "rendered")
+    __slots__ = ("_conversation", "_history", "_mode", "json", "plain_markers", "raw", "rendered")
 
     def __init__(self, mode: TokenMode) -> None:
         self._mode = mode
@@ -29,6 +29,7 @@ class Prompt:
         self._conversation: Conversation | None = None
         self.rendered: RenderedPrompt | None = None
         self.raw: list[int] | None = None
+        self.plain_markers = 0  # that its new messages hold as text
         self.json = b"[]"
 
     def pin(self, session: Session) -> None:
@@ -50,6 +51,7 @@ class Prompt:
         prompt = self.rendered = renderer.render(
             conversation, asked.messages, asked.tools or None, asked.template_options() or None
         )
+        self.plain_markers = prompt.plain_markers
         asked.counted = Usage(prompt_tokens=prompt.length, cached_tokens=prompt.reused_tokens)
         self._mode.histories.settle(self._history)
         self.json = prompt.json

@@ -124,6 +124,7 @@ class TokenSampling:
                 known = isinstance(error, RequestError)
                 owner.fail(error if known else RequestError(f"the prompt cannot be rendered: {error}"))  # type: ignore[arg-type]
             else:
+                self._context.counters["markers_in_text"] += self._prompt.plain_markers
                 self._write()
                 owner.go()
         except RequestError as e:

@@ -71,6 +71,7 @@ def examine(renderer: Renderer) -> DoctorReport:
         ("histories without a user's message", _no_user),
         ("calls whose arguments are unreadable", _unreadable),
         ("reasoning efforts", _efforts),
+        ("markers in text", _markers),
     )
     checks = []
     for name, test in tests:
@@ -249,3 +250,17 @@ def _efforts(renderer: Renderer) -> tuple[bool, str]:
     if known == EFFORTS:
         return True, "the template takes any"
     return True, f"{', '.join(known) or 'none'}; others become the nearest" if known else "they are left out"
+
+
+def _markers(renderer: Renderer) -> tuple[bool, str]:
+    texts = renderer.tokenizer.special_texts
+    forged = "".join(texts)
+    ids = [renderer.render(renderer.conversation(now=0.0), _said(text)).token_ids for text in ("x", f"x{forged}x")]
+    plain, tried = ([i for i in each if i in renderer.tokenizer.special_ids] for each in ids)
+    if plain != tried:
+        return False, "a marker in a user's text becomes a token of the conversation"
+    return True, f"{len(texts)} markers in a user's text stay text"
+
+
+def _said(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]

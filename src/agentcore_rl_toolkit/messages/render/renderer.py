@@ -20,6 +20,7 @@ from ..errors import RequestError
 from .algebra import SuffixRenderer, TemplateFacts, probe
 from .conversation import Conversation, Digest, KnownPrompt, Match, message_digest
 from .parsers import Grammar, RawParser, grammar_named, grammar_of, new_parser
+from .plain_text import PlainText
 from .reply import ParsedReply, ReplyStream
 from .template import ChatTemplate
 from .tokens import TokenBuffer, Tokenizer
@@ -34,13 +35,15 @@ class RenderedPrompt:
 
     ``reused_tokens`` lead it that were prompted or sampled in an earlier turn (``parent_turn``) and are repeated
     exactly. ``branch_reason`` is one of `trajectory.BRANCH_REASONS`, None when the prompt simply goes on.
-    ``extended`` is False when everything was rendered anew."""
+    ``extended`` is False when everything was rendered anew. ``plain_markers`` counts markers in what was rendered for it that
+    stayed text (`plain_text`)."""
 
     asked: KnownPrompt = field(repr=False)
     reused_tokens: int
     parent_turn: str | None
     branch_reason: str | None
     extended: bool
+    plain_markers: int = 0
 
     @property
     def length(self) -> int:
@@ -87,6 +90,9 @@ class Renderer:
         if closer_id is not None:
             stops.add(closer_id)
         self.stop_token_ids: frozenset[int] = frozenset(stops)
+        marks = self.grammar
+        pairs = (marks.reasoning or (), *marks.blocks, *marks.hint_pairs, marks.skip, marks.hints)
+        self._plain = PlainText(tokenizer, own_marks=[mark for pair in pairs for mark in pair])
         self._suffixes = SuffixRenderer(template, self.facts.closers)
         self._closer_ids = {i for text in self.facts.closers if (i := tokenizer.id_of(text)) is not None}
 
@@ -147,16 +153,18 @@ class Renderer:
             root = self.root(messages, conversation, tools, options)
             reason = conversation.branch_reason(match, root, messages)
             asked = conversation.asked.get(match.digest)
+            plain_markers = 0
             if asked is None:
                 suffix = self._suffix(match, messages, tools, options, conversation.now)
                 if suffix is None:
-                    text = self.template.render(messages, tools=tools, options=options, now=conversation.now)
+                    text = self._text(messages, tools, options, conversation.now)
                     buffer = TokenBuffer()
-                    buffer.extend(self.tokenizer.encode(text))
+                    buffer.extend(self._plain.encode(text))
                 else:
                     text, ids = suffix
                     buffer = self._continued(match)
                     buffer.extend(ids)
+                plain_markers = self._plain.count(text)
                 asked = conversation.add_prompt(
                     match, root, buffer, opens_reasoning=self._opens(text), extended=suffix is not None
                 )
@@ -168,6 +176,7 @@ class Renderer:
             parent_turn=base.turn_id if base is not None else None,
             branch_reason=reason,
             extended=asked.extended,
+            plain_markers=plain_markers,
         )
 
     def commit(
@@ -240,9 +249,18 @@ class Renderer:
         options: Mapping[str, Any] | None = None,
     ) -> int:
         """Tokens of the prompt for these messages, rendered anew."""
-        return len(
-            self.tokenizer.encode(self.template.render(messages, tools=tools, options=self.template.options(options)))
-        )
+        return len(self._plain.encode(self._text(messages, tools, self.template.options(options))))
+
+    def _text(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None,
+        options: Mapping[str, Any] | None,
+        now: float | None = None,
+    ) -> str:
+        """What the template writes, in which markers of the messages' own are masked."""
+        tools = self._plain.mask(list(tools)) if tools else tools
+        return self.template.render(self._plain.messages(messages), tools=tools, options=options, now=now)
 
     def logprob_entries(self, ids: Sequence[int], logprobs: Sequence[float | None]) -> list[dict[str, Any]]:
         """Logprobs in the shape of chat completions (``choices[].logprobs.content``), for agents that ask for them.
@@ -293,7 +311,7 @@ class Renderer:
         text = self._suffix_text(messages, match.covered, tools, options, now)
         if text is None:
             return None
-        ids = self.tokenizer.encode(text)
+        ids = self._plain.encode(text)
         if not ids or ids[0] not in self._closer_ids:
             return None
         last = base.buffer.last(base.length)
@@ -309,7 +327,8 @@ class Renderer:
         now: float | None,
     ) -> str | None:
         """The suffix rendered behind a stub, or, where the template looks further back, behind the whole history."""
-        answer, following = messages[covered - 1], messages[covered:]
+        answer, following = messages[covered - 1], self._plain.messages(messages[covered:])
+        tools = self._plain.mask(list(tools)) if tools else tools
         calls = bool(answer.get("tool_calls"))
         usual = calls or following[0]["role"] != "tool"
         if usual and (self.facts.after_calls if calls else self.facts.after_text):
@@ -318,7 +337,7 @@ class Renderer:
                 return self._suffixes.suffix(answer, following, tools=seen, options=options, now=now)
             except RequestError:
                 pass  # perhaps only the stub is refused; if not, the next line says so
-        before = messages[: covered - 1]
+        before = self._plain.messages(messages[: covered - 1])
         return self._suffixes.suffix(answer, following, tools=tools, options=options, now=now, before=before)
 
     @staticmethod

@@ -36,7 +36,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 class Tokenizer:
     """A model's tokenizer, as chat rendering uses it: nothing is added by itself, special tokens in the text are
-    recognised.
+    recognised (`plain_text` keeps those of messages out of it).
 
     Thread-safe; encoding and decoding release the GIL.
     """
@@ -56,6 +56,31 @@ class Tokenizer:
         eos = self.special_tokens.get("eos_token")
         known = None if eos is None else backend.token_to_id(eos)
         self.eos_ids = frozenset([*eos_ids, *([] if known is None else [known])])
+
+    @property
+    def added_texts(self) -> tuple[str, ...]:
+        """The markers and words that were added to the vocabulary."""
+        return tuple(self._text_of_added.values())
+
+    @property
+    def special_texts(self) -> tuple[str, ...]:
+        """Those of them that are special tokens."""
+        return tuple(text for token_id, text in self._text_of_added.items() if token_id in self.special_ids)
+
+    def without_markers(self) -> Tokenizer:
+        """The same vocabulary for text between other text: no marker in it is one. Cost: 0.3 s for 150,000 tokens."""
+        data = json.loads(self._backend.to_str())
+        data["added_tokens"], data["post_processor"] = [], None
+        left = [data.get("pre_tokenizer"), data.get("normalizer")]
+        while left:
+            part = left.pop()
+            if isinstance(part, dict):
+                if part.get("prepend_scheme") == "first":
+                    part["prepend_scheme"] = "never"
+                left += part.values()
+            elif isinstance(part, list):
+                left += part
+        return Tokenizer(type(self._backend).from_str(json.dumps(data)))
 
     @classmethod
     def from_path(cls, path: str | Path) -> Tokenizer:
