@@ -46,6 +46,7 @@ POLICY_FAILURES = {
     "turns": "the policy ran out of turns",
     "context": "the policy ran out of context: its conversation is longer than the model's window",
     "calls": "the policy made a call, or gave an answer, that does not parse",
+    "answer": "the policy never began its answer: it ended inside its reasoning",
     "other": "the policy failed",
 }
 OTHER_FAILURE = "other"
@@ -133,7 +134,7 @@ class StorePermissionError(StoreError, PermissionError):
 class PolicyFailure(AgentCoreRLError):  # noqa: N818  (the policy's failure is a result of the rollout, not an error of a program)
     """Raised by an agent when the policy failed, not its code: the rollout scores what the agent declares for that.
 
-    ``reason`` is a key of `POLICY_FAILURES` (tokens, turns, context, calls), or any text, which counts as "other".
+    ``reason`` is a key of `POLICY_FAILURES` (tokens, turns, context, calls, answer), or any text, which counts as "other".
 
     Example:
 

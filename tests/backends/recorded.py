@@ -28,7 +28,7 @@ from agentcore_rl_toolkit.trajectory import Turn
 
 GOOD_KINDS = (
     *("single", "multi_turn", "rewritten", "sub_agent", "truncated", "mixed_versions", "moe", "unparsed"),
-    "policy_failed",
+    *("policy_failed", "side_calls", "compacted", "images"),
 )
 BAD_KINDS = ("agent_error", "lost", "no_reward", "no_tokens", "infrastructure", "policy_unscored")
 # Mixed, so that every group has some that are trained, also in runs that mask what the policy failed at.
@@ -69,6 +69,8 @@ class _Recorder:
         self.rng, self.input_id, self.kind, self.vocabulary = rng, input_id, kind, vocabulary
         self.first, self.last = versions
         self.turns: list[Turn] = []
+        self.role = "main"  # of the next turns, and what their ids begin with: main, sub, side, thrown, image
+        self.facts: dict[str, Any] = {}
 
     def episode(self) -> Episode:
         good: dict[str, Callable[[], Any]] = {
@@ -78,8 +80,11 @@ class _Recorder:
             "sub_agent": self.sub_agent,
             "truncated": lambda: self.talk(2, last_reason="length"),
             "mixed_versions": lambda: self.talk(3, moving=True),
-            "moe": lambda: self.talk(2, experts=True),
+            "moe": lambda: self.talk(2, experts=True, moving=True),
             "unparsed": lambda: self.talk(2, parse_status="unparsed"),
+            "side_calls": self.side_calls,
+            "compacted": self.compacted,
+            "images": self.images,
         }
         reward: Any = self.rng.choice([0.0, 1.0, 0.25, [0.1, 0.5], {"reward": 1.0, "format": 0.5}])
         if self.kind in good:
@@ -142,26 +147,60 @@ class _Recorder:
         head = self.ids(8, 12)
         self.talk(2, prompt=head)
         first = self.turns[0]
+        self.role = "sub"  # the older branch goes on after it: a conversation in between, not what became of the first
         self.talk(2, prompt=head[:6] + self.ids(5, 9))
+        self.role = "main"
         # Sampled tokens of the first branch are context of this one: they must be trained there and only there.
         self.talk(1, prompt=[*first.prompt_ids, *first.completion_ids, *self.ids(2, 6)])
 
     def sub_agent(self) -> None:
         """A sub-agent with a prompt of its own runs between two turns of the main one."""
         history = self.talk(1)
+        self.role = "sub"
         self.talk(2)
+        self.role = "main"
+        self.talk(1, prompt=history)
+
+    def side_calls(self) -> None:
+        """A title before the task, a sub-agent with a tool of it, a call for the memory behind it."""
+        for role, tools, turns in (
+            ("side", (), 0),
+            ("main", ("edit", "run"), 2),
+            ("sub", ("run",), 1),
+            ("side", (), 0),
+        ):
+            self.role, self.facts = role, {"tools": tools, "system": f"{role} {len(self.turns)}"}
+            if turns:
+                self.talk(turns)
+            else:
+                self.add(self.ids(12, 16), self.ids(2, 2), finish_reason="stop")
+
+    def compacted(self) -> None:
+        """Three summaries are asked for; the conversation goes on from the third, in the words of its user."""
+        self.facts = {"tools": ("edit",), "system": "main"}
+        asked = [*self.talk(2), *self.ids(26, 30)]
+        for role in ("thrown", "thrown", "main"):
+            self.role = role
+            self.add(asked, self.ids(20, 24), finish_reason="stop")
+        self.talk(2, prompt=[*self.ids(3, 5), *self.turns[-1].completion_ids[2:-1], *self.ids(3, 5)])
+
+    def images(self) -> None:
+        """The last turn saw a picture that the trainer does not get."""
+        history = self.talk(2)
+        self.role, self.facts = "image", {"trainable": False, "untrainable_reason": "images"}
         self.talk(1, prompt=history)
 
     def add(self, prompt: list[int], completion: list[int], **facts: Any) -> None:
         index = len(self.turns)
         self.turns.append(
             Turn(
-                turn_id=f"turn-{index}",
+                turn_id=f"{self.role}-{index}",
                 index=index,
                 prompt_ids=list(prompt),
                 completion_ids=completion,
                 logprobs=[-self.rng.random() * 3 for _ in completion],
                 weight_version_first=self.first,
+                **self.facts,
                 **facts,
             )
         )

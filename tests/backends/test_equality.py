@@ -30,6 +30,7 @@ from agentcore_rl_toolkit.backends.slime.hooks import keep_informative_group, no
 from agentcore_rl_toolkit.backends.slime.logs import outcome_metrics
 from agentcore_rl_toolkit.backends.trl.convert import REWARD_KEY, to_trl
 from agentcore_rl_toolkit.backends.verl.convert import to_verl, too_long
+from agentcore_rl_toolkit.trajectory import Turn
 
 from .recorded import (
     BAD_KINDS,
@@ -100,10 +101,20 @@ class Neutral:
     advantage: float
 
 
-@pytest.fixture(scope="module", params=["score", "mask"])
-def policy_failures(request: pytest.FixtureRequest) -> Any:
-    """What a run makes of rollouts whose policy failed: every table below holds either way."""
+@pytest.fixture(scope="module", params=[("score", "task"), ("mask", "main")], ids=lambda param: "-".join(param))
+def settings(request: pytest.FixtureRequest) -> Any:
+    """What a run makes of rollouts whose policy failed, and its rule of what trains: every table below holds either way."""
     return request.param
+
+
+@pytest.fixture(scope="module")
+def policy_failures(settings: tuple[str, str]) -> str:
+    return settings[0]
+
+
+@pytest.fixture(scope="module")
+def rule(settings: tuple[str, str]) -> str:
+    return settings[1]
 
 
 @pytest.fixture(scope="module")
@@ -112,16 +123,25 @@ def good_kinds(policy_failures: str) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def groups(policy_failures: Any) -> list[Group]:
+def groups(policy_failures: Any, rule: str) -> list[Group]:
     replay = Replay(EPISODES)
-    config = CollectConfig(policy_failures=policy_failures)
+    config = CollectConfig(policy_failures=policy_failures, train=rule)
     return collect(requests_for(EPISODES), client=replay.client, gateway=replay.gateway, config=config)
 
 
-def branches(episode: Episode) -> list[tuple[list[int], list[int], list[float]]]:
+def trained_turns(episode: Episode, rule: str) -> list[Turn]:
+    """The turns of the task; of its conversations, under "main", those of the one that sampled most."""
+    roles = {role: [t for t in episode.turns if t.turn_id.startswith(role)] for role in ("main", "sub")}
+    if rule == "main":
+        largest = max(roles, key=lambda role: sum(len(t.completion_ids) for t in roles[role]))
+        roles = {largest: roles[largest]}
+    return sorted((t for turns in roles.values() for t in turns), key=lambda t: t.index)
+
+
+def branches(episode: Episode, rule: str) -> list[tuple[list[int], list[int], list[float]]]:
     """(tokens, mask, logprobs of the ones) of an episode: a prompt that continues a branch extends it, any other opens one."""
     made: list[tuple[list[int], list[int], list[float]]] = []
-    for turn in episode.turns:
+    for turn in trained_turns(episode, rule):
         prompt, sampled = list(turn.prompt_ids), list(turn.completion_ids)
         continued = [b for b in made if prompt[: len(b[0])] == b[0]]
         branch = max(continued, key=lambda b: len(b[0])) if continued else ([], [], [])
@@ -143,7 +163,7 @@ def reward_of(episode: Episode) -> float:
 
 
 @pytest.fixture(scope="module")
-def expected(groups: list[Group], good_kinds: tuple[str, ...]) -> dict[str, list[Neutral]]:
+def expected(groups: list[Group], good_kinds: tuple[str, ...], rule: str) -> dict[str, list[Neutral]]:
     """By session: what should be trained, from the recorded episodes alone."""
     sessions = [r.session_id for g in groups for r in g.rollouts]
     found: dict[str, list[Neutral]] = {s: [] for s in sessions}
@@ -152,7 +172,7 @@ def expected(groups: list[Group], good_kinds: tuple[str, ...]) -> dict[str, list
         rewards = [reward_of(EPISODES[i]) for i in good]
         mean, spread = statistics.fmean(rewards), statistics.stdev(rewards)
         for i, reward in zip(good, rewards, strict=True):
-            for tokens, mask, logprobs in branches(EPISODES[i]):
+            for tokens, mask, logprobs in branches(EPISODES[i], rule):
                 advantage = (reward - mean) / (spread + 1e-6)
                 found[sessions[i]].append(Neutral(tuple(tokens), tuple(mask), tuple(logprobs), advantage))
     return found
@@ -319,13 +339,17 @@ def test_trl_trains_the_longest_branch_of_the_same(groups: list[Group], expected
 
 
 def test_every_sampled_token_of_a_good_episode_is_expected_exactly_once(
-    expected: dict[str, list[Neutral]], good_kinds: tuple[str, ...]
+    expected: dict[str, list[Neutral]], good_kinds: tuple[str, ...], rule: str
 ) -> None:
     for episode, neutrals in zip(EPISODES, expected.values(), strict=True):
-        sampled = sorted(t for turn in episode.turns for t in turn.completion_ids)
+        sampled = sorted(t for turn in trained_turns(episode, rule) for t in turn.completion_ids)
         trained = sorted(t for n in neutrals for t, m in zip(n.tokens, n.mask, strict=True) if m)
         assert trained == (sampled if episode.kind in good_kinds else [])
-        forks = {"rewritten": 3, "sub_agent": 2}.get(episode.kind, 1)
+        forks = {"compacted": 2}.get(episode.kind, 1)
+        if episode.kind == "rewritten":
+            forks = 3 if rule == "task" else len(branches(episode, rule))
+        elif rule == "task" and episode.kind in ("sub_agent", "side_calls"):
+            forks = 2
         assert len(neutrals) == (forks if episode.kind in good_kinds else 0)
 
 
@@ -360,13 +384,21 @@ def test_the_table_is_the_same_every_time() -> None:
 
 
 def moe(groups: list[Group]) -> list[tuple[CollectedRollout, Sample, list[int]]]:
-    """Rollouts with routing, their sample, and the numbers of the last turn as the engine sent them."""
+    """Rollouts with routing, their sample, and the numbers of each row as the engine sent them with the turn that sampled the
+    next token, or read it first.
+    """
     rollouts = [r for g in groups for r in g.rollouts]
     found = []
     for rollout, episode in zip(rollouts, EPISODES, strict=True):
         if episode.kind == "moe":
-            data = episode.turns[-1].routed_experts
-            assert data is not None
+            data, row = b"", 4 * EXPERT_LAYERS * EXPERT_TOP_K
+            for turn in episode.turns:
+                assert turn.routed_experts is not None
+                data += turn.routed_experts[len(data) : (len(turn.prompt_ids) + len(turn.completion_ids) - 1) * row]
+            assert (
+                data != turn.routed_experts
+            )  # the weights moved in between: the last turn says other things of the first
+            assert turn.weight_version_last != episode.turns[0].weight_version_last
             (sample,) = rollout_samples(rollout, 0.0)
             found.append((rollout, sample, [n for (n,) in struct.iter_unpack("<i", data)]))
     assert found

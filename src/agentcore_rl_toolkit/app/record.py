@@ -11,6 +11,7 @@ from typing import Any
 from ..contract import (
     CAPABILITY_KEYS,
     INFO_FIELD,
+    POLICY_REWARD_FIELD,
     REDACTED,
     ROLLOUT_FIELD,
     SECRET_KEYS,
@@ -150,6 +151,8 @@ def error_body(
         "error_type": error_type,
         **_info(info, outcome, blame, finished_s=finished_s, conversions={}),
     }
+    if blame.cause is Cause.AGENT and policy_reward is not None:
+        tail[INFO_FIELD][POLICY_REWARD_FIELD] = policy_reward  # should the gateway know that the policy gave no answer
     return b"{" + _scrubbed(_joined(Encoder(), head), info.secrets) + b", " + _joined(Encoder(), tail) + b"}"
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from agentcore_rl_toolkit.backends import CollectConfig, GroupRequest, collect, summarize
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
+from agentcore_rl_toolkit.contract import Cause
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.trajectory import Turn
 
@@ -90,3 +91,17 @@ def test_tokens_sampled_otherwise_are_said_and_refused_where_a_setting_demands_i
     group, replay = run({"rewards": 1.0}, turns=(cool,), sampling_params={"temperature": 0.5, "top_k": -1, "min_p": 0})
     assert group.rollouts[0].trajectory.report.other_sampling == {}
     assert replay.invoked[0]["_rollout"]["sampling_params"] == {"temperature": 0.5}
+
+
+def test_an_answer_that_never_left_the_reasoning_is_the_policys_failure() -> None:
+    blank = (TASK, replace(HELPER, answered=False))
+    raised = {"status_code": 500, "stop_reason": "no answer", "_agent": {"cause": "agent", "policy_reward": -0.5}}
+    silent = {"status_code": 500, "stop_reason": "no answer"}  # of an agent that declares no reward
+    group, _ = run({"rewards": 0.25}, raised, silent, turns=blank)
+    assert [r.failure for r in group.rollouts] == ["answer"] * 3
+    assert [r.cause for r in group.rollouts] == [None, Cause.POLICY, Cause.POLICY]
+    assert group.rewards == [0.25, -0.5, None]
+    assert group.rollouts[2].mask_reason == "policy_failure"
+    assert summarize([group]).policy_failures == {"answer": 3}
+    group, _ = run(raised)
+    assert group.rollouts[0].mask_reason == "outcome"  # there was an answer: it is the agent's own failure

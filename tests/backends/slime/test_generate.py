@@ -28,6 +28,8 @@ from .stand_in import Sample, arguments
 
 PARAMS = {"temperature": 0.8, "top_p": 1.0, "top_k": -1, "max_new_tokens": 64, "no_stop_trim": True, "stop": None}
 
+FORKED = ("rewritten", "sub_agent", "side_calls", "compacted")
+
 
 @pytest.fixture
 def episodes() -> list[Episode]:
@@ -50,7 +52,7 @@ async def run(n: int, **more: Any) -> list[Any]:
 async def test_every_kind_of_episode_comes_back_as_slime_samples(replay: Replay, episodes: list[Episode]) -> None:
     for episode, made in zip(episodes, await run(64), strict=True):
         samples = made if isinstance(made, list) else [made]
-        assert (len(samples) > 1) == (episode.kind in ("rewritten", "sub_agent"))
+        assert (len(samples) > 1) == (episode.kind in FORKED)
         for sample in samples:
             assert sample.reward is not None  # slime would call its reward model otherwise
             assert len(sample.loss_mask) == len(sample.rollout_log_probs) == sample.response_length
@@ -103,7 +105,7 @@ async def test_logs_count_each_rollout_once_by_outcome(replay: Replay, episodes:
     assert counts["rollouts"] == 64
     assert counts["outcome/ok"] == 64 - bad - kinds["policy_failed"]
     assert counts["masked"] == bad
-    assert counts["forked"] == kinds["rewritten"] + kinds["sub_agent"]
+    assert counts["forked"] == sum(kinds[kind] for kind in FORKED)
 
 
 async def test_evaluation_means_leave_masked_rollouts_out(replay: Replay) -> None:

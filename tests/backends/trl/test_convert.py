@@ -44,8 +44,8 @@ def test_fork_policy_mask_leaves_forked_rollouts_out(groups: list[Group]) -> Non
     assert mask.forked == longest.forked == forked > 0
     assert mask.usable == longest.usable - forked
     assert mask.dropped_tokens > longest.dropped_tokens > 0
-    assert longest.trained_tokens + longest.dropped_tokens == longest.sampled_tokens
-    assert mask.trained_tokens + mask.dropped_tokens == mask.sampled_tokens
+    assert longest.trained_tokens + longest.dropped_tokens == longest.sampled_tokens - unusable(groups)
+    assert mask.trained_tokens + mask.dropped_tokens == mask.sampled_tokens - unusable(groups)
 
 
 def test_rows_that_are_too_long_are_masked_and_counted(groups: list[Group]) -> None:
@@ -53,7 +53,13 @@ def test_rows_that_are_too_long_are_masked_and_counted(groups: list[Group]) -> N
     assert stats.too_long > 0
     lengths = zip(output["prompt_ids"], output["completion_ids"], strict=True)
     assert max(len(p) + len(c) for p, c in lengths) <= 30
-    assert stats.trained_tokens + stats.dropped_tokens == stats.sampled_tokens
+    assert stats.trained_tokens + stats.dropped_tokens == stats.sampled_tokens - unusable(groups)
+
+
+def unusable(groups: list[Group]) -> int:
+    """Tokens of turns with images."""
+    turns = [t for g in groups for r in g.usable if r.capture is not None for t in r.capture.turns]
+    return sum(len(t.completion_ids) for t in turns if t.why_untrainable())
 
 
 def test_over_sampled_groups_give_their_usable_rollouts_first() -> None:

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from ...errors import CaptureError
+from ...trajectory import ExpertSpan
 from ...trajectory.experts import int32_of, shape_of
 from .samples import Sample
 
@@ -13,34 +14,53 @@ INT32_BYTES = 4
 
 
 def routed_experts(sample: Sample, *, layers: int, top_k: int) -> memoryview[Any] | None:
-    """Expert numbers of every token but the last, as the engine saw them; None when the engine reported none.
+    """Expert numbers of every token but the last, as they were when it was sampled; None when the engine reported none.
 
-    A turn's routing covers its whole prompt and completion, so the last turn's array covers the sequence up to that
-    turn. Of bare int32 the view has no copy in it: ``.tolist()`` or ``torch.frombuffer`` make one.
+    A turn's routing covers its whole prompt and completion. Each turn gives the rows from where the turn before it ends: those of
+    its own tokens, and of the context that it was the first to read. What a later turn says of earlier tokens is what other
+    weights may have made of them. Of a single turn's bare int32 the view has no copy in it: ``.tolist()`` or
+    ``torch.frombuffer`` make one.
     Shapes: -> (T - 1, layers, top_k), int32.
     Raises: CaptureError when the bytes do not fit the sequence and the model's dimensions.
     """
     if not sample.routed_experts:
         return None
-    span = sample.routed_experts[-1]
+    row = layers * top_k * INT32_BYTES
+    parts: list[bytes] = []
+    begin = 0
+    for span in sorted(sample.routed_experts, key=lambda span: span.stop):
+        end = span.stop - 1  # nothing was sampled from the last token yet
+        parts.append(_rows(sample, span, (end, layers, top_k))[begin * row : end * row])
+        begin = end
     rows = len(sample.token_ids) - 1
-    wanted = rows * layers * top_k * INT32_BYTES
-    shape = shape_of(span.data)
-    if shape is not None and shape not in ((rows, layers, top_k), (rows + 1, layers, top_k)):
+    if begin != rows:
         raise CaptureError(
-            f"expert routing of {span.turn_id} has the shape {shape}; {rows} tokens, {layers} layers and top {top_k} are "
-            f"{(rows, layers, top_k)}",
-            session_id=sample.session_id,
-        )
-    data = int32_of(span.data)
-    if shape is not None:
-        data = data[:wanted]  # some engines also report the last token, from which nothing was sampled
-    if len(data) != wanted:
-        raise CaptureError(
-            f"expert routing of {span.turn_id} has {len(data)} bytes; {rows} tokens x {layers} layers x top {top_k} as "
-            f"int32 are {wanted}",
-            session_id=sample.session_id,
+            f"expert routing ends at token {begin} of {rows}: the last turn has none", session_id=sample.session_id
         )
     if sys.byteorder != "little":
         raise CaptureError("expert routing is little-endian; this machine is not", session_id=sample.session_id)
-    return memoryview(data).cast("i", shape=[rows, layers, top_k])
+    return memoryview(parts[0] if len(parts) == 1 else b"".join(parts)).cast("i", shape=[rows, layers, top_k])
+
+
+def _rows(sample: Sample, span: ExpertSpan, wanted: tuple[int, int, int]) -> bytes:
+    """A turn's own routing as int32. Raises: CaptureError when it has another shape."""
+    rows, layers, top_k = wanted
+    shape = shape_of(span.data)
+    if shape is not None and shape not in (
+        wanted,
+        (rows + 1, layers, top_k),
+    ):  # some engines report the last token as well
+        raise CaptureError(
+            f"expert routing of {span.turn_id} has the shape {shape}; {rows} tokens, {layers} layers and top {top_k} are "
+            f"{wanted}",
+            session_id=sample.session_id,
+        )
+    data = int32_of(span.data)
+    size = rows * layers * top_k * INT32_BYTES
+    if len(data) < size or (shape is None and len(data) != size):
+        raise CaptureError(
+            f"expert routing of {span.turn_id} has {len(data)} bytes; {rows} tokens x {layers} layers x top {top_k} as "
+            f"int32 are {size}",
+            session_id=sample.session_id,
+        )
+    return data

@@ -8,6 +8,8 @@ from typing import Any
 
 from ...contract import (
     DEFAULT_TRAIN,
+    INFO_FIELD,
+    POLICY_REWARD_FIELD,
     Cause,
     Outcome,
     Stage,
@@ -112,15 +114,21 @@ def judge(
         lost = RolloutLostError(f"lost with its model gateway: {fetch_error}", session_id=session_id, input_id=input_id)
         lost.__cause__ = fetch_error
         end = replace(end, outcome=Outcome.LOST, error=lost)
-    outcome, error, cause = end.outcome, end.error, end.cause
+    outcome, error, cause, failure = end.outcome, end.error, end.cause, end.failure
     reason: MaskReason | None = None if outcome is Outcome.OK else "outcome"
+    record = end.record
+    if capture is not None and capture.turns and not capture.turns[-1].answered and cause in (None, Cause.AGENT):
+        # What the agent got last is blank: whatever it made of that, the policy gave no answer.
+        failure = "answer" if outcome in (Outcome.OK, Outcome.AGENT_ERROR) else failure
+        if outcome is Outcome.AGENT_ERROR and record is not None:
+            cause, record = Cause.POLICY, {"rewards": record.get(INFO_FIELD, {}).get(POLICY_REWARD_FIELD)}
     reward: Reward | None = None
     if outcome is Outcome.OK and end.record is not None:
         reward, trouble = _reward(end.record, session_id, input_id, required=config.require_reward)
         if trouble is not None:
             outcome, error, reason, cause = Outcome.INVALID, trouble, "no_reward", Cause.AGENT
-    elif cause is Cause.POLICY and end.record is not None:
-        reward, _ = _reward(end.record, session_id, input_id, required=False)
+    elif cause is Cause.POLICY and record is not None:
+        reward, _ = _reward(record, session_id, input_id, required=False)
         reason = None if reward is not None and config.policy_failures == "score" else "policy_failure"
     trajectory: Trajectory | None = None
     versions: tuple[int, int] | None = None
@@ -146,7 +154,7 @@ def judge(
         index=index,
         outcome=outcome,
         cause=cause,
-        failure=end.failure,
+        failure=failure,
         reward=reward.value if reward is not None else None,
         reward_detail=reward,
         record=end.record,

@@ -103,6 +103,7 @@ def to_trl(
         output[SESSION_KEY].append(row.rollout.session_id if row.rollout else None)
         output[SEQUENCE_KEY].append(_place(row.rollout, row.sample) if row.rollout and row.sample else None)
     usable = [r.rollout for r in rows if r.rollout is not None and r.rollout.usable]
+    reports = [r.trajectory.report for r in usable if r.trajectory is not None]
     return output, ConvertStats(
         rows=len(rows),
         usable=sum(r.sample is not None for r in rows),
@@ -112,7 +113,7 @@ def to_trl(
         dropped_tokens=sum(r.dropped_tokens for r in rows),
         too_long=sum(r.too_long for r in rows),
         trained_tokens=sum(r.sample.trained_tokens for r in rows if r.sample is not None),
-        sampled_tokens=sum(r.trajectory.report.sampled_tokens for r in usable if r.trajectory is not None),
+        sampled_tokens=sum(report.sampled_tokens - report.side_call_tokens for report in reports),
     )
 
 
