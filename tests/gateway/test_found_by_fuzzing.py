@@ -73,8 +73,7 @@ async def test_an_answer_without_token_ids_is_no_turn_where_prompts_are_rendered
     assert len(found.errors) == 1
 
 
-@pytest.mark.parametrize("how", ["pause", "close"])
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("how", "stream"), [("pause", True), ("close", False)])
 async def test_a_call_that_is_ended_while_the_disk_takes_its_record_is_answered(
     engine: ScriptedEngine,
     start_gateway: Start,

@@ -53,23 +53,6 @@ async def test_a_client_that_sends_ahead_is_not_told_to_go_on_in_the_middle_of_a
     assert engine.calls[-1].body["messages"] == [message]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    "body", [b"{}", b'{"error":{"message":"boom","code":500}}', b'{"object":"error","message":"boom"}', b"[]", b""]
-)
-async def test_an_answer_without_a_reply_is_an_error_whatever_its_status(
-    engine: ScriptedEngine, gateway: Gateway, session: SessionHandle, body: bytes, stream: bool
-) -> None:
-    engine.faults.append(Fault(body=body))
-    asked = {"model": "m", "messages": [USER], "stream": stream}
-    status, reply = await request("POST", session.base_url + "/chat/completions", body=asked, key=session.api_key)
-    assert status == 502, reply
-    assert json.loads(reply)["error"]["message"]
-    [found] = (await GatewayClient(gateway.url).fetch_async([session.session_id])).values()
-    assert found.turns == []
-    assert len(found.errors) == 1
-
-
 async def test_an_error_of_a_plain_endpoint_has_its_own_status_although_it_came_with_200(
     engine: ScriptedEngine, start_gateway: Start
 ) -> None:

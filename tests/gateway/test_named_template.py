@@ -53,25 +53,6 @@ async def test_prompts_and_answers_are_those_of_the_named_template_and_parser(
     assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("add", {"a": 2})
 
 
-async def test_a_session_does_not_go_on_from_prompts_of_another_template(
-    engine: ScriptedEngine, start_gateway: Start, template: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    engine.first_id, engine.last_id = 300, 500
-    renderer, name = Renderer.from_path(MODEL), new_session_id()
-    messages: list[Any] = [{"role": "user", "content": "one"}]
-    for given in (None, None, str(template)):
-        gateway = await start_gateway(engine, model_dir=str(MODEL), template=given, store_dir=str(tmp_path / "store"))
-        [session] = await GatewayClient(gateway.url).create_sessions_async([name])
-        messages += [await ask(session, messages), {"role": "user", "content": "and now?"}]
-        reply = (await GatewayClient(gateway.url).fetch_async([name], close=False))[name].turns
-        await gateway.stop(grace_s=0.2)
-    first, second, third = reply
-    assert second.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids
-    assert renderer.decode(list(third.prompt_ids)).startswith("<|im_start|>system\nother<|im_end|>")
-    assert third.parent_turn is None
-    assert caplog.text.count("another tokenizer or chat template") == 1
-
-
 def test_a_parser_that_does_not_exist_is_an_error_that_names_those_that_do(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no output parser 'hermse'; known: deepseek, dsml, glm"):
         Gateway(GatewayConfig(model_dir=str(MODEL), parser="hermse", store_dir=str(tmp_path)))

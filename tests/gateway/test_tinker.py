@@ -169,15 +169,6 @@ async def test_weights_that_are_not_there_change_nothing(service: ScriptedTinker
     assert turn.weight_version_first == 1
 
 
-async def test_before_any_weights_a_call_is_told_so(service: ScriptedTinker, start: Start) -> None:
-    gateway = await start(sampler=None)
-    session = await opened(gateway)
-    with pytest.raises(openai.InternalServerError, match="no weights to sample from yet"):
-        await say(session)
-    await GatewayClient(gateway.url).set_weight_version_async(0, sampler=NEW)
-    assert (await say(session)).choices
-
-
 # -- trouble
 
 

@@ -115,7 +115,6 @@ EVERYONE: list[Call] = [
     by_strands,
     by_strands_anthropic,
 ]
-everyone = pytest.mark.parametrize("call", EVERYONE, ids=lambda c: c.__name__)
 
 
 async def failure_of(call: Call, session: SessionHandle) -> BaseException:
@@ -124,57 +123,30 @@ async def failure_of(call: Call, session: SessionHandle) -> BaseException:
     return caught.value
 
 
-@everyone
-async def test_a_conversation_that_is_too_long_is_the_policys(
-    call: Call, engine: ScriptedEngine, session: SessionHandle
+@pytest.mark.parametrize("call", EVERYONE, ids=lambda call: call.__name__)
+async def test_every_client_and_framework_raises_errors_that_say_whose_failure_it_is(
+    call: Call, engine: ScriptedEngine, client: GatewayClient, gateway: Gateway, session: SessionHandle
 ) -> None:
-    engine.faults.extend([Fault(status=400, body=OVERFLOW)] * 4)
-    error = await failure_of(call, session)
+    async def found(session: SessionHandle, **fault: Any) -> Blame:
+        engine.faults.clear()
+        engine.faults.extend([Fault(**fault)] * 4 if fault else ())
+        return blame(await failure_of(call, session))
+
     # What urllib raises carries the answer's first line only; by hand one says `PolicyFailure("context")`.
-    assert blame(error) == (Blame(cause=Cause.AGENT) if call is by_urllib else failed_at("context"))
-
-
-@everyone
-async def test_a_call_beyond_the_last_turn_is_the_policys_and_is_not_waited_for(
-    call: Call, engine: ScriptedEngine, client: GatewayClient
-) -> None:
-    [session] = await client.create_sessions_async([new_session_id()], max_turns=0)
-    error = await failure_of(call, session)
-    assert blame(error) == (Blame(cause=Cause.AGENT) if call is by_urllib else failed_at("turns"))
-    assert engine.calls == []
-
-
-@everyone
-@pytest.mark.parametrize("status", [500, 502, 503, 504, 429])
-async def test_a_server_that_fails_is_the_infrastructures(
-    call: Call, engine: ScriptedEngine, session: SessionHandle, status: int
-) -> None:
-    engine.faults.extend([Fault(status=status)] * 4)
-    assert blame(await failure_of(call, session)) == INFRASTRUCTURE
-
-
-@everyone
-async def test_a_server_that_fails_over_a_long_prompt_has_failed(
-    call: Call, engine: ScriptedEngine, session: SessionHandle
-) -> None:
-    engine.faults.extend([Fault(status=500, body=OVERFLOW)] * 4)
-    assert blame(await failure_of(call, session)) == INFRASTRUCTURE
-
-
-@everyone
-async def test_a_gateway_that_is_gone_is_the_infrastructures(
-    call: Call, gateway: Gateway, session: SessionHandle
-) -> None:
+    unsaid = Blame(cause=Cause.AGENT) if call is by_urllib else None
+    assert await found(session, status=400, body=OVERFLOW) == (unsaid or failed_at("context"))
+    for status in (500, 502, 503, 504, 429):
+        assert await found(session, status=status) == INFRASTRUCTURE, status
+    assert await found(session, status=500, body=OVERFLOW) == INFRASTRUCTURE
+    asked = len(engine.calls)
+    [spent, closed] = await client.create_sessions_async([new_session_id(), new_session_id()], max_turns=0)
+    assert await found(spent) == (unsaid or failed_at("turns"))
+    await client.close_sessions_async([closed.session_id])
+    if call not in (by_urllib, by_httpx):
+        assert await found(closed) == INFRASTRUCTURE
+    assert len(engine.calls) == asked
     await gateway.stop(grace_s=0)
-    assert blame(await failure_of(call, session)) == INFRASTRUCTURE
-
-
-@pytest.mark.parametrize("call", [by_openai, by_openai_streamed, by_responses, by_anthropic, by_strands])
-async def test_a_session_that_is_closed_is_the_infrastructures(
-    call: Call, client: GatewayClient, session: SessionHandle
-) -> None:
-    await client.fetch_async([session.session_id], close=True)
-    assert blame(await failure_of(call, session)) == INFRASTRUCTURE
+    assert await found(session) == INFRASTRUCTURE
 
 
 async def test_a_stream_that_breaks_off_is_the_infrastructures(engine: ScriptedEngine, session: SessionHandle) -> None:

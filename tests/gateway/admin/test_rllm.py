@@ -147,6 +147,7 @@ async def test_the_module_runs_as_a_process_and_keeps_traces_over_a_restart(
     assert found[1] == found[0]
 
 
+@pytest.mark.nightly
 async def test_the_module_says_what_is_wrong_and_leaves() -> None:
     process = await run_module("--port", "0", "--host", "0.0.0.0")
     _, output = await asyncio.wait_for(process.communicate(), 40)

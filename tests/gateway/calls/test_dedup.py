@@ -94,17 +94,7 @@ async def test_a_sample_that_failed_is_drawn_again_though_an_equal_one_succeeded
     assert await turns(session, gateway) == 2
 
 
-async def test_every_one_of_many_calls_can_be_repeated(
-    engine: ScriptedEngine, gateway: Gateway, session: SessionHandle
-) -> None:
-    first = [await ask(session, temperature=n / 20) for n in range(20)]
-    again = [await ask(session, temperature=n / 20, retry=1) for n in range(20)]
-    assert [text(t) for t in first] == [text(t) for t in again]
-    assert await turns(session, gateway) == 20
-
-
-@pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("n", "stream"), [(1, False), (2, True)])
 async def test_a_repeated_reply_has_the_logprobs_that_were_asked_for(
     engine: ScriptedEngine, gateway: Gateway, session: SessionHandle, stream: bool, n: int
 ) -> None:

@@ -13,13 +13,6 @@ from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine, encode_messages
 
-CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"x": 1, "y": 2}'}}
-TOOL = {
-    "name": "add",
-    "description": "Add.",
-    "input_schema": {"type": "object", "properties": {"x": {"type": "integer"}}},
-}
-
 
 def claude(session: SessionHandle) -> anthropic.AsyncAnthropic:
     root = session.base_url.removesuffix("/v1")
@@ -28,58 +21,6 @@ def claude(session: SessionHandle) -> anthropic.AsyncAnthropic:
 
 def gpt(session: SessionHandle) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_an_anthropic_agent_calls_a_tool_and_goes_on(
-    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle, stream: bool
-) -> None:
-    engine.replies.append({"content": "w7 w8", "tool_calls": [CALL]})
-    messages: list[anthropic.types.MessageParam] = [{"role": "user", "content": "add them"}]
-    async with claude(session) as llm:
-        for _ in range(2):
-            asked = {"model": "m", "max_tokens": 50, "system": "be brief", "messages": messages, "tools": [TOOL]}
-            if stream:
-                async with llm.messages.stream(**asked) as events:
-                    reply = await events.get_final_message()
-            else:
-                reply = await llm.messages.create(**asked)
-            messages.append({"role": "assistant", "content": [b.model_dump(exclude_none=True) for b in reply.content]})
-            for block in reply.content:
-                if block.type == "tool_use":
-                    assert (block.name, block.input) == ("add", {"x": 1, "y": 2})
-                    result = {"type": "tool_result", "tool_use_id": block.id, "content": "3"}
-                    messages.append({"role": "user", "content": [result]})
-    assert reply.stop_reason == "end_turn"
-    assert reply.usage.output_tokens == len(engine.calls[1].completion_ids[0])
-    assert [m["role"] for m in engine.calls[1].body["messages"]] == ["system", "user", "assistant", "tool"]
-    capture = (await client.fetch_async([session.session_id]))[session.session_id]
-    assert [t.completion_ids for t in capture.turns] == [r.completion_ids[0] for r in engine.calls]
-    assert [t.parse_status for t in capture.turns] == ["parsed", "none"]
-    assert capture.errors == []
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_responses_agent_gets_text_and_calls(
-    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle, stream: bool
-) -> None:
-    engine.replies.append({"content": None, "tool_calls": [CALL]})
-    tool = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}
-    async with gpt(session) as llm:
-        kinds = []
-        for _ in range(2):
-            if stream:
-                final = None
-                async for event in await llm.responses.create(model="m", input="hello", tools=[tool], stream=True):
-                    if event.type == "response.completed":
-                        final = event.response
-                assert final is not None
-                kinds.append(final.output[-1].type)
-            else:
-                kinds.append((await llm.responses.create(model="m", input="hello", tools=[tool])).output[-1].type)
-    assert kinds == ["function_call", "message"]
-    capture = (await client.fetch_async([session.session_id]))[session.session_id]
-    assert [t.completion_ids for t in capture.turns] == [r.completion_ids[0] for r in engine.calls]
 
 
 async def test_errors_are_worded_as_the_provider_words_them(

@@ -89,16 +89,6 @@ async def test_what_waited_in_vain_is_for_later_and_is_the_infrastructures(
         assert blame(error).cause is Cause.INFRASTRUCTURE
 
 
-async def test_an_agent_that_goes_away_waits_no_longer(engine: ScriptedEngine, start_gateway: Start) -> None:
-    gateway = await start_gateway(engine, limits=Limits(outage_s=60))
-    session = await opened(gateway)
-    await engine.stop()
-    call = asyncio.ensure_future(ask(session))
-    await until(lambda: len(gateway.calls.outage) == 1)
-    call.cancel()
-    await until(lambda: len(gateway.calls.outage) == 0 and not len(gateway.running))
-
-
 async def test_turns_of_a_server_that_lost_its_weights_are_not_trained(
     engine: ScriptedEngine, start_gateway: Start
 ) -> None:

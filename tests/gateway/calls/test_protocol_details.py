@@ -76,8 +76,7 @@ RAW_TEXTS = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang"])
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("kind", "stream"), [("vllm", True), ("sglang", False)])
 async def test_a_text_completion_is_what_was_sampled(
     engine: ScriptedEngine, rendered: Rendered, stream: bool, kind: str
 ) -> None:
@@ -180,8 +179,7 @@ async def test_an_overflow_that_the_engine_tells_within_its_stream_is_a_400(
 # -- tools
 
 
-@pytest.mark.parametrize("kept", ["content", "encrypted_content"])
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("kept", "stream"), [("content", True), ("encrypted_content", False)])
 async def test_reasoning_comes_back_by_whichever_part_of_its_item_a_client_keeps(
     engine: ScriptedEngine, session: SessionHandle, stream: bool, kept: str
 ) -> None:

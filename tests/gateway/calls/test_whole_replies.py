@@ -180,8 +180,7 @@ def ids(reply: dict[str, Any]) -> str:
     return str(reply["choices"][0]["message"]["content"])
 
 
-@pytest.mark.parametrize("how", ["relayed", "rendered"])
-@pytest.mark.parametrize("read", ["nothing", "half"])
+@pytest.mark.parametrize(("how", "read"), [("relayed", "half"), ("rendered", "nothing")])
 async def test_a_reply_that_was_not_taken_whole_is_not_trained_beside_its_retry(
     engine: ScriptedEngine, start_gateway: Start, tmp_path: Path, how: str, read: str
 ) -> None:

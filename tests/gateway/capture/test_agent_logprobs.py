@@ -72,18 +72,3 @@ async def test_a_stream_brings_the_numbers_that_were_asked_for(
     turns = (await GatewayClient(gateway.url).fetch_async([session.session_id]))[session.session_id].turns
     assert [list(turn.completion_ids) for turn in turns] == [list(ids) for ids in engine.calls[0].completion_ids]
     assert all(None not in turn.logprobs for turn in turns)
-
-
-async def test_completions_are_streamed_without_them_too(engine: ScriptedEngine, start_gateway: Start) -> None:
-    gateway = await start_gateway(engine)
-    [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
-    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
-        events = [
-            event async for event in await llm.completions.create(model="m", prompt="w1 w2", max_tokens=4, stream=True)
-        ]
-    choices = [choice for event in events for choice in event.choices]
-    assert all(c.logprobs is None for c in choices)
-    assert not any((c.model_extra or {}).get(name) for c in choices for name in ("token_ids", "prompt_token_ids"))
-    [turn] = (await GatewayClient(gateway.url).fetch_async([session.session_id]))[session.session_id].turns
-    assert list(turn.prompt_ids) == engine.calls[0].prompt_ids
-    assert turn.completion_ids == engine.calls[0].completion_ids[0]

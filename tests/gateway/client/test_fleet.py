@@ -190,6 +190,7 @@ async def test_one_that_is_killed_costs_its_sessions_only_and_is_used_again_when
     assert await asyncio.gather(*map(ask, again)) == [200] * 6
 
 
+@pytest.mark.nightly
 async def test_one_that_hangs_delays_nothing_beyond_the_deadline_and_doubles_nothing(
     processes: Sequence[Process],
 ) -> None:
@@ -224,6 +225,7 @@ async def test_one_that_hangs_delays_nothing_beyond_the_deadline_and_doubles_not
     assert {n: len(c.turns) for n, c in captures.items()} == dict.fromkeys(names, 1)
 
 
+@pytest.mark.system
 async def test_where_none_answers_the_error_is_that_of_a_gateway_that_is_away(processes: Sequence[Process]) -> None:
     client = GatewayClient([p.url for p in processes], admin_key=KEY, timeout_s=10.0)
     [session] = await client.create_sessions_async([new_session_id()])

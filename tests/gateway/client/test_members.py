@@ -6,7 +6,7 @@ import pytest
 
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.gateway import GatewayClient
-from agentcore_rl_toolkit.gateway.client.members import FIRST_REST_S, KEPT, LONGEST_REST_S, Member, Members
+from agentcore_rl_toolkit.gateway.client.members import FIRST_REST_S, LONGEST_REST_S, Member, Members
 from agentcore_rl_toolkit.gateway.client.one import OneGateway
 
 URLS = ["http://one", "http://two", "http://three"]
@@ -57,14 +57,6 @@ def test_an_open_session_goes_where_it_is_while_that_gateway_is_there_and_leaves
     assert these.spread(["mine"], [second]) == {second: ["mine"]}
     these.opened(second, "mine")
     assert (first.open, first.strays, second.open) == ({"another"}, {"mine"}, {"mine"})
-
-
-def test_what_is_remembered_of_sessions_is_bounded() -> None:
-    these = members(1)
-    opened(these, these.all[0], *map(str, range(KEPT + 5)))
-    assert these.owner("4") is None
-    assert these.owner("5") is these.all[0]
-    assert len(these.all[0].open) == KEPT
 
 
 def test_a_gateway_that_is_away_is_looked_at_less_and_less_often() -> None:

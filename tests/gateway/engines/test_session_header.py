@@ -16,8 +16,7 @@ from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("kind", ["sglang", "sglang-experts", "vllm"])
+@pytest.mark.parametrize(("kind", "stream"), [("sglang", True), ("sglang-experts", False), ("vllm", False)])
 async def test_sglangs_router_is_told_the_session_of_every_call(
     engine: ScriptedEngine, start_gateway: Callable[..., Awaitable[Gateway]], kind: str, stream: bool
 ) -> None:

@@ -203,8 +203,7 @@ async def test_requests_sent_ahead_are_answered_in_order_however_many(
     assert last[0] == 400
 
 
-@pytest.mark.parametrize("version", ["1.1", "1.0"])
-@pytest.mark.parametrize("cut", [0, 1, 65_000, 65_537, 150_000])
+@pytest.mark.parametrize(("version", "cut"), [("1.1", 65_537), ("1.1", 1), ("1.0", 150_000)])
 async def test_long_bodies_and_what_follows_them_are_told_apart_wherever_they_are_cut(
     engine: ScriptedEngine, gateway: Gateway, session: SessionHandle, version: str, cut: int
 ) -> None:

@@ -150,40 +150,6 @@ async def test_long_requests_and_replies_over_tls(tmp_path: Path, monkeypatch: p
         await gateway.stop(grace_s=0.2)
 
 
-async def test_a_stream_that_tells_its_length_is_still_handed_on_at_once() -> None:
-    """Bytes of a stream must not wait until all of it has come."""
-    delta: dict[str, Any] = {"index": 0, "delta": {"content": "z" * 30_000}, "token_ids": [1]}
-    events = [{"choices": [delta]} for _ in range(4)]
-    events.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
-    text = b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in events) + b"data: [DONE]\n\n"
-
-    def reply(body: bytes) -> list[bytes]:
-        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % len(text)
-        return [head + text[:40_000], *[text[at : at + 20_000] for at in range(40_000, len(text), 20_000)]]
-
-    async with answering(reply) as url:
-        gateway = Gateway(GatewayConfig(upstreams=(UpstreamConfig(url=url, engine="vllm"),)))
-        await gateway.start()
-        [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
-        port = int(gateway.url.rsplit(":", 1)[1])
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        body = json.dumps({"model": "m", "stream": True, "messages": [{"role": "user", "content": "x"}]}).encode()
-        path = session.base_url.removeprefix(gateway.url)
-        writer.write(
-            b"POST %b/chat/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer %b\r\ncontent-length: %d\r\n\r\n"
-            % (path.encode(), session.api_key.encode(), len(body))
-            + body
-        )
-        reads = []
-        async with asyncio.timeout(60):
-            while not reads or b"[DONE]" not in reads[-1]:
-                reads.append(await reader.read(2**20))
-        assert len(reads) > 2
-        assert b"".join(reads).count(b"z" * 1000) >= 4
-        writer.close()
-        await gateway.stop(grace_s=0.2)
-
-
 def events_of(count: int) -> bytes:
     """A stream whose first event carries a long prompt's ids, as vLLM writes it."""
     delta: dict[str, Any] = {"index": 0, "delta": {"role": "assistant", "content": ""}}

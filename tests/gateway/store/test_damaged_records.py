@@ -49,9 +49,7 @@ async def damaged_calls(gateway: Gateway) -> int:
     return int((await GatewayClient(gateway.url).stats_async())["store_damaged_calls"])
 
 
-@pytest.mark.parametrize("key", [None, "k"])
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("rendered", [False, True])
+@pytest.mark.parametrize(("key", "stream", "rendered"), [(None, False, True), ("k", True, False)])
 async def test_a_repetition_of_a_call_whose_record_is_damaged_is_answered_anew(
     engine: ScriptedEngine, start_gateway: Start, rendered: bool, stream: bool, key: str | None
 ) -> None:

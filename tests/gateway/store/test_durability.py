@@ -16,14 +16,12 @@ from typing import Any
 import openai
 import pytest
 
-import agentcore_rl_toolkit
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import GatewayError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.http.client import stream
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
-MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 USER = [{"role": "user", "content": "hello there"}]
 Start = Callable[..., Awaitable[Gateway]]
 
@@ -156,27 +154,6 @@ async def test_every_turn_an_agent_saw_answered_survives_kill_9_exactly_once(tmp
                 await asyncio.gather(*running)
             served = Served(engine.url, store, ready)
             assert await agents.check((await served.when_ready())["url"], texts=True) >= 16 * KILLS
-        finally:
-            if served is not None:
-                served.kill()
-
-
-@pytest.mark.nightly
-async def test_turns_of_a_gateway_that_tokenises_survive_kill_9(tmp_path: Path) -> None:
-    store, ready, agents = tmp_path / "store", tmp_path / "ready.json", Agents(4)
-    more = ("--model", str(MODEL))
-    async with ScriptedEngine(tokens=6) as engine:
-        engine.first_id, engine.last_id = 300, 500
-        served: Served | None = None
-        try:
-            for _ in range(3):
-                served = Served(engine.url, store, ready, *more)
-                running = await agents.start((await served.when_ready())["url"])
-                await agents.see(8)
-                served.kill()
-                await asyncio.gather(*running)
-            served = Served(engine.url, store, ready, *more)
-            assert await agents.check((await served.when_ready())["url"], texts=False) >= 24
         finally:
             if served is not None:
                 served.kill()

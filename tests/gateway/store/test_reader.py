@@ -147,6 +147,7 @@ def can_recover() -> bool:
     return shutil.which("sqlite3") is not None and not subprocess.run(line, capture_output=True).returncode
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not can_recover(), reason="no sqlite3 command line here that can .recover")
 async def test_the_documented_recovery_gives_a_store_that_can_be_read(
     written: tuple[Path, Turns], tmp_path: Path
@@ -159,40 +160,6 @@ async def test_the_documented_recovery_gives_a_store_that_can_be_read(
     kept = read(tmp_path / "new")
     assert 20 < len(kept) < 54
     assert all(turns[name] == turn for name, turn in kept.items())
-
-
-async def test_readers_see_whole_sessions_beside_a_gateway_that_writes(
-    engine: ScriptedEngine, start_gateway: Start, tmp_path: Path
-) -> None:
-    gateway = await start_gateway(engine, store_dir=str(tmp_path))
-    gateway.store.wal.longest_bytes = 100_000  # so that the write-ahead log is moved while they read
-    client = GatewayClient(gateway.url)
-    sessions = await client.create_sessions_async([new_session_id() for _ in range(8)])
-    answered = [0] * len(sessions)
-    ended = False
-
-    async def agent(place: int) -> None:
-        entries: list[str] = []
-        for k in range(25):
-            entries += [f"question {k}", f"answer {k}"]
-            assert await ask(sessions[place], *entries[:-1]) == 200
-            answered[place] += 1
-
-    def follow() -> int:
-        rounds = 0
-        while not ended or not rounds:
-            before = list(answered)
-            counts = {s.session_id: len(s.turns) for s in stored_turns(tmp_path)}
-            assert all(counts[s.session_id] >= n for s, n in zip(sessions, before, strict=True))
-            rounds += 1
-        return rounds
-
-    reading = [asyncio.create_task(asyncio.to_thread(follow)) for _ in range(2)]
-    await asyncio.gather(*map(agent, range(len(sessions))))
-    ended = True
-    assert all(rounds > 0 for rounds in await asyncio.gather(*reading))
-    assert gateway.store.wal.checkpoints > 0
-    assert {len(s.turns) for s in stored_turns(tmp_path)} == {25}
 
 
 async def test_a_store_in_a_folder_that_may_not_be_written_can_be_read(written: tuple[Path, Turns]) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import GatewayError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle, UpstreamConfig
 from agentcore_rl_toolkit.gateway.http.client import request
-from agentcore_rl_toolkit.gateway.store.reader import open_reader
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
 from ..scripted_tinker import ScriptedTinker
@@ -108,58 +106,6 @@ async def test_version_and_pause_are_there_after_everything_was_killed(served: S
     client = await served.start()
     assert await asyncio.gather(*map(ask, sessions)) == [200] * 6
     assert await versions(client, *sessions) == [7] * 6
-
-
-async def test_a_temporary_store_keeps_nothing(served: Served) -> None:
-    client = await served.start(store=False)
-    await client.set_weight_version_async(7)
-    [session] = await client.create_sessions_async([new_session_id()])
-    assert await ask(session) == 200
-    await client.pause_async()
-    left = {path.name for path in served.folder.rglob("*") if path.is_file()}
-    served.kill()
-    assert {path.name for path in served.folder.rglob("*") if path.is_file()} == left == {"ready.json"}
-    client = await served.start(store=False)
-    assert (await client.stats_async())["weight_version"] is None
-    assert not (await client.health_async())["paused"]
-
-
-async def test_who_administers_is_answered_when_the_disk_has_it_and_agents_do_not_wait_for_that(
-    engine: ScriptedEngine, start_gateway: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gateway = await start_gateway(engine, store_dir=str(tmp_path))
-    client = GatewayClient(gateway.url)
-    [session] = await client.create_sessions_async([new_session_id()])
-    real, slow, asked = os.fsync, threading.Event(), threading.Event()
-
-    def fsync(fd: int) -> None:
-        asked.set()
-        assert slow.wait(60)
-        real(fd)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    try:
-        setting = asyncio.ensure_future(client.set_weight_version_async(7))
-        assert await asyncio.to_thread(asked.wait, 30)
-        assert await ask(session) == 200
-        assert not setting.done()
-        hung_up = asyncio.ensure_future(client.set_weight_version_async(8))
-        async with asyncio.timeout(30):
-            while gateway.running.weight_version != 8:  # noqa: ASYNC110  (a socket at the other end)
-                await asyncio.sleep(0.01)
-        hung_up.cancel()
-    finally:
-        slow.set()
-    await setting
-    await client.set_weight_version_async(9)
-    reader = open_reader(tmp_path)
-    assert reader.version() == (9, None)
-    assert [version for (version,) in reader.query("SELECT weight_version FROM versions ORDER BY published")] == [
-        7,
-        8,
-        9,
-    ]
-    reader.close()
 
 
 async def test_a_change_that_cannot_be_stored_is_no_success(

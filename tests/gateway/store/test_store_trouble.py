@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import os
 import shutil
@@ -147,7 +146,7 @@ def small_disks_can_be_made() -> bool:
     return False
 
 
-@pytest.fixture(params=[(), ("--fsync",)], ids=["", "fsync"])
+@pytest.fixture(params=[("--fsync",)])
 async def full_disk(
     engine: ScriptedEngine, tmp_path: Path, request: pytest.FixtureRequest
 ) -> AsyncIterator[OnSmallDisk]:
@@ -159,6 +158,7 @@ async def full_disk(
     disk.process.wait()
 
 
+@pytest.mark.system
 async def test_on_a_full_disk_calls_and_sessions_are_refused_and_all_goes_on_when_there_is_room(
     full_disk: OnSmallDisk, engine: ScriptedEngine, start_gateway: Start, tmp_path: Path
 ) -> None:
@@ -202,54 +202,3 @@ async def test_on_a_full_disk_calls_and_sessions_are_refused_and_all_goes_on_whe
 
 
 # -- a disk that refuses now and then
-
-
-async def test_turns_read_against_the_right_earlier_ones_after_many_refused_writes_and_a_restart(
-    engine: ScriptedEngine, start_gateway: Start, tmp_path: Path
-) -> None:
-    gateway = await start_gateway(engine, store_dir=str(tmp_path))
-    client = GatewayClient(gateway.url)
-    ids = [new_session_id() for _ in range(6)]
-    sessions = await client.create_sessions_async(ids)
-    refusals = 0
-    answered: dict[str, list[int]] = {name: [] for name in ids}
-
-    async def agent(session: SessionHandle) -> None:
-        nonlocal refusals
-        entries: list[str] = []
-        for k in itertools.count():
-            if k >= 15 and refusals > 3 and sum(map(len, answered.values())) > 10:
-                return  # on a busy machine few come through between two refusals
-            asked = [*entries, f"question {k}"]
-            beside = [ask(session, *asked, "", "beside")] if k % 4 == 3 else []
-            status, *others = await asyncio.gather(ask(session, *asked), *beside)
-            refusals += status == 503
-            answered[session.session_id] += [1 for each in (status, *others) if each == 200]
-            if status == 200:
-                entries = [*asked, f"answer {k}"]
-            await asyncio.sleep(0.02)
-
-    async def disk() -> None:
-        while True:
-            await asyncio.sleep(0.05)
-            with refused(gateway):
-                await asyncio.sleep(0.05)
-
-    refusing = asyncio.ensure_future(disk())
-    async with asyncio.timeout(90):
-        await asyncio.gather(*map(agent, sessions))
-    refusing.cancel()
-    async with asyncio.timeout(30):
-        while gateway.store.failed is not None:  # noqa: ASYNC110  (the gateway's clock)
-            await asyncio.sleep(0.02)
-    before = await client.fetch_async(ids, close=False)
-    await gateway.stop()
-    again = GatewayClient((await start_gateway(engine, store_dir=str(tmp_path))).url)
-    after = await again.fetch_async(ids, close=False)
-    assert {n: turns_of(c) for n, c in after.items()} == {n: turns_of(c) for n, c in before.items()}
-    assert {n: len(c.turns) for n, c in after.items()} == {n: len(found) for n, found in answered.items()}
-    sent = {tuple(call.completion_ids[0]): list(call.prompt_ids) for call in engine.calls}
-    for capture in after.values():
-        assert [t.prompt_ids for t in capture.turns] == [sent[tuple(t.completion_ids)] for t in capture.turns]
-    assert refusals > 3
-    assert sum(len(c.turns) for c in after.values()) > 10

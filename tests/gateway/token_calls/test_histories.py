@@ -245,6 +245,7 @@ async def test_another_models_ids_are_not_put_before_a_prompt(
     assert caplog.text.count("another tokenizer") == 2
 
 
+@pytest.mark.system
 async def test_after_kill_9_a_session_goes_on_with_the_very_tokens_it_had(
     engine: ScriptedEngine, renderer: Renderer, tmp_path: Path
 ) -> None:

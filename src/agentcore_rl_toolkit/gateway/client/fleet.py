@@ -192,6 +192,8 @@ class Fleet:
                 await self._take_back([handle for name, handle in handles.items() if name not in open_before])
                 raise refusal
             shares = self.members.spread(waiting, present)
+            for member, names in shares.items():
+                member.strays.difference_update(names)  # of an earlier try: they are wanted now
             answers, failures = await self._gather(
                 [(m, self.ask(m, m.gateway.create(names, settings))) for m, names in shares.items()]
             )

@@ -51,15 +51,8 @@ class OneGateway:
 
     async def call(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None) -> Any:
         limit_s = self.timeout_s if timeout_s is None else timeout_s
-        key = self.key
-        status, data = await request(method, self.url + path, body=body, key=key, timeout_s=limit_s)
-        if status == 401 and self._has_changed(key):
-            status, data = await request(method, self.url + path, body=body, key=self.key, timeout_s=limit_s)
+        status, data = await request(method, self.url + path, body=body, key=self.key, timeout_s=limit_s)
         return _checked(status, data, f"{method} {path}")
-
-    def _has_changed(self, key: str | None) -> bool:
-        """Whether there is another key by now: the gateway was started again between the look for it and the request."""
-        return self.key not in (None, key)
 
     # -- sessions
 
@@ -85,17 +78,9 @@ class OneGateway:
     async def read(self, session_ids: Sequence[str], *, close: bool) -> AsyncIterator[SessionCapture]:
         """Sessions one by one, as they come in the answer to one request."""
         body = {"session_ids": list(session_ids), "close": close}
-        key = self.key
-        while True:
-            answer = stream("POST", self.url + "/admin/fetch", body=body, key=key, timeout_s=self.timeout_s)
-            try:
-                async for capture in read_captures(answer):
-                    yield capture
-                return
-            except GatewayError as e:  # a refusal comes before the first session
-                if e.status != 401 or not self._has_changed(key):
-                    raise
-                key = self.key
+        answer = stream("POST", self.url + "/admin/fetch", body=body, key=self.key, timeout_s=self.timeout_s)
+        async for capture in read_captures(answer):
+            yield capture
 
     async def close(self, session_ids: Sequence[str]) -> int:
         return int((await self.call("POST", "/admin/close", {"session_ids": list(session_ids)}))["closed"])

@@ -157,7 +157,6 @@ def _prepare(database: sqlite3.Connection, path: Path | None, *, read_only: bool
         return
     if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         database.execute(f"PRAGMA page_size={PAGE_BYTES}")
-        database.execute("PRAGMA auto_vacuum=INCREMENTAL")
         if path is not None:
             database.execute("PRAGMA journal_mode=WAL")
         database.executescript(f"BEGIN; {TABLES} COMMIT")

@@ -21,6 +21,7 @@ import logging
 import os
 import sqlite3
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -28,10 +29,9 @@ from typing import Any
 
 from ...errors import ConfigError
 from ..capture.record import CallRecord
-from .queue import Done, Numbered, Queue, QueuedCall
+from .queue import Done, Numbered, Queue, QueuedCall, transaction
 from .reader import Reader
-from .schema import FILE, call_row, connect, create, os_error, trouble
-from .space import Space
+from .schema import FILE, PAGE_BYTES, call_row, connect, create, os_error, trouble
 from .wal import WriteAheadLog
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,9 @@ log = logging.getLogger(__name__)
 _RETRY_S = 0.1  # how soon a disk that refused is tried again
 _LOCKED_S = 5.0  # how long another program may hold the file before calls are refused
 _SLOW_S = 0.02
-_REST_S = 0.02  # between two tries of a locked file, and of tidying it
+_REST_S = 0.02  # between two tries of a locked file, and of removing calls
+_SLICE_S = 0.005  # calls of deleted sessions are removed for so long at a time
+_REMOVED_AT_ONCE = 64
 
 
 class Store:
@@ -65,12 +67,12 @@ class Store:
             reading = self._database if self.path is None else connect(self.path, read_only=True)
             self.reader = Reader(reading, self.path)
             self.wal = WriteAheadLog(self.path)
-            self.space = Space(self._database)
-            self.first_call = self.next_call = 1 + self._greatest("SELECT max(number) FROM calls")
+            self.removing = deque(n for (n,) in self._database.execute("SELECT session FROM deleted"))
+            self.first_call = self.next_call = 1 + self._number("SELECT max(number) FROM calls")
             self.next_session = 1 + max(
-                self._greatest("SELECT max(number) FROM sessions"),
-                self._greatest("SELECT max(session) FROM calls"),
-                self._greatest("SELECT max(session) FROM deleted"),
+                self._number("SELECT max(number) FROM sessions"),
+                self._number("SELECT max(session) FROM calls"),
+                self._number("SELECT max(session) FROM deleted"),
             )
         except sqlite3.Error as e:
             raise ConfigError(trouble(e, self.path)) from e
@@ -79,7 +81,7 @@ class Store:
         self._scheduled = self._tidying = False
         self._retry_at = self._locked_since = 0.0
 
-    def _greatest(self, sql: str) -> int:
+    def _number(self, sql: str) -> int:
         return int(self._database.execute(sql).fetchone()[0] or 0)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -164,7 +166,7 @@ class Store:
     def _stored(self, calls: list[QueuedCall]) -> None:
         self._locked_since = 0.0
         if self._queue.deleted:
-            self.space.removing.extend(self._queue.deleted)
+            self.removing.extend(self._queue.deleted)
             self._tidy_soon()
         after = self._queue.written()
         if self.failed is not None:
@@ -232,7 +234,7 @@ class Store:
     # -- now and then
 
     def tend(self) -> None:
-        """Try a disk that refused again, though nobody appends; and give space back."""
+        """Try a disk that refused again, though nobody appends; and remove what was deleted."""
         if self.failed is not None and time.monotonic() >= self._retry_at:
             self._retry_at = time.monotonic() + _RETRY_S
             try:
@@ -247,7 +249,7 @@ class Store:
         self.wal.tend()
 
     def _tidy_soon(self) -> None:
-        if not self._tidying and self._loop is not None and self.space.untidy:
+        if not self._tidying and self._loop is not None and self.removing:
             self._tidying = True
             self._loop.call_later(_REST_S, self._tidy)
 
@@ -255,18 +257,31 @@ class Store:
         self._tidying = False
         if self._loop is None:
             return
+        until = time.monotonic() + _SLICE_S
         try:
-            if not self.wal.moving and self.failed is None:
-                self.space.tidy()
+            while self.removing and not self.wal.moving and self.failed is None and time.monotonic() < until:
+                self._remove_some(self.removing[0])
         except sqlite3.Error as e:
             log.error("removing deleted calls failed, and is tried again: %s", trouble(e, self.path))
             return
         self._tidy_soon()
 
+    def _remove_some(self, session: int) -> None:
+        """Remove some calls of a deleted session; their space is used again. Raises: sqlite3.Error."""
+        database = self._database
+        some = f"(SELECT number FROM calls WHERE session = ? LIMIT {_REMOVED_AT_ONCE})"
+        with transaction(database):
+            database.execute(f"DELETE FROM choices WHERE call IN {some}", (session,))
+            count = database.execute(f"DELETE FROM calls WHERE number IN {some}", (session,)).rowcount
+            if count < _REMOVED_AT_ONCE:
+                database.execute("DELETE FROM deleted WHERE session = ?", (session,))
+        if count < _REMOVED_AT_ONCE:
+            self.removing.popleft()
+
     @property
     def total_bytes(self) -> int:
         """What the store takes."""
-        return self.space.file_bytes + self.wal.size
+        return self._number("PRAGMA page_count") * PAGE_BYTES + self.wal.size
 
     @property
     def queue_depth(self) -> int:
