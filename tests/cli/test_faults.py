@@ -146,7 +146,6 @@ WRONG: list[tuple[str, str, int, str]] = [
     ("deploy --agent agent.py --bucket nobodys --smoke none --dry-run", "no region", 2, r"no region: --region"),
     # a run
     ("runs show absent", "", 2, r"absent is no run"),
-    ("runs compare absent absent", "", 2, r"absent is no run"),
     ("view absent", "", 2, r"absent is no run"),
     ("train --resume", "", 2, r"no unfinished run"),
     # no agent, no data
@@ -160,7 +159,7 @@ WRONG: list[tuple[str, str, int, str]] = [
     ("quickstart --agent absent.py", "alone", 2, r"absent\.py"),
     # the account
     ("doctor --aws", "moto, no credentials", 1, r"credentials +no credentials"),
-    ("doctor --aws --bucket nobodys", "moto", 1, r"bucket put +.*nobodys"),
+    ("doctor --aws --bucket nobodys", "moto", 1, r"bucket +.*nobodys"),
     ("doctor --aws --bucket {bucket} --agent math", "moto", 1, r"agent +.*is not the ARN of an agent"),
     (f"doctor --aws --bucket {{bucket}} --agent {ABSENT}", "moto", 1, r"agent +.*ResourceNotFoundException"),
     (
@@ -239,7 +238,7 @@ def call(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     if words[0] == "doctor":
         lines = [line for line in output.out.splitlines() if line.startswith("fail")]
     else:
-        progress = re.compile(r"\d+/\d+ done|still |[Uu]sage:|Try 'agentcore-rl|$")
+        progress = re.compile(r"\d+/\d+ done|still |.* has changed:|[Uu]sage:|Try 'agentcore-rl|$")
         lines = [line for line in output.err.splitlines() if not progress.match(line)]
     first = lines[0] if lines else ""
     return int(ended.value.code or 0), first, f"{output.out}\n--- stderr\n{output.err}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from importlib.metadata import version
@@ -62,16 +61,6 @@ def test_a_command_that_is_misspelt_is_answered_with_the_one_that_was_meant() ->
     done = CliRunner().invoke(cli, ["trian", "--agent", "agent.py"])
     assert done.exit_code == 2
     assert "No such command 'trian'. Did you mean 'train'?" in done.output
-
-
-def test_completion_prints_a_script_and_completes_options_of_commands() -> None:
-    script = CliRunner().invoke(cli, ["completion", "zsh"])
-    assert "agentcore-rl" in script.output
-    words = {"COMP_WORDS": "agentcore-rl gateway serve --upstr", "COMP_CWORD": "3"}
-    env = {**os.environ, **words, "_AGENTCORE_RL_COMPLETE": "bash_complete"}
-    command = [sys.executable, "-m", "agentcore_rl_toolkit"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
-    assert "--upstream" in done.stdout
 
 
 def test_what_a_trainer_needs_is_importable_from_the_top() -> None:

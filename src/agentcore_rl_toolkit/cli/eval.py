@@ -89,8 +89,7 @@ class Target:
 @click.option("--session-env", multiple=True, metavar="K=V", help="A variable for a local agent; may be repeated.")
 @with_sandbox
 @as_json
-@click.pass_context
-def command(context: click.Context, /, **options: Any) -> None:
+def command(**options: Any) -> None:
     """Run an agent over a data set; print the mean reward with its confidence interval.
 
     An agent that `agentcore-rl up` runs in this folder is used where it runs, with its model. What another file needs is
@@ -122,9 +121,8 @@ def command(context: click.Context, /, **options: Any) -> None:
         with _target(options, out) as target:
             failures = _evaluate(target, rows, exp_id, out, ledger, options)
     except KeyboardInterrupt:
-        click.echo(
-            f"\nstopped; what is finished is in {nearby(out)}. To go on:\n    {_goes_on(context, exp_id)}", err=True
-        )
+        go_on = _goes_on(exp_id, out_given=options["out"] is not None)
+        click.echo(f"\nstopped; what is finished is in {nearby(out)}. To go on:\n    {go_on}", err=True)
         sys.exit(130)
     except (LocalRuntimeError, ServiceError) as e:
         from .training.stack import explain
@@ -221,23 +219,14 @@ def _deployed(options: dict[str, Any]) -> bool:
     return bool(options["agent"]) and str(options["agent"]).startswith("arn:")
 
 
-def _goes_on(context: click.Context, exp_id: str) -> str:
-    """The command line that goes on with this run: what was given (of variables the names), the run's name, and --resume."""
-    _, *words = shlex.split(context.command_path)
-    given = click.core.ParameterSource.COMMANDLINE
-    for option in context.command.params:
-        if context.get_parameter_source(option.name or "") is not given or option.name == "resume":
-            continue
-        value = context.params[option.name or ""]
-        if getattr(option, "is_flag", False):
-            words += [option.opts[0]]
-            continue
-        for single in value if option.multiple else [value]:
-            hidden = option.name == "session_env"
-            words += [option.opts[0], str(single).partition("=")[0] if hidden else str(single)]
-    if not context.params["out"]:
-        words += ["--out", str(Path("runs") / path_of(exp_id))]
-    return f"{program()} {shlex.join([*words, '--resume'])}"
+def _goes_on(exp_id: str, *, out_given: bool) -> str:
+    """The command line that goes on with this run: the words of this one (of variables the names), the run's folder, --resume."""
+    words = []
+    for before, word in itertools.pairwise(sys.argv):
+        hidden = 1 if before == "--session-env" else 2 if word.startswith("--session-env=") else None
+        words.append(word if hidden is None else "=".join(word.split("=")[:hidden]))
+    words += [] if out_given else ["--out", str(Path("runs") / path_of(exp_id))]
+    return f"{program()} {shlex.join([*(word for word in words if word != '--resume'), '--resume'])}"
 
 
 def _evaluate(
@@ -369,18 +358,21 @@ def _target(options: dict[str, Any], out: Path) -> Iterator[Target]:
     words = sandbox_words(options["readable"], options["writable"])
     if bucket.startswith("file://"):
         words.append(f"--store={bucket}")
-    if options["base_url"] or model == NO_MODEL:
-        with _serve(file, out, options["session_env"], words) as ready:
-            yield Target(arn=ready["agents"]["agent"], bucket=bucket, endpoint_url=ready["url"])
-        return
+    elsewhere = bool(options["base_url"]) or model == NO_MODEL
     with own(
         file,
         folder=out,
-        model=Path(model) if model else None,
+        model=Path(model) if model and not elsewhere else None,
+        without_model=elsewhere,
         session_env=options["session_env"],
         runtime_options=words,
     ) as stack:
-        yield Target(arn=stack.agent_arn, bucket=bucket, endpoint_url=stack.runtime_url, stack=stack)
+        yield Target(
+            arn=stack.agent_arn,
+            bucket=bucket,
+            endpoint_url=stack.runtime_url,
+            stack=None if elsewhere else stack,
+        )
 
 
 @contextlib.contextmanager
@@ -420,26 +412,6 @@ def _texts_of(target: Target) -> TokenTexts | None:
     if target.stack is None:
         return None
     return TokenTexts(target.stack.model or Path(__file__).resolve().parents[1] / "policy" / "weights")
-
-
-@contextlib.contextmanager
-def _serve(path: Path, out: Path, session_env: tuple[str, ...], runtime_options: list[str]) -> Iterator[dict[str, Any]]:
-    from ..runtime.remote import RuntimeView
-    from ..runtime.wire import HANDED, parse_environment
-    from .output.waiting import Waiting
-    from .training.services import Services
-    from .training.stack import fits_here
-
-    here = fits_here(path)
-    words = ["runtime", "serve", *(["--agent", f"agent={path}"] if here else ()), "--state-dir", str(out / "sessions")]
-    handed = {HANDED: json.dumps(parse_environment(session_env))}
-    with Services(out / "logs") as services:
-        launched = services.launch("runtime", [*words, *runtime_options], doing=f"loading {path}", env=handed)
-        ready = services.wait_ready(launched).ready
-        if not here:
-            waiting = Waiting(f"building the environment of {path.name}, or loading it")
-            ready["agents"]["agent"] = RuntimeView(ready["url"]).deploy(path, "agent", {}, on_wait=waiting)
-        yield ready
 
 
 def _json_object(text: str) -> dict[str, Any]:

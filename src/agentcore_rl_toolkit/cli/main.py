@@ -37,7 +37,7 @@ _COMMANDS: dict[str, tuple[str, str, str, str]] = {
     "train": (".train", "command", "Train an agent: here, or with another trainer.", "local"),
     "deploy": (".deploy", "command", "Deploy an agent to AgentCore Runtime on AWS, and take it away.", ""),
     "view": (".view", "command", "Look at runs in the browser: rewards, rollouts, every token.", "view"),
-    "runs": (".runs", "group", "Look at runs in the terminal: list, show, compare.", ""),
+    "runs": (".runs", "group", "Look at runs in the terminal: list, show.", ""),
     "doctor": (".doctor", "command", "Check this machine, or the account: what is missing, what to do.", ""),
 }
 

@@ -1,4 +1,4 @@
-"""`agentcore-rl runs`: list runs, read one in the terminal, compare two."""
+"""`agentcore-rl runs`: list runs, read one in the terminal."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ import click
 
 from ..errors import ConfigError
 from ..runs import Query, RunReader, TokenSequence, find_run, find_runs
-from ..view.data import input_text
 from . import in_flight
 from .options import as_json
 from .output import dialogue
 from .output.terminal import visible
 
 BARS = "▁▂▃▄▅▆▇█"
-COMPARED = 20  # inputs printed, those that changed most
 
 
 @click.group()
@@ -189,66 +187,6 @@ def marked(sequence: TokenSequence, texts: Mapping[int, str]) -> str:
             inside = bool(trained)
         pieces.append(texts.get(token, f"[{token}]"))
     return "".join(pieces) + ("»" if inside else "")
-
-
-@group.command(short_help="Compare two runs or steps on what both ran.")
-@click.argument("first")
-@click.argument("second")
-@as_json
-def compare(first: str, second: str, as_json: bool) -> None:
-    """Compare two runs, or two steps (RUN@PHASE, RUN@STEP), on the inputs that both have.
-
-    \b
-    Example:
-        agentcore-rl runs compare runs/shop@before runs/shop@after
-    """
-    sides = [_side(name) for name in (first, second)]
-    rows = compared(sides[0], sides[1])
-    changes = [row["change"] for row in rows if row["change"] is not None]
-    better, worse = sum(c > 0 for c in changes), sum(c < 0 for c in changes)
-    facts = {
-        "inputs": len(rows),
-        "better": better,
-        "worse": worse,
-        "mean": sum(changes) / len(changes) if changes else None,
-        "rows": rows,
-    }
-    if as_json:
-        click.echo(json.dumps(facts, indent=2))
-        return
-    click.echo(f"{len(rows)} inputs in both: {better} better, {worse} worse, mean change {_number(facts['mean'])}")
-    changed = [row for row in rows if row["change"]]
-    with RunReader(find_run(first.partition("@")[0])) as run:
-        payloads = run.payloads([row["first_rollout"] for row in changed[:COMPARED]])
-    for row in changed[:COMPARED]:
-        text = input_text(payloads.get(row["first_rollout"])) or row["input_key"]
-        numbers = f"#{row['first_rollout']} and #{row['second_rollout']}"
-        line = visible(" ".join(text.split()))
-        click.echo(f"  {_number(row['first'])} -> {_number(row['second'])}  {numbers:<16}  {line[:90]}")
-    if len(changed) > COMPARED:
-        click.echo(f"  and {len(changed) - COMPARED} more: --json has all, `agentcore-rl view` shows them")
-
-
-def _side(name: str) -> dict[str, dict[str, Any]]:
-    path, _, part = name.partition("@")
-    with RunReader(find_run(path)) as run:
-        phases = list(run.facets()["phase"])
-        if part.isdecimal():
-            return run.inputs("train", int(part))
-        if part and part not in phases:
-            raise ConfigError(f"{path} has no phase {part!r}; there are {', '.join(phases)}")
-        return run.inputs(part or (phases[0] if phases else "train"), None)
-
-
-def compared(first: Mapping[str, Mapping[str, Any]], second: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The inputs of both, the ones that changed most first."""
-    rows = []
-    for key in first.keys() & second.keys():
-        a, b = first[key]["reward"], second[key]["reward"]
-        change = None if a is None or b is None else b - a
-        row = {"input_key": key, "first": a, "second": b, "change": change}
-        rows.append({**row, "first_rollout": first[key]["first"], "second_rollout": second[key]["first"]})
-    return sorted(rows, key=lambda row: (-abs(row["change"] or 0.0), row["input_key"]))
 
 
 def bars(values: Sequence[float | None]) -> str:

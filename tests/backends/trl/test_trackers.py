@@ -121,7 +121,6 @@ def test_a_resumed_run_is_whole(trained: Trained) -> None:
     assert summary["trained_token_share"] == 1.0
     assert summary["logprob_gap_max"] < 1e-3  # the trainer's model gives the recorded logprobs, also after the resume
     assert summary["held_out_reward_before"] is not None
-    assert (trained.run / "reward.png").read_bytes().startswith(b"\x89PNG")
     with RunReader(trained.run) as kept:
         steps = {(s["phase"], s["step"]): s for s in kept.steps()}
         assert set(steps) == {("before", None), ("after", None), *(("train", n) for n in range(STEPS))}

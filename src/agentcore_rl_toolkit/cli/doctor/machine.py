@@ -19,7 +19,7 @@ EXTRAS = {
     "gateway": (("httptools", "msgspec", "tokenizers", "transformers"), "the model gateway"),
     "runtime": (("h11", "httptools", "uvicorn"), "the local runtime"),
     "policy": (("torch", "transformers", "safetensors", "starlette"), "the built-in policy"),
-    "local": (("rich", "matplotlib", "strands"), "the quickstart"),
+    "local": (("rich", "strands"), "the quickstart"),
     "trl": (("trl", "datasets"), "training with TRL"),
     "tinker": (("tinker",), "training with Tinker"),
     "verl": (("verl", "transfer_queue"), "training with verl"),

@@ -1,4 +1,4 @@
-"""What a run leaves behind besides its rollouts: `metrics.jsonl`, `summary.json`, `reward.png`."""
+"""What a run leaves behind besides its rollouts: `metrics.jsonl`, `summary.json`."""
 
 from __future__ import annotations
 
@@ -115,63 +115,3 @@ class Report:
         better = [i for i, r in rewards.items() if r.get("before") == 0.0 and r.get("after") == 1.0]
         both = [i for i, r in rewards.items() if len(r) == 2]
         return min(better or both, default=None)
-
-    def plot(self, title: str) -> Path:
-        """Draw the learning curve: reward with its spread over the groups, tool use, held-out reward before and after."""
-        import matplotlib as mpl
-
-        mpl.use("Agg")
-        from matplotlib import pyplot as plt
-
-        events = self.events()
-        steps = [e for e in events if e["event"] == "step" and e["reward"] is not None]
-        held_out = {e["when"]: e for e in events if e["event"] == "evaluated" and e["reward"] is not None}
-        x = [e["step"] + 1 for e in steps]
-        reward = [e["reward"] for e in steps]
-        low = [max(0.0, e["reward"] - e["reward_spread"]) for e in steps]
-        high = [min(1.0, e["reward"] + e["reward_spread"]) for e in steps]
-        figure, axis = plt.subplots(figsize=(8, 4.5), dpi=130, layout="constrained")
-        axis.fill_between(x, low, high, color="#2a6fdb", alpha=0.15, linewidth=0, label="spread over the groups")
-        axis.plot(
-            x, reward, color="#2a6fdb", linewidth=2, marker="o", markersize=4, label="reward of the step's rollouts"
-        )
-        if any(e["tool_use"] is not None for e in steps):
-            axis.plot(
-                x,
-                [float("nan") if e["tool_use"] is None else e["tool_use"] for e in steps],
-                color="#e08a1e",
-                linewidth=1.5,
-                linestyle="--",
-                label="rollouts that use a tool",
-            )
-        last = (x[-1] if x else 0) + 1
-        for when, e in held_out.items():
-            # Version k is what is there between the steps k and k + 1.
-            place = {"before": 0, "after": last}.get(when, e.get("version", 0) + 0.5)
-            axis.plot(
-                [place],
-                [e["reward"]],
-                marker="D",
-                markersize=9,
-                color="#1b8a4b",
-                linestyle="none",
-                label="held-out inputs, all of them" if when == "before" else None,
-            )
-            ok = "" if e.get("reward_ok") in (None, e["reward"]) else f"\n({e['reward_ok']:.2f} of {e['ok']} ok)"
-            axis.annotate(
-                f"{e['reward']:.2f}{ok}",
-                (place, e["reward"]),
-                textcoords="offset points",
-                xytext=(0, 10 if e["reward"] < 0.9 else -16),
-                ha="center",
-                color="#1b8a4b",
-                fontweight="bold",
-            )
-        axis.set(xlabel="GRPO step", ylabel="share", ylim=(0, 1.05), title=title)
-        axis.grid(alpha=0.25)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.legend(loc="lower right", frameon=False)
-        path = self.run_dir / "reward.png"
-        figure.savefig(path)
-        plt.close(figure)
-        return path

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import secrets
 import sys
 import time
 from collections.abc import Iterator
@@ -19,13 +18,12 @@ from ..output import dialogue
 from ..output.commands import nearby, program
 from ..output.terminal import visible
 from .job import Job, clients, observed, recorded
-from .stack import QUIET, Stack, explain, say_what_is_slow, start, start_copy
+from .stack import Stack, a_copy, explain, own
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from .report import Report
-    from .services import Services
 
 WHEN = ("before", "after")
 EVALUATION = "evaluation"  # folder of what evaluations beside the training keep
@@ -60,20 +58,26 @@ def train(job: Job, console: Console, *, stack: Stack | None = None) -> dict[str
 
     Call it on the main thread. Raises: AgentCoreRLError; KeyboardInterrupt on Ctrl-C and SIGTERM.
     """
-    from .services import Services, terminated_as_interrupted
+    from .services import terminated_as_interrupted
 
-    key = stack.gateway_admin_key if stack is not None else secrets.token_urlsafe(24)
-    environment = {**QUIET, "AGENTCORE_RL_GATEWAY_ADMIN_KEY": key}
+    settings = job.settings
     with contextlib.ExitStack() as exits:
         exits.enter_context(terminated_as_interrupted())
         runner = exits.enter_context(asyncio.Runner())  # closed last: a thread of it may wait for a service
-        services = exits.enter_context(Services(job.run_dir / "logs", env=environment))
-        stack = stack or _start(job, services, key)
+        stack = stack or exits.enter_context(
+            own(
+                settings.agent,
+                folder=job.run_dir,
+                model=settings.model,
+                engine=settings.engine,
+                session_env=settings.session_env,
+                runtime_options=sandbox_words(settings.readable, settings.writable),
+            )
+        )
         started = time.monotonic()
         recording = exits.enter_context(recorded(job, stack))
         report, observer = exits.enter_context(observed(job, console, recording))
         client, gateway = exits.enter_context(clients(job, stack))
-        exits.enter_context(services.watched())
         inner = job.loop.Services(
             client=client,
             gateway=gateway,
@@ -84,7 +88,7 @@ def train(job: Job, console: Console, *, stack: Stack | None = None) -> dict[str
             recording=recording,
         )
         if job.evaluates_beside:
-            inner = exits.enter_context(_with_evaluation(job, stack, inner, services))
+            inner = exits.enter_context(_with_evaluation(job, stack, inner))
         runner.run(job.loop.train(inner, job.config, job.rows, job.held_out, observer))
     summary = report.summarise(
         exp_id=job.run_dir.name,
@@ -92,34 +96,19 @@ def train(job: Job, console: Console, *, stack: Stack | None = None) -> dict[str
         held_out=len(job.held_out),
         wall_s=time.monotonic() - started,
     )
-    report.plot(f"Reward of {job.settings.title}")
     return summary
 
 
-def _start(job: Job, services: Services, admin_key: str) -> Stack:
-    """The stack that this job needs, on this machine."""
-    settings = job.settings
-    return start(
-        services,
-        settings.agent,
-        folder=job.run_dir,
-        model=settings.model,
-        admin_key=admin_key,
-        report=say_what_is_slow,
-        session_env=settings.session_env,
-        runtime_options=sandbox_words(settings.readable, settings.writable),
-        engine=settings.engine,
-    )
-
-
 @contextlib.contextmanager
-def _with_evaluation(job: Job, stack: Stack, inner: Any, services: Services) -> Iterator[Any]:
+def _with_evaluation(job: Job, stack: Stack, inner: Any) -> Iterator[Any]:
     """The loop's services, with a second engine behind a gateway of its own for evaluations beside the training."""
     from ...gateway import GatewayClient
 
     folder = job.run_dir / EVALUATION
-    engine_url, gateway_url = start_copy(services, folder=folder, model=job.settings.model, engine=stack.engine)
-    with GatewayClient(gateway_url, admin_key=stack.gateway_admin_key) as gateway:
+    with (
+        a_copy(stack, folder=folder, logs=job.run_dir / "logs", model=job.settings.model) as (engine_url, gateway_url),
+        GatewayClient(gateway_url, admin_key=stack.gateway_admin_key) as gateway,
+    ):
         second = dataclasses.replace(inner, gateway=gateway, policy_url=engine_url, run_dir=folder)
         yield dataclasses.replace(inner, evaluation=second)
 

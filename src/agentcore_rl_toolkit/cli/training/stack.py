@@ -15,7 +15,7 @@ import re
 import secrets
 import shlex
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -181,86 +181,84 @@ class Upstream:
     relayed: bool = False
 
 
+def say_what_is_slow(name: str, text: str) -> None:
+    """A ``report`` of `start` that prints nothing but what takes time."""
+    if name in (SESSIONS, ENVIRONMENT):
+        click.echo(visible(f"note: {name}: {text}"), err=True)
+
+
 def start(
     services: Services,
     agent: Path,
     *,
     folder: Path,
-    model: Path | None,
     admin_key: str,
-    report: Any = None,
+    model: Path | None = None,
+    engine: str = "policy",
     upstream: Upstream | None = None,
+    without_model: bool = False,
     own_environment: bool = False,
     gateways: int = 1,
     session_env: Sequence[str] = (),
     runtime_options: Sequence[str] = (),
-    engine: str = "policy",
+    report: Callable[[str, str], None] = say_what_is_slow,
 ) -> Stack:
     """Start policy, runtime and gateway, and give the agent to the runtime. Blocks.
 
     ``services`` must have been made with ``QUIET`` and the gateway's admin key in its environment. The agent runs in this
     environment when that has what the files beside it ask for, else (and with ``own_environment`` always) in one of its own.
-    Records, turns and sessions' logs go below ``folder``. ``report(name, url)`` is called for each part that is ready. With an
-    ``upstream`` that takes the policy's place, none is started. ``session_env`` are the sessions' variables, as K=V, or K
-    for the value that it has here; ``runtime_options`` are further ones of `runtime serve`.
-    ``gateways`` is how many gateways are started. ``engine`` is what serves the model: "policy" or "vllm".
+    Records, turns and sessions' logs go below ``folder``. ``engine`` serves the model: "policy" or "vllm"; an ``upstream``
+    takes its place, and ``without_model`` there is neither engine nor gateway. ``session_env`` are the sessions' variables, as
+    K=V, or K for the value that it has here; ``runtime_options`` are further ones of `runtime serve`. ``report(name, url)`` is
+    called for each part that is ready.
     Raises: ServiceError, LocalRuntimeError, ConfigError.
     """
     from ...runtime.remote import RuntimeView
     from ...runtime.wire import HANDED, parse_environment
 
-    say = report or (lambda name, url: None)
     variables = parse_environment(session_env)
     store = folder / "store"
     store.mkdir(parents=True, exist_ok=True)
-    policy = _launch_engine(services, model, engine) if upstream is None else None
+    policy = _launch_engine(services, model, engine) if upstream is None and not without_model else None
     here = not own_environment and fits_here(agent)
+    words = ["runtime", "serve", "--state-dir", str(folder / "sessions"), "--store", f"file://{store}"]
+    words += ["--agent", f"{AGENT_NAME}={agent}"] if here else []
     runtime = services.launch(
         "runtime",
-        [
-            "runtime",
-            "serve",
-            "--state-dir",
-            str(folder / "sessions"),
-            "--store",
-            f"file://{store}",
-            *(["--agent", f"{AGENT_NAME}={agent}"] if here else []),
-            *runtime_options,
-        ],
+        [*words, *runtime_options],
         doing=f"loading {agent}" if here else "",
         env={HANDED: json.dumps(variables)},
     )
     if policy is not None:
         upstream = _wait_for_engine(services, policy, engine)
-    assert upstream is not None
-    say("policy", upstream.url)
     started: list[Service] = []
-    for number in range(gateways):
-        name, turns = (
-            ("gateway", folder / "turns") if gateways == 1 else (f"gateway {number}", folder / f"turns-{number}")
-        )
-        started.append(services.launch(name, _gateway(upstream, turns, model)))
+    if upstream is not None:
+        report("policy", upstream.url)
+        names = ["gateway"] if gateways == 1 else [f"gateway {number}" for number in range(gateways)]
+        for name in names:
+            turns = folder / name.replace("gateway", "turns").replace(" ", "-")
+            started.append(services.launch(name, _gateway(upstream, turns, model)))
     services.wait_ready(runtime)
-    say("runtime", runtime.url)
+    report("runtime", runtime.url)
     use_local_credentials()
     if here:
         arn = str(runtime.ready["agents"][AGENT_NAME])
     else:
         file = Project.of(agent).dependencies
-        say(ENVIRONMENT, f"the agent gets one of its own with what {file} asks for")
+        report(ENVIRONMENT, f"the agent gets one of its own with what {file} asks for")
         waiting = Waiting(f"building the environment of {file}, or loading {agent.name} in it")
         arn = RuntimeView(runtime.url).deploy(agent, AGENT_NAME, {}, on_wait=waiting)
     digest = Project.of(agent).digest()
     for gateway in started:
         services.wait_ready(gateway)
-        say("gateway", gateway.url)
+        report("gateway", gateway.url)
     if runtime.ready["isolation"] == "none":
-        say(
+        report(
             SESSIONS, "they have no sandbox here: nothing keeps a policy's mistakes from your files (docs/isolation.md)"
         )
     slow = _slow_start(RuntimeView(runtime.url))
     if slow is not None:
-        say(SESSIONS, slow)
+        report(SESSIONS, slow)
     return Stack(
         pid=os.getpid(),
         agent=str(agent),
@@ -270,21 +268,27 @@ def start(
         runtime_url=runtime.url,
         gateway_url=",".join(gateway.url for gateway in started),
         gateway_admin_key=admin_key,
-        policy_url=upstream.url,
+        policy_url=upstream.url if upstream is not None else "",
         engine=engine,
         credentials_file=runtime.ready.get("credentials_file"),
         digest=digest,
     )
 
 
-def start_copy(services: Services, *, folder: Path, model: Path | None, engine: str) -> tuple[str, str]:
-    """Start a second engine behind a gateway of its own, for evaluations beside a training: the addresses of both.
+@contextlib.contextmanager
+def a_copy(stack: Stack, *, folder: Path, logs: Path, model: Path | None) -> Iterator[tuple[str, str]]:
+    """A second engine behind a gateway of its own, for evaluations beside a training: the addresses of both.
 
-    The gateway's turns go below ``folder``. Blocks. Raises: ServiceError, ConfigError.
+    The gateway's turns go below ``folder``. Raises: as `own`.
     """
-    upstream = _wait_for_engine(services, _launch_engine(services, model, engine, of="evaluation "), engine)
-    gateway = services.launch("evaluation gateway", _gateway(upstream, folder / "turns", model))
-    return upstream.url, services.wait_ready(gateway).url
+    with Services(logs, env={**QUIET, "AGENTCORE_RL_GATEWAY_ADMIN_KEY": stack.gateway_admin_key}) as services:
+        engine = _launch_engine(services, model, stack.engine, of="evaluation ")
+        upstream = _wait_for_engine(services, engine, stack.engine)
+        gateway = services.wait_ready(
+            services.launch("evaluation gateway", _gateway(upstream, folder / "turns", model))
+        )
+        with services.watched():
+            yield upstream.url, gateway.url
 
 
 def _launch_engine(services: Services, model: Path | None, engine: str, of: str = "") -> Service:
@@ -315,27 +319,16 @@ def _gateway(upstream: Upstream, turns: Path, model: Path | None) -> list[str]:
 
 
 @contextlib.contextmanager
-def own(
-    agent: Path,
-    *,
-    folder: Path,
-    model: Path | None,
-    session_env: Sequence[str] = (),
-    runtime_options: Sequence[str] = (),
-) -> Iterator[Stack]:
-    """A stack for one command, gone when the block ends. What it leaves is below ``folder``. Raises: as `start`."""
+def own(agent: Path, *, folder: Path, **wanted: Any) -> Iterator[Stack]:
+    """A stack for one command, gone when the block ends. ``wanted``: further arguments of `start`.
+
+    Enter it on the main thread. Raises: as `start`; ServiceError in the block within a second of a service's death.
+    """
     key = secrets.token_urlsafe(24)
     with Services(folder / "logs", env={**QUIET, "AGENTCORE_RL_GATEWAY_ADMIN_KEY": key}) as services:
-        yield start(
-            services,
-            agent,
-            folder=folder,
-            model=model,
-            admin_key=key,
-            report=say_what_is_slow,
-            session_env=session_env,
-            runtime_options=runtime_options,
-        )
+        stack = start(services, agent, folder=folder, admin_key=key, **wanted)
+        with services.watched():
+            yield stack
 
 
 def _slow_start(runtime: Any) -> str | None:
@@ -347,12 +340,6 @@ def _slow_start(runtime: Any) -> str | None:
                 remedy = "keep the library from that with a variable, such as --session-env OMP_NUM_THREADS=1"
             return f"each loads the agent anew, which is slow: {loaded['reason']}; {remedy}"
     return None
-
-
-def say_what_is_slow(name: str, text: str) -> None:
-    """A ``report`` of `start` that prints nothing but what takes time."""
-    if name in (SESSIONS, ENVIRONMENT):
-        click.echo(visible(f"note: {name}: {text}"), err=True)
 
 
 def fits_here(agent: Path) -> bool:

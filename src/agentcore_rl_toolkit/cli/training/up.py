@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import secrets
 import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import Any
 
 import click
 
 from ...errors import AgentCoreRLError, ConfigError
 from ..options import engine_option, sandbox_words, with_sandbox
 from ..output.terminal import visible
-from .services import Services, terminated_as_interrupted
-from .stack import FOLDER, QUIET, Stack, agent_file, describe, explain, model_folder, start
+from .services import terminated_as_interrupted
+from .stack import FOLDER, Stack, agent_file, describe, explain, model_folder, own
 
 
 @click.command()
@@ -54,14 +52,24 @@ def command(
     (Path.cwd() / FOLDER).mkdir(mode=0o700, exist_ok=True)  # from the start: a sandbox hides what is there
     scratch = tempfile.TemporaryDirectory(prefix="agentcore-rl-up-", ignore_cleanup_errors=True)
     try:
-        with terminated_as_interrupted(), scratch:
-            serving = {
-                "model": folder_of_model,
-                "engine": engine or "policy",
-                "session_env": session_env,
-                "runtime_options": sandbox_words(readable, writable),
-            }
-            _serve(file, Path(scratch.name), serving, gateways)
+        with (
+            terminated_as_interrupted(),
+            scratch,
+            own(
+                file,
+                folder=Path(scratch.name),
+                model=folder_of_model,
+                engine=engine or "policy",
+                gateways=gateways,
+                session_env=session_env,
+                runtime_options=sandbox_words(readable, writable),
+                report=lambda name, text: click.echo(visible(f"{name:<12}{text}")),
+            ) as stack,
+            stack.publish(Path.cwd()),
+        ):
+            click.echo(f"{'agent':<12}{stack.agent_arn}\n\nIn another shell of this folder:  source {FOLDER}/up.env")
+            click.echo(f"which is\n{describe(stack.environment())}\n\nCtrl-C stops everything.")
+            threading.Event().wait()  # a signal ends it
     except KeyboardInterrupt:
         click.echo("stopped", err=True)
         sys.exit(130)
@@ -70,22 +78,3 @@ def command(
     except AgentCoreRLError as e:
         click.echo(visible(f"error: {explain(e, gone=scratch.name)}"), err=True)
         sys.exit(1)
-
-
-def _serve(agent: Path, folder: Path, serving: dict[str, Any], gateways: int) -> None:
-    """Raises: KeyboardInterrupt on SIGTERM and SIGINT; ServiceError when a service dies."""
-    key = secrets.token_urlsafe(24)
-    with Services(folder / "logs", env={**QUIET, "AGENTCORE_RL_GATEWAY_ADMIN_KEY": key}) as services:
-        stack = start(
-            services,
-            agent,
-            folder=folder,
-            **serving,
-            admin_key=key,
-            gateways=gateways,
-            report=lambda name, text: click.echo(visible(f"{name:<12}{text}")),
-        )
-        with stack.publish(Path.cwd()), services.watched():
-            click.echo(f"{'agent':<12}{stack.agent_arn}\n\nIn another shell of this folder:  source {FOLDER}/up.env")
-            click.echo(f"which is\n{describe(stack.environment())}\n\nCtrl-C stops everything.")
-            threading.Event().wait()  # a signal ends it
