@@ -27,9 +27,8 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +49,11 @@ from agentcore_rl_toolkit.backends import (
 )
 from agentcore_rl_toolkit.backends.collection.groups import WHOLE_DISTRIBUTION
 from agentcore_rl_toolkit.backends.data import read_rows
-from agentcore_rl_toolkit.errors import AgentCoreRLError, CaptureError, ConfigError
+from agentcore_rl_toolkit.errors import AgentCoreRLError, CaptureError
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.policy import load_policy, problems
 from agentcore_rl_toolkit.runs.record import tools_of
 from agentcore_rl_toolkit.weights import EngineAddress, Publisher
-from agentcore_rl_toolkit.weights import publish as load_into
 
 Observer = Callable[[str, dict[str, Any]], None]  # (event name, its facts)
 Row = Mapping[str, Any]  # one input: the payload that the agent is sent
@@ -76,7 +74,7 @@ class Config:
     max_logprob_gap: float = 1e-3  # between recorded and recomputed logprobs, at the same weights
     staleness: int = 0  # weight versions between a rollout's start and its training; 0: nothing runs meanwhile
     hold_calls: bool = False  # change weights between model calls; else those that run go on with the new ones
-    eval_every: int = 0  # steps between evaluations beside the training, on a second engine; 0: before and after only
+    eval_every: int = 0  # steps between evaluations; 0: before and after only
     max_concurrent: int = 64  # sessions alive at once
     rollout_deadline_s: float = 120.0  # a rollout that takes longer is masked out, the step goes on
     policy_failures: str = "score"  # out of tokens, turns or context: the agent's reward for that, or "mask" them out
@@ -89,8 +87,7 @@ class Config:
 @dataclass(frozen=True, kw_only=True)
 class Services:
     """Where the parts are. `policy_url` serves the model being trained, `model_dir` (None: the built-in one); agents reach
-    it through the gateway. `recording` keeps every rollout in the run's folder, for `agentcore-rl view`. `evaluation`: a second
-    engine behind a gateway of its own, which holds the version that is evaluated while the training goes on.
+    it through the gateway. `recording` keeps every rollout in the run's folder, for `agentcore-rl view`.
     """
 
     client: RolloutClient
@@ -100,7 +97,6 @@ class Services:
     engine: str = "policy"  # what runs at policy_url: policy, vllm or sglang
     model_dir: Path | None = None
     recording: Recording | None = None
-    evaluation: Services | None = None
 
 
 def group_advantages(rewards_G: Sequence[float | None], eps: float = 1e-4) -> list[float | None]:
@@ -276,17 +272,6 @@ def publish(model: Any, version: int, services: Services, probe: Sequence[int] |
     publisher.publish(model, version, prompt_ids=probe)
 
 
-def publish_again(version: int, services: Services) -> None:
-    """Put a version in place from the weights that an earlier run left: they were proved then."""
-    load_into(weights_of(version, services), version, [engine_of(services)])
-    services.gateway.set_weight_version(version)
-
-
-def weights_of(version: int, services: Services) -> Path:
-    """Where the `Publisher` of these services leaves a version."""
-    return services.run_dir / "weights" / f"{version:06d}"
-
-
 def probe_of(groups: Sequence[Group]) -> list[int] | None:
     """A prompt of the policy's own dialogues: the beginning of a usable rollout, up to its first sampled token."""
     for group in groups:
@@ -327,20 +312,19 @@ def collect_config(config: Config, *, training: bool = False) -> CollectConfig:
 
 
 async def evaluate(
-    version: int, held_out: Sequence[Row], services: Services, config: Config, observe: Observer, beside: bool = False
+    version: int, held_out: Sequence[Row], services: Services, config: Config, observe: Observer
 ) -> None:
-    """One rollout of each held-out input, by this version of the weights; `beside` the training, or instead of it."""
+    """One rollout of each held-out input, by this version of the weights."""
     when = {0: "before", config.steps: "after"}.get(version, f"version-{version}")
     requests = [GroupRequest(input_id=f"{when}/{i:04d}", payload=row) for i, row in enumerate(held_out)]
-    if not beside:
-        observe("rollouts_started", {"phase": when, "total": len(requests)})
+    observe("rollouts_started", {"phase": when, "total": len(requests)})
     recording = services.recording
     groups = await collect_async(
         requests,
         client=services.client,
         gateway=services.gateway,
         config=collect_config(config),
-        on_rollout=lambda rollout: observe("rollout", {"phase": when, "rollout": rollout, "beside": beside}),
+        on_rollout=lambda rollout: observe("rollout", {"phase": when, "rollout": rollout}),
         recording=recording and recording.at(when if when in ("before", "after") else "eval", version),
     )
     if when == "before":
@@ -348,12 +332,9 @@ async def evaluate(
     observe("evaluated", {"when": when, "version": version, **summarise(groups)})
 
 
-async def evaluate_beside(
-    held_out: Sequence[Row], second: Services, config: Config, observe: Observer, version: int
-) -> None:
-    """The same on the second engine. A quarter of the places comes on top of the training's."""
-    config = replace(config, max_concurrent=max(1, config.max_concurrent // 4))
-    await evaluate(version, held_out, second, config, observe, beside=True)
+def training_begins(done: int, config: Config, observe: Observer) -> None:
+    total = (config.steps - done) * config.groups * config.rollouts
+    observe("rollouts_started", {"phase": "training", "total": total})
 
 
 def training_stream(
@@ -367,7 +348,7 @@ def training_stream(
             return None
         return GroupRequest(input_id=f"train/{place:05d}", payload=row_at(place, rows, config), n=config.rollouts)
 
-    observe("rollouts_started", {"phase": "training", "total": (places - done * config.groups) * config.rollouts})
+    training_begins(done, config, observe)
     return collect_stream(
         request,
         client=services.client,
@@ -429,41 +410,27 @@ async def train(
     ``rows`` are trained on; ``held_out``, which may be empty, is run before and after, and with ``eval_every`` in between.
     Raises: RolloutError when no rollout of the first batch is usable.
     """
-    second = services.evaluation
-    if config.eval_every and held_out and second is None:
-        raise ConfigError("eval_every needs a second engine: `agentcore-rl train --set eval_every=N` starts one")
     torch.manual_seed(config.seed)
-    alone = config.staleness == 0 and not config.eval_every  # then nothing else runs while it trains
+    alone = config.staleness == 0  # then nothing else runs while it trains
     torch.set_num_threads(max(1, (os.cpu_count() or 2) // (1 if alone else 2)))
     model, tokenizer = load_model(services, config)
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=config.learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
     checkpoint = services.run_dir / "checkpoint.pt"
-    done, stream_state, interrupted = 0, None, None  # the last: which version was being evaluated beside
+    done, stream_state = 0, None
     if checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=True, map_location=model.device)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         done, stream_state = saved["steps"], saved.get("stream", {"next": saved["steps"] * config.groups})
         rollouts_done = len(held_out) + done * config.groups * config.rollouts
-        interrupted = saved.get("evaluating")
-        if interrupted is not None and not weights_of(interrupted, second).is_dir():
-            interrupted = None  # it had ended, and the next one had begun
-        again = done + 1 if interrupted is None else interrupted
-        observe("resumed", {"steps_done": done, "rollouts_done": rollouts_done, "evaluations_from": again})
+        observe("resumed", {"steps_done": done, "rollouts_done": rollouts_done})
     await asyncio.to_thread(publish, model, done, services)
-    if done == 0 and held_out and second is None:
+    if done == 0 and held_out:
         await evaluate(0, held_out, services, config, observe)
 
-    async with (
-        EvaluationBeside(partial(evaluate_beside, held_out, second, config, observe)) as beside,
-        training_stream(done, stream_state, services, rows, config, observe) as stream,
-    ):
-        if interrupted is not None:
-            await beside.start(interrupted, partial(publish_again, interrupted, second))
-        elif done == 0 and held_out and second is not None:
-            await beside.start(0, partial(publish, model, 0, second))
+    async with training_stream(done, stream_state, services, rows, config, observe) as stream:
         for step in range(done, config.steps):
             started = time.monotonic()
             groups = await stream.take_async()
@@ -481,9 +448,9 @@ async def train(
                 await asyncio.to_thread(publish, model, step + 1, services, probe)
             stream.published(step + 1)
             if held_out and config.eval_every and (step + 1) % config.eval_every == 0 and step + 1 < config.steps:
-                await beside.start(step + 1, partial(publish, model, step + 1, second, probe))
+                await evaluate(step + 1, held_out, services, config, observe)  # before the step is saved: both or none
+                training_begins(step + 1, config, observe)
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "steps": step + 1}
-            state["evaluating"] = beside.version
             torch.save({**state, "stream": stream.state()}, checkpoint.with_suffix(".new"))
             checkpoint.with_suffix(".new").replace(checkpoint)
             ended = time.monotonic()
@@ -502,45 +469,6 @@ async def train(
         model = model.merge_and_unload()
     model.save_pretrained(save_dir)
     tokenizer.save_pretrained(save_dir)
-
-
-class EvaluationBeside:
-    """Evaluations while the training goes on: one at a time, on a second engine with a copy of the version that each names.
-
-    Used with ``async with``, whose end waits for the evaluation that runs, or cancels it on an error. ``version`` is that of the
-    evaluation that runs, None between them.
-    """
-
-    def __init__(self, evaluate: Callable[[int], Coroutine[Any, Any, None]]) -> None:
-        self.version: int | None = None
-        self._evaluate = evaluate
-        self._running: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> EvaluationBeside:
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            await self.end()
-        elif self._running is not None:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
-
-    async def start(self, version: int, publish: Callable[[], object]) -> None:
-        """Wait for the evaluation before, put the weights into the second engine, in a thread, and begin.
-
-        Raises: what the evaluation before raised, and what ``publish`` raises.
-        """
-        await self.end()
-        await asyncio.to_thread(publish)
-        self.version = version
-        self._running = asyncio.create_task(self._evaluate(version))
-
-    async def end(self) -> None:
-        """Wait for the evaluation that runs. Raises: what it raised."""
-        running, self._running, self.version = self._running, None, None
-        if running is not None:
-            await running
 
 
 def of_sampled(values_T: torch.Tensor, mask_T: torch.Tensor) -> list[float | None]:

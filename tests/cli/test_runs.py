@@ -68,11 +68,3 @@ def test_the_worst_rollout_is_read_out_with_its_trained_tokens_and_the_least_lik
     assert answer.count("«") == answer.count("»") == 1
     [rollout] = json.loads(output_of(work, monkeypatch, "show", "shop", "--rollout", "b3", "--json"))
     assert rollout["sequences"][0]["ids"] == [40, 41, 42, 43]
-
-
-def test_two_steps_are_compared_on_their_inputs(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = json.loads(output_of(work, monkeypatch, "compare", "shop@0", "shop@1", "--json"))
-    assert (facts["inputs"], facts["better"], facts["worse"], facts["mean"]) == (4, 1, 0, 0.25)
-    assert facts["rows"][0]["input_key"] == "k2"
-    answer = output_of(work, monkeypatch, "compare", "shop@0", "shop@1")
-    assert "0.000 -> 1.000  #3 and #7         Count the lamps of shop 2." in answer

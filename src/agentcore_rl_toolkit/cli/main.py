@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import errno
 import importlib
-import importlib.util
 import sqlite3
 import sys
 
@@ -44,10 +43,10 @@ _COMMANDS: dict[str, tuple[str, str, str, str]] = {
 
 class _LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*(name for name in _COMMANDS if _exists(name)), "completion", "version"]
+        return [*_COMMANDS, "version"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in _COMMANDS and _exists(cmd_name):
+        if cmd_name in _COMMANDS:
             module, attribute, _, extra = _COMMANDS[cmd_name]
             try:
                 command: click.Command = getattr(importlib.import_module(module, __package__), attribute)
@@ -69,13 +68,9 @@ class _LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        rows = [(name, _COMMANDS[name][2]) for name in _COMMANDS if _exists(name)]
+        rows = [(name, command[2]) for name, command in _COMMANDS.items()]
         with formatter.section("Commands"):
-            formatter.write_dl(rows)  # `version` and `completion` are there, too; this fits a screen
-
-
-def _exists(name: str) -> bool:
-    return importlib.util.find_spec(_COMMANDS[name][0], __package__) is not None
+            formatter.write_dl(rows)  # `version` is there, too; this fits a screen
 
 
 def missing_extra(error: ModuleNotFoundError, extra: str) -> MissingExtraError:
@@ -96,23 +91,6 @@ def version() -> None:
     from importlib.metadata import version as installed
 
     click.echo(installed("agentcore-rl-toolkit"))
-
-
-@cli.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> None:
-    """Print what completes commands and options in a shell.
-
-    \b
-    bash:  agentcore-rl completion bash > ~/.local/share/bash-completion/completions/agentcore-rl
-    zsh:   agentcore-rl completion zsh >> ~/.zshrc
-    fish:  agentcore-rl completion fish > ~/.config/fish/completions/agentcore-rl.fish
-    """
-    from click.shell_completion import get_completion_class
-
-    made = get_completion_class(shell)
-    assert made is not None  # click has all three
-    click.echo(made(cli, {}, "agentcore-rl", "_AGENTCORE_RL_COMPLETE").source())
 
 
 def main() -> None:

@@ -84,13 +84,10 @@ class Recording:
 
         self.run.rollout(make)
 
-    def resumed(self, steps_done: int, evaluations_from: int | None = None) -> None:
-        """Forget what a resumed run is going to repeat: the steps from here on, and evaluations that are still to come.
-
-        ``evaluations_from``: of those in phase "eval", the ones at this step and later.
-        """
-        again = ("after",) if steps_done and evaluations_from != 0 else ("before", "after")
-        self.run.forget(from_step=steps_done, phases=again, evaluations_from=evaluations_from)
+    def resumed(self, steps_done: int) -> None:
+        """Forget what a resumed run is going to repeat: the steps from here on, and the evaluations after them."""
+        again = ("after",) if steps_done else ("before", "after")
+        self.run.forget(from_step=steps_done, phases=again, evaluations_from=steps_done + 1)
 
     def advantages(self, group: Group, advantages_G: Sequence[float | None]) -> None:
         """Add the advantages of a group. Shapes: (G,)."""

@@ -95,26 +95,13 @@ class Display:
         self._rewards.clear()
         self._bar.reset(self._task, description=phase, total=total)
 
-    def rollout(
-        self,
-        cause: str | None,
-        score: float | None,
-        tokens: int,
-        *,
-        beside: bool = False,
-        failure: Failure | None = None,
-    ) -> None:
-        """One has ended; of an evaluation ``beside`` the training, it is not among those that the bar counts.
-
-        ``failure``: why agent or infrastructure failed it.
-        """
+    def rollout(self, cause: str | None, score: float | None, tokens: int, failure: Failure | None = None) -> None:
+        """One has ended. ``failure``: why agent or infrastructure failed it."""
         self._ended += 1
         self._failures += [failure] if failure is not None else []
         self._done += 1
         self._tokens += tokens
         self._lost += cause == Cause.INFRASTRUCTURE
-        if beside:
-            return
         self._to_come -= 1
         if score is not None:
             self._rewards.append(score)

@@ -65,14 +65,10 @@ class Job:
         return self._all_rows[1]
 
     @property
-    def evaluates_beside(self) -> bool:
-        return bool(self.settings.eval_every and self.held_out)
-
-    @property
     def total(self) -> int:
         """The number of rollouts that the run will start."""
         settings = self.settings
-        evaluations = 2 + ((settings.steps - 1) // settings.eval_every if self.evaluates_beside else 0)
+        evaluations = 2 + ((settings.steps - 1) // settings.eval_every if settings.eval_every else 0)
         return evaluations * len(self.held_out) + settings.steps * settings.groups * settings.rollouts
 
 
@@ -171,17 +167,15 @@ class Observer:
                 tokens = rollout.trajectory.report.sampled_tokens if rollout.trajectory is not None else 0
                 failed = rollout.cause in (Cause.AGENT, Cause.INFRASTRUCTURE)
                 failure = Failure.of(rollout.outcome, rollout.reason, rollout.traceback) if failed else None
-                beside = facts.get("beside", False)
-                self._display.rollout(rollout.cause, rollout.score, tokens, beside=beside, failure=failure)
+                self._display.rollout(rollout.cause, rollout.score, tokens, failure)
             case "step" | "evaluated":
                 self._report.add(event, facts)
                 self._trackers.event(event, facts)
                 show = self._display.step if event == "step" else self._display.evaluated
                 show(facts)
             case "resumed":
-                evaluations = facts.get("evaluations_from")
-                self._recording.resumed(facts["steps_done"], evaluations)
-                self._report.drop_steps_from(facts["steps_done"], evaluations)
+                self._recording.resumed(facts["steps_done"])
+                self._report.drop_steps_from(facts["steps_done"])
                 self._trackers.resumed(facts["steps_done"])
                 self._display.resumed(facts["rollouts_done"])
 

@@ -28,16 +28,11 @@ class Report:
         with self._metrics.open("a") as out:
             out.write(json.dumps({"event": event, **facts}) + "\n")
 
-    def drop_steps_from(self, step: int, evaluations_from: int | None = None) -> None:
-        """Forget steps that a resumed run is going to repeat; before the first also the evaluation before them.
-
-        ``evaluations_from``: evaluations of this version of the weights and of later ones are repeated, too.
-        """
+    def drop_steps_from(self, step: int) -> None:
+        """Forget steps that a resumed run is going to repeat, with their evaluations; before the first all of them."""
 
         def kept(e: dict[str, Any]) -> bool:
-            if e["event"] == "step":
-                return bool(e["step"] < step)
-            return step > 0 and (evaluations_from is None or e.get("version", 0) < evaluations_from)
+            return bool(e["step"] < step if e["event"] == "step" else 0 < step >= e.get("version", 0))
 
         lines = [json.dumps(e) + "\n" for e in self.events() if kept(e)]
         self._metrics.write_text("".join(lines))

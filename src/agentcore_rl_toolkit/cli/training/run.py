@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,7 +17,7 @@ from ..output import dialogue
 from ..output.commands import nearby, program
 from ..output.terminal import visible
 from .job import Job, clients, observed, recorded
-from .stack import Stack, a_copy, explain, own
+from .stack import Stack, explain, own
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from .report import Report
 
 WHEN = ("before", "after")
-EVALUATION = "evaluation"  # folder of what evaluations beside the training keep
 
 
 def carry_out(job: Job, console: Console, *, go_on: str, stack: Stack | None = None, as_json: bool = False) -> None:
@@ -78,7 +76,7 @@ def train(job: Job, console: Console, *, stack: Stack | None = None) -> dict[str
         recording = exits.enter_context(recorded(job, stack))
         report, observer = exits.enter_context(observed(job, console, recording))
         client, gateway = exits.enter_context(clients(job, stack))
-        inner = job.loop.Services(
+        services = job.loop.Services(
             client=client,
             gateway=gateway,
             policy_url=stack.policy_url,
@@ -87,9 +85,7 @@ def train(job: Job, console: Console, *, stack: Stack | None = None) -> dict[str
             model_dir=job.settings.model,
             recording=recording,
         )
-        if job.evaluates_beside:
-            inner = exits.enter_context(_with_evaluation(job, stack, inner))
-        runner.run(job.loop.train(inner, job.config, job.rows, job.held_out, observer))
+        runner.run(job.loop.train(services, job.config, job.rows, job.held_out, observer))
     summary = report.summarise(
         exp_id=job.run_dir.name,
         config=dataclasses.asdict(job.config),
@@ -97,20 +93,6 @@ def train(job: Job, console: Console, *, stack: Stack | None = None) -> dict[str
         wall_s=time.monotonic() - started,
     )
     return summary
-
-
-@contextlib.contextmanager
-def _with_evaluation(job: Job, stack: Stack, inner: Any) -> Iterator[Any]:
-    """The loop's services, with a second engine behind a gateway of its own for evaluations beside the training."""
-    from ...gateway import GatewayClient
-
-    folder = job.run_dir / EVALUATION
-    with (
-        a_copy(stack, folder=folder, logs=job.run_dir / "logs", model=job.settings.model) as (engine_url, gateway_url),
-        GatewayClient(gateway_url, admin_key=stack.gateway_admin_key) as gateway,
-    ):
-        second = dataclasses.replace(inner, gateway=gateway, policy_url=engine_url, run_dir=folder)
-        yield dataclasses.replace(inner, evaluation=second)
 
 
 def quiet_libraries() -> None:

@@ -37,8 +37,8 @@ class LocalRun:
     built-in policy; ``engine`` serves it ("policy" or "vllm"). A step runs ``groups`` inputs, ``rollouts`` times each.
     ``learning_rate`` is the peak. ``lora_rank`` 0 trains all weights.
     ``staleness`` weight versions may lie between a rollout's start and its training; with
-    ``hold_calls`` weights change between model calls only. Every ``eval_every`` steps the held-out rows are run beside the
-    training, by a copy of the weights on a second engine; 0: before and after only.
+    ``hold_calls`` weights change between model calls only. Every ``eval_every`` steps the held-out rows are run; 0: before
+    and after only.
     ``policy_failures`` is `CollectConfig`'s, ``train_on`` its `train`. ``sampling_params`` win over the agent's; as they
     stand, the trainer computes the probabilities that the agent sampled with. ``tracker`` names what gets the metrics besides
     `metrics.jsonl`. ``session_env`` are variables of the sessions, as K=V, or K for the value that it has here; ``readable`` and

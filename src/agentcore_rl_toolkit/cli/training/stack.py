@@ -275,30 +275,14 @@ def start(
     )
 
 
-@contextlib.contextmanager
-def a_copy(stack: Stack, *, folder: Path, logs: Path, model: Path | None) -> Iterator[tuple[str, str]]:
-    """A second engine behind a gateway of its own, for evaluations beside a training: the addresses of both.
-
-    The gateway's turns go below ``folder``. Raises: as `own`.
-    """
-    with Services(logs, env={**QUIET, "AGENTCORE_RL_GATEWAY_ADMIN_KEY": stack.gateway_admin_key}) as services:
-        engine = _launch_engine(services, model, stack.engine, of="evaluation ")
-        upstream = _wait_for_engine(services, engine, stack.engine)
-        gateway = services.wait_ready(
-            services.launch("evaluation gateway", _gateway(upstream, folder / "turns", model))
-        )
-        with services.watched():
-            yield upstream.url, gateway.url
-
-
-def _launch_engine(services: Services, model: Path | None, engine: str, of: str = "") -> Service:
+def _launch_engine(services: Services, model: Path | None, engine: str) -> Service:
     if engine == "vllm":
         words = ["policy", "vllm", *(["--model", str(model)] if model else [])]
         doing = "loading the model and answering its first request: a minute or two"
-        return services.launch(f"{of}vLLM", words, doing=doing)
+        return services.launch("vLLM", words, doing=doing)
     words = ["policy", "serve", "--threads", str(max(1, (os.cpu_count() or 2) // 2))]
     words += ["--weights", str(model)] if model else []
-    return services.launch(f"{of}policy server", words, doing=f"loading {model or 'the built-in policy'}")
+    return services.launch("policy server", words, doing=f"loading {model or 'the built-in policy'}")
 
 
 def _wait_for_engine(services: Services, policy: Service, engine: str) -> Upstream:

@@ -165,7 +165,7 @@ class Trackers:
             self._steps_done = int(facts["step"]) + 1
         group = "train" if event == "step" else "eval"
         values = {f"{group}/{name}": value for name, value in numbers(facts) if name not in ("step", "version")}
-        at = facts.get("version", self._steps_done)  # an evaluation beside the training is of an earlier version
+        at = facts.get("version", self._steps_done)
         for tracker in self._trackers:
             tracker.log(values, at)
 
