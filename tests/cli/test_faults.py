@@ -29,6 +29,7 @@ from agentcore_rl_toolkit.cli.training.stack import QUIET, Stack, start
 
 # The command line is a program that ends: what it leaves open goes with it.
 pytestmark = [
+    pytest.mark.system,
     pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
