@@ -46,7 +46,7 @@ class GatewayProcess:
         self._folder = Path(tempfile.mkdtemp(prefix="agentcore-rl-gateway-"))
         self._words = [*words, "--host", host, "--store", store or str(self._folder / "turns")]
         self._environment = environment
-        self.restarted: Callable[[], None] | None = None
+        self.restarted: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self.process, self.url = self._start(port)
@@ -64,8 +64,7 @@ class GatewayProcess:
         try:
             process.wait(timeout=STOP_S)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            _end(process)
         if process.returncode == 0:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -89,16 +88,13 @@ class GatewayProcess:
                 continue
             with self._lock:
                 self.process = process
-                closed = self._closed.is_set()
-            if closed:
-                process.kill()
-                process.wait()
+            if self._closed.is_set():
+                _end(process)
                 return
-            if self.restarted is not None:
-                try:
-                    self.restarted()
-                except Exception:  # the gateway itself is up
-                    log.exception("the model gateway was started again but could not be set up as before")
+            try:
+                self.restarted()
+            except Exception:  # the gateway itself is up
+                log.exception("the model gateway was started again but could not be set up as before")
 
     @property
     def _log(self) -> Path:
@@ -122,10 +118,14 @@ class GatewayProcess:
         while not ready.exists():
             ended = process.poll() is not None
             if ended or time.monotonic() > give_up_s:
-                process.kill()
-                process.wait()
+                _end(process)
                 why = "ended" if ended else f"was not ready after {START_S:g} s"
                 tail = self._log.read_text(errors="replace")[-2000:]
                 raise GatewayError(f"the model gateway {why}; its log ({self._log}) ends with:\n{tail}")
             time.sleep(0.05)
         return process, str(json.loads(ready.read_text())["url"]).replace("0.0.0.0", "127.0.0.1")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()

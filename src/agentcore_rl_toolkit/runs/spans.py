@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -163,28 +162,15 @@ class SpanSender:
     """
 
     def __init__(self, exporter: Any = None) -> None:
-        sdk = require("opentelemetry.sdk.trace", extra="otel")
+        self._sdk = require("opentelemetry.sdk.trace", extra="otel")
+        self._api = require("opentelemetry.trace", extra="otel")
         export = require("opentelemetry.sdk.trace.export", extra="otel")
         resources = require("opentelemetry.sdk.resources", extra="otel")
-        generators = require("opentelemetry.sdk.trace.id_generator", extra="otel")
-        self._api = require("opentelemetry.trace", extra="otel")
         if exporter is None:
             exporter = require("opentelemetry.exporter.otlp.proto.http.trace_exporter", extra="otel").OTLPSpanExporter()
-        chosen = self._chosen = threading.local()
-
-        class Ids(generators.RandomIdGenerator):  # type: ignore[misc, name-defined]
-            """Ids that follow from the rollout's."""
-
-            def generate_trace_id(self) -> int:
-                return int(chosen.trace_id)
-
-            def generate_span_id(self) -> int:
-                return int(chosen.span_id)
-
-        named = resources.Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", "agentcore-rl")})
-        self._provider = sdk.TracerProvider(id_generator=Ids(), resource=named)
-        self._provider.add_span_processor(export.BatchSpanProcessor(exporter))
-        self._tracer = self._provider.get_tracer("agentcore_rl_toolkit")
+        service = os.environ.get("OTEL_SERVICE_NAME", "agentcore-rl")
+        self._resource = resources.Resource.create({"service.name": service})
+        self._sending = export.BatchSpanProcessor(exporter)
 
     @classmethod
     def from_env(cls) -> SpanSender | None:
@@ -198,33 +184,33 @@ class SpanSender:
             return None
 
     def send(self, rollout: Mapping[str, Any]) -> int:
-        """Queue the spans of a rollout. Returns how many."""
+        """Queue the spans of a rollout, whose ids follow from its own. Returns how many."""
         api, trace_id = self._api, int(trace_id_of(rollout["session_id"]), 16)
+
+        def context(span_id: str) -> Any:
+            flags = api.TraceFlags(api.TraceFlags.SAMPLED)
+            return api.SpanContext(trace_id, int(span_id, 16), is_remote=False, trace_flags=flags)
+
         spans = spans_of(rollout)
         for facts in spans:
-            context = api.set_span_in_context(api.INVALID_SPAN)
-            if facts.parent_id is not None:
-                flags = api.TraceFlags(api.TraceFlags.SAMPLED)
-                above = api.SpanContext(trace_id, int(facts.parent_id, 16), is_remote=False, trace_flags=flags)
-                context = api.set_span_in_context(api.NonRecordingSpan(above))
-            self._chosen.trace_id, self._chosen.span_id = trace_id, int(facts.span_id, 16)
-            span = self._tracer.start_span(
+            status = api.Status() if facts.error is None else api.Status(api.StatusCode.ERROR, facts.error[:500])
+            plain = (str, int, float, bool, list)
+            span = self._sdk.ReadableSpan(
                 facts.name,
-                context,
+                context(facts.span_id),
+                parent=None if facts.parent_id is None else context(facts.parent_id),
+                resource=self._resource,
+                attributes={k: v if isinstance(v, plain) else json.dumps(v) for k, v in facts.attributes.items()},
                 kind=api.SpanKind.CLIENT if facts.client else api.SpanKind.INTERNAL,
-                attributes={
-                    k: v if isinstance(v, (str, int, float, bool, list)) else json.dumps(v)
-                    for k, v in facts.attributes.items()
-                },
+                status=status,
                 start_time=int(facts.start_s * 1e9),
+                end_time=int(facts.end_s * 1e9),
             )
-            if facts.error is not None:
-                span.set_status(api.Status(api.StatusCode.ERROR, facts.error[:500]))
-            span.end(int(facts.end_s * 1e9))
+            self._sending.on_end(span)
         return len(spans)
 
     def close(self) -> bool:
         """Send what waits. Returns whether all of it was taken."""
-        done = bool(self._provider.force_flush(FLUSH_MS))
-        self._provider.shutdown()
+        done = bool(self._sending.force_flush(FLUSH_MS))
+        self._sending.shutdown()
         return done

@@ -150,73 +150,81 @@ class SlimeRunner(SlimeSettings):
 
     def flags(self, num_rollout: int) -> list[str]:
         """Arguments of slime's train.py. Source: slime/utils/arguments.py and backends/sglang_utils/arguments.py, 0.3.1."""
-        flags = [
-            *("--actor-num-nodes", "1", "--actor-num-gpus-per-node", str(self.num_gpus)),
-            *(("--colocate",) if self.mode == "sync" else ("--rollout-num-gpus", str(self.rollout_gpus))),
-            *self.model_args(),
+        per_step = self.rollout_batch_size * self.n_samples_per_prompt
+        wandb = self.wandb_project if os.environ.get("WANDB_API_KEY") else None
+        # None and False leave an option out, True is one without a value.
+        options: dict[str, Any] = {
+            "actor-num-nodes": 1,
+            "actor-num-gpus-per-node": self.num_gpus,
+            "colocate": self.mode == "sync",
+            "rollout-num-gpus": None if self.mode == "sync" else self.rollout_gpus,
             # The model folder serves as both: slime reads Hugging Face weights straight from --load (slime >= 0.3).
-            *("--hf-checkpoint", self.model_dir, "--load", self.model_dir),
-            *("--prompt-data", str(self.prepared_data_path), "--input-key", "prompt", "--metadata-key", "metadata"),
-            *("--rollout-shuffle", "--num-rollout", str(num_rollout)),
-            *("--rollout-batch-size", str(self.rollout_batch_size)),
-            *("--n-samples-per-prompt", str(self.n_samples_per_prompt)),
-            *("--rollout-max-response-len", str(self.rollout_max_response_len)),
-            *("--rollout-temperature", str(self.rollout_temperature)),
-            *("--global-batch-size", str(self.rollout_batch_size * self.n_samples_per_prompt), "--balance-data"),
-            *("--rollout-function-path", f"{PACKAGE}.rollout.{_ROLLOUT_FUNCTIONS[self.mode]}"),
-            *("--custom-generate-function-path", f"{PACKAGE}.generate.generate"),
-            *("--custom-config-path", str(self.config_path)),
-            *("--advantage-estimator", "grpo", "--eps-clip", str(self.eps_clip)),
-            *("--eps-clip-high", str(self.eps_clip_high)),
-            *("--optimizer", "adam", "--lr", str(self.lr), "--lr-decay-style", "constant"),
-            *("--weight-decay", str(self.weight_decay), "--adam-beta1", "0.9", "--adam-beta2", str(self.adam_beta2)),
-            *(
-                "--tensor-model-parallel-size",
-                str(self.tp_size),
-                *(("--sequence-parallel",) if self.tp_size > 1 else ()),
-            ),
-            *("--use-dynamic-batch-size", "--max-tokens-per-gpu", str(self.max_tokens_per_gpu)),
-            *("--rollout-num-gpus-per-engine", str(self.rollout_gpus_per_engine)),
-            *("--sglang-mem-fraction-static", str(self.sglang_mem_fraction_static)),
+            "hf-checkpoint": self.model_dir,
+            "load": self.model_dir,
+            "prompt-data": self.prepared_data_path,
+            "input-key": "prompt",
+            "metadata-key": "metadata",
+            "rollout-shuffle": True,
+            "num-rollout": num_rollout,
+            "rollout-batch-size": self.rollout_batch_size,
+            "n-samples-per-prompt": self.n_samples_per_prompt,
+            "over-sampling-batch-size": self.over_sampling_batch_size,
+            "rollout-max-response-len": self.rollout_max_response_len,
+            "rollout-temperature": self.rollout_temperature,
+            "global-batch-size": per_step,
+            "balance-data": True,
+            "rollout-function-path": f"{PACKAGE}.rollout.{_ROLLOUT_FUNCTIONS[self.mode]}",
+            "custom-generate-function-path": f"{PACKAGE}.generate.generate",
+            "custom-config-path": self.config_path,
+            # Ours in both cases: slime's own would count masked rollouts as reward 0.
+            "custom-reward-post-process-path": f"{PACKAGE}.hooks.normalize_rewards",
+            "disable-rewards-normalization": self.reward_postprocessing == "none",
+            "advantage-estimator": "grpo",
+            "eps-clip": self.eps_clip,
+            "eps-clip-high": self.eps_clip_high,
+            "optimizer": "adam",
+            "lr": self.lr,
+            "lr-decay-style": "constant",
+            "weight-decay": self.weight_decay,
+            "adam-beta1": 0.9,
+            "adam-beta2": self.adam_beta2,
+            "tensor-model-parallel-size": self.tp_size,
+            "sequence-parallel": self.tp_size > 1,
+            "use-dynamic-batch-size": True,
+            "max-tokens-per-gpu": self.max_tokens_per_gpu,
+            "rollout-num-gpus-per-engine": self.rollout_gpus_per_engine,
             # slime runs at most this many samples per engine at once; each of ours is one session.
-            *("--sglang-server-concurrency", str(self._concurrency_per_engine())),
-            *("--attention-dropout", "0.0", "--hidden-dropout", "0.0"),
-            *("--accumulate-allreduce-grads-in-fp32", "--attention-softmax-in-fp32", "--attention-backend", "flash"),
-        ]
-        # Ours in both cases: slime's own would count masked rollouts as reward 0.
-        flags += ["--custom-reward-post-process-path", f"{PACKAGE}.hooks.normalize_rewards"]
-        if self.reward_postprocessing == "none":
-            flags.append("--disable-rewards-normalization")
+            "sglang-server-concurrency": self._concurrency_per_engine(),
+            "sglang-mem-fraction-static": self.sglang_mem_fraction_static,
+            "sglang-tool-call-parser": self.sglang_tool_call_parser,
+            "sglang-reasoning-parser": self.sglang_reasoning_parser,
+            "sglang-context-length": self.sglang_context_length,
+            "attention-dropout": 0.0,
+            "hidden-dropout": 0.0,
+            "accumulate-allreduce-grads-in-fp32": True,
+            "attention-softmax-in-fp32": True,
+            "attention-backend": "flash",
+            "save": self.save_dir,
+            "save-interval": self.save_interval if self.save_dir is not None else None,
+            "use-tis": self.use_tis,
+            "use-rollout-routing-replay": self.routing_replay,
+            "save-debug-train-data": trained.template(self.record_folder) if self.keeps_trainer_numbers else None,
+            "use-wandb": wandb is not None,
+            "wandb-project": wandb,
+            "wandb-group": None if wandb is None else self.wandb_group or self.exp_id,
+        }
+        flags = self.model_args()
+        for name, value in options.items():
+            if value is not None and value is not False:
+                flags += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+        if self.sglang_data_parallel_size > 1:
+            # slime wants attention split the same way, and refuses the command otherwise.
+            size = str(self.sglang_data_parallel_size)
+            flags += ["--sglang-data-parallel-size", size, "--sglang-enable-dp-attention"]
         if self.eval_data_path is not None:
             flags += ["--eval-prompt-data", Path(self.eval_data_path).stem, str(self.prepared_eval_path)]
             flags += ["--eval-interval", str(self.eval_interval)]
             flags += ["--n-samples-per-eval-prompt", str(self.n_samples_per_eval_prompt)]
-        if self.save_dir is not None:
-            flags += ["--save", self.save_dir, "--save-interval", str(self.save_interval)]
-        for flag, value in (
-            ("--sglang-tool-call-parser", self.sglang_tool_call_parser),
-            ("--sglang-reasoning-parser", self.sglang_reasoning_parser),
-            ("--sglang-context-length", self.sglang_context_length),
-        ):
-            flags += [flag, str(value)] if value is not None else []
-        if self.sglang_data_parallel_size > 1:
-            # slime wants attention split the same way, and refuses the command otherwise.
-            flags += [
-                "--sglang-data-parallel-size",
-                str(self.sglang_data_parallel_size),
-                "--sglang-enable-dp-attention",
-            ]
-        if self.over_sampling_batch_size is not None:
-            flags += ["--over-sampling-batch-size", str(self.over_sampling_batch_size)]
-        if self.use_tis:
-            flags.append("--use-tis")
-        if self.routing_replay:
-            flags.append("--use-rollout-routing-replay")
-        if self.keeps_trainer_numbers:
-            flags += ["--save-debug-train-data", trained.template(self.record_folder)]
-        if os.environ.get("WANDB_API_KEY") and self.wandb_project:
-            flags += ["--use-wandb", "--wandb-project", self.wandb_project]
-            flags += ["--wandb-group", self.wandb_group or self.exp_id]
         return [*flags, *self.extra_flags]
 
     def model_args(self) -> list[str]:
