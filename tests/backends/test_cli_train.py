@@ -60,14 +60,6 @@ def test_a_typo_in_a_configuration_is_named(backend: str, tmp_path: Path) -> Non
         CliRunner().invoke(command, ["--backend", backend, "--config", str(path), "--dry-run"], catch_exceptions=False)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_an_arn_that_is_none_is_found_before_a_run(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AGENTCORE_AGENT_ARN", "garbage")
-    path = EXAMPLES / backend / "gsm8k.yaml"
-    with pytest.raises(ConfigError, match="agent_runtime_arn 'garbage'"):
-        CliRunner().invoke(command, ["--backend", backend, "--config", str(path), "--dry-run"], catch_exceptions=False)
-
-
 @pytest.mark.parametrize(
     ("backend", "key", "value"),
     [

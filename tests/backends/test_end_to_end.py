@@ -22,8 +22,7 @@ import pytest
 
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.backends.collection.collect import CollectConfig, Group, GroupRequest, collect, collect_async
-from agentcore_rl_toolkit.backends.collection.samples import rollout_samples, to_samples
-from agentcore_rl_toolkit.backends.primitives.data import to_datum
+from agentcore_rl_toolkit.backends.collection.samples import to_samples
 from agentcore_rl_toolkit.backends.rllm.convert import to_rllm
 from agentcore_rl_toolkit.backends.trl.convert import REWARD_KEY, to_trl
 from agentcore_rl_toolkit.backends.verl.convert import to_verl
@@ -160,68 +159,6 @@ def test_what_was_received_is_what_the_policy_sampled(group: Group) -> None:
                 assert float(logprobs_TV[start + t - 1, sample.response_ids[t]]) == pytest.approx(recorded, abs=1e-3)
                 checked += 1
     assert checked == sum(r.trajectory.report.sampled_tokens for r in group.usable if r.trajectory is not None)
-
-
-def test_every_backend_gets_the_turns_token_for_token(group: Group) -> None:
-    trl, _ = to_trl([group], num_generations=ROLLOUTS, filler_id=0)
-    for rollout in group.rollouts:
-        if not rollout.usable:
-            assert trl[REWARD_KEY][rollout.index] is None
-            assert to_verl(rollout) == []
-            assert to_rllm(rollout)["trajectories"] == []
-            continue
-        assert rollout.capture is not None
-        last = max(rollout.capture.turns, key=lambda t: t.index)
-        tokens = [*last.prompt_ids, *last.completion_ids]
-        sampled = [t for turn in rollout.capture.turns for t in turn.completion_ids]
-        (sample,) = rollout_samples(rollout, 1.0)
-        (verl,) = to_verl(rollout)
-        tinker = to_datum(sample)
-        assert tinker is not None
-        steps = to_rllm(rollout)["trajectories"][0]["steps"]
-        assert sample.token_ids == tokens
-        assert verl["prompt_ids"] + verl["response_ids"] == tokens
-        assert trl["prompt_ids"][rollout.index] + trl["completion_ids"][rollout.index] == tokens
-        assert [tinker.tokens[0], *tinker.target_tokens] == tokens
-        assert [t for s in steps for t in s["response_ids"]] == sampled
-        assert [t for t, m in zip(verl["response_ids"], verl["response_mask"], strict=True) if m] == sampled
-
-
-@pytest.mark.parametrize("policy_failures", ["score", "mask"])
-def test_a_policy_that_rambles_is_trained_with_its_reward_in_every_backend_or_masked(
-    place: Place, policy_failures: Any
-) -> None:
-    payload = place.payload(f"rambles-{policy_failures}")
-    Path(payload["fail_marker"]).touch()
-    request = GroupRequest(input_id=f"rambles-{policy_failures}", payload=payload, n=2)
-    config = CollectConfig(
-        rollout_timeout_s=90, model_id="policy", sampling_params={"max_tokens": 1}, policy_failures=policy_failures
-    )
-    (group,) = collect([request], client=place.client, gateway=place.gateway, config=config)
-    for rollout in group.rollouts:
-        assert (rollout.outcome, rollout.cause, rollout.failure) == (Outcome.AGENT_ERROR, Cause.POLICY, "tokens")
-        assert "MaxTokensReachedException" in (rollout.traceback or "")
-        assert (rollout.reward, rollout.score) == (0.0, 0.0)
-    trl, _ = to_trl([group], num_generations=2, filler_id=0)
-    if policy_failures == "mask":
-        assert [r.mask_reason for r in group.rollouts] == ["policy_failure"] * 2
-        assert trl[REWARD_KEY] == [None, None]
-        assert [to_verl(r) for r in group.rollouts] == [[], []]
-        return
-    for rollout in group.rollouts:
-        assert rollout.capture is not None
-        last = max(rollout.capture.turns, key=lambda t: t.index)
-        assert (last.finish_reason, len(last.completion_ids)) == ("length", 1)
-        (sample,) = rollout_samples(rollout, 1.0)
-        (verl,) = to_verl(rollout)
-        tinker = to_datum(sample)
-        assert tinker is not None
-        assert sample.truncated
-        assert sample.token_ids == [*last.prompt_ids, *last.completion_ids]
-        assert sample.response_mask[-1] == verl["response_mask"][-1] == trl["env_mask"][rollout.index][-1] == 1
-        assert tinker.mask[-1] == 1
-        assert to_rllm(rollout)["trajectories"][0]["steps"][-1]["response_ids"] == last.completion_ids
-        assert trl[REWARD_KEY][rollout.index] == verl["reward_score"] == 0.0
 
 
 async def test_an_engine_that_stays_away_is_never_the_agents_failure(place: Place, group: Group) -> None:

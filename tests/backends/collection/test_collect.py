@@ -229,7 +229,6 @@ async def test_both_means_of_an_evaluation_and_their_counts_are_told() -> None:
         "causes": {"policy": 2, "agent": 1, "infrastructure": 1},
         "policy_failures": {"tokens": 1, "turns": 1},
     }
-    assert stats.described() == "reward 0.40 of 5 (1.00 of the 2 that ended ok), 1 not scored"
     assert (stats.usable, stats.reward_mean, stats.lost_rollouts) == (3, pytest.approx(1 / 3), 2)
     assert stats.masked == {"policy_failure": 1, "outcome": 2}
 

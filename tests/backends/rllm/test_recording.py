@@ -15,7 +15,7 @@ import pytest
 
 from agentcore_rl_toolkit.backends.collection.collect import collect
 from agentcore_rl_toolkit.backends.rllm import groups_to_rllm
-from agentcore_rl_toolkit.backends.rllm.recording import Recorder, advantage_of, capture_of
+from agentcore_rl_toolkit.backends.rllm.recording import Recorder, capture_of
 from agentcore_rl_toolkit.errors import WeightsError
 from agentcore_rl_toolkit.runs import RunReader, TokenSequence
 
@@ -147,15 +147,6 @@ def test_a_step_that_other_weights_sampled_ends_the_run(tmp_path: Path, logged: 
         Recorder(str(tmp_path), {}).check(logged, 3)
     Recorder(str(tmp_path), {}, max_mean_gap=None).check(logged, 3)
     Recorder(str(tmp_path), {}, asynchronous=True).check(logged, 3)
-
-
-def test_an_advantage_is_one_number_or_none() -> None:
-    def trajectory(*advantages: Any) -> Any:
-        return SimpleNamespace(steps=[SimpleNamespace(advantage=a) for a in advantages])
-
-    assert advantage_of(trajectory([0.5, 0.5], 0.5)) == 0.5
-    assert advantage_of(trajectory([0.5, 0.25])) is None
-    assert advantage_of(trajectory(None)) is None
 
 
 def test_a_call_without_logprobs_keeps_its_tokens(tmp_path: Path) -> None:

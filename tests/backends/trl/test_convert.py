@@ -19,24 +19,6 @@ def groups() -> list[Group]:
     return collect(requests_for(episodes), client=replay.client, gateway=replay.gateway)
 
 
-def test_every_group_gives_exactly_its_rows(groups: list[Group]) -> None:
-    output, stats = to_trl(groups, num_generations=8, filler_id=7)
-    assert stats.rows == 64
-    for i in range(64):
-        length = len(output["completion_ids"][i])
-        assert len(output["logprobs"][i]) == len(output["env_mask"][i]) == length > 0
-        assert [lp is None for lp in output["logprobs"][i]] == [m == 0 for m in output["env_mask"][i]]
-
-
-def test_masked_rollouts_are_fillers_without_reward(groups: list[Group]) -> None:
-    output, stats = to_trl(groups, num_generations=8, filler_id=7)
-    rollouts = [r for g in groups for r in g.rollouts]
-    fillers = [i for i, reward in enumerate(output[REWARD_KEY]) if reward is None]
-    assert [rollouts[i].usable for i in fillers] == [False] * stats.masked
-    assert all(output["prompt_ids"][i] == output["completion_ids"][i] == [7] for i in fillers)
-    assert all(output["env_mask"][i] == [0] for i in fillers)
-
-
 def test_fork_policy_mask_leaves_forked_rollouts_out(groups: list[Group]) -> None:
     _, longest = to_trl(groups, num_generations=8, filler_id=7)
     _, mask = to_trl(groups, num_generations=8, filler_id=7, fork_policy="mask")

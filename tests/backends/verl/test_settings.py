@@ -37,12 +37,6 @@ def test_our_keys_leave_verls_rollout_section_alone() -> None:
     assert "transfer_queue.enable=true" in theirs
 
 
-def test_the_environment_fills_arn_and_bucket() -> None:
-    environ = {"AGENTCORE_AGENT_ARN": "arn:env", "AGENTCORE_S3_BUCKET": "env-bucket"}
-    config, _ = translate([], environ=environ)
-    assert (config.agent_runtime_arn, config.s3_bucket) == ("arn:env", "env-bucket")
-
-
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
@@ -78,12 +72,6 @@ def test_main_prints_the_command_or_the_mistake() -> None:
     wrong = subprocess.run([*main, *NEEDED, "trainer.use_v1=false"], capture_output=True, text=True, timeout=300)
     assert wrong.returncode == 2
     assert wrong.stderr.startswith("error: trainer.use_v1")
-
-
-def test_batches_are_cut_by_tokens_unless_their_rows_are_given() -> None:
-    dynamic = "actor_rollout_ref.actor.use_dynamic_bsz=true"
-    assert dynamic in translate(NEEDED, environ={})[1]
-    assert dynamic not in translate([*NEEDED, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"], environ={})[1]
 
 
 # Texts whose quoting hydra's grammar decides. What they become was read back with hydra 1.3's own parser.

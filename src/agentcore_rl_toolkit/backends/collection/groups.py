@@ -265,17 +265,6 @@ class CollectStats:
             "policy_failures": dict(self.policy_failures),
         }
 
-    def described(self) -> str:
-        """Both means in words, for people."""
-        if self.score_mean is None:
-            return "no rollout can be scored"
-        text = f"reward {self.score_mean:.2f} of {self.scored}"
-        if self.scored != self.rewarded:
-            ok = "none" if self.ok_mean is None else f"{self.ok_mean:.2f}"
-            text += f" ({ok} of the {self.rewarded} that ended ok)"
-        left = self.rollouts - self.scored
-        return f"{text}, {left} not scored" if left else text
-
     @property
     def trained_token_share(self) -> float | None:
         """Tokens that enter the loss / tokens sampled without side calls, over usable rollouts; None when there are none."""
