@@ -5,8 +5,7 @@
 A proof (`examples/NAME/proof.py`) runs its example end to end on this machine and writes rows and checks. Ends with code 1
 when a check fails, or a proof does not come to its end in time. What a proof prints goes to `runs/examples/NAME.log`. A proof
 that takes longer than DEADLINE_S says so in its folder's pyproject.toml: ``[tool.proof]`` with ``deadline_s`` and
-``quick_deadline_s``, in seconds. Time in which a proof could have gone on and no CPU was free does not count, up to four times
-the deadline.
+``quick_deadline_s``, in seconds.
 """
 
 from __future__ import annotations
@@ -29,11 +28,9 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
-from agentcore_rl_toolkit.runtime.launcher.fair_deadline import FairDeadline  # noqa: E402
 from harness import checks_text, end_in_order_on_sigterm, table, write_report  # noqa: E402  (the examples are no package)
 
 DEADLINE_S, QUICK_DEADLINE_S = 900.0, 600.0  # the first run of a proof builds its agent's environment
-MOST, LOOK_S = 4.0, 1.0  # times the deadline, however busy the machine is; seconds between two looks
 END_WITHIN_S = 40.0  # after SIGTERM: the services of a proof stop in order
 LOG_TAIL = 4000
 
@@ -86,7 +83,7 @@ def run(proof: Path, folder: Path, options: Sequence[str], limit_s: float) -> Ra
             start_new_session=True,
         )
         try:
-            code = _wait(process, FairDeadline(process.pid, limit_s, most=MOST))
+            code = _wait(process, limit_s)
         finally:
             _end(process)
     ran = Ran(name=name, seconds=time.monotonic() - began_s)
@@ -105,11 +102,10 @@ def run(proof: Path, folder: Path, options: Sequence[str], limit_s: float) -> Ra
     return ran
 
 
-def _wait(process: subprocess.Popen[bytes], deadline: FairDeadline) -> int | None:
+def _wait(process: subprocess.Popen[bytes], limit_s: float) -> int | None:
     """Its exit code, or None at the deadline."""
-    while not deadline.passed():
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(min(LOOK_S, deadline.limit_s))
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return process.wait(limit_s)
     return process.poll()
 
 

@@ -141,7 +141,7 @@ ROOMS = {
         "config",
     ],
     "messages": ["render", "dialects", "errors"],
-    "isolation": ["tiers", "sandbox", "engines", "limits", "hints", "project"],
+    "isolation": ["tiers", "sandbox", "limits", "hints", "project"],
     "runtime": [
         *(
             "service",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import dataclasses
 import inspect
 import uuid
 from collections.abc import Iterator
@@ -30,12 +29,9 @@ PLACE = iam.Place(
     bucket="iam-records",
     prefix="exp/",
 )
-BUILD = iam.Build.of(PLACE)
-assert BUILD is not None
 ROLE = PLACE.arn("iam", "role/agentcore-rl-shop", region="")
 POLICIES = [
     *(iam.execution(PLACE), iam.trainer(PLACE), iam.doctor(PLACE), iam.deployer(PLACE, role=ROLE)),
-    *(BUILD.service(), BUILD.starter()),
 ]
 
 
@@ -64,7 +60,6 @@ def as_user(url: str) -> Iterator[Any]:
         with contextlib.suppress(s3.exceptions.BucketAlreadyOwnedByYou):  # moto's state is the process's
             s3.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
         s3.put_object(Bucket=bucket, Key="exp/i/s.json", Body=b"{}")
-        s3.put_object(Bucket=bucket, Key="codebuild/shop.zip", Body=b"PK")
     s3.put_object(Bucket="iam-records", Key="other/i/s.json", Body=b"{}")
 
     def make(policy: iam.Policy) -> Any:
@@ -109,49 +104,6 @@ def test_a_trainer_reads_and_lists_the_records_of_its_prefix(as_user: Any) -> No
     assert refused(s3.get_object, Bucket="iam-others", Key="exp/i/s.json")
     assert refused(client("iam").list_users)
     assert refused(client("ecr").describe_repositories)
-
-
-def test_a_build_reads_its_source_and_pushes_and_nothing_else(as_user: Any) -> None:
-    client = as_user(BUILD.service())
-    s3, ecr = client("s3"), client("ecr")
-    assert s3.get_object(Bucket="iam-records", Key="codebuild/shop.zip")["Body"].read() == b"PK"
-    assert s3.get_bucket_location(Bucket="iam-records")["LocationConstraint"] == "us-west-2"
-    ecr.get_authorization_token()
-    assert refused(s3.put_object, Bucket="iam-records", Key="codebuild/shop.zip", Body=b"PK")
-    assert refused(s3.get_object, Bucket="iam-records", Key="exp/i/s.json")
-    assert refused(s3.get_object, Bucket="iam-others", Key="codebuild/shop.zip")
-    assert refused(s3.list_objects_v2, Bucket="iam-records")
-    assert refused(ecr.delete_repository, repositoryName="agentcore-rl/shop", force=True)
-    assert refused(client("iam").list_users)
-    # moto grants what names a resource in S3 only: the others are held as they are written
-    resources = {s["Sid"]: s["Resource"] for s in BUILD.service()["Statement"]}
-    assert resources["PushImage"] == "arn:aws:ecr:us-west-2:123456789012:repository/agentcore-rl/shop"
-    group = "arn:aws:logs:us-west-2:123456789012:log-group:/aws/codebuild/shop-arm64"
-    assert resources["WriteLogs"] == [group, f"{group}:*"]
-
-
-def test_who_starts_builds_uploads_the_source_and_reads_nothing(as_user: Any) -> None:
-    client = as_user(BUILD.starter())
-    client("s3").put_object(Bucket="iam-records", Key="codebuild/shop.zip", Body=b"PK")
-    assert refused(client("s3").put_object, Bucket="iam-records", Key="exp/i/s.json", Body=b"{}")
-    assert refused(client("s3").get_object, Bucket="iam-records", Key="codebuild/shop.zip")
-    statements = {s["Sid"]: s for s in BUILD.starter()["Statement"]}
-    passed = statements["GiveRoleToCodeBuild"]
-    assert passed["Resource"] == statements["Role"]["Resource"] == "arn:aws:iam::123456789012:role/codebuild-shop"
-    assert statements["Builds"]["Resource"] == "arn:aws:codebuild:us-west-2:123456789012:project/shop-arm64"
-    assert passed["Condition"] == {"StringEquals": {"iam:PassedToService": "codebuild.amazonaws.com"}}
-
-
-def test_only_codebuild_takes_a_builds_role_and_for_its_own_project() -> None:
-    [statement] = BUILD.trust()["Statement"]
-    assert statement["Principal"] == {"Service": "codebuild.amazonaws.com"}
-    project = "arn:aws:codebuild:us-west-2:123456789012:project/shop-arm64"
-    assert statement["Condition"] == {"StringEquals": {"aws:SourceAccount": "123456789012", "aws:SourceArn": project}}
-
-
-@pytest.mark.parametrize("absent", ["repository", "bucket"])
-def test_there_is_no_build_without_a_repository_and_a_source(absent: str) -> None:
-    assert iam.Build.of(dataclasses.replace(PLACE, **{absent: None})) is None
 
 
 # What S3 calls the right of an operation; no right at all is asked of who wants to know who he is.

@@ -7,12 +7,9 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
-from string import Template
 
 import botocore.session
 import yaml
-
-from agentcore_rl_toolkit.deploy import iam
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "deploy-recipes.md").read_text()
@@ -56,31 +53,3 @@ def test_codebuild_runs_what_the_page_gives_it() -> None:
     assert environment["type"] in shape.members["type"].enum
     assert environment["computeType"] in shape.members["computeType"].enum
     assert json.loads(environment["privilegedMode"]) is True
-
-
-def test_the_printed_policies_are_for_the_names_of_the_page() -> None:
-    """What `deploy iam` prints for CodeBuild names the page's own archive, project, role and repository."""
-    text = section("CodeBuild")
-    values = dict(pair.split("=", 1) for pair in re.findall(r"^export (.*)$", text, re.MULTILINE)[0].split())
-
-    def answer(verb: str, option: str) -> str:
-        words = next(words for words in commands(text, "aws") if words[1] == verb)
-        return Template(words[words.index(option) + 1]).safe_substitute(values)
-
-    place = iam.Place(
-        account=values["AWS_ACCOUNT"],
-        region=values["AWS_REGION"],
-        name="shop",
-        repository=values["ECR_REPO_NAME"],
-        bucket=values["BUCKET"],
-    )
-    build = iam.Build.of(place)
-    assert build is not None
-    assert f"location={values['BUCKET']}/{build.source}" in answer("create-project", "--source")
-    assert answer("create-project", "--name") == answer("start-build", "--project-name") == build.project
-    assert answer("create-project", "--service-role") == place.arn("iam", f"role/{build.role}", region="")
-    assert answer("create-role", "--role-name") == answer("put-role-policy", "--role-name") == build.role
-    [printed] = [words for words in commands(text, "agentcore-rl") if words[:2] == ["deploy", "iam"]]
-    assert printed[2:4] == ["--name", "shop"]
-    assert ".codebuild_trust" in answer("create-role", "--assume-role-policy-document")
-    assert ".codebuild " in answer("put-role-policy", "--policy-document")

@@ -45,20 +45,10 @@ def test_state_files_are_this_users_alone(start_server: Callable[..., Server], t
     assert arn
     server.invoke({})
     root = Path(json.loads((state / "server.json").read_text())["root"])
-    assert "s3cret" in (state / "agents.json").read_text()
-    for file in (state / "agents.json", state / "server.json", root / "server.json"):
+    for file in (state / "key", state / "server.json", root / "server.json"):
         assert mode_of(file) == 0o600, file
     for folder in (state, root, state / "logs", state / "sessions", *(state / "logs").glob("*/")):
         assert mode_of(folder) & 0o077 == 0, folder
-
-
-def test_a_state_file_of_before_is_made_private(start_server: Callable[..., Server], tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    (state / "logs").mkdir(parents=True, mode=0o755)
-    private(state / "agents.json", "[]", 0o644)
-    start_server("--state-dir", str(state))
-    assert mode_of(state / "agents.json") == 0o600
-    assert mode_of(state / "logs") == 0o700
 
 
 def test_a_variable_may_be_named_without_its_value(start_server: Callable[..., Server], monkeypatch: Any) -> None:

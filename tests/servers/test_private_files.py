@@ -69,12 +69,12 @@ def test_a_link_that_lies_there_is_replaced_and_not_followed(tmp_path: Path) -> 
 
 def test_credentials_come_from_the_environment_and_from_a_file(tmp_path: Path) -> None:
     environment = {CREDENTIALS: "ONE:a:b TWO:c"}
-    file = private(tmp_path / "file", "# for the trainers\nTHREE:d\n\nFOUR:e\n")
+    file = private(tmp_path / "file", "THREE:d\n\nFOUR:e\n")
     assert credentials_from(environment, file) == {"ONE": "a:b", "TWO": "c", "THREE": "d", "FOUR": "e"}
     assert environment == {}  # nothing that is started later inherits them
 
 
-@pytest.mark.parametrize("text", ["", "# nothing\n", "KEY", "KEY:", ":secret", "a:b c"])
+@pytest.mark.parametrize("text", ["", "KEY", "KEY:", ":secret", "a:b c"])
 def test_a_file_without_a_credential_is_refused_and_not_shown(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match="KEY:SECRET") as raised:
         credentials_from({}, private(tmp_path / "file", text))

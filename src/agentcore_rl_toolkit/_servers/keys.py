@@ -20,6 +20,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ..errors import ConfigError
+from .process import write_private
 
 RUNTIME = "runtime"  # a kind of server whose key is KEY:SECRET, to sign requests with
 _ANY = ("0.0.0.0", "::", "localhost")
@@ -42,11 +43,8 @@ def leave(kind: str, url: str, key: str) -> Path:
     path = _path(kind, url)
     if path is None:
         raise ConfigError(f"a key for {url} has to be given: only servers on loopback leave theirs in a file")
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
-            json.dump({"key": key, "pid": os.getpid()}, file)
-        partial.replace(path)
+        write_private(path, json.dumps({"key": key, "pid": os.getpid()}))
     except OSError as e:
         raise ConfigError(f"the key file {path} cannot be written: {e.strerror or e}") from e
     return path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 from collections.abc import MutableMapping
@@ -17,37 +16,20 @@ ON_A_COMMAND_LINE = (
 )
 
 
-def make_private(path: Path) -> None:
-    """Take the rights of others away from a file or folder of this user, should it have been made with them."""
-    with contextlib.suppress(OSError):
-        mode = stat.S_IMODE(path.lstat().st_mode)
-        if mode & 0o077 and not path.is_symlink():
-            path.chmod(mode & 0o700)
-
-
 def credentials_from(environment: MutableMapping[str, str], file: Path | None) -> dict[str, str]:
     """Access keys and their secrets from the environment variable, which is taken out of it, and from a file.
 
-    So nothing that this process starts inherits them. Raises: ConfigError.
+    So nothing that this process starts inherits them. Raises: ConfigError, without the text.
     """
-    found = parse_credentials(environment.pop(CREDENTIALS, ""), CREDENTIALS)
+    words = environment.pop(CREDENTIALS, "").split()
     if file is not None:
-        found |= parse_credentials(read_private(file), str(file))
-        if not found:
-            raise ConfigError(f"{file} holds no credential; write KEY:SECRET into it, one on a line")
-    return found
-
-
-def parse_credentials(text: str, where: str) -> dict[str, str]:
-    """``KEY:SECRET`` separated by white space; lines that begin with # are skipped. Raises: ConfigError, without the text."""
-    found: dict[str, str] = {}
-    for line in text.splitlines():
-        for word in line.split() if not line.lstrip().startswith("#") else ():
-            key, _, secret = word.partition(":")
-            if not key or not secret:
-                raise ConfigError(f"{where} must hold KEY:SECRET, one or several with white space in between")
-            found[key] = secret
-    return found
+        words += read_private(file).split() or [""]
+    pairs = [word.partition(":") for word in words]
+    if not all(key and secret for key, _, secret in pairs):
+        raise ConfigError(
+            f"{CREDENTIALS} and {file or '--credential-file'} hold KEY:SECRET, several with white space in between"
+        )
+    return {key: secret for key, _, secret in pairs}
 
 
 def read_private(file: Path) -> str:

@@ -1,4 +1,4 @@
-"""AWS Signature Version 4: what a request says of its signature, and what that must be.
+"""AWS Signature Version 4 of requests to a local runtime: made for our own, and checked as AgentCore does.
 
 Source: AWS, "Create a signed AWS API request".
 """
@@ -9,56 +9,43 @@ import functools
 import hashlib
 import hmac
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote, urlsplit
 
 ALGORITHM = "AWS4-HMAC-SHA256"
 UNSIGNED = "UNSIGNED-PAYLOAD"
+MAX_SKEW_S = 300.0
+_REGION, _SERVICE = "us-west-2", "bedrock-agentcore"  # of our own requests; a runtime takes any
 _AUTHORIZATION = re.compile(
-    r"AWS4-HMAC-SHA256\s+Credential=([^,\s]+), ?SignedHeaders=([^,\s]+), ?Signature=([0-9a-f]{64})"
+    r"AWS4-HMAC-SHA256\s+Credential=([^,\s]+)/(\d{8})/([^/,\s]+)/([^/,\s]+)/aws4_request,"
+    r" ?SignedHeaders=([^,\s]+), ?Signature=([0-9a-f]{64})"
 )
-Pairs = Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim:
-    """What a request says about its own signature."""
+class _Signed:
+    """What a signature covers. ``scope``: day, region, service. ``headers``: names as they are signed. ``payload``: its hash."""
 
-    access_key: str
-    scope: tuple[str, str, str]  # day, region, service
-    signed: str
-    signature: str
+    scope: tuple[str, ...]
     stamp: str
+    method: str
+    path: str
     query: str
+    headers: str
+    payload: str
 
-    @property
-    def signed_at_s(self) -> float | None:
-        """Unix seconds; None when the request does not say it, or says it in another way."""
-        try:
-            return datetime.strptime(self.stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
-        except ValueError:
-            return None
-
-    def expected(self, secret: str, method: str, path: str, headers: Mapping[str, str], payload: str) -> Expected:
-        """The signature that a request with this claim must have. ``path``: as it is signed; ``payload``: its hash."""
-        names = self.signed.split(";")
-        lines = [f"{name}:{' '.join(headers.get(name, '').split())}" for name in names]
-        canonical = "\n".join((method, path, self.query, *lines, "", self.signed, payload))
+    def signature(self, secret: str, values: Mapping[str, str]) -> str:
+        """``values``: those of the headers."""
+        lines = [f"{name}:{' '.join(values.get(name, '').split())}" for name in self.headers.split(";")]
+        pairs = sorted((quote(k, safe="-_.~"), quote(v, safe="-_.~")) for k, v in parse_qsl(self.query, True))
+        query = "&".join(f"{key}={value}" for key, value in pairs)
+        path = quote(self.path or "/", safe="/~")  # every service but S3 encodes it once more on top of how it is sent
+        canonical = "\n".join((self.method, path, query, *lines, "", self.headers, self.payload))
         scope = "/".join((*self.scope, "aws4_request"))
-        to_sign = f"{ALGORITHM}\n{self.stamp}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
-        signature = hmac.digest(_signing_key(secret, *self.scope), to_sign.encode(), "sha256").hex()
-        return Expected(signature, to_sign, canonical)
-
-
-@dataclass(frozen=True)
-class Expected:
-    """A signature, and what it was made from."""
-
-    signature: str
-    to_sign: str
-    canonical: str
+        text = f"{ALGORITHM}\n{self.stamp}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
+        return hmac.digest(_signing_key(secret, *self.scope), text.encode(), "sha256").hex()
 
 
 @functools.lru_cache(maxsize=64)
@@ -69,26 +56,71 @@ def _signing_key(secret: str, *scope: str) -> bytes:
     return key
 
 
-def claim_of(headers: Mapping[str, str], query: Pairs) -> Claim | None:
-    """What a request's ``authorization`` says; None when that is no signature of version 4."""
-    match = _AUTHORIZATION.fullmatch(headers.get("authorization", ""))
-    if match is None:
-        return None
-    credential, signed, signature = match.groups()
-    stamp = headers.get("x-amz-date", "")
-    access_key, *scope = credential.rsplit("/", 4)
-    if len(scope) != 4 or scope[0] != stamp[:8] or scope[3] != "aws4_request":
-        return None
-    return Claim(
-        access_key=access_key,
-        scope=(scope[0], scope[1], scope[2]),
-        signed=signed,
-        signature=signature,
-        stamp=stamp,
-        query=canonical_query(query),
+def refusal(
+    credentials: Mapping[str, str],
+    *,
+    method: str,
+    path: str,
+    query: str,
+    headers: Iterable[tuple[bytes, bytes]],
+    body: bytes,
+    now: float,
+) -> str | None:
+    """Why a request is not one of ``credentials`` (access key -> secret), in AWS's words; None when it is.
+
+    ``path`` and ``query`` are as they were sent. Units: ``now`` in unix seconds.
+    """
+    values: dict[str, str] = {}
+    for key, value in headers:
+        name, text = key.decode("latin-1"), value.decode("latin-1")
+        values[name] = f"{values[name]},{text}" if name in values else text
+    match = _AUTHORIZATION.fullmatch(values.get("authorization", ""))
+    stamp = values.get("x-amz-date", "")
+    if match is None or not stamp.startswith(match[2]):
+        return "Missing Authentication Token"
+    access_key, *scope, names, signature = match.groups()
+    secret = credentials.get(access_key)
+    if secret is None:
+        return "The security token included in the request is invalid."
+    try:
+        signed_at_s = datetime.strptime(stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return "X-Amz-Date is missing or malformed."
+    if abs(now - signed_at_s) > MAX_SKEW_S:
+        return f"Signature expired: {stamp} is not within {MAX_SKEW_S:g} seconds of now."
+    if "host" not in names.split(";"):
+        return "Host must be a signed header."
+    digest = hashlib.sha256(body).hexdigest()
+    payload = values.get("x-amz-content-sha256", digest)
+    signed = _Signed(
+        scope=tuple(scope), stamp=stamp, method=method, path=path, query=query, headers=names, payload=payload
     )
+    if not hmac.compare_digest(signed.signature(secret, values), signature):
+        return (
+            "The request signature we calculated does not match the signature you provided. "
+            "Check your AWS Secret Access Key and signing method."
+        )
+    if payload not in (digest, UNSIGNED):
+        return "The provided x-amz-content-sha256 does not match the payload."
+    return None
 
 
-def canonical_query(query: Pairs) -> str:
-    """A query as it is signed."""
-    return "&".join(f"{k}={v}" for k, v in sorted((quote(k, safe="-_.~"), quote(v, safe="-_.~")) for k, v in query))
+def sign(credential: tuple[str, str], *, method: str, url: str, body: bytes, now: float) -> dict[str, str]:
+    """The headers that sign a request. ``credential``: access key and secret. Units: ``now`` in unix seconds."""
+    access_key, secret = credential
+    parts = urlsplit(url)
+    stamp = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ")
+    headers = {"x-amz-content-sha256": hashlib.sha256(body).hexdigest(), "x-amz-date": stamp}
+    signed = _Signed(
+        scope=(stamp[:8], _REGION, _SERVICE),
+        stamp=stamp,
+        method=method,
+        path=parts.path,
+        query=parts.query,
+        headers="host;x-amz-content-sha256;x-amz-date",
+        payload=headers["x-amz-content-sha256"],
+    )
+    signature = signed.signature(secret, {"host": parts.netloc, **headers})
+    credential_scope = "/".join((access_key, *signed.scope, "aws4_request"))
+    words = f"Credential={credential_scope}, SignedHeaders={signed.headers}, Signature={signature}"
+    return {**headers, "authorization": f"{ALGORITHM} {words}"}

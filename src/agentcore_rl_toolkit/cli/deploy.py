@@ -186,13 +186,6 @@ def _print_policies(deployment: Deployment, as_json: bool) -> None:
         "doctor": ("who runs `doctor --aws`, beside the trainer's", iam.doctor(place)),
         "deployer": ("who runs `deploy`", iam.deployer(place, role=role)),
     }
-    build = iam.Build.of(place)
-    if build is not None:
-        policies |= {
-            "codebuild_trust": (f"who may take {build.role}, the role of a build on CodeBuild", build.trust()),
-            "codebuild": (f"what builds of {build.project} may do", build.service()),
-            "codebuild_starter": ("who makes that project and starts builds, beside the deployer's", build.starter()),
-        }
     if as_json:
         click.echo(json.dumps({name: policy for name, (_, policy) in policies.items()}, indent=2))
         return

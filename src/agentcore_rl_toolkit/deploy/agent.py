@@ -20,12 +20,16 @@ GONE = ("ResourceNotFoundException",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Brought:
-    """An agent, and whether it had to be made or changed. In a rehearsal ``arn`` is None for one that is not there."""
+class Deployed:
+    """An agent, and whether it had to be made or changed. In a rehearsal ``arn`` is None for one that is not there.
+
+    ``smoke``: what became of the rollout that proves it, where one was run.
+    """
 
     arn: str | None
     version: str | None
     changed: bool
+    smoke: str | None = None
 
 
 class AgentRuntime:
@@ -36,7 +40,7 @@ class AgentRuntime:
 
     # -- up
 
-    def bring(self, artifact: Mapping[str, Any], role: str) -> Brought:
+    def bring(self, artifact: Mapping[str, Any], role: str) -> Deployed:
         """Make it, or give it a new version where anything differs. It may not be ready yet."""
         s = self.settings
         wanted = self._wanted(artifact, role)
@@ -54,21 +58,21 @@ class AgentRuntime:
                 lambda: self._call(CONTROL, "CreateAgentRuntime", agentRuntimeName=s.name, tags=s.tags, **wanted)
             )
             if made is None:
-                return Brought(arn=None, version=None, changed=True)
-            return Brought(arn=made["agentRuntimeArn"], version=made["agentRuntimeVersion"], changed=True)
+                return Deployed(arn=None, version=None, changed=True)
+            return Deployed(arn=made["agentRuntimeArn"], version=made["agentRuntimeVersion"], changed=True)
         arn, runtime = found["agentRuntimeArn"], found["agentRuntimeId"]
         now = self._call(CONTROL, "GetAgentRuntime", agentRuntimeId=runtime)
         same = all(_same(now.get(name), value) for name, value in wanted.items())
         if same and now.get("environmentVariables", {}) == wanted["environmentVariables"] and now["status"] == "READY":
             self._say(f"agent {s.name}: version {now['agentRuntimeVersion']} is up to date")
-            return Brought(arn=arn, version=str(now["agentRuntimeVersion"]), changed=False)
+            return Deployed(arn=arn, version=str(now["agentRuntimeVersion"]), changed=False)
         self._say(f"agent {s.name}: is updated")
         # An update replaces every field. What there is no option for was set by somebody else, and stays.
         takes = self._call.parameters_of(CONTROL, "UpdateAgentRuntime")
         theirs = {name: value for name, value in now.items() if name in takes - set(wanted) and value}
         theirs["agentRuntimeId"] = runtime
         made = self._until_role_is_known(lambda: self._call(CONTROL, "UpdateAgentRuntime", **theirs, **wanted))
-        return Brought(arn=arn, version=None if made is None else str(made["agentRuntimeVersion"]), changed=True)
+        return Deployed(arn=arn, version=None if made is None else str(made["agentRuntimeVersion"]), changed=True)
 
     def _wanted(self, artifact: Mapping[str, Any], role: str) -> dict[str, Any]:
         s = self.settings

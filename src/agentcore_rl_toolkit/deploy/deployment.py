@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +16,12 @@ from .._installation import wheel_digest
 from ..contract import Outcome
 from ..errors import AgentCoreRLError, ConfigError
 from . import iam
-from .agent import AgentRuntime
+from .agent import AgentRuntime, Deployed
 from .artifact import IMAGE_BYTES, Engine, digest_of, image_digest, make_archive, put_wheel_beside
 from .calls import Calls
 from .settings import TAG, Settings
 
 POLICY = "agentcore-rl"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Deployed:
-    """What a deployment came to. In a rehearsal ``arn`` is None for an agent that is not there yet."""
-
-    arn: str | None
-    version: str | None
-    changed: bool
-    smoke: str | None = None
 
 
 class Deployment:
@@ -55,17 +45,16 @@ class Deployment:
         artifact = self._artifact()
         role = self._role()
         agent = self._agent.bring(artifact, role)
-        arn, version, changed = agent.arn, agent.version, agent.changed
-        if arn is None or version is None:
-            which = "version 1" if arn is None else "the new version"  # a rehearsal
+        if agent.arn is None or agent.version is None:
+            which = "version 1" if agent.arn is None else "the new version"  # a rehearsal
             self._say(
                 f"would wait until {which} is ready"
                 + (f", and point endpoint {s.endpoint} at it" if s.endpoint else "")
             )
         else:
-            self._agent.must_be_ready(arn)
-            self._agent.point_endpoint(arn, version)
-        return Deployed(arn=arn, version=version, changed=changed, smoke=self._smoke(arn))
+            self._agent.must_be_ready(agent.arn)
+            self._agent.point_endpoint(agent.arn, agent.version)
+        return replace(agent, smoke=self._smoke(agent.arn))
 
     def place(self) -> iam.Place:
         """What policies name of this deployment."""

@@ -1,9 +1,8 @@
-"""The policies that a deployed agent, a trainer, a deployer and CodeBuild need: documents only, no calls.
+"""The policies that a deployed agent, a trainer and a deployer need: documents only, no calls.
 
 Sources, as of November 2026. Developer guide of Bedrock AgentCore: "IAM Permissions for AgentCore Runtime" for the execution
 role, "Using service-linked roles for Amazon Bedrock AgentCore" and "Troubleshooting direct code deployment" for who deploys. User
-guide of CodeBuild: "Cross-service confused deputy prevention", and "Allow CodeBuild to interact with other AWS services" for what
-a build's role may do. User guide of ECR: "IAM permissions for pushing an image to an Amazon ECR private repository".
+guide of ECR: "IAM permissions for pushing an image to an Amazon ECR private repository".
 What an agent that is trained does not need (Bedrock's models, workload identities) is left out.
 """
 
@@ -17,7 +16,6 @@ Policy = dict[str, Any]
 LOGS = "log-group:/aws/bedrock-agentcore/runtimes/*"
 # What the service itself holds a session to, and CloudWatch's namespace of its metrics.
 SERVICE, NAMESPACE = "bedrock-agentcore.amazonaws.com", "bedrock-agentcore"
-BUILDER = "codebuild.amazonaws.com"
 ARCHIVES = (
     "agentcore-rl-deployments"  # keys of the archives that `--code` uploads begin with it, whatever the records' prefix
 )
@@ -208,91 +206,6 @@ def deployer(place: Place, *, role: str) -> Policy:
         actions = ["s3:CreateBucket", "s3:ListBucket"]
         statements.append(_allow("Bucket", actions, f"arn:{place.partition}:s3:::{place.bucket}"))
     return _document(*statements)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Build:
-    """What CodeBuild has of an agent that it builds: the recipe of docs/deploy-recipes.md calls its parts so.
-
-    Attributes:
-        project: name of the CodeBuild project.
-        role: name of its service role.
-        source: key of the archive it builds, in the bucket of ``place``.
-    """
-
-    place: Place
-    project: str
-    role: str
-    source: str
-
-    @classmethod
-    def of(cls, place: Place) -> Build | None:
-        """None where there is nothing to build, or no bucket to take it from."""
-        if place.repository is None or place.bucket is None:
-            return None
-        name = place.name
-        return cls(place=place, project=f"{name}-arm64", role=f"codebuild-{name}", source=f"codebuild/{name}.zip")
-
-    @property
-    def archive(self) -> str:
-        return f"arn:{self.place.partition}:s3:::{self.place.bucket}/{self.source}"
-
-    def trust(self) -> Policy:
-        """Who may take the build's role: CodeBuild, for this one project."""
-        return _document(
-            {
-                "Sid": "CodeBuildBuildsTheImage",
-                "Effect": "Allow",
-                "Principal": {"Service": BUILDER},
-                "Action": "sts:AssumeRole",
-                "Condition": {
-                    "StringEquals": {
-                        "aws:SourceAccount": self.place.account,
-                        "aws:SourceArn": self.place.arn("codebuild", f"project/{self.project}"),
-                    }
-                },
-            }
-        )
-
-    def service(self) -> Policy:
-        """What a build may do: read its source, log, push to the one repository."""
-        place, bucket = self.place, f"arn:{self.place.partition}:s3:::{self.place.bucket}"
-        logs = place.arn("logs", f"log-group:/aws/codebuild/{self.project}")
-        return _document(
-            _allow("ReadSource", ["s3:GetObject", "s3:GetObjectVersion"], self.archive),
-            _allow("FindSource", ["s3:GetBucketAcl", "s3:GetBucketLocation"], bucket),
-            # CloudWatch writes the same group with and without `:*`, depending on the call.
-            _allow(
-                "WriteLogs", ["logs:CreateLogGroup", "logs:CreateLogStream", "logs:PutLogEvents"], [logs, f"{logs}:*"]
-            ),
-            _allow(
-                "PushImage",
-                [
-                    *("ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:CompleteLayerUpload"),
-                    *("ecr:InitiateLayerUpload", "ecr:PutImage", "ecr:UploadLayerPart"),
-                ],
-                place.arn("ecr", f"repository/{place.repository}"),
-            ),
-            _allow("LogInToRegistry", ["ecr:GetAuthorizationToken"], "*"),
-        )
-
-    def starter(self) -> Policy:
-        """What the user of the recipe needs beside the deployer's rights: make role and project, upload, build."""
-        place = self.place
-        role = place.arn("iam", f"role/{self.role}", region="")
-        return _document(
-            _allow("Role", ["iam:CreateRole", "iam:PutRolePolicy"], role),
-            {
-                **_allow("GiveRoleToCodeBuild", ["iam:PassRole"], role),
-                "Condition": {"StringEquals": {"iam:PassedToService": BUILDER}},
-            },
-            _allow("Source", ["s3:PutObject"], self.archive),
-            _allow(
-                "Builds",
-                ["codebuild:BatchGetBuilds", "codebuild:CreateProject", "codebuild:StartBuild"],
-                place.arn("codebuild", f"project/{self.project}"),
-            ),
-        )
 
 
 def text(policy: Policy) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,7 +49,6 @@ class TimeLimits:
     ``idle_timeout_s`` and ``max_lifetime_s`` are AWS's defaults for an agent that sets no lifecycle of its own.
     ``init_timeout_s`` is the platform's limit for the first healthy /ping (30 s on V1, 120 s on V2). ``stop_grace_s`` is the
     time between SIGTERM and SIGKILL of a stopped session; ``shutdown_grace_s`` the same when the whole runtime ends.
-    ``body_timeout_s`` is the longest pause within a request's body.
     """
 
     init_timeout_s: float = 30.0
@@ -60,7 +58,6 @@ class TimeLimits:
     shutdown_grace_s: float = 5.0
     invoke_timeout_s: float = 900.0
     stream_timeout_s: float = 3_600.0
-    body_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -75,8 +72,8 @@ class TimeLimits:
 class RuntimeConfig:
     """All settings of a local runtime.
 
-    ``ping_semantics``: docs or observed, see `sessions.activity`. ``credentials``: access key -> secret; requests
-    must be signed with one. Empty: with one that the runtime makes at its start, or with none where ``callers`` is any.
+    ``credentials``: access key -> secret; requests must be signed with one. Empty: with one that the runtime makes at its start,
+    or with none where ``callers`` is any.
     ``parallel_starts``: more sessions than this wait before they start; their init timeout counts from then.
     """
 
@@ -85,21 +82,10 @@ class RuntimeConfig:
     state_dir: Path | None = None
     session_env: Mapping[str, str] = field(default_factory=dict)
     start_mode: Literal["auto", "fork", "exec"] = "auto"
-    strict_snapshot: bool = False
     times: TimeLimits = field(default_factory=TimeLimits)
-    ping_semantics: Literal["docs", "observed"] = "docs"
     quotas: QuotaProfile = PROFILES["unlimited"]
     faults: FaultPlan = field(default_factory=FaultPlan)
     isolation: IsolationConfig = field(default_factory=IsolationConfig)
     credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
     callers: Literal["user", "any"] = "user"
-    kept_logs: int = 2_000
     parallel_starts: int = field(default_factory=lambda: max(4, 2 * (os.cpu_count() or 1)))
-
-    def __post_init__(self) -> None:
-        if not re.fullmatch(r"[a-z]{2}(-[a-z]+)+-[0-9]+", self.region):
-            raise ConfigError(f"region must be like us-west-2, got {self.region!r}")
-        if not re.fullmatch(r"[0-9]{12}", self.account_id):
-            raise ConfigError(f"account_id must be 12 digits, got {self.account_id!r}")
-        if self.parallel_starts < 1:
-            raise ConfigError(f"parallel_starts must be at least 1, got {self.parallel_starts!r}")

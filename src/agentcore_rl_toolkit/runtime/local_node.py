@@ -62,10 +62,6 @@ class LocalNode:
     async def prepare(self, agent: Agent) -> None:
         """Load the agent's template, or see to its image. Raises: AgentLoadError with its traceback."""
         if self._in_container(agent):
-            if self._config.strict_snapshot:
-                raise AgentLoadError(
-                    f"agent {agent.name}: strict_snapshot needs forked sessions; containers start cold"
-                )
             await self._containers().prepare(agent)
         else:
             await self._template(agent)
@@ -77,7 +73,7 @@ class LocalNode:
         if self._in_container(order.agent):
             return await self._containers().start_session(order)
         template = await self._template(order.agent)
-        return template.spawn(order.session_id, order.socket_path, order.directory, order.log_path, order.env)
+        return template.spawn(order.session_id, order.socket_path, order.directory, order.log_path)
 
     def describe(self) -> list[dict[str, Any]]:
         """The loaded agents: how they start their sessions, and why not by fork."""
@@ -107,9 +103,6 @@ class LocalNode:
 
     async def forget_if_unused(self, agent: Agent) -> None:
         """End the template of a version that has no sessions; should one be asked for again, it is loaded again."""
-        if self._in_container(agent):
-            await self._containers().forget_if_unused(agent)
-            return
         template = self._templates.get((agent.runtime_id, agent.version))
         if template is not None and not template.sessions:
             await self.forget(agent)
@@ -173,7 +166,6 @@ class LocalNode:
                 python=agent.python,
                 env=env,
                 mode=self._config.start_mode,
-                strict_snapshot=self._config.strict_snapshot,
                 sandbox=prefix,
                 memory_bytes=self._config.isolation.memory_bytes,
                 log_path=log_path,

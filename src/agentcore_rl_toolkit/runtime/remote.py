@@ -14,11 +14,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from .._servers import keys
+from .._servers import keys, sigv4
 from ..errors import ConfigError, LocalRuntimeError
 from . import roots
 from .agents.version_fields import LOCAL_ARTIFACT
-from .api import signatures
 
 TIMEOUT_S = 30.0
 DEPLOY_TIMEOUT_S = 900.0
@@ -64,17 +63,15 @@ class RuntimeView:
 
     def call(self, method: str, path: str, body: Any = None) -> bytes:
         """One request; the reply's bytes."""
-        return self._call(method, path, body)[0]
-
-    def _call(self, method: str, path: str, body: Any = None) -> tuple[bytes, Mapping[str, str]]:
         data = json.dumps(body).encode() if body is not None else None
         url, headers = self.url + path, {"content-type": "application/json"}
         if self._credential is not None:
-            headers |= signatures.sign(self._credential, method=method, url=url, body=data or b"", now=time.time())
+            headers |= sigv4.sign(self._credential, method=method, url=url, body=data or b"", now=time.time())
         request = urllib.request.Request(url, data, headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=self._timeout_s) as reply:
-                return reply.read(), reply.headers
+                found: bytes = reply.read()
+                return found
         except urllib.error.HTTPError as e:
             text = e.read().decode(errors="replace")
             try:
@@ -97,26 +94,22 @@ class RuntimeView:
         return found
 
     def log(self, session: str, *, follow: bool = False) -> Iterator[str]:
-        """A session's output in pieces. What is left of a log that is cut while it is followed comes once more."""
+        """A session's output in pieces."""
         offset = 0
         decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
         while True:
-            data, size = self.log_from(session, offset)
-            cut = size < offset
-            offset = 0 if cut else offset + len(data)
-            if data or cut:
+            data = self.log_from(session, offset)
+            offset += len(data)
+            if data:
                 yield decode(data)
             elif not follow:
                 return
             else:
                 time.sleep(0.5)
 
-    def log_from(self, session: str, offset: int) -> tuple[bytes, int]:
-        """A session's output from an offset on (negative: from its end), and its size."""
-        data, headers = self._call(
-            "GET", f"/_local/sessions/{urllib.parse.quote(session, safe='')}/log?offset={offset}"
-        )
-        return data, int(headers["x-log-bytes"])
+    def log_from(self, session: str, offset: int) -> bytes:
+        """A session's output from an offset on (negative: from its end)."""
+        return self.call("GET", f"/_local/sessions/{urllib.parse.quote(session, safe='')}/log?offset={offset}")
 
     def stop(self, session: str, grace_s: float | None = None) -> str:
         """Stop the session of this id, or the only one that begins like this. Returns its id."""
@@ -146,7 +139,7 @@ class RuntimeView:
             "roleArn": _ROLE,
             "environmentVariables": dict(env),
         }
-        listed = self.get_all("/runtimes/", "agentRuntimes")
+        listed = json.loads(self.call("POST", "/runtimes/", {}))["agentRuntimes"]
         existing = next((r["agentRuntimeId"] for r in listed if r["agentRuntimeName"] == name), None)
         if existing is None:
             made = json.loads(self.call("PUT", "/runtimes/", {**body, "agentRuntimeName": name}))
@@ -172,41 +165,3 @@ class RuntimeView:
             on_wait()
             time.sleep(0.1)
         raise LocalRuntimeError(f"{name} was not ready after {DEPLOY_TIMEOUT_S:g} s")
-
-    def get_all(self, path: str, key: str) -> list[dict[str, Any]]:
-        """All pages of a list operation."""
-        items: list[dict[str, Any]] = []
-        token = ""
-        while True:
-            page = json.loads(self.call("POST", f"{path}?maxResults=100{token}", {}))
-            items += page[key]
-            if "nextToken" not in page:
-                return items
-            token = f"&nextToken={urllib.parse.quote(page['nextToken'])}"
-
-
-def table(sessions: list[dict[str, Any]]) -> str:
-    """Sessions as aligned text."""
-    head = ("SESSION", "AGENT", "STATE", "PID", "AGE", "IDLE", "CALLS", "START", "CAUSE")
-    rows = [
-        (
-            s["session_id"],
-            f"{s['agent']}:{s['version']}",
-            s["state"],
-            str(s["pid"] or "-"),
-            _seconds(s["age_s"]),
-            _seconds(s["idle_s"]),
-            str(s["invocations"]),
-            "-" if s["start_s"] is None else f"{s['start_s'] * 1e3:.0f} ms",
-            (s.get("error") or "").partition("\n")[0][:120],
-        )
-        for s in sessions
-    ]
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in (head, *rows))
-
-
-def _seconds(value: float) -> str:
-    if value < 60:
-        return f"{value:.0f}s"
-    return f"{value / 60:.0f}m" if value < 3600 else f"{value / 3600:.1f}h"

@@ -11,20 +11,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .._servers.private_files import make_private
 from ..errors import AgentLoadError, ConfigError, LocalRuntimeError
 from . import roots
 from .agents import environments
 from .agents.agent import Agent
-from .agents.lifecycle import lifecycle_of
 from .agents.registry import Record, Registry, Version
-from .agents.version_fields import LOCAL_ARTIFACT
+from .agents.version_fields import LOCAL_ARTIFACT, lifecycle_of
 from .api.control import ControlPlane
 from .api.quotas import Quotas
 from .cluster.cluster import Cluster
 from .config import RuntimeConfig
 from .containers import images
-from .launcher.session_log import KeptLogs, log_bytes
+from .launcher.session_log import KeptLogs
 from .local_node import LocalNode
 from .metrics import Metrics
 from .sessions.session import Session
@@ -51,17 +49,12 @@ class Runtime:
         self.state_dir = config.state_dir or self.root / "state"
         try:
             self._state_lock, sessions = roots.own_state(self.state_dir)
-            self.registry = Registry(
-                region=config.region,
-                account_id=config.account_id,
-                path=self.state_dir / "agents.json" if config.state_dir is not None else None,
-            )
         except ConfigError:
             self._root_lock.discard()
             raise
+        self.registry = Registry(region=config.region, account_id=config.account_id)
         for folder in (sessions, self.state_dir / "logs", self.root / "s"):
             folder.mkdir(mode=0o700, exist_ok=True)
-            make_private(folder)
         self.started_s = time.monotonic()
         self._closing = False
         self.quotas = Quotas(config.quotas)
@@ -89,7 +82,7 @@ class Runtime:
         self._agents: dict[tuple[str, int], Agent] = {}
         self._loading: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[Any]] = set()
-        self._kept_logs = KeptLogs(self.state_dir / "logs", config.kept_logs)
+        self._kept_logs = KeptLogs(self.state_dir / "logs")
 
     @property
     def root(self) -> Path:
@@ -101,12 +94,7 @@ class Runtime:
         await self.node.start()
         await asyncio.to_thread(self._kept_logs.find_old)
         self._keep(self.table.reap())
-        known = {r.id for r in self.registry.records.values()}
         mine = [self._register(name, script) for name, script in agents]
-        for record in self.registry.records.values():  # deployed before a restart
-            for version in record.versions.values():
-                if record.id in known and not (record in mine and version is record.latest):
-                    await self.deploy(record, version)
         await asyncio.gather(*(self._load(record, record.latest) for record in mine))
         return {record.name: self.registry.arn(record.id) for record in mine}
 
@@ -116,11 +104,7 @@ class Runtime:
             "roleArn": LOCAL_ROLE.format(account=self.config.account_id),
             "networkConfiguration": {"networkMode": "PUBLIC"},
         }
-        record = self.registry.by_name(name)
-        if record is None:
-            record = self.registry.create(name, fields, salt=str(script))
-        elif record.latest.script != str(script):
-            record = self.registry.update(record.id, fields)
+        record = self.registry.create(name, fields, salt=str(script))
         record.latest.script, record.latest.python = str(script), sys.executable
         return record
 
@@ -252,7 +236,7 @@ class Runtime:
             "ended": self.shown.ended_total,
             "templates": self.node.describe(),
             "agents": [
-                {"name": r.name, "arn": self.registry.arn(r.id), "version": r.latest.number, "status": r.status}
+                {"name": r.name, "arn": self.registry.arn(r.id), "version": r.latest.number, "status": r.latest.status}
                 for r in self.registry.records.values()
             ],
         }
@@ -281,7 +265,7 @@ class Runtime:
         self.metrics.session_cpu_s += session.process.cpu_s or 0.0
         if not self._is_served(session.agent):
             self._keep(self.node.forget_if_unused(session.agent), name="retire")
-        self._kept_logs.keep(session.log_path, log_bytes(session.log_path))
+        self._kept_logs.keep(session.log_path)
 
     def _keep(self, work: Any, *, name: str | None = None) -> None:
         task = asyncio.create_task(work, name=name)
@@ -293,7 +277,7 @@ def _agent_of(record: Record, version: Version, config: RuntimeConfig) -> Agent:
     image = images.image_of(version.fields)
     if image is None and (version.script is None or version.python is None):
         raise AgentLoadError(f"agent {record.name} has no script")
-    lifecycle = lifecycle_of(version.fields, config.times.idle_timeout_s, config.times.max_lifetime_s)
+    idle_s, lifetime_s = lifecycle_of(version.fields, config.times.idle_timeout_s, config.times.max_lifetime_s)
     headers = version.fields.get("requestHeaderConfiguration", {}).get("requestHeaderAllowlist", [])
     protocol = version.fields.get("protocolConfiguration", {})
     path = protocol.get("path")
@@ -307,8 +291,8 @@ def _agent_of(record: Record, version: Version, config: RuntimeConfig) -> Agent:
         fields=version.fields,
         env=version.fields.get("environmentVariables", {}),
         header_allowlist=frozenset(h.lower().encode() for h in headers),
-        idle_timeout_s=lifecycle.idle_s,
-        max_lifetime_s=lifecycle.lifetime_s,
+        idle_timeout_s=idle_s,
+        max_lifetime_s=lifetime_s,
         invocation_path=path.encode() if path else _PATHS.get(protocol.get("serverProtocol", "HTTP"), b"/invocations"),
         pinged=protocol.get("serverProtocol") != "MCP",
     )

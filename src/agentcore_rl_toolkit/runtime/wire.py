@@ -25,53 +25,13 @@ USER_ID_HEADER = b"x-amzn-bedrock-agentcore-runtime-user-id"
 CUSTOM_HEADER_PREFIX = b"x-amzn-bedrock-agentcore-runtime-custom-"
 HANDED = "AGENTCORE_RL_SESSION_ENV"  # variable of `runtime serve`: session variables as JSON
 MAX_PAYLOAD_BYTES = 100_000_000
-MAX_CHUNK_BYTES = 10_000_000  # of a streamed reply
 SESSION_ID_MIN, SESSION_ID_MAX = 33, 256
 
-# Handed to the agent as they came; anything else only when the runtime's requestHeaderAllowlist names it.
-FORWARDED = frozenset(
-    {
-        b"content-type",
-        b"accept",
-        b"mcp-session-id",
-        b"mcp-protocol-version",
-        b"mcp-method",
-        b"mcp-name",
-        b"x-amzn-trace-id",
-        b"traceparent",
-        b"tracestate",
-        b"baggage",
-        b"workloadaccesstoken",
-        b"x-amz-bedrock-agentcore-identity-wat",
-        b"oauth2callbackurl",
-        USER_ID_HEADER,
-    }
-)
-RETURNED = frozenset(
-    {
-        b"content-type",
-        b"mcp-session-id",
-        b"mcp-protocol-version",
-        b"x-amzn-trace-id",
-        b"traceparent",
-        b"tracestate",
-        b"baggage",
-    }
-)
 TRACE = frozenset({b"x-amzn-trace-id", b"traceparent", b"tracestate", b"baggage"})
-_LIMITS = {
-    b"accept": 256,
-    b"content-type": 256,
-    b"mcp-session-id": 1024,
-    b"mcp-protocol-version": 1024,
-    b"mcp-method": 1024,
-    b"mcp-name": 1024,
-    USER_ID_HEADER: 1024,
-    b"x-amzn-trace-id": 128,
-    b"traceparent": 128,
-    b"tracestate": 512,
-    b"baggage": 8192,
-}
+RETURNED = TRACE | {b"content-type", b"mcp-session-id", b"mcp-protocol-version"}
+# Handed to the agent as they came; anything else only when the runtime's requestHeaderAllowlist names it.
+FORWARDED = RETURNED | {b"accept", b"mcp-method", b"mcp-name", b"workloadaccesstoken", b"oauth2callbackurl"}
+FORWARDED |= {b"x-amz-bedrock-agentcore-identity-wat", USER_ID_HEADER}
 
 STATUS = {
     "ValidationException": 400,
@@ -186,14 +146,6 @@ def session_id_of(headers: Mapping[bytes, bytes]) -> str | None:
             field="runtimeSessionId",
         )
     return session_id
-
-
-def check_headers(headers: Mapping[bytes, bytes]) -> None:
-    """Refuse header values longer than the service model allows. Raises: WireError 400."""
-    for name, limit in _LIMITS.items():
-        value = headers.get(name)
-        if value is not None and len(value) > limit:
-            raise invalid(f"Header {name.decode()} is longer than {limit} characters", field=name.decode())
 
 
 def forwarded_headers(headers: Headers, allowlist: frozenset[bytes]) -> Headers:

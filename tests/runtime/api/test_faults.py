@@ -56,7 +56,6 @@ def test_files_are_read_and_typing_errors_refused(tmp_path: Path) -> None:
         '[[fault]]\nkind = "slow_start"\ndelay_s = nan\n',
         '[[fault]]\nkind = "partial"\nafter_bytes = 1.5\n',
         '[[fault]]\nkind = "throttle"\noperation = "Invoke"\n',
-        '[[fault]]\nkind = "throttle"\nagent = 3\n',
         '[[fault]]\nkind = "throttle"\ndelay_s = 2\n',  # would do nothing
         '[[fault]]\nkind = "duplicate"\nwhen = "after"\n',
         '[[fault]]\nkind = "duplicate"\noperation = "InvokeAgentRuntimeCommand"\n',

@@ -1,18 +1,64 @@
-"""What a container engine's client says where its library is absent."""
+"""Finding a container engine, and what is said where there is none."""
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.errors import MissingExtraError
-from agentcore_rl_toolkit.isolation.engines import EngineAddress
+from agentcore_rl_toolkit.errors import ConfigError, MissingExtraError
 from agentcore_rl_toolkit.runtime.containers.client import Engine
+
+
+class Podman(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = json.dumps({"ApiVersion": "1.41", "Components": [{"Name": "Podman Engine"}]}).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: Any) -> None:
+        return None
+
+
+async def test_the_engine_that_docker_host_names_is_asked_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("aiodocker")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Podman) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{server.server_port}")
+        engine = Engine(tmp_path)
+        await engine.start()
+        await engine.close()
+        assert engine.name == "podman"
+        server.shutdown()
+
+
+@pytest.mark.skipif(
+    os.path.exists("/var/run/docker.sock") or os.path.exists("/run/podman/podman.sock"),
+    reason="an engine listens at its usual place",
+)
+async def test_without_an_engine_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("aiodocker")
+    monkeypatch.setenv("PATH", os.path.dirname(sys.executable))
+    for name in ("DOCKER_HOST", "CONTAINER_HOST", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match=r"podman is not on PATH.*apt-get install podman"):
+        await Engine(tmp_path).start()
 
 
 def test_without_aiodocker_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "aiodocker", None)
     with pytest.raises(MissingExtraError, match=r"\[containers\]"):
-        Engine(EngineAddress(name="docker", url="unix:///nowhere"), tmp_path)
+        Engine(tmp_path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 from agentcore_rl_toolkit.contract import new_session_id
 
 from ..conftest import Server, wait_for
-from ..container_images import IMAGE, build_agent, containers, podman
+from ..container_images import IMAGE, containers, podman
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROLE = "arn:aws:iam::123456789012:role/local"
@@ -174,26 +173,6 @@ def test_an_image_that_is_not_there_fails_the_creation(server: Server) -> None:
     state = create(server, "localhost/agentcore-rl-test/absent")
     assert state["status"] == "CREATE_FAILED"
     assert "has no image 'localhost/agentcore-rl-test/absent'" in state["failureReason"]
-
-
-@pytest.mark.nightly
-def test_an_image_by_the_command_line_and_one_that_it_builds(server: Server, tmp_path: Path) -> None:
-    build_agent(tmp_path, name="localhost/agentcore-rl-test/other", extra="RUN echo built > /app/built\n")
-
-    def deploy(*options: str) -> str:
-        command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "runtime", "deploy", "--url", server.url, *options]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()[-1]
-
-    agent = Agent.__new__(Agent)
-    agent.server = server
-    for options in (("--image", IMAGE, "--name", "named"), ("--build", str(tmp_path), "--name", "Built")):
-        agent.arn = deploy(*options)
-        session_id = new_session_id()
-        out, _, _ = agent.command("cat /app/built", session_id)
-        assert out == ("built\n" if "--build" in options else "")
-        server.view.stop(session_id, 0.0)
 
 
 @pytest.mark.nightly

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import uuid
 from collections.abc import Callable, Iterator
@@ -233,17 +232,10 @@ def test_tags_of_runtimes_and_endpoints(control: Any, made: dict[str, Any]) -> N
     endpoint = control.create_agent_runtime_endpoint(
         agentRuntimeId=made["agentRuntimeId"], name="tagged", tags={"stage": "test"}
     )["agentRuntimeEndpointArn"]
-    control.tag_resource(resourceArn=arn, tags={"cost": "7", "team": "agents"})
-    assert control.list_tags_for_resource(resourceArn=arn)["tags"] == {"team": "agents", "cost": "7"}
+    assert control.list_tags_for_resource(resourceArn=arn)["tags"] == {"team": "rl"}
     assert control.list_tags_for_resource(resourceArn=endpoint)["tags"] == {"stage": "test"}
     nobody = arn.rpartition("/")[0] + f"/{BAD_ID}"
     assert refused(lambda: control.list_tags_for_resource(resourceArn=nobody))[0] == 404
-    many = {f"k{n}": "v" for n in range(48)}
-    control.tag_resource(resourceArn=arn, tags=many)
-    assert refused(lambda: control.tag_resource(resourceArn=arn, tags={"one": "more"}))[:2] == (
-        402,
-        "ServiceQuotaExceededException",
-    )
 
 
 def test_every_control_operation_is_404_for_what_is_not_there(control: Any, made: dict[str, Any]) -> None:
@@ -283,19 +275,6 @@ def test_bad_field_is_400_and_named(control: Any, changes: dict[str, Any], field
     status, code, response = refused(lambda: create(control, **changes))
     assert (status, code, response["reason"]) == (400, "ValidationException", "FieldValidationFailed")
     assert response["fieldList"][0]["name"] == field
-
-
-def test_versions_and_endpoints_are_paged_and_a_bad_token_is_400(control: Any, made: dict[str, Any]) -> None:
-    identity = made["agentRuntimeId"]
-    for name in ("one", "two"):
-        control.create_agent_runtime_endpoint(agentRuntimeId=identity, name=name)
-    pages = control.get_paginator("list_agent_runtime_endpoints").paginate(
-        agentRuntimeId=identity, PaginationConfig={"PageSize": 1}
-    )
-    assert [e["name"] for page in pages for e in page["runtimeEndpoints"]] == ["DEFAULT", "one", "two"]
-    for token in ("not a token", base64.urlsafe_b64encode(b"-1").decode()):
-        found = refused(lambda: control.list_agent_runtimes(nextToken=token))  # noqa: B023
-        assert found[:2] == (400, "ValidationException")
 
 
 def test_control_plane_has_its_own_quota(start_server: Callable[..., Server], tmp_path: Path) -> None:

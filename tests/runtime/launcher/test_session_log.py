@@ -20,5 +20,5 @@ def test_the_oldest_logs_go_first(tmp_path: Path) -> None:
     kept = KeptLogs(tmp_path, 2)
     for name in "abc":
         (tmp_path / name).write_text(name)
-        kept.keep(tmp_path / name, 1)
+        kept.keep(tmp_path / name)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["b", "c"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from agentcore_rl_toolkit.runtime.sessions.activity import ActivityClock
 
 
@@ -16,17 +14,17 @@ def test_a_finished_session_is_pinged_once_soon_and_then_at_its_limit() -> None:
     c.begin(10.0)
     c.end(20.0)
     assert c.next_check_s() == 35.0
-    c.saw_ping("Healthy", None, 35.0)
+    c.saw_ping("Healthy", 35.0)
     assert c.next_check_s() == 920.0
     assert c.verdict(920.0) is None  # not on the answer of 35 s
-    c.saw_ping("Healthy", None, 920.0)
+    c.saw_ping("Healthy", 920.0)
     assert c.verdict(920.0) == "idle"
 
 
 def test_an_invocation_in_flight_is_never_idle() -> None:
     c = clock()
     c.begin(10.0)
-    c.saw_ping("Healthy", None, 5_000.0)
+    c.saw_ping("Healthy", 5_000.0)
     assert c.verdict(5_000.0) is None
     assert c.next_check_s() == 28_800.0
 
@@ -35,9 +33,9 @@ def test_busy_is_asked_again_and_counts_until_it_is_not() -> None:
     c = clock()
     c.begin(0.0)
     c.end(1.0)
-    c.saw_ping("HealthyBusy", 1.0, 16.0)
+    c.saw_ping("HealthyBusy", 16.0)
     assert c.next_check_s() == 31.0
-    c.saw_ping("Healthy", 2.0, 31.0)
+    c.saw_ping("Healthy", 31.0)
     assert c.last_active_s == 31.0
     assert c.next_check_s() == 931.0
 
@@ -52,22 +50,8 @@ def test_max_lifetime_counts_whatever_happens() -> None:
 
 def test_an_agent_that_does_not_answer_its_ping_is_idle_at_its_limit() -> None:
     c = clock(idle_timeout_s=60.0)
-    c.saw_ping(None, None, 60.0)
+    c.saw_ping(None, 60.0)
     assert c.verdict(60.0) == "idle"
-
-
-@pytest.mark.parametrize(("age_s", "kept"), [(None, False), (3.0, True)])
-def test_observed_semantics_ignores_busy_without_a_time(age_s: float | None, kept: bool) -> None:
-    c = clock(idle_timeout_s=60.0, semantics="observed")
-    c.saw_ping("HealthyBusy", age_s, 60.0)
-    assert (c.verdict(60.0) is None) is kept
-
-
-def test_observed_semantics_takes_a_fresh_time_for_activity() -> None:
-    docs, observed = clock(idle_timeout_s=60.0), clock(idle_timeout_s=60.0, semantics="observed")
-    for c in (docs, observed):
-        c.saw_ping("Healthy", 0.0, 60.0)
-    assert (docs.verdict(60.0), observed.verdict(60.0)) == ("idle", None)
 
 
 def test_ping_pace_follows_the_idle_timeout() -> None:

@@ -211,12 +211,6 @@ def test_sessions_share_no_files_environment_or_random_numbers(server: Server) -
     assert server.invoke({"do": "read", "path": "note"}, a) == {"read": "mine"}
 
 
-def test_strict_snapshot_repeats_random_numbers(start_server: Callable[..., Server]) -> None:
-    server = start_server("--set", "strict_snapshot=yes")
-    found = [server.invoke({"do": "where"}, new_session_id()) for _ in range(3)]
-    assert len({one["random"] for one in found}) == 1
-
-
 def test_session_env_reaches_the_agent(start_server: Callable[..., Server]) -> None:
     server = start_server("--session-env", "COLOR=blue=green", "--idle-timeout", "60")
     assert server.invoke({"do": "where"})["env"]["COLOR"] == "blue=green"

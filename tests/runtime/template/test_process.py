@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +14,6 @@ import pytest
 from agentcore_rl_toolkit.cli.training.stack import _slow_start
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import AgentLoadError
-from agentcore_rl_toolkit.runtime.launcher.fair_deadline import FairDeadline
 from agentcore_rl_toolkit.runtime.launcher.handle import TemplateProcess, TemplateSpec
 
 from ..conftest import AGENTS, Server
@@ -78,12 +76,6 @@ def test_agent_that_never_runs_a_server_is_told_how(tmp_path: Path) -> None:
     assert "app.run()" in done.stderr
 
 
-def test_a_process_that_waits_for_a_cpu_for_ever_ends_at_a_multiple_of_its_deadline() -> None:
-    deadline = FairDeadline(os.getpid(), 0.01, most=3.0)
-    time.sleep(0.04)
-    assert deadline.passed()
-
-
 async def test_a_script_that_does_not_come_to_its_server_ends_at_the_deadline(tmp_path: Path) -> None:
     script = tmp_path / "stuck.py"
     script.write_text("import time\ntime.sleep(600)\n")
@@ -132,9 +124,3 @@ def test_a_server_that_cannot_be_reached_is_refused_at_once(tmp_path: Path) -> N
     assert done.returncode == 1
     assert "something else than uvicorn" in done.stderr
     assert "container image" in done.stderr
-
-
-def test_strict_snapshot_refuses_what_is_none() -> None:
-    done = run_serve("--agent", f"probe={AGENTS / 'threads.py'}", "--set", "strict_snapshot=yes")
-    assert done.returncode == 1
-    assert "strict_snapshot needs forked sessions" in done.stderr

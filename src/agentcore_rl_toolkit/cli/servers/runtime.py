@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
@@ -32,12 +32,9 @@ class _Rare:
 
     region: str = "us-west-2"
     account_id: str = "123456789012"
-    strict_snapshot: bool = False
-    ping_semantics: Literal["docs", "observed"] = "docs"
     init_timeout: float = 30.0
     invoke_timeout: float = 900.0
     stream_timeout: float = 3600.0
-    body_timeout: float = 60.0
     tps: float | None = None
     new_sessions_per_minute: float | None = None
     max_sessions: int | None = None
@@ -53,7 +50,7 @@ _SERVE_OPTIONS = [
         metavar="K=V",
         help="A variable every session sees; K alone: as it is here; repeatable.",
     ),
-    click.option("--state-dir", type=_FOLDER, help="Keep logs and deployed agents here [default: a temporary folder]."),
+    click.option("--state-dir", type=_FOLDER, help="Keep the sessions' logs here [default: a temporary folder]."),
     click.option(
         "--start",
         "start_mode",
@@ -105,9 +102,8 @@ _SERVE_OPTIONS = [
 def serve(**options: Any) -> None:
     """Serve agents until stopped.
 
-    --set takes region, account_id, strict_snapshot, ping_semantics (docs, observed), init_timeout, invoke_timeout,
-    stream_timeout, body_timeout, and tps, new_sessions_per_minute and max_sessions in
-    place of the quota profile's. Times are seconds.
+    --set takes region, account_id, init_timeout, invoke_timeout, stream_timeout, and tps,
+    new_sessions_per_minute and max_sessions in place of the quota profile's. Times are seconds.
 
     \b
     Example:
@@ -134,17 +130,14 @@ def serve(**options: Any) -> None:
         state_dir=folder.resolve() if folder is not None else None,
         session_env=handed_environment() | parse_environment(options["session_env"]),
         start_mode=options["start_mode"],
-        strict_snapshot=rare.strict_snapshot,
         times=TimeLimits(
             idle_timeout_s=options["idle_timeout"],
             max_lifetime_s=options["max_lifetime"],
             init_timeout_s=rare.init_timeout,
             invoke_timeout_s=rare.invoke_timeout,
             stream_timeout_s=rare.stream_timeout,
-            body_timeout_s=rare.body_timeout,
             stop_grace_s=options["stop_grace"],
         ),
-        ping_semantics=rare.ping_semantics,
         quotas=profile(
             options["quotas"],
             region=rare.region,
@@ -196,7 +189,6 @@ _url_option = click.option("--url", help="The runtime's address [default: the ne
 @group.command(short_help="Give an agent to a running runtime.")
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False), required=False)
 @click.option("--image", help="A container image instead of a file: one container per session.")
-@click.option("--build", "build_dir", type=_FOLDER, help="A folder with a Dockerfile, to be built into the image.")
 @click.option("--name", required=True, help="A letter, then up to 47 letters, digits or underscores.")
 @click.option(
     "--env", "env", multiple=True, metavar="K=V", help="A variable of this agent; K alone: as it is here; repeatable."
@@ -206,7 +198,6 @@ _url_option = click.option("--url", help="The runtime's address [default: the ne
 def deploy(
     file: Path | None,
     image: str | None,
-    build_dir: Path | None,
     name: str,
     env: tuple[str, ...],
     url: str | None,
@@ -218,15 +209,12 @@ def deploy(
     Deploying a name again makes a new version.
     """
     from ...errors import ConfigError
-    from ...runtime.containers import images
     from ...runtime.remote import RuntimeView
     from ...runtime.wire import parse_environment
 
-    if sum(given is not None for given in (file, image, build_dir)) != 1:
-        raise ConfigError("give one of: an agent's FILE, --image NAME, --build DIR")
+    if (file is None) == (image is None):
+        raise ConfigError("give one of: an agent's FILE, --image NAME")
     view = RuntimeView.find(url)
-    if build_dir is not None:
-        image = images.build(build_dir, name)
     waiting = Waiting(f"deploying {file or image}: its environment is built, then it is loaded")
     what = file.resolve() if file is not None else str(image)
     arn = view.deploy(what, name, parse_environment(env), on_wait=waiting)
@@ -239,10 +227,19 @@ def deploy(
 @as_json
 def ps(everything: bool, url: str | None, as_json: bool) -> None:
     """List sessions."""
-    from ...runtime.remote import RuntimeView, table
+    from ...runtime.remote import RuntimeView
 
     sessions = RuntimeView.find(url).sessions(ended=everything)
-    click.echo(json.dumps(sessions, indent=2) if as_json else visible(table(sessions)))
+    if as_json:
+        click.echo(json.dumps(sessions, indent=2))
+        return
+    form = "{:<40} {:<20} {:<16} {:>8} {:>9} {:>9} {:>6}  {}"
+    click.echo(form.format("SESSION", "AGENT", "STATE", "PID", "AGE", "IDLE", "CALLS", "CAUSE").rstrip())
+    for s in sessions:
+        agent, cause = f"{s['agent']}:{s['version']}", (s.get("error") or "").partition("\n")[0][:120]
+        times = (f"{s['age_s']:.0f} s", f"{s['idle_s']:.0f} s")
+        line = form.format(s["session_id"], agent, s["state"], s["pid"] or "-", *times, s["invocations"], cause)
+        click.echo(visible(line.rstrip()))
 
 
 @group.command()

@@ -1,8 +1,8 @@
 """Python environments for deployed agents, built with uv from what lies beside the agent's file.
 
-An environment is keyed by what it is made from (dependency files, what they name on this machine, and interpreter), so agents
-with the same dependencies share one and a deploy without changes costs nothing. Two deploys of the same at once build it once:
-the second waits on a file lock, also across processes. Modules are compiled to bytecode, which halves the start of an agent.
+An environment is keyed by its dependency files, their folder and the interpreter. Each deploy lets uv bring it up to date, which
+takes a fraction of a second where nothing has changed; of two at once the second waits. Modules are compiled to bytecode, which
+halves the start of an agent.
 
 An agent that imports this toolkit gets the version that runs here, from a wheel written for it: under its name the package index
 has another product. Dependency files that say which version they want, or where it comes from, are followed.
@@ -22,26 +22,20 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
-from urllib.parse import unquote
+from types import MappingProxyType
 
 from ..._installation import write_wheel
 from ...errors import LocalRuntimeError
 from ...isolation.project import Project
 
 BUILD_TIMEOUT_S = 900
-_LISTED = re.compile(r"(?:-r|-c|--requirement|--constraint)(?:\s+|=)?(\S+)")
-_EDITABLE = re.compile(r"(?:-e|--editable)(?:\s+|=)?")
-_TOML_PATH = re.compile(r"\b(?:path|directory|editable|virtual)\s*=\s*\"([^\"]+)\"")
 # This toolkit as a requirement: what follows its name says which version, or where from.
 _TOOLKIT = re.compile(
     r"(?<![\w./-])agentcore[-_.]rl[-_.]toolkit(?:\[[^\]]*\])?[ \t]*((?:[=<>!~]=?|@)[^\"'#;\n]*)?", re.IGNORECASE
 )
-_NOT_SOURCE = ("__pycache__", "node_modules", "build", "dist")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,27 +61,12 @@ class Dependencies:
         return cls(folder=folder, file=file, lock=lock_file, toolkit=toolkit)
 
     def key(self) -> str:
-        digest = hashlib.sha256(f"{sys.executable}\0{sys.version}\0{platform.platform()}".encode())
+        digest = hashlib.sha256(f"{sys.executable}\0{sys.version}\0{platform.platform()}\0{self.folder}".encode())
         for file in (self.file, self.lock):
             digest.update(b"\0" if file is None else file.name.encode() + b"\0" + file.read_bytes())
         if self.toolkit:
             digest.update(b"\0toolkit\0" + toolkit_wheel().parent.name.encode())
-        for path in self.named():
-            digest.update(b"\0" + os.fsencode(path) + b"\0" + _content(path))
         return digest.hexdigest()[:20]
-
-    def named(self) -> list[Path]:
-        """The files and folders of this machine that the dependency files name, directly or through one another."""
-        found: dict[Path, None] = {}
-        waiting = [file for file in (self.file, self.lock) if file is not None]
-        while waiting:
-            file = waiting.pop()
-            for path, is_list in _named_in(file):
-                if path not in found and path.exists():
-                    found[path] = None
-                    if is_list:
-                        waiting.append(path)
-        return sorted(found)
 
 
 def _wants_toolkit(folders: Iterable[Path], file: Path) -> bool:
@@ -114,48 +93,8 @@ def toolkit_wheel() -> Path:
     return wheel
 
 
-def _named_in(file: Path) -> Iterator[tuple[Path, bool]]:
-    """What one dependency file names, and whether that is a list of requirements itself."""
-    text = file.read_text(errors="replace")
-    if file.suffix in (".toml", ".lock"):
-        for match in _TOML_PATH.finditer(text):
-            yield (file.parent / match[1]).resolve(), False
-        if "dynamic" in text:  # then other files may hold the dependencies
-            for path in sorted((*file.parent.glob("*requirements*.txt"), *file.parent.glob("setup.*"))):
-                yield path.resolve(), path.suffix == ".txt"
-        return
-    for line in text.replace("\\\n", " ").splitlines():
-        words = line.partition(" #")[0].strip()
-        if not words or words.startswith("#"):
-            continue
-        listed = _LISTED.match(words)
-        if listed is not None:
-            yield (file.parent / listed[1].strip("\"'")).resolve(), True
-            continue
-        editable = _EDITABLE.match(words)
-        target = words[editable.end() :] if editable is not None else words
-        target = re.split(r"\s;|\[", target.rpartition(" @ ")[2])[0].strip()
-        if target.startswith("file:"):
-            yield (file.parent / unquote(target.removeprefix("file:").removeprefix("//"))).resolve(), False
-        elif "://" not in target and (editable is not None or "/" in target):
-            yield (file.parent / target).resolve(), False
-
-
-def _content(path: Path) -> bytes:
-    """What stands for a file, or for a folder, of which names, sizes and times have to do."""
-    if path.is_file():
-        return path.read_bytes()
-    digest = hashlib.sha256()
-    for folder, folders, files in os.walk(path):
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _NOT_SOURCE)
-        for name in sorted(files):
-            info = os.lstat(os.path.join(folder, name))
-            digest.update(f"{folder}\0{name}\0{info.st_size}\0{info.st_mtime_ns}\0".encode(errors="surrogatepass"))
-    return digest.digest()
-
-
 def build(dependencies: Dependencies, root: Path, *, uv: str | None = None) -> Path:
-    """The environment's interpreter, built below ``root`` if it is not there yet. Blocks.
+    """The environment's interpreter, built below ``root`` or brought up to date. Blocks.
 
     Raises: LocalRuntimeError with uv's output when it cannot be built.
     """
@@ -163,32 +102,11 @@ def build(dependencies: Dependencies, root: Path, *, uv: str | None = None) -> P
         return Path(sys.executable)
     home = root / dependencies.key()
     python = home / "bin" / "python"
-    done = home / "complete"
     root.mkdir(parents=True, exist_ok=True)
-    if done.exists():
-        return python
     with (root / f"{home.name}.lock").open("a") as lock:
-        _wait_for(lock)
-        if not done.exists():
-            shutil.rmtree(home, ignore_errors=True)
-            _install(dependencies, dependencies.file.name, home, uv or find_uv(), lock.fileno())
-            done.touch()
+        fcntl.flock(lock, fcntl.LOCK_EX)  # whoever holds it is bound by uv's own deadline
+        _install(dependencies, dependencies.file.name, home, uv or find_uv())
     return python
-
-
-def _wait_for(lock: IO[str]) -> None:
-    """Take the lock. Raises: LocalRuntimeError when whoever builds the same takes longer than a build may."""
-    deadline = time.monotonic() + BUILD_TIMEOUT_S
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise LocalRuntimeError(
-                    f"another process has been building the same environment for {BUILD_TIMEOUT_S} s; it holds {lock.name}"
-                ) from None
-            time.sleep(0.1)
 
 
 def cache_dir() -> Path:
@@ -209,41 +127,31 @@ def find_uv() -> str:
     return found
 
 
-def _install(dependencies: Dependencies, file: str, home: Path, uv: str, lock: int) -> None:
-    """``lock``: a descriptor that uv inherits, so that the lock is held as long as uv runs, should this process be killed."""
-    make = [uv, "venv", "--quiet", "--python", sys.executable, str(home)]
-    _run(make, dependencies.folder, lock)
-    env = {"VIRTUAL_ENV": str(home), "UV_PROJECT_ENVIRONMENT": str(home)}
+def _install(dependencies: Dependencies, file: str, home: Path, uv: str) -> None:
+    python = home / "bin" / "python"
+    if not python.exists():
+        shutil.rmtree(home, ignore_errors=True)  # of an earlier try
+        _run([uv, "venv", "--quiet", "--python", sys.executable, str(home)], dependencies.folder)
     if dependencies.lock is not None:
-        sync = [
-            uv,
-            "sync",
-            "--quiet",
-            "--frozen",
-            "--no-dev",
-            "--no-install-project",
-            "--inexact",
-            "--compile-bytecode",
-        ]
-        _run(sync, dependencies.folder, lock, env)
+        options = ("--frozen", "--no-dev", "--no-install-project", "--inexact", "--compile-bytecode")
+        env = {"VIRTUAL_ENV": str(home), "UV_PROJECT_ENVIRONMENT": str(home)}
+        _run([uv, "sync", "--quiet", *options], dependencies.folder, env)
         return
-    python = str(home / "bin" / "python")
-    install = [uv, "pip", "install", "--quiet", "--python", python, "--compile-bytecode", "-r", file]
+    install = [uv, "pip", "install", "--quiet", "--python", str(python), "--compile-bytecode", "-r", file]
     if dependencies.toolkit:
         wheel = f"agentcore-rl-toolkit @ {toolkit_wheel().as_uri()}"
         override = home / "toolkit.txt"
         override.write_text(f"{wheel}\n")
         install += ["--override", str(override), wheel]
-    _run(install, dependencies.folder, lock, env)
+    _run(install, dependencies.folder)
 
 
-def _run(command: list[str], folder: Path, lock: int, env: dict[str, str] | None = None) -> None:
+def _run(command: list[str], folder: Path, env: Mapping[str, str] = MappingProxyType({})) -> None:
     try:
         done = subprocess.run(
             command,
             cwd=folder,
-            env={**os.environ, **(env or {})},
-            pass_fds=(lock,),
+            env={**os.environ, **env},
             capture_output=True,
             text=True,
             timeout=BUILD_TIMEOUT_S,

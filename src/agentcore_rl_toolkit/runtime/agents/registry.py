@@ -1,4 +1,4 @@
-"""What the control plane knows: agent runtimes, their versions and endpoints, kept in a file.
+"""What the control plane knows: agent runtimes, their versions and endpoints, for as long as the runtime lives.
 
 A runtime's fields are stored as AWS's API names them, so that reading one back gives what was written. Loading agents is the
 caller's business; here are only records and the rules about them.
@@ -6,21 +6,15 @@ caller's business; here are only records and the rules about them.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
-from ..._servers.private_files import make_private
-from ..._servers.process import write_private
-from ...errors import ConfigError
 from ..wire import Named, WireError, not_found
 from .agent import make_runtime_id, runtime_arn
 
 DEFAULT = "DEFAULT"
-MAX_VERSIONS, MAX_ENDPOINTS, MAX_RUNTIMES = 1_000, 10, 1_000
 
 
 @dataclass
@@ -48,7 +42,6 @@ class Endpoint:
     version: int
     created_s: float
     updated_s: float
-    description: str | None = None
     tags: dict[str, str] = field(default_factory=dict)
     target: int | None = None
 
@@ -62,7 +55,6 @@ class Record:
     created_s: float
     versions: dict[int, Version]
     endpoints: dict[str, Endpoint]
-    status: str = "READY"
     tags: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -89,46 +81,25 @@ class Record:
 
 
 class Registry:
-    """All records. ``path`` None keeps them in memory only."""
+    """All records."""
 
-    def __init__(self, *, region: str, account_id: str, path: Path | None) -> None:
+    def __init__(self, *, region: str, account_id: str) -> None:
         self.region = region
         self.account_id = account_id
         self.records: dict[str, Record] = {}  # by id
-        self._path = path
-        if path is not None and path.exists():
-            make_private(path)
-            try:
-                records = [_from_dict(data) for data in json.loads(path.read_text())]
-            except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
-                raise ConfigError(
-                    f"{path} is not readable as this runtime's agents ({type(e).__name__}: {e}); mend it, or move it away "
-                    "and deploy them again"
-                ) from e
-            self.records = {record.id: record for record in records}
-
-    def save(self) -> None:
-        """Write all records so that a crash leaves the old or the new file, never half of one. They hold agents' variables."""
-        if self._path is not None:
-            write_private(self._path, json.dumps([asdict(r) for r in self.records.values()]))
 
     def arn(self, identity: str) -> str:
         return runtime_arn(self.region, self.account_id, identity)
 
     def get(self, identity: str) -> Record:
         """Raises: WireError 404."""
-        record = self.records.get(identity)
-        if record is None or record.status == "DELETED":
+        if identity not in self.records:
             raise not_found(f"Agent runtime {identity}")
-        return record
-
-    def is_here(self, named: Named) -> bool:
-        """Whether this is the account and the region that a request means."""
-        return named.account_id == self.account_id and named.region in (None, self.region)
+        return self.records[identity]
 
     def find(self, named: Named) -> Record:
         """Raises: WireError 404, of other accounts and regions too."""
-        if not self.is_here(named):
+        if named.account_id != self.account_id or named.region not in (None, self.region):
             where = f"account {self.account_id}, region {self.region}"
             raise not_found(f"Agent runtime {named.runtime_id} of another account or region (here is {where})")
         return self.get(named.runtime_id)
@@ -139,31 +110,24 @@ class Registry:
     def create(
         self, name: str, fields: Mapping[str, Any], *, salt: str | None = None, tags: Mapping[str, str] | None = None
     ) -> Record:
-        """A new runtime with version 1 and its DEFAULT endpoint. Raises: WireError 409, 402."""
+        """A new runtime with version 1 and its DEFAULT endpoint. Raises: WireError 409."""
         if self.by_name(name) is not None:
             raise WireError("ConflictException", f"An agent runtime named {name} already exists")
-        if len(self.records) >= MAX_RUNTIMES:
-            raise WireError("ServiceQuotaExceededException", f"{MAX_RUNTIMES} agent runtimes are the limit")
         now = time.time()
         identity = make_runtime_id(name, salt if salt is not None else str(time.time_ns()))
         version = Version(1, dict(fields), now, status="CREATING", updated_s=now)
-        record = Record(identity, name, now, {1: version}, {DEFAULT: Endpoint(DEFAULT, 1, now, now)}, "CREATING")
-        record.tags = dict(tags or {})
+        endpoints = {DEFAULT: Endpoint(DEFAULT, 1, now, now)}
+        record = Record(identity, name, now, {1: version}, endpoints, dict(tags or {}))
         self.records[identity] = record
-        self.save()
         return record
 
     def update(self, identity: str, fields: Mapping[str, Any]) -> Record:
-        """A new version; DEFAULT follows it once it is loaded. Raises: WireError 404, 402."""
+        """A new version; DEFAULT follows it once it is loaded. Raises: WireError 404."""
         record = self.get(identity)
-        if len(record.versions) >= MAX_VERSIONS:
-            raise WireError("ServiceQuotaExceededException", f"{MAX_VERSIONS} versions per agent runtime are the limit")
         now = time.time()
         number = record.latest.number + 1
         record.versions[number] = Version(number, dict(fields), now, status="UPDATING", updated_s=now)
         self.aim(record, record.endpoints[DEFAULT], number)
-        record.status = "UPDATING"
-        self.save()
         return record
 
     def settle(self, record: Record, version: Version, failure: str | None) -> None:
@@ -171,8 +135,6 @@ class Registry:
         failed = "CREATE_FAILED" if version.number == 1 else "UPDATE_FAILED"
         version.status = "READY" if failure is None else failed
         version.failure, version.updated_s = failure, time.time()
-        if record.latest is version:
-            record.status = version.status
         if failure is None:
             for endpoint in record.endpoints.values():
                 follows = endpoint.name == DEFAULT and version.number > endpoint.version
@@ -180,7 +142,6 @@ class Registry:
                     endpoint.version, endpoint.updated_s = version.number, version.updated_s
                     if endpoint.target == version.number:
                         endpoint.target = None
-        self.save()
 
     def aim(self, record: Record, endpoint: Endpoint, number: int) -> None:
         """Let an endpoint serve a version: at once when it is loaded, else when it will be."""
@@ -192,7 +153,6 @@ class Registry:
         """Raises: WireError 404."""
         record = self.get(identity)
         del self.records[identity]
-        self.save()
         return record
 
     def create_endpoint(
@@ -200,23 +160,17 @@ class Registry:
         identity: str,
         name: str,
         number: int | None,
-        description: str | None,
         *,
         tags: Mapping[str, str] | None = None,
     ) -> Endpoint:
-        """Raises: WireError 404, 409, 402."""
+        """Raises: WireError 404, 409."""
         record = self.get(identity)
         if name in record.endpoints:
             raise WireError("ConflictException", f"Endpoint {name} already exists")
-        if len(record.endpoints) >= MAX_ENDPOINTS:
-            raise WireError(
-                "ServiceQuotaExceededException", f"{MAX_ENDPOINTS} endpoints per agent runtime are the limit"
-            )
         now = time.time()
         version = record.latest if number is None else record.version(number)
-        endpoint = Endpoint(name, version.number, now, now, description, dict(tags or {}))
+        endpoint = Endpoint(name, version.number, now, now, dict(tags or {}))
         record.endpoints[name] = endpoint
-        self.save()
         return endpoint
 
     def endpoint(self, identity: str, name: str) -> Endpoint:
@@ -232,11 +186,4 @@ class Registry:
             raise WireError("ConflictException", "The DEFAULT endpoint cannot be deleted")
         record = self.get(identity)
         del record.endpoints[name]
-        self.save()
         return endpoint
-
-
-def _from_dict(data: dict[str, Any]) -> Record:
-    versions = {int(k): Version(**v) for k, v in data.pop("versions").items()}
-    endpoints = {k: Endpoint(**v) for k, v in data.pop("endpoints").items()}
-    return Record(**data, versions=versions, endpoints=endpoints)

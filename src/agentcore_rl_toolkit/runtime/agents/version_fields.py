@@ -1,20 +1,21 @@
 """The fields of an agent version, and tags: what a request may set, and what is not served here.
 
-Source: botocore service model `bedrock-agentcore-control` 2023-06-05. What it has and this runtime cannot do is refused: an
-agent that seems to have an authorizer, or a file system, and has none, is worse than one that does not deploy.
+Source: botocore service model `bedrock-agentcore-control` 2023-06-05, by which AWS's clients check types themselves. What it has
+and this runtime cannot do is refused: an agent that seems to have an authorizer, or a file system, and has none, is worse than
+one that does not deploy.
 """
 
 from __future__ import annotations
 
-import re
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..wire import WireError, invalid
-from .lifecycle import check_lifecycle
+from ..wire import invalid
 
 LOCAL_ARTIFACT = "local://"
-MAX_TAGS = 50
+LIFETIME_MIN_S, LIFETIME_MAX_S = 60, 28_800
+_IDLE, _LIFETIME = "idleRuntimeSessionTimeout", "maxLifetime"
 _NOT_SERVED = {
     "authorizerConfiguration": "nobody would be asked for a token",
     "filesystemConfigurations": "nothing would be mounted",
@@ -22,93 +23,67 @@ _NOT_SERVED = {
     "allowedPorts": "sessions have no ports of their own",
     "hooksConfiguration": "no hook would run",
 }
-_STORED = (
+_OBJECTS = (
     "agentRuntimeArtifact",
-    "roleArn",
     "networkConfiguration",
-    "description",
     "requestHeaderConfiguration",
     "protocolConfiguration",
-    "metadataConfiguration",
     "environmentVariables",
-    "platformVersion",
-    "resourceConfigurations",
+    "lifecycleConfiguration",
 )
-_ROLE = re.compile(r"arn:aws(-[^:]+)?:iam::([0-9]{12})?:role/.+")
-_HEADER = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,255}")
+_OTHERS = ("roleArn", "description", "metadataConfiguration", "platformVersion", "resourceConfigurations")
 
 
 def check_fields(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a version. Raises: WireError 400 for what AWS refuses, and for what is not served here."""
+    """The fields of a version. Raises: WireError 400 for what cannot be read, and for what is not served here."""
     for name, why in _NOT_SERVED.items():
         if body.get(name):
             raise invalid(f"{name} is not served by the local runtime ({why}); leave it out here", field=name)
-    role = body.get("roleArn")
-    if not isinstance(role, str) or not _ROLE.fullmatch(role):
-        raise invalid(f"roleArn must be like arn:aws:iam::123456789012:role/NAME, got {role!r}", field="roleArn")
-    _check_artifact(body)
-    network = _object(body, "networkConfiguration") or {"networkMode": "PUBLIC"}
-    _one_of(network, "networkMode", ("PUBLIC", "VPC"))
-    protocol = _object(body, "protocolConfiguration")
-    if protocol:
-        _one_of(protocol, "serverProtocol", ("HTTP", "MCP", "A2A", "AGUI"))
-        if not isinstance(protocol.get("path", ""), str):
-            raise invalid("path must be a string", field="path")
-    allowed = _object(body, "requestHeaderConfiguration").get("requestHeaderAllowlist", [])
-    if not isinstance(allowed, list) or not all(isinstance(n, str) and _HEADER.fullmatch(n) for n in allowed):
-        raise invalid("requestHeaderAllowlist must be header names", field="requestHeaderAllowlist")
-    _check_variables(_object(body, "environmentVariables"))
-    fields = {name: body[name] for name in _STORED if body.get(name) is not None}
-    fields["lifecycleConfiguration"] = check_lifecycle(body.get("lifecycleConfiguration"))
-    fields["networkConfiguration"] = network
+    fields = {name: body[name] for name in (*_OBJECTS, *_OTHERS) if body.get(name) is not None}
+    for name in _OBJECTS:
+        if not isinstance(fields.get(name, {}), dict):
+            raise invalid(f"{name} must be an object", field=name)
+    artifact = fields.get("agentRuntimeArtifact", {})
+    if not isinstance((artifact.get("containerConfiguration") or {}).get("containerUri"), str):
+        why = "the local runtime serves files and images, no archives; give containerConfiguration with a containerUri"
+        raise invalid(f"agentRuntimeArtifact: {why}", field="agentRuntimeArtifact")
+    for key, value in fields.get("environmentVariables", {}).items():
+        if not isinstance(value, str) or not key or "=" in key or "\0" in key + value:
+            raise invalid(f"{key!r} cannot be an environment variable", field="environmentVariables")
+    fields["lifecycleConfiguration"] = _lifecycle(fields.get("lifecycleConfiguration", {}))
+    fields.setdefault("networkConfiguration", {"networkMode": "PUBLIC"})
     return fields
+
+
+def _lifecycle(given: Mapping[str, Any]) -> dict[str, int]:
+    """How long sessions may idle and live, as far as a request says it. Raises: WireError 400."""
+    kept = {name: given[name] for name in (_IDLE, _LIFETIME) if given.get(name) is not None}
+    for name, value in kept.items():
+        if type(value) is not int or not LIFETIME_MIN_S <= value <= LIFETIME_MAX_S:
+            raise invalid(f"{name} must be {LIFETIME_MIN_S} to {LIFETIME_MAX_S} seconds", field=name)
+    if len(kept) == 2 and kept[_IDLE] > kept[_LIFETIME]:
+        raise invalid(f"{_IDLE} must not exceed {_LIFETIME}", field="lifecycleConfiguration")
+    return kept
+
+
+def lifecycle_of(fields: Mapping[str, Any], idle_s: float, lifetime_s: float) -> tuple[float, float]:
+    """Seconds that sessions of a version may idle and live, where the platform's own are ``idle_s`` and ``lifetime_s``.
+
+    A default idle timeout is never above a given lifetime. Source: AWS, "Configure lifecycle settings".
+    """
+    given = fields.get("lifecycleConfiguration", {})
+    lifetime = given.get(_LIFETIME, lifetime_s)
+    return given.get(_IDLE, min(idle_s, lifetime) if _LIFETIME in given else idle_s), lifetime
+
+
+def lifecycle_on_the_wire(fields: Mapping[str, Any], idle_s: float, lifetime_s: float) -> dict[str, int]:
+    """The same as the API names and types it: whole seconds, rounded up."""
+    return dict(zip((_IDLE, _LIFETIME), map(math.ceil, lifecycle_of(fields, idle_s, lifetime_s)), strict=True))
 
 
 def check_tags(tags: Any) -> dict[str, str]:
     """Tags of a request, none for None. Raises: WireError 400."""
     given = {} if tags is None else tags
-    if not isinstance(given, dict) or not all(isinstance(v, str) and len(v) <= 256 for v in given.values()):
-        raise invalid("tags must be an object of strings of up to 256 characters", field="tags")
-    refuse_more_tags(given)
+    if not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values()):
+        raise invalid("tags must be an object of strings", field="tags")
     return dict(given)
-
-
-def refuse_more_tags(tags: Mapping[str, str]) -> None:
-    """Raises: WireError 402 above the limit."""
-    if len(tags) > MAX_TAGS:
-        raise WireError("ServiceQuotaExceededException", f"{MAX_TAGS} tags per resource are the limit")
-
-
-def _check_artifact(body: Mapping[str, Any]) -> None:
-    field = "agentRuntimeArtifact"
-    artifact = _object(body, field)
-    if "codeConfiguration" in artifact:
-        raise invalid(
-            f"{field}: the local runtime serves files and images, no archives; deploy one of those", field=field
-        )
-    uri = _object(artifact, "containerConfiguration").get("containerUri")
-    if not isinstance(uri, str) or not uri or "\0" in uri:
-        raise invalid(f"{field} must be containerConfiguration with a containerUri", field=field)
-
-
-def _check_variables(variables: Mapping[str, Any]) -> None:
-    field = "environmentVariables"
-    if len(variables) > 50:
-        raise invalid("at most 50 environment variables", field=field)
-    for key, value in variables.items():
-        if not isinstance(value, str) or not 1 <= len(key) <= 100 or len(value) > 5_000:
-            raise invalid(f"{key!r}: names of 1 to 100 characters, values strings of up to 5000", field=field)
-        if "=" in key or "\0" in key + value:
-            raise invalid(f"{key!r} cannot be an environment variable", field=field)
-
-
-def _object(parent: Mapping[str, Any], name: str) -> dict[str, Any]:
-    value = parent.get(name)
-    if value is not None and not isinstance(value, dict):
-        raise invalid(f"{name} must be an object", field=name)
-    return value or {}
-
-
-def _one_of(parent: Mapping[str, Any], name: str, allowed: tuple[str, ...]) -> None:
-    if parent.get(name) not in allowed:
-        raise invalid(f"{name} must be one of {', '.join(allowed)}, got {parent.get(name)!r}", field=name)

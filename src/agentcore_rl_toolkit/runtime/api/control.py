@@ -5,7 +5,6 @@ Source: botocore service model `bedrock-agentcore-control` 2023-06-05. All paths
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +13,8 @@ from typing import Any
 
 from ..._parsing import parse_json
 from ..agents.agent import NAME
-from ..agents.lifecycle import lifecycle_of
 from ..agents.registry import DEFAULT, Endpoint, Record, Registry, Version
-from ..agents.version_fields import check_fields, check_tags, refuse_more_tags
+from ..agents.version_fields import check_fields, check_tags, lifecycle_on_the_wire
 from ..wire import WireError, invalid, named
 
 
@@ -31,19 +29,20 @@ class Call:
     body: Mapping[str, Any]
 
 
-_ROUTES: tuple[tuple[str, str, str], ...] = (
-    ("PUT", r"runtimes", "CreateAgentRuntime"),
-    ("POST", r"runtimes", "ListAgentRuntimes"),
-    ("GET", r"runtimes/(?P<runtime>[^/]+)", "GetAgentRuntime"),
-    ("PUT", r"runtimes/(?P<runtime>[^/]+)", "UpdateAgentRuntime"),
-    ("DELETE", r"runtimes/(?P<runtime>[^/]+)", "DeleteAgentRuntime"),
-    ("PUT", r"runtimes/(?P<runtime>[^/]+)/runtime-endpoints", "CreateAgentRuntimeEndpoint"),
-    ("POST", r"runtimes/(?P<runtime>[^/]+)/runtime-endpoints", "ListAgentRuntimeEndpoints"),
-    ("GET", r"runtimes/(?P<runtime>[^/]+)/runtime-endpoints/(?P<endpoint>[^/]+)", "GetAgentRuntimeEndpoint"),
-    ("PUT", r"runtimes/(?P<runtime>[^/]+)/runtime-endpoints/(?P<endpoint>[^/]+)", "UpdateAgentRuntimeEndpoint"),
-    ("DELETE", r"runtimes/(?P<runtime>[^/]+)/runtime-endpoints/(?P<endpoint>[^/]+)", "DeleteAgentRuntimeEndpoint"),
-    ("POST", r"tags/(?P<runtime>.+)", "TagResource"),
-    ("GET", r"tags/(?P<runtime>.+)", "ListTagsForResource"),
+_RUNTIME, _ENDPOINTS = r"runtimes/(?P<runtime>[^/]+)", r"runtimes/(?P<runtime>[^/]+)/runtime-endpoints"
+_ENDPOINT = _ENDPOINTS + r"/(?P<endpoint>[^/]+)"
+_ROUTES = (
+    ("PUT", "runtimes", "CreateAgentRuntime"),
+    ("POST", "runtimes", "ListAgentRuntimes"),
+    ("GET", _RUNTIME, "GetAgentRuntime"),
+    ("PUT", _RUNTIME, "UpdateAgentRuntime"),
+    ("DELETE", _RUNTIME, "DeleteAgentRuntime"),
+    ("PUT", _ENDPOINTS, "CreateAgentRuntimeEndpoint"),
+    ("POST", _ENDPOINTS, "ListAgentRuntimeEndpoints"),
+    ("GET", _ENDPOINT, "GetAgentRuntimeEndpoint"),
+    ("PUT", _ENDPOINT, "UpdateAgentRuntimeEndpoint"),
+    ("DELETE", _ENDPOINT, "DeleteAgentRuntimeEndpoint"),
+    ("GET", "tags/(?P<runtime>.+)", "ListTagsForResource"),
 )
 
 
@@ -98,7 +97,6 @@ class ControlPlane:
             "UpdateAgentRuntimeEndpoint": self._update_endpoint,
             "DeleteAgentRuntimeEndpoint": self._delete_endpoint,
             "ListAgentRuntimeEndpoints": self._list_endpoints,
-            "TagResource": self._tag,
             "ListTagsForResource": self._list_tags,
         }
 
@@ -142,7 +140,7 @@ class ControlPlane:
             "status": version.status,
             "platformVersion": "V2",
             **version.fields,
-            "lifecycleConfiguration": lifecycle_of(version.fields, self._idle_s, self._lifetime_s).on_the_wire(),
+            "lifecycleConfiguration": lifecycle_on_the_wire(version.fields, self._idle_s, self._lifetime_s),
         }
         if version.failure is not None:
             reply["failureReason"] = version.failure
@@ -158,8 +156,7 @@ class ControlPlane:
 
     async def _list(self, call: Call) -> tuple[int, dict[str, Any]]:
         records = sorted(self.registry.records.values(), key=lambda r: (-r.created_s, r.id))
-        page, token = paginate(records, call.query)
-        return 200, _with_token({"agentRuntimes": [self._summary(r, r.latest) for r in page]}, token)
+        return 200, {"agentRuntimes": [self._summary(r, r.latest) for r in records]}
 
     def _identity(self, record: Record, version: Version) -> dict[str, Any]:
         return {
@@ -184,7 +181,7 @@ class ControlPlane:
             raise invalid(f"name must match {NAME.pattern}", field="name")
         number, tags = call.body.get("agentRuntimeVersion"), check_tags(call.body.get("tags"))
         endpoint = self.registry.create_endpoint(
-            call.runtime, name, None if number is None else _number(number), _description(call.body), tags=tags
+            call.runtime, name, None if number is None else _number(number), tags=tags
         )
         return 202, {
             **self._endpoint_arns(call.runtime, name),
@@ -199,7 +196,7 @@ class ControlPlane:
         return 200, self._describe(call.runtime, self.registry.endpoint(call.runtime, call.endpoint))
 
     async def _update_endpoint(self, call: Call) -> tuple[int, dict[str, Any]]:
-        endpoint, description = self.registry.endpoint(call.runtime, call.endpoint), _description(call.body)
+        endpoint = self.registry.endpoint(call.runtime, call.endpoint)
         if call.endpoint == DEFAULT:
             raise WireError("ConflictException", "The DEFAULT endpoint always follows the latest version")
         if call.body.get("agentRuntimeVersion") is not None:
@@ -208,19 +205,8 @@ class ControlPlane:
             if version.failure is not None:
                 raise WireError("ConflictException", f"Version {version.number} did not load: {version.failure}")
             self.registry.aim(record, endpoint, version.number)
-        endpoint.description = endpoint.description if description is None else description
         endpoint.updated_s = datetime.now(UTC).timestamp()
-        self.registry.save()
-        described = self._describe(call.runtime, endpoint)
-        keep = (
-            "agentRuntimeEndpointArn",
-            "agentRuntimeArn",
-            "liveVersion",
-            "targetVersion",
-            "createdAt",
-            "lastUpdatedAt",
-        )
-        return 202, {**{k: described[k] for k in keep}, "status": "UPDATING"}
+        return 202, {**self._describe(call.runtime, endpoint), "status": "UPDATING"}
 
     async def _delete_endpoint(self, call: Call) -> tuple[int, dict[str, Any]]:
         self.registry.delete_endpoint(call.runtime, call.endpoint)
@@ -228,25 +214,14 @@ class ControlPlane:
 
     async def _list_endpoints(self, call: Call) -> tuple[int, dict[str, Any]]:
         record = self.registry.get(call.runtime)
-        page, token = paginate(sorted(record.endpoints.values(), key=lambda e: e.created_s), call.query)
-        return 200, _with_token({"runtimeEndpoints": [self._describe(call.runtime, e) for e in page]}, token)
-
-    # -- tags
-    def _tags(self, arn: str) -> dict[str, str]:
-        resource = named(arn, None)
-        record = self.registry.find(resource)
-        return record.tags if resource.endpoint is None else self.registry.endpoint(record.id, resource.endpoint).tags
-
-    async def _tag(self, call: Call) -> tuple[int, dict[str, Any]]:
-        tags = self._tags(call.runtime)
-        more = check_tags(call.body.get("tags"))
-        refuse_more_tags(tags | more)
-        tags.update(more)
-        self.registry.save()
-        return 204, {}
+        endpoints = sorted(record.endpoints.values(), key=lambda e: e.created_s)
+        return 200, {"runtimeEndpoints": [self._describe(call.runtime, e) for e in endpoints]}
 
     async def _list_tags(self, call: Call) -> tuple[int, dict[str, Any]]:
-        return 200, {"tags": self._tags(call.runtime)}
+        resource = named(call.runtime, None)
+        record = self.registry.find(resource)
+        holder = record if resource.endpoint is None else self.registry.endpoint(record.id, resource.endpoint)
+        return 200, {"tags": holder.tags}
 
     def _endpoint_arns(self, runtime: str, name: str) -> dict[str, str]:
         arn = self.registry.arn(runtime)
@@ -254,7 +229,7 @@ class ControlPlane:
 
     def _describe(self, runtime: str, endpoint: Endpoint) -> dict[str, Any]:
         record = self.registry.get(runtime)
-        described = {
+        return {
             **self._endpoint_arns(runtime, endpoint.name),
             "name": endpoint.name,
             "id": endpoint.name,
@@ -264,40 +239,13 @@ class ControlPlane:
             "createdAt": iso(endpoint.created_s),
             "lastUpdatedAt": iso(endpoint.updated_s),
         }
-        return described if endpoint.description is None else {**described, "description": endpoint.description}
-
-
-def paginate(items: list[Any], query: Mapping[str, str]) -> tuple[list[Any], str | None]:
-    """One page and the token of the next. Raises: WireError 400 for a bad size or token."""
-    try:
-        size = int(query.get("maxResults", "100"))
-        start = int(base64.urlsafe_b64decode(query["nextToken"])) if query.get("nextToken") else 0
-    except ValueError:
-        raise invalid("maxResults or nextToken is not valid", field="nextToken") from None
-    if start < 0:
-        raise invalid("nextToken is not valid", field="nextToken")
-    if not 1 <= size <= 100:
-        raise invalid("maxResults must be 1 to 100", field="maxResults")
-    end = start + size
-    return items[start:end], base64.urlsafe_b64encode(str(end).encode()).decode() if end < len(items) else None
 
 
 def iso(unix_s: float) -> str:
     return datetime.fromtimestamp(unix_s, UTC).isoformat().replace("+00:00", "Z")
 
 
-def _description(body: Mapping[str, Any]) -> str | None:
-    text = body.get("description")
-    if text is not None and not (isinstance(text, str) and 1 <= len(text) <= 256):
-        raise invalid("description must be a string of 1 to 256 characters", field="description")
-    return text
-
-
 def _number(text: Any) -> int:
-    if not isinstance(text, str) or not re.fullmatch(r"[1-9][0-9]{0,4}", text):
+    if not isinstance(text, str) or not text.isdecimal():
         raise invalid(f"{text!r} is not a version", field="agentRuntimeVersion")
     return int(text)
-
-
-def _with_token(reply: dict[str, Any], token: str | None) -> dict[str, Any]:
-    return reply if token is None else {**reply, "nextToken": token}

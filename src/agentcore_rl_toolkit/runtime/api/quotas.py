@@ -6,83 +6,56 @@ Source: the AgentCore quotas page; `aws-2025` are the values of 2025, which many
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ...errors import ConfigError
 from ..wire import WireError
 
-CONTROL_WRITE = ("Create", "Update", "Delete", "List")
+CONTROL_PER_S = {
+    **dict.fromkeys(("Create", "Update", "Delete", "List"), 5.0),
+    "Get": 50.0,
+}  # by an operation's first word
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuotaProfile:
     """Limits of an account. None: no limit.
 
-    ``tps``: requests per second per agent, by operation (`*` for any other). ``new_sessions_per_minute``: per endpoint, of
-    agents that are images. ``max_sessions``: environments alive at once, over all agents. ``control_tps``: by the first word of
-    the operation.
+    ``tps``: requests per second for each agent and operation. ``new_sessions_per_minute``: per endpoint, of agents that are
+    images. ``max_sessions``: environments alive at once, over all agents. ``control``: whether the control plane has limits.
     """
 
     name: str
-    tps: Mapping[str, float] = field(default_factory=dict)
+    tps: float | None = None
     new_sessions_per_minute: float | None = None
     max_sessions: int | None = None
-    control_tps: Mapping[str, float] = field(default_factory=dict)
+    control: bool = True
 
 
-_CONTROL = {**dict.fromkeys(CONTROL_WRITE, 5.0), "Get": 50.0}
 PROFILES = {
     p.name: p
     for p in (
-        QuotaProfile(name="unlimited"),
-        QuotaProfile(
-            name="aws-2026",
-            tps={"*": 200.0},
-            new_sessions_per_minute=400,
-            max_sessions=2_500,
-            control_tps=_CONTROL,
-        ),
-        QuotaProfile(
-            name="aws-2025",
-            tps={"*": 25.0},
-            new_sessions_per_minute=100,
-            max_sessions=500,
-            control_tps=_CONTROL,
-        ),
+        QuotaProfile(name="unlimited", control=False),
+        QuotaProfile(name="aws-2026", tps=200, new_sessions_per_minute=400, max_sessions=2_500),
+        QuotaProfile(name="aws-2025", tps=25, new_sessions_per_minute=100, max_sessions=500),
     )
 }
 _BIG_REGIONS = {"us-east-1", "us-west-2"}
 
 
-def profile(
-    name: str,
-    *,
-    region: str = "us-west-2",
-    tps: float | None = None,
-    new_sessions_per_minute: float | None = None,
-    max_sessions: int | None = None,
-) -> QuotaProfile:
-    """A named profile, in the size AWS gives the region, with single values replaced. Raises: ConfigError."""
-    for option, value in (
-        ("tps", tps),
-        ("new-sessions-per-minute", new_sessions_per_minute),
-        ("max-sessions", max_sessions),
-    ):
-        if value is not None and not 0 < value < math.inf:
-            raise ConfigError(f"--{option} must be above 0, got {value!r}; leave it out for the profile's own")
+def profile(name: str, *, region: str = "us-west-2", **own: float | None) -> QuotaProfile:
+    """A named profile, in the size AWS gives the region. ``own``: its values that are replaced. Raises: ConfigError."""
     if name not in PROFILES:
         raise ConfigError(f"quota profile must be one of {', '.join(PROFILES)}; got {name!r}")
+    changes: dict[str, Any] = {field: value for field, value in own.items() if value is not None}
+    for field, value in changes.items():
+        if not 0 < value < math.inf:
+            raise ConfigError(f"{field} must be above 0, got {value!r}; leave it out for the profile's own")
     chosen = PROFILES[name]
     if chosen.max_sessions is not None and region in _BIG_REGIONS:
         chosen = replace(chosen, max_sessions=2 * chosen.max_sessions)
-    if tps is not None:
-        chosen = replace(chosen, tps={"*": tps})
-    if new_sessions_per_minute is not None:
-        chosen = replace(chosen, new_sessions_per_minute=new_sessions_per_minute)
-    if max_sessions is not None:
-        chosen = replace(chosen, max_sessions=max_sessions)
-    return chosen
+    return replace(chosen, **changes)
 
 
 class TokenBucket:
@@ -114,14 +87,12 @@ class Quotas:
 
     def request(self, operation: str, runtime_id: str, now: float) -> None:
         """A data-plane request. Raises: WireError 429."""
-        rate = self.profile.tps.get(operation, self.profile.tps.get("*"))
-        self._take(("tps", runtime_id, operation), rate, rate, now)
+        self._take(("tps", runtime_id, operation), self.profile.tps, now)
 
     def control(self, operation: str, now: float) -> None:
         """A control-plane request. Raises: WireError 429."""
-        word = next((w for w in self.profile.control_tps if operation.startswith(w)), None)
-        rate = None if word is None else self.profile.control_tps[word]
-        self._take(("control", operation), rate, rate, now)
+        rates = [rate for word, rate in CONTROL_PER_S.items() if operation.startswith(word)]
+        self._take(("control", operation), rates[0] if rates and self.profile.control else None, now)
 
     def new_session(self, runtime_id: str, endpoint: str, live: int, now: float) -> None:
         """A session is to be started while ``live`` exist. Raises: WireError 402, 429."""
@@ -129,17 +100,16 @@ class Quotas:
         if limit is not None and live >= limit:
             self._count("ServiceQuotaExceededException")
             raise WireError("ServiceQuotaExceededException", f"maxVms limit exceeded for account: {limit}")
+        # One second's worth of burst: the quota is on a rate, and a minute's worth at once is refused on AWS too.
         per_minute = self.profile.new_sessions_per_minute
-        if per_minute is not None:
-            # One second's worth of burst: the quota is on a rate, and a minute's worth at once is refused on AWS too.
-            self._take(("new", runtime_id, endpoint), per_minute / 60, max(1.0, per_minute / 60), now)
+        self._take(("new", runtime_id, endpoint), None if per_minute is None else per_minute / 60, now)
 
-    def _take(self, key: tuple[str, ...], rate: float | None, burst: float | None, now: float) -> None:
-        if rate is None or burst is None:
+    def _take(self, key: tuple[str, ...], rate: float | None, now: float) -> None:
+        if rate is None:
             return
         bucket = self._buckets.get(key)
         if bucket is None:
-            bucket = self._buckets[key] = TokenBucket(rate, burst, now)
+            bucket = self._buckets[key] = TokenBucket(rate, rate, now)
         if not bucket.take(now):
             self._count("ThrottlingException")
             raise WireError("ThrottlingException", "Rate exceeded")

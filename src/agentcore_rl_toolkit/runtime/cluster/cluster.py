@@ -1,11 +1,10 @@
 """The front of a cluster: which node a session is on, and calls sent there.
 
-Theory of operation. Ray's machines are looked at every ``poll_s``. Each new one gets an actor, which starts an ordinary local
+Theory of operation. Ray's machines are looked at every `POLL_S`. Each new one gets an actor, which starts an ordinary local
 runtime on its machine with a key that only this front has. A session's first call goes to the open node with the largest free
 share of its capacity, later ones to the same node. The nodes are asked which sessions live, so that places become free and the
-causes of endings are known here. A machine that is gone, or whose runtime is silent for ``silence_s``, is lost: its sessions are
-over with that as their cause, and it may come back as a new node. A draining node gets no new sessions, and is released once its
-last one has ended.
+causes of endings are known here. A machine that is gone, or whose runtime is silent for `SILENCE_S`, is lost: its sessions are
+over with that as their cause, and it may come back as a new node.
 """
 
 from __future__ import annotations
@@ -31,11 +30,14 @@ from ..wire import Headers, Route, WireError, not_found
 from . import bundles
 from .node import Node, least_loaded
 from .ray_nodes import Machine, RayNodes
-from .settings import ClusterConfig
 
 log = logging.getLogger(__name__)
 RETRY_S = (1.0, 30.0)  # after a failed start of a node: first and longest pause
 STOP_S = 15.0
+POLL_S, SILENCE_S, JOIN_TIMEOUT_S = 1.0, 15.0, 120.0  # a node that has not answered for the second is lost
+SESSIONS_PER_CPU = 50
+SESSION_BYTES = 64 * 2**20  # where no limit is set; a forked Strands session needs a fraction of it
+USABLE_MEMORY = 0.8
 REMEMBERED_ENDINGS = 10_000
 STOP = "StopRuntimeSession"
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -55,18 +57,16 @@ class Cluster:
     ``admit`` is asked before a new session is started and may raise a WireError.
     """
 
-    def __init__(self, config: RuntimeConfig, machines: RayNodes, settings: ClusterConfig | None = None) -> None:
+    def __init__(self, config: RuntimeConfig, machines: RayNodes) -> None:
         self.admit: Callable[[Agent, str, int], None] = lambda agent, endpoint, live: None
         self.ended: deque[dict[str, Any]] = deque(maxlen=REMEMBERED_ENDINGS)
         self.ended_total: dict[str, int] = {}
         self.started_total = 0
         self._config = config
         self._ray = machines
-        self._settings = settings or ClusterConfig()
         self._nodes: dict[str, Node] = {}
         self._placed: dict[Key, Node] = {}
-        self._released: deque[dict[str, Any]] = deque(maxlen=100)  # drained and lost ones
-        self._drained: set[str] = set()  # not to be taken again
+        self._lost: deque[dict[str, Any]] = deque(maxlen=100)
         self._joining: dict[str, asyncio.Task[None]] = {}
         self._failures: dict[str, tuple[int, float, str]] = {}  # how often, not again before, why
         self._agents: dict[tuple[str, int], Agent] = {}
@@ -81,16 +81,16 @@ class Cluster:
 
     async def start(self) -> None:
         """Connect, and wait for a first node. Raises: ConfigError, MissingExtraError."""
-        await self._ray.connect(self._settings.join_timeout_s * 0.65)
+        await self._ray.connect(JOIN_TIMEOUT_S * 0.65)
         self._keep(self._watch())
         try:
-            async with asyncio.timeout(self._settings.join_timeout_s):
+            async with asyncio.timeout(JOIN_TIMEOUT_S):
                 while not self._nodes:
                     await self._change()
         except TimeoutError:
             reasons = "; ".join(f"{node_id}: {why}" for node_id, (_, _, why) in self._failures.items())
             raise ConfigError(
-                f"no node of the cluster could run sessions within {self._settings.join_timeout_s:g} s"
+                f"no node of the cluster could run sessions within {JOIN_TIMEOUT_S:g} s"
                 + (f" ({reasons})" if reasons else ": it has none with a free CPU share")
             ) from None
 
@@ -215,8 +215,8 @@ class Cluster:
             raise not_found(f"Session {key[2]}")
         await asyncio.to_thread(node.view.stop, key[2], grace_s)
 
-    async def log(self, session_id: str, offset: int) -> tuple[bytes, int]:
-        """A session's log from an offset on, and its size. Raises: WireError 404."""
+    async def log(self, session_id: str, offset: int) -> bytes:
+        """A session's log from an offset on. Raises: WireError 404."""
         places = [node for key, node in self._placed.items() if key[2] == session_id]
         places += [
             self._nodes[e["node"]] for e in self.ended if e["session_id"] == session_id and e["node"] in self._nodes
@@ -226,24 +226,14 @@ class Cluster:
         return await asyncio.to_thread(places[0].view.log_from, session_id, offset)
 
     def nodes(self) -> list[dict[str, Any]]:
-        """Every node: ready, draining, joining, failed; and those drained or lost."""
+        """Every node: ready, joining, failed; and those that were lost."""
         joining = [{"node_id": n, "state": "joining"} for n in self._joining if n not in self._nodes]
         failed = [
             {"node_id": n, "state": "failed", "reason": why}
             for n, (_, _, why) in self._failures.items()
             if n not in self._joining and n not in self._nodes
         ]
-        return [*(node.describe() for node in self._nodes.values()), *joining, *failed, *self._released]
-
-    def drain(self, node_id: str) -> dict[str, Any] | None:
-        """Send no more sessions there and release it once its last one has ended. None: there is no such node."""
-        node = self._nodes.get(node_id)
-        if node is None:
-            return next((each for each in self._released if each["node_id"] == node_id), None)
-        node.draining = True
-        self._drained.add(node_id)
-        self._release_if_empty(node)
-        return node.describe()
+        return [*(node.describe() for node in self._nodes.values()), *joining, *failed, *self._lost]
 
     # -- joining and leaving
     async def _watch(self) -> None:
@@ -256,7 +246,7 @@ class Cluster:
             except Exception:  # nodes come and go all the same
                 log.exception("looking for the cluster's machines failed, and is tried again")
             await self.refresh()
-            await asyncio.sleep(self._settings.poll_s)
+            await asyncio.sleep(POLL_S)
 
     def _compare(self, machines: list[Machine]) -> None:
         alive = {machine.node_id for machine in machines}
@@ -267,7 +257,7 @@ class Cluster:
         now = time.monotonic()
         for machine in machines:
             node_id = machine.node_id
-            known = node_id in self._nodes or node_id in self._joining or node_id in self._drained
+            known = node_id in self._nodes or node_id in self._joining
             if not known and self._failures.get(node_id, (0, 0.0, ""))[1] <= now:
                 task = self._joining[node_id] = asyncio.create_task(self._join(machine), name=f"join {node_id}")
                 task.add_done_callback(lambda _, node_id=node_id: self._joined(node_id))  # type: ignore[misc]  # a default makes it bind now
@@ -279,7 +269,7 @@ class Cluster:
     async def _join(self, machine: Machine) -> None:
         actor: Any = None
         try:
-            async with asyncio.timeout(self._settings.join_timeout_s):
+            async with asyncio.timeout(JOIN_TIMEOUT_S):
                 actor = await self._ray.place(machine)
                 node = await self._start_node(machine, actor)
                 await asyncio.gather(*(self._arn(node, agent) for agent in list(self._agents.values())))
@@ -288,7 +278,7 @@ class Cluster:
                 await self._ray.remove(actor, STOP_S)
             if isinstance(e, asyncio.CancelledError):
                 raise
-            late = f"it did not start within {self._settings.join_timeout_s:g} s"
+            late = f"it did not start within {JOIN_TIMEOUT_S:g} s"
             why = late if isinstance(e, TimeoutError) else str(e)
             log.warning("node %s cannot run sessions: %s", machine.node_id, why)
             count = self._failures.get(machine.node_id, (0, 0.0, ""))[0]
@@ -310,13 +300,13 @@ class Cluster:
             faults=FaultPlan(),
             credentials=dict([credential]),
         )
-        started = actor.start.remote(machine.host, pickle.dumps(config), self._settings.join_timeout_s * 0.75)
+        started = actor.start.remote(machine.host, pickle.dumps(config), JOIN_TIMEOUT_S * 0.75)
         found = await asyncio.wrap_future(started.future())
         session_bytes = self._config.isolation.memory_bytes
         return Node(
             node_id=machine.node_id,
             host=machine.host,
-            capacity=self._settings.capacity(machine.cpus, machine.memory_bytes, session_bytes),
+            capacity=_capacity(machine, session_bytes),
             actor=actor,
             url=found["url"],
             credential=credential,
@@ -344,8 +334,8 @@ class Cluster:
         try:
             ended = await node.look()
         except LocalRuntimeError as e:
-            if time.monotonic() - node.seen_s > self._settings.silence_s:
-                self._lose(node, f"its runtime has been silent for {self._settings.silence_s:g} s: {e}")
+            if time.monotonic() - node.seen_s > SILENCE_S:
+                self._lose(node, f"its runtime has been silent for {SILENCE_S:g} s: {e}")
             return
         for key, ending in ended:
             self._end(key, ending)
@@ -353,7 +343,6 @@ class Cluster:
         for key in gone:  # its ending is forgotten there, or it never began
             del self._placed[key]
         self._changed.set()
-        self._release_if_empty(node)
 
     def _end(self, key: Key, ending: dict[str, Any]) -> None:
         self._placed.pop(key, None)
@@ -371,14 +360,9 @@ class Cluster:
             self._end(key, {**shown, "state": "lost", "cause": node.lost, "error": node.lost, "gone": True})
         self._let_go(node)
 
-    def _release_if_empty(self, node: Node) -> None:
-        if node.draining and node.lost is None and not node.load and self._nodes.get(node.node_id) is node:
-            self._let_go(node)
-
     def _let_go(self, node: Node) -> None:
         del self._nodes[node.node_id]
-        state = "lost" if node.lost is not None else "drained"
-        self._released.append({**node.describe(), "state": state, "sessions": 0})
+        self._lost.append({**node.describe(), "sessions": 0})
         self._changed.set()
         self._keep(self._ray.remove(node.actor, STOP_S))
 
@@ -390,3 +374,11 @@ class Cluster:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _capacity(machine: Machine, session_bytes: int | None) -> int:
+    """Sessions that a machine takes at once, at least 1."""
+    count = int(SESSIONS_PER_CPU * machine.cpus)
+    if machine.memory_bytes is not None:
+        count = min(count, int(USABLE_MEMORY * machine.memory_bytes / (session_bytes or SESSION_BYTES)))
+    return max(1, count)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
+from ..._servers import sigv4
 from ...errors import LocalRuntimeError
 from ..agents.agent import Agent
-from ..api import signatures
 from ..remote import RuntimeView
 from ..sessions.connection import Streams
 from ..sessions.session import Key
@@ -33,7 +33,6 @@ class Node:
     credential: Credential = field(repr=False)
     pid: int
     tier: str
-    draining: bool = False
     lost: str | None = None
     inflight: dict[Key, int] = field(default_factory=dict)  # calls under way
     sessions: dict[Key, dict[str, Any]] = field(default_factory=dict)  # as the runtime last described them
@@ -48,7 +47,7 @@ class Node:
 
     @property
     def open(self) -> bool:
-        return self.lost is None and not self.draining
+        return self.lost is None
 
     @property
     def view(self) -> RuntimeView:
@@ -56,7 +55,7 @@ class Node:
         return RuntimeView(self.url, self.credential)
 
     def describe(self) -> dict[str, Any]:
-        state = "lost" if self.lost is not None else "draining" if self.draining else "ready"
+        state = "lost" if self.lost is not None else "ready"
         shown = {"node_id": self.node_id, "host": self.host, "state": state, "pid": self.pid, "isolation": self.tier}
         return {**shown, "capacity": self.capacity, "sessions": self.load, "reason": self.lost}
 
@@ -68,7 +67,7 @@ class Node:
     def signed(self, path: str, body: bytes) -> list[tuple[bytes, bytes]]:
         """The headers that make a request one of this front's."""
         url = f"{self.url}{path}"
-        made = signatures.sign(self.credential, method="POST", url=url, body=body, now=time.time())
+        made = sigv4.sign(self.credential, method="POST", url=url, body=body, now=time.time())
         made["host"] = urlsplit(url).netloc
         return [(name.encode(), value.encode()) for name, value in made.items()]
 

@@ -1,23 +1,30 @@
-"""A container engine through aiodocker, which Podman's service understands as well: asynchronous, no process per container."""
+"""A container engine through aiodocker, which Podman's service understands as well: asynchronous, no process per container.
+
+Looked for, in this order: the address in ``DOCKER_HOST`` or ``CONTAINER_HOST``, the sockets of Docker and Podman, the ``podman``
+program, whose service is then started.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..._installation import missing_extra
-from ...errors import LocalRuntimeError
-from ...isolation.engines import EngineAddress
+from ...errors import ConfigError, LocalRuntimeError
 
 if TYPE_CHECKING:
     import aiodocker
     from aiodocker.containers import DockerContainer
 
 SERVICE_START_S = 20.0
+INSTALL = (
+    "install Docker (https://docs.docker.com/engine/install) or Podman (on Debian and Ubuntu: apt-get install podman)"
+)
 CALL_TIMEOUT_S = 120.0
 PULL_TIMEOUT_S = 1_800.0
 HYBRID_GROUPS, SYSTEMD = "/sys/fs/cgroup/unified", "/run/systemd/system"
@@ -33,41 +40,66 @@ class EngineError(LocalRuntimeError):
 
 
 class Engine:
-    """One engine. ``await start()`` first; `close` ends a service that was started for it.
+    """The first engine that answers. ``await start()`` first; `close` ends a service that was started for it.
 
-    ``runtime``: what Podman's service runs containers with, such as runsc.
+    ``name``: docker or podman. ``runtime``: what Podman's service runs containers with, such as runsc.
 
     Raises: MissingExtraError without aiodocker.
     """
 
-    def __init__(self, address: EngineAddress, folder: Path, *, runtime: str | None = None) -> None:
+    def __init__(self, folder: Path, *, runtime: str | None = None) -> None:
         try:
             import aiodocker
         except ImportError as e:
             raise missing_extra("sessions in containers need aiodocker", "containers") from e
-        self.address = address
+        self.name = self.url = ""
         self._runtime = runtime
         self._folder = folder
         self._service: asyncio.subprocess.Process | None = None
-        self._docker = aiodocker.Docker(address.url or f"unix://{folder / 'podman'}")
+        self._connect = aiodocker.Docker
+        self._docker: Any = None
 
-    @property
-    def name(self) -> str:
-        return self.address.name
+    def __str__(self) -> str:
+        return f"{self.name} at {self.url}"
 
     async def start(self) -> None:
-        """Start Podman's service where the engine has none. Raises: EngineError with its words."""
-        if self.address.url is not None:
-            return
+        """Find the engine, or start Podman's service. Raises: ConfigError that says what was tried and what to install."""
+        tried = []
+        for url in _usual_places():
+            try:
+                await self._try(url)
+                return
+            except EngineError as e:
+                tried.append(str(e))
+        podman = shutil.which("podman")
+        if podman is None:
+            raise ConfigError(
+                f"no container engine can be used here ({'; '.join([*tried, 'podman is not on PATH'])}); {INSTALL}"
+            )
+        await self._serve(podman)
+
+    async def _try(self, url: str) -> None:
+        """Take the engine at this address. Raises: EngineError."""
+        self.url = url
+        self._docker = self._connect(url)
+        try:
+            async with self.asked(SERVICE_START_S) as docker:
+                version = await docker.version()
+        except BaseException:
+            await self._docker.close()
+            self._docker = None
+            raise
+        podman = any("podman" in str(part.get("Name", "")).lower() for part in version.get("Components") or ())
+        self.name = "podman" if podman else "docker"
+
+    async def _serve(self, podman: str) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        log = self._folder / "podman.log"
-        command = [str(self.address.program), *self._podman_options()]
-        command += ["system", "service", "--time=0", f"unix://{self._folder / 'podman'}"]
+        log, url = self._folder / "podman.log", f"unix://{self._folder / 'podman'}"
         ends_with_us = ["/bin/sh", "-c", '"$@" & read _; kill $!', "sh"]  # its input ends with this process
         with log.open("wb") as output:
             self._service = await asyncio.create_subprocess_exec(
                 *ends_with_us,
-                *command,
+                *(podman, *self._podman_options(), "system", "service", "--time=0", url),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=output,
                 stderr=output,
@@ -77,8 +109,7 @@ class Engine:
         deadline = asyncio.get_running_loop().time() + SERVICE_START_S
         while True:
             try:
-                async with self.asked(SERVICE_START_S) as docker:
-                    await docker.version()
+                await self._try(url)
                 return
             except EngineError as e:
                 late = asyncio.get_running_loop().time() > deadline
@@ -99,7 +130,8 @@ class Engine:
         return options
 
     async def close(self) -> None:
-        await self._docker.close()
+        if self._docker is not None:
+            await self._docker.close()
         if self._service is not None and self._service.stdin is not None:
             self._service.stdin.close()
             await self._service.wait()
@@ -114,11 +146,11 @@ class Engine:
             async with asyncio.timeout(timeout_s):
                 yield self._docker
         except TimeoutError:
-            raise EngineError(f"{self.address} did not answer within {timeout_s:g} s") from None
+            raise EngineError(f"{self} did not answer within {timeout_s:g} s") from None
         except aiodocker.DockerError as e:
             raise EngineError(e.message, status=0 if e.status == _NO_REPLY else e.status) from e
         except aiohttp.ClientError as e:
-            raise EngineError(f"{self.address} does not answer: {e}") from e
+            raise EngineError(f"{self} does not answer: {e}") from e
 
     # -- containers
     def container(self, container: str) -> DockerContainer:
@@ -181,6 +213,18 @@ class Engine:
         """Take an image from an archive as ``docker save`` writes it."""
         async with self.asked() as docker:
             await docker.images.import_image(archive)
+
+
+def _usual_places() -> list[str]:
+    """Addresses to try."""
+    named = [os.environ.get(name, "") for name in ("DOCKER_HOST", "CONTAINER_HOST")]
+    user = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
+    sockets = ["/var/run/docker.sock", f"{user}/docker.sock", f"{Path.home()}/.docker/run/docker.sock"]
+    sockets += ["/run/podman/podman.sock"] if os.geteuid() == 0 else []
+    sockets += [f"{user}/podman/podman.sock"]
+    return [url for url in named if url.startswith(("unix://", "tcp://"))] + [
+        f"unix://{path}" for path in sockets if os.path.exists(path)
+    ]
 
 
 # Releases of runsc before 2024 take a network namespace for the machine's own when it has /proc/sys/net/core/rmem_default, which

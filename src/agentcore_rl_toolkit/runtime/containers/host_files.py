@@ -26,18 +26,8 @@ _EMPTY = ("dev", "etc", "home", "mnt", "opt", "proc", "root", "run", "sys", "tmp
 # Of /etc only what programs need to run; the engine brings hosts, hostname and resolv.conf.
 _ETC = (
     *("alternatives", "ca-certificates", "ca-certificates.conf", "group", "ld.so.cache", "ld.so.conf", "ld.so.conf.d"),
-    *(
-        "localtime",
-        "mime.types",
-        "nsswitch.conf",
-        "os-release",
-        "passwd",
-        "pki",
-        "protocols",
-        "services",
-        "ssl",
-        "timezone",
-    ),
+    *("localtime", "mime.types", "nsswitch.conf", "os-release", "passwd", "pki", "protocols", "services", "ssl"),
+    "timezone",
 )
 
 

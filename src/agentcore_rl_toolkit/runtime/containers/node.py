@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import AgentLoadError, ConfigError, LocalRuntimeError, MissingExtraError
-from ...isolation.engines import find_engine
 from ..agents.agent import Agent
 from ..config import IsolationConfig
 from ..sessions.node import INHERITED, SessionOrder
@@ -58,8 +57,7 @@ class ContainerNode:
         async with self._opening:
             if self._engine is not None:
                 return
-            address = await asyncio.to_thread(find_engine)
-            engine = Engine(address, self._root / "engine", runtime=self._config.container_runtime)
+            engine = Engine(self._root / "engine", runtime=self._config.container_runtime)
             try:
                 await engine.start()
                 await self._sweep(engine)
@@ -105,7 +103,7 @@ class ContainerNode:
                 "runtime_id": runtime_id,
                 "version": version,
                 "start": "container",
-                "reason": f"{self.engine.address}, image {image}",
+                "reason": f"{self.engine}, image {image}",
                 "pid": None,
                 "sessions": sum(p.agent_key == (runtime_id, version) for p in self._running),
             }
@@ -116,10 +114,6 @@ class ContainerNode:
         """End its sessions."""
         self._images.pop((agent.runtime_id, agent.version), None)
         await self._end([p for p in self._running if p.agent_key == (agent.runtime_id, agent.version)])
-
-    async def forget_if_unused(self, agent: Agent) -> None:
-        if not any(p.agent_key == (agent.runtime_id, agent.version) for p in self._running):
-            self._images.pop((agent.runtime_id, agent.version), None)
 
     async def close(self) -> None:
         """End every session, then a service that was started for them."""
@@ -136,11 +130,7 @@ class ContainerNode:
         """What a session's container is made from, and the session's folder. Blocks."""
         agent, c = order.agent, self._config
         order.directory.mkdir(mode=0o700, parents=True)
-        env = {
-            **self._environment(agent),
-            **order.env,
-            "DOCKER_CONTAINER": "1",
-        }  # the SDK then listens on all addresses
+        env = {**self._environment(agent), "DOCKER_CONTAINER": "1"}  # the SDK then listens on all addresses
         for folder in c.writable_folders:
             folder.mkdir(parents=True, exist_ok=True)
         host: dict[str, Any] = {

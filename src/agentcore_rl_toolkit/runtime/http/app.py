@@ -9,8 +9,9 @@ import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+from ..._servers import sigv4
 from ..._servers.host_check import HostCheck
-from ..api import control, signatures
+from ..api import control
 from ..api.faults import INIT_TIMEOUT, Effects
 from ..runtime import Runtime
 from ..sessions.connection import UpstreamLostError
@@ -20,7 +21,6 @@ from ..wire import (
     Headers,
     Route,
     WireError,
-    check_headers,
     invalid,
     not_found,
     session_id_of,
@@ -119,20 +119,21 @@ class RuntimeApp:
         return managed[0], lambda body, send: self._control(managed, query, body, send)
 
     async def _body(self, scope: Scope, receive: Receive, *, signed: bool) -> list[bytes]:
-        """The body of a request, whose signature is checked: before the body is read as far as the head shows it."""
-        credentials, signature = self.runtime.config.credentials, None
+        """The body of a request whose signature holds. Raises: WireError 403, 400."""
+        credentials, headers = self.runtime.config.credentials, scope["headers"]
+        body = await read_body(dict(headers), receive)
         if credentials and signed:
-            signature = signatures.begin(
+            refusal = sigv4.refusal(
                 credentials,
                 method=scope["method"],
-                raw_path=scope["raw_path"],
-                query_string=scope["query_string"],
-                headers=scope["headers"],
+                path=scope["raw_path"].partition(b"?")[0].decode("latin-1"),
+                query=scope["query_string"].decode("latin-1"),
+                headers=headers,
+                body=b"".join(body),
                 now=time.time(),
             )
-        body = await read_body(dict(scope["headers"]), receive, self.runtime.config.times.body_timeout_s)
-        if signature is not None:
-            signature.finish(body)
+            if refusal is not None:
+                raise WireError("AccessDeniedException", refusal)
         return body
 
     async def _control(
@@ -148,7 +149,6 @@ class RuntimeApp:
     # -- the data plane
     async def _data_plane(self, route: Route, headers: Headers, body: list[bytes], send: Send) -> int:
         by_name = dict(headers)
-        check_headers(by_name)
         session_id = session_id_of(by_name)
         agent = await self.runtime.find(route)
         self.runtime.quotas.request(route.operation, agent.runtime_id, time.monotonic())

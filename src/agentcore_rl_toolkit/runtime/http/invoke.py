@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Sequence
 
 from ..config import TimeLimits
-from ..sessions.connection import Connection, UpstreamLostError, header
+from ..sessions.connection import UpstreamLostError, header
 from ..sessions.session import Session
 from ..wire import (
-    MAX_CHUNK_BYTES,
-    MAX_PAYLOAD_BYTES,
     REQUEST_ID_HEADER,
     SESSION_HEADER,
     Headers,
@@ -23,8 +20,6 @@ from ..wire import (
 )
 from .responses import AWS_REQUEST_ID, Send
 
-log = logging.getLogger(__name__)
-
 
 async def relay(
     session: Session, send: Send, *, times: TimeLimits, headers: Headers, body: Sequence[bytes], request_id: str
@@ -33,7 +28,7 @@ async def relay(
 
     A caller that goes away changes nothing for the agent: its reply is read to the end all the same, as on AWS.
     Raises: WireError 424 when the agent answers 4xx or 5xx, breaks off before its reply starts, or takes too long.
-    UpstreamLostError when the reply had started and its rest will not come: the agent broke off, or exceeds AWS's sizes.
+    UpstreamLostError when the reply had started and its rest will not come: the agent broke off.
     """
     sent = forwarded_headers(headers, session.agent.header_allowlist)
     sent += [(SESSION_HEADER, session.id.encode()), (REQUEST_ID_HEADER, request_id.encode())]
@@ -60,7 +55,6 @@ async def relay(
                 back.append((b"content-length", length))
             await send({"type": "http.response.start", "status": 200, "headers": back})
             while data:
-                _check_size(reply, session)
                 await send({"type": "http.response.body", "body": data, "more_body": True})
                 data = await reply.read()
             await send({"type": "http.response.body", "body": b""})
@@ -75,18 +69,3 @@ async def relay(
         if started:
             raise UpstreamLostError("the reply took longer than the runtime allows") from e
         raise WireError("RuntimeClientError", f"The runtime did not answer within {times.invoke_timeout_s:g} s.") from e
-
-
-def _check_size(reply: Connection, session: Session) -> None:
-    """AWS's quotas for an agent's reply. Its status was sent long ago: the caller sees its connection end.
-
-    Raises: UpstreamLostError; the runtime's log says which quota.
-    """
-    if reply.chunk_bytes > MAX_CHUNK_BYTES:
-        why = f"a chunk of its stream has more than {MAX_CHUNK_BYTES} bytes"
-    elif reply.body_bytes > MAX_PAYLOAD_BYTES:
-        why = f"it has more than {MAX_PAYLOAD_BYTES} bytes"
-    else:
-        return
-    log.warning("the reply of session %s is cut off: %s", session.id, why)
-    raise UpstreamLostError(f"the reply is cut off: {why}")

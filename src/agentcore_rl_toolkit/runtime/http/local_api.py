@@ -10,7 +10,7 @@ from ..._parsing import parse_json
 from ...errors import ConfigError
 from .. import metrics
 from ..api.faults import FaultPlan
-from ..launcher.session_log import log_bytes, read_log
+from ..launcher.session_log import read_log
 from ..runtime import Runtime
 from ..sessions.endings import MAX_ASKED, endings_of
 from ..wire import Route, invalid, not_found
@@ -41,10 +41,10 @@ async def answer(
         case ("POST", "endings"):
             await reply_json(send, {"ended": _endings(runtime, _parsed(body))})
         case ("GET", "sessions", session_id, "log"):
-            text, size = await _log(runtime, session_id, _whole(query, "offset"))
-            await reply(send, 200, text, [(b"x-log-bytes", b"%d" % size)], b"text/plain; charset=utf-8")
+            text = await _log(runtime, session_id, _number(query, "offset", 0))
+            await reply(send, 200, text, kind=b"text/plain; charset=utf-8")
         case ("DELETE", "sessions", session_id):
-            grace_s = _seconds(query, "grace_s")
+            grace_s = _number(query, "grace_s", None)
             wanted = _complete(session_id, (key[2] for key in runtime.shown.sessions))
             for key in [key for key in runtime.shown.sessions if key[2] == wanted]:  # it may have one at each endpoint
                 if runtime.cluster is not None:
@@ -57,11 +57,6 @@ async def answer(
             await reply_json(send, {"agentRuntimeId": record.id, "agentRuntimeVersion": record.latest.number})
         case ("GET", "nodes") if runtime.cluster is not None:
             await reply_json(send, {"nodes": runtime.cluster.nodes()})
-        case ("POST", "nodes", node_id, "drain") if runtime.cluster is not None:
-            node = runtime.cluster.drain(node_id)
-            if node is None:
-                raise not_found(f"Node {node_id}")
-            await reply_json(send, node)
         case ("GET", "faults"):
             await reply_json(send, {"injected": runtime.faults.injected, "rules": len(runtime.faults.rules)})
         case ("PUT", "faults"):
@@ -98,23 +93,17 @@ def _parsed(body: bytes) -> Any:
         raise invalid(f"The body is not JSON: {e}", reason="CannotParse") from None
 
 
-def _whole(query: Mapping[str, str], name: str) -> int:
-    try:
-        return int(query.get(name, "0"))
-    except ValueError:
-        raise invalid(f"{name} must be a whole number, got {query[name]!r}", field=name) from None
-
-
-def _seconds(query: Mapping[str, str], name: str) -> float | None:
+def _number(query: Mapping[str, str], name: str, default: float | None) -> Any:
+    """A whole number where there is a default, else seconds from 0 up. Raises: WireError 400."""
     if name not in query:
-        return None
+        return default
     try:
-        seconds = float(query[name])
+        value: float = float(query[name]) if default is None else int(query[name])
     except ValueError:
-        seconds = math.nan
-    if not 0.0 <= seconds < math.inf:
-        raise invalid(f"{name} must be seconds from 0 up, got {query[name]!r}", field=name)
-    return seconds
+        value = math.nan
+    if isinstance(value, float) and not 0.0 <= value < math.inf:
+        raise invalid(f"{name} must be a number, got {query[name]!r}", field=name)
+    return value
 
 
 def _complete(name: str, known: Iterable[str]) -> str:
@@ -130,14 +119,14 @@ def _complete(name: str, known: Iterable[str]) -> str:
     return found.pop()
 
 
-async def _log(runtime: Runtime, name: str, offset: int) -> tuple[bytes, int]:
-    """A session's log from an offset on (negative: from its end), live or ended, and its size. Raises: WireError 404."""
+async def _log(runtime: Runtime, name: str, offset: int) -> bytes:
+    """A session's log from an offset on (negative: from its end), live or ended. Raises: WireError 404."""
     live, ended = runtime.shown.describe(), runtime.shown.ended
     wanted = _complete(name, (each["session_id"] for each in (*live, *ended)))
     if runtime.cluster is not None:
         return await runtime.cluster.log(wanted, offset)
     paths = [each["log"] for each in (*live, *reversed(ended)) if each["session_id"] == wanted]
-    return read_log(paths[0], offset, LOG_BYTES), log_bytes(paths[0])
+    return read_log(paths[0], offset, LOG_BYTES)
 
 
 def _metrics(runtime: Runtime) -> bytes:

@@ -23,32 +23,21 @@ _requests = itertools.count(1)
 log = logging.getLogger(__name__)
 
 
-class LateBodyError(WireError):
-    """A body that does not come: its connection is of no more use."""
-
-
 def request_id_of(headers: Mapping[bytes, bytes]) -> str:
     """The id a request came with, or a new one in the form of a UUID."""
     given = headers.get(REQUEST_ID_HEADER)
     return given.decode("latin-1") if given is not None else f"{_SERVER_ID}-{next(_requests):012x}"
 
 
-async def read_body(headers: Mapping[bytes, bytes], receive: Receive, pause_s: float) -> list[bytes]:
-    """The request's body in the pieces it came in. Units: ``pause_s`` seconds, the longest wait for the next piece.
-
-    Raises: WireError 400 above 100 MB, or when the rest does not come.
-    """
+async def read_body(headers: Mapping[bytes, bytes], receive: Receive) -> list[bytes]:
+    """The request's body in the pieces it came in. Raises: WireError 400 above 100 MB."""
     length = headers.get(b"content-length", b"0")
     if length.isdigit() and int(length) > MAX_PAYLOAD_BYTES:
         raise _too_large()
     pieces: list[bytes] = []
     size = 0
     while True:
-        try:
-            message = await asyncio.wait_for(receive(), pause_s)
-        except TimeoutError:
-            late = invalid(f"the rest of the payload did not come within {pause_s:g} s", field="payload")
-            raise LateBodyError(late.code, late.message, **late.extra) from None
+        message = await receive()
         if message["type"] == "http.disconnect":
             raise ConnectionResetError("the caller went away while sending")
         piece = message.get("body", b"")
@@ -89,11 +78,8 @@ async def failed(error: BaseException, send: Send) -> int:
         await break_off(send)
         return BROKEN_OFF
     known = as_wire_error(error)
-    headers = [(b"x-amzn-errortype", known.code.encode())]
-    if isinstance(known, LateBodyError):
-        headers.append((b"connection", b"close"))
     try:
-        await reply(send, known.status, known.body(), headers)
+        await reply(send, known.status, known.body(), [(b"x-amzn-errortype", known.code.encode())])
     except RuntimeError:  # uvicorn's: the response had begun
         await break_off(send)
     return known.status

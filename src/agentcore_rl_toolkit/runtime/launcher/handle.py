@@ -17,13 +17,11 @@ from typing import Any
 from ...errors import AgentLoadError, LocalRuntimeError
 from ...isolation.project import Project
 from . import linux
-from .fair_deadline import FairDeadline
 from .session_log import log_tail
 
 BOOT = str(Path(__file__).resolve().parent / "boot.py")
 TEMPLATE_MODULE = "runtime.template.process"
-LOAD_TIMEOUT_S = 120.0
-LOAD_LOOK_S = 1.0
+LOAD_TIMEOUT_S = 300.0
 END_S = 8.0
 
 
@@ -32,15 +30,14 @@ class TemplateSpec:
     """What to run: the script, the interpreter of its environment, and the environment variables it sees.
 
     ``mode`` is ``auto`` (fork where that is safe, else exec), ``fork`` or ``exec``. ``sandbox`` are the words in front of the
-    command that make it run in a sandbox. ``memory_bytes`` bounds each process of a session. ``load_timeout_s`` is the
-    `FairDeadline` of the script's way to its server.
+    command that make it run in a sandbox. ``memory_bytes`` bounds each process of a session. ``load_timeout_s`` bounds the
+    script's way to its server.
     """
 
     script: Path
     python: Path = Path(sys.executable)
     env: Mapping[str, str] = field(default_factory=dict)
     mode: str = "auto"
-    strict_snapshot: bool = False
     sandbox: Sequence[str] = ()
     memory_bytes: int | None = None
     log_path: Path
@@ -114,11 +111,6 @@ class TemplateProcess:
                 await self.close()
                 self.closed = False
                 event = await self._launch("exec", event["reason"])
-            if event["mode"] == "exec" and self.spec.strict_snapshot:
-                why = event.get("reason") or "they were asked to start by exec"
-                raise AgentLoadError(
-                    f"strict_snapshot needs forked sessions, and those of {self.spec.script} are not: {why}"
-                )
         except BaseException:  # cancelled, for instance: the script may never look up from what it does
             self._kill()
             await self.close()
@@ -152,18 +144,16 @@ class TemplateProcess:
         finally:
             theirs.close()
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=2**22)  # closes it where it is cancelled
-        self.send(
-            script=str(self.spec.script),
-            mode=mode,
-            reason=reason,
-            strict_snapshot=self.spec.strict_snapshot,
-            memory_bytes=self.spec.memory_bytes,
-        )
+        self.send(script=str(self.spec.script), mode=mode, reason=reason, memory_bytes=self.spec.memory_bytes)
+        line = b""
         try:
-            line = await self._first_line(reader)
-        except TimeoutError as e:
+            with contextlib.suppress(ConnectionError):  # it ended before it had read what it is to do
+                async with asyncio.timeout(self.spec.load_timeout_s):
+                    line = await reader.readline()
+        except TimeoutError:
             raise AgentLoadError(
-                f"{self.spec.script} did not reach its server within {e}; output: {self.spec.log_path}"
+                f"{self.spec.script} did not reach its server within {self.spec.load_timeout_s:g} s; "
+                f"output: {self.spec.log_path}"
             ) from None
         event: dict[str, Any] = json.loads(line) if line else {"ev": "died"}
         if event["ev"] == "error":
@@ -177,39 +167,13 @@ class TemplateProcess:
         self._reading = asyncio.create_task(self._read(reader), name=f"template {self.spec.script.name}")
         return event
 
-    async def _first_line(self, reader: asyncio.StreamReader) -> bytes:
-        """What the template says first. Raises: TimeoutError, whose text is the time it had."""
-        assert self._process is not None
-        deadline = FairDeadline(self._process.pid, self.spec.load_timeout_s)
-        reading = asyncio.create_task(reader.readline())
-        try:
-            while not reading.done():
-                await asyncio.wait({reading}, timeout=min(LOAD_LOOK_S, deadline.limit_s))
-                if not reading.done() and deadline.passed():
-                    raise TimeoutError(str(deadline))
-            return reading.result()
-        except ConnectionError:  # it ended before it had read what it is to do
-            return b""
-        finally:
-            reading.cancel()
-
-    def spawn(
-        self, session_id: str, socket_path: str, directory: Path, log: Path, env: Mapping[str, str]
-    ) -> SessionProcess:
+    def spawn(self, session_id: str, socket_path: str, directory: Path, log: Path) -> SessionProcess:
         """Order a session process. Its ``started`` resolves to the process id, or fails with LocalRuntimeError."""
         if not self.alive:
             raise LocalRuntimeError("the agent's template process is gone", session_id=session_id)
-        process = SessionProcess(self, session_id)
-        self.sessions[session_id] = process
-        self.send(
-            op="spawn",
-            id=session_id,
-            socket=socket_path,
-            dir=str(directory),
-            log=str(log),
-            env=dict(env),
-            links=self._shown,
-        )
+        process = self.sessions[session_id] = SessionProcess(self, session_id)
+        order = {"socket": socket_path, "dir": str(directory), "log": str(log), "links": self._shown}
+        self.send(op="spawn", id=session_id, **order)
         return process
 
     def send(self, **order: Any) -> None:

@@ -57,16 +57,3 @@ def thread_count() -> int | None:
         return len(os.listdir("/proc/self/task"))
     except OSError:
         return None
-
-
-def waited_for_cpu_s(pid: int) -> float:
-    """Seconds that a process and those below it could have run and no CPU was free. 0.0 where the kernel does not tell.
-
-    Counts the first thread of each process that is alive. Source: run_delay in /proc/PID/schedstat, nanoseconds.
-    """
-    try:
-        with open(f"/proc/{pid}/schedstat") as f:
-            delay_ns = int(f.read().split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0.0
-    return delay_ns / 1e9 + sum(waited_for_cpu_s(child) for child in children(pid))

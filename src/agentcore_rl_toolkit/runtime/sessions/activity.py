@@ -5,10 +5,6 @@ HealthyBusy; otherwise it is idle, and after ``idle_timeout_s`` of that its envi
 ``max_lifetime_s``. AWS pings about every two seconds. Here a session is pinged only when the answer can matter: once a while
 after its last activity, then as often as needed while it is busy, and right before its idle limit. A session that is stopped
 soon after its invocation is never pinged.
-
-Two readings of /ping exist. ``docs``: HealthyBusy alone keeps a session. ``observed`` (measured on the live service):
-HealthyBusy without ``time_of_last_update`` is ignored, and a fresh ``time_of_last_update`` counts as activity even when the
-status is Healthy, so that an agent which stamps the current time on every ping is never reaped.
 """
 
 from __future__ import annotations
@@ -20,15 +16,11 @@ PING_MIN_S, PING_MAX_S = 2.0, 15.0  # 2 s is the platform's own pace; an idle li
 
 @dataclass
 class ActivityClock:
-    """Times of one session, in seconds of one clock that the caller reads (`now`).
-
-    ``semantics`` is ``docs`` or ``observed``.
-    """
+    """Times of one session, in seconds of one clock that the caller reads (`now`)."""
 
     born_s: float
     idle_timeout_s: float
     max_lifetime_s: float
-    semantics: str = "docs"
     last_active_s: float = 0.0
     last_ping_s: float | None = None
     inflight: int = 0
@@ -52,15 +44,11 @@ class ActivityClock:
         self.last_active_s = now
         self.last_ping_s = None
 
-    def saw_ping(self, status: str | None, last_update_age_s: float | None, now: float) -> None:
-        """A ping was answered (status None: it was not). ``last_update_age_s`` is how long ago the agent says it changed."""
+    def saw_ping(self, status: str | None, now: float) -> None:
+        """A ping was answered (status None: it was not)."""
         self.last_ping_s = now
         was_busy = self.busy
         self.busy = status == "HealthyBusy"
-        if self.semantics == "observed":
-            self.busy = self.busy and last_update_age_s is not None
-            if status is not None and last_update_age_s is not None:
-                self.last_active_s = max(self.last_active_s, now - max(0.0, last_update_age_s))
         if self.busy or was_busy:  # it was busy until some time since the last ping: count in the agent's favour
             self.last_active_s = now
 

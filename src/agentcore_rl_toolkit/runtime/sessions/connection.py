@@ -22,17 +22,11 @@ class UpstreamLostError(Exception):
 
 
 class Connection:
-    """One request to a session's server and its reply, as `request` opens it.
-
-    ``chunk_bytes`` is the largest HTTP chunk of the reply so far, ``body_bytes`` what was received of its body.
-    """
+    """One request to a session's server and its reply, as `request` opens it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.status = 0
         self.headers: Headers = []
-        self.body_bytes = 0
-        self.chunk_bytes = 0
-        self._chunk = 0
         self._reader, self._writer = reader, writer
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES)
 
@@ -57,23 +51,16 @@ class Connection:
     async def read(self) -> bytes:
         """More of the reply's body; nothing at its end. Raises: UpstreamLostError when it breaks off."""
         event = await self._event()
-        if not isinstance(event, h11.Data):
-            return b""
-        data = bytes(event.data)
-        self.body_bytes += len(data)
-        framed = any(name == b"transfer-encoding" for name, _ in self.headers)
-        self._chunk = len(data) if event.chunk_start else self._chunk + len(data)
-        self.chunk_bytes = max(self.chunk_bytes, self._chunk) if framed else 0
-        return data
+        return bytes(event.data) if isinstance(event, h11.Data) else b""
 
     async def whole(self, most_bytes: int) -> bytes:
         """All of the reply. Raises: UpstreamLostError when it breaks off, or is larger."""
-        pieces = []
+        found = b""
         while data := await self.read():
-            pieces.append(data)
-            if self.body_bytes > most_bytes:
+            found += data
+            if len(found) > most_bytes:
                 raise UpstreamLostError(f"the reply has more than {most_bytes} bytes")
-        return b"".join(pieces)
+        return found
 
     def close(self) -> None:
         self._writer.close()

@@ -27,7 +27,7 @@ from ..wire import WireError
 from .activity import ActivityClock
 from .connection import UpstreamLostError
 from .endings import cause_of
-from .node import Node, SessionOrder
+from .node import SessionOrder
 from .session import Key, Session, is_over, log_name, ping_status, remove_files, shortened
 
 log = logging.getLogger(__name__)
@@ -50,13 +50,14 @@ class SessionFolders:
 
 
 class SessionTable:
-    """All live sessions.
+    """All live sessions. ``node`` starts them (`LocalNode`), as objects with ``started`` and ``ended`` futures, ``pid``,
+    ``command`` and ``stop(grace_s)``; one in a container has ``dial`` and ``cause`` as well.
 
     ``admit`` is asked before a new one is started and may raise a WireError;
     ``on_start`` and ``on_gone`` (its process is no more, its folder removed) tell who wants to know.
     """
 
-    def __init__(self, node: Node, config: RuntimeConfig, folders: SessionFolders) -> None:
+    def __init__(self, node: Any, config: RuntimeConfig, folders: SessionFolders) -> None:
         self.node = node
         self.config = config
         self.sessions: dict[Key, Session] = {}
@@ -138,7 +139,7 @@ class SessionTable:
         session = Session(
             key=key,
             agent=agent,
-            clock=ActivityClock(now, idle, lifetime, semantics=self.config.ping_semantics),
+            clock=ActivityClock(now, idle, lifetime),
             directory=self._folders.sessions / agent.folder / str(number),
             log_path=self._folders.logs / agent.name / f"{log_name(key[2], endpoint=key[1])}.log",
             socket_path=str(self._folders.sockets / agent.folder / f"{number}.s"),
@@ -258,8 +259,7 @@ class SessionTable:
                 session.ping_answer = str(e) or type(e).__name__
             else:
                 if code == 200 or not session.agent.pinged:
-                    status, age_s = ping_status(body) if code == 200 else (None, None)
-                    session.clock.saw_ping(status, age_s, time.monotonic())
+                    session.clock.saw_ping(ping_status(body) if code == 200 else None, time.monotonic())
                     session.clock.last_ping_s = None
                     return
                 session.ping_answer = str(code)
@@ -273,17 +273,16 @@ class SessionTable:
 
     async def _ping(self, session: Session) -> None:
         status: str | None = None
-        age_s: float | None = None
         try:
             async with asyncio.timeout(PING_TIMEOUT_S):
                 code, body = await self._ask(session)
             if code == 200:
-                status, age_s = ping_status(body)
+                status = ping_status(body)
         except (TimeoutError, UpstreamLostError, OSError):
             pass
         except Exception:  # none of its answers may keep a session beyond its limits
             log.exception("the answer of session %s to /ping cannot be read", session.id)
-        session.clock.saw_ping(status, age_s, time.monotonic())
+        session.clock.saw_ping(status, time.monotonic())
 
     async def _ask(self, session: Session) -> tuple[int, bytes]:
         async with session.request(b"GET", b"/ping", []) as reply:

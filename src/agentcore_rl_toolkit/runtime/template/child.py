@@ -23,37 +23,26 @@ MAX_LINKS = 200
 class Session:
     """One session process as its template and the process itself see it."""
 
-    random_state: Any = None
-
     def __init__(self, order: dict[str, Any]) -> None:
         self.id: str = order["id"]
         self.directory: str = order["dir"]
         self.log_path: str = order["log"]
         self.socket_path: str = order["socket"]
-        self.env: dict[str, str] = order["env"]
         self.links: list[str] = order["links"]
         self.listener: socket.socket
-        self.lifeline_fd: int | None = None
         self.pid = 0
-
-    @classmethod
-    def keep_random_state(cls) -> None:
-        """Remember the template's random state; every session then starts from it, as from one snapshot on AWS."""
-        import random
-
-        cls.random_state = random.getstate()
 
     def serve(self, config: Any) -> None:
         """Serve the template's app. Never returns."""
-        leave(serve(config, self.listener, self.lifeline_fd))
+        leave(serve(config, self.listener))
 
-    def run_cold(self, script: str, argv: list[str]) -> None:
+    def run_cold(self, script: str) -> None:
         """Run the script from its first line and serve its app. Never returns."""
 
         def take_over(app: Any, options: dict[str, Any]) -> None:
             self.serve(make_config(app, options))
 
-        run_script(script, argv, take_over, serve_here=lambda: self.listener)
+        run_script(script, take_over, serve_here=lambda: self.listener)
 
 
 class Command:
@@ -79,7 +68,7 @@ class Command:
 
 
 def become_session(session: Session, template_pid: int, memory_bytes: int | None) -> None:
-    """Detach from the template: own process group, environment, folder, log, random state, and the memory limit."""
+    """Detach from the template: own process group, environment, folder, log, random numbers, and the memory limit."""
     _begin(template_pid, memory_bytes)
     log = os.open(session.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
@@ -89,7 +78,10 @@ def become_session(session: Session, template_pid: int, memory_bytes: int | None
     _settle(session)
     _link_agent_files(session)
     tempfile.tempdir = None
-    _set_random_state(session)
+    # CPython gives `random` a new seed in a forked child; numpy's global generator keeps the template's.
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
     gc.set_threshold(*GC_THRESHOLDS)
     gc.enable()
 
@@ -116,7 +108,6 @@ def _begin(template_pid: int, memory_bytes: int | None) -> None:
 def _settle(session: Session) -> None:
     """Environment, folder and temporary folder."""
     os.chdir(session.directory)
-    os.environ.update(session.env)
     os.environ["TMPDIR"] = os.path.join(session.directory, "tmp")
     os.environ["HOME"] = os.environ["PWD"] = session.directory
 
@@ -127,15 +118,3 @@ def _link_agent_files(session: Session) -> None:
         for name in sorted(os.listdir(folder))[:MAX_LINKS]:
             if not name.startswith(".") and name not in ("__pycache__", "tmp") and not os.path.lexists(name):
                 os.symlink(os.path.join(folder, name), name)
-
-
-def _set_random_state(session: Session) -> None:
-    if session.random_state is not None:
-        import random
-
-        random.setstate(session.random_state)
-        return
-    # CPython gives `random` a new seed in a forked child; numpy's global generator keeps the template's.
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed()

@@ -46,7 +46,6 @@ class Keeper:
         self._deadlines: list[tuple[float, str]] = []
         self._pid = os.getpid()
         self._agents_own = set(linux.children())  # helpers that the agent's module code has started
-        self._lifeline_read, self._lifeline_write = os.pipe()
 
     def obey(self, order: dict[str, Any]) -> None:
         """Carry out one order of the runtime."""
@@ -79,7 +78,6 @@ class Keeper:
         self._report(ev="spawned", id=session.id, pid=pid)
 
     def _be_session(self, session: Session) -> None:
-        session.lifeline_fd = self._lifeline_read
         become_session(session, self._pid, self._memory_bytes)
         self._serve(session)
 
@@ -105,7 +103,6 @@ class Keeper:
             return pid
         try:
             self._release()
-            os.close(self._lifeline_write)
             work()
         except BaseException:
             traceback.print_exc()

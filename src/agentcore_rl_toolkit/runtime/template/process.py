@@ -6,12 +6,12 @@ every session is a fork that carries on from that point: imports, module state a
 copy-on-write. In exec mode (a script with threads or a running event loop cannot be forked safely) nothing is imported here, and
 each session runs the whole script from its start in a fresh fork.
 
-Orders: ``spawn`` {id, socket, dir, log, env}, ``stop`` {id, grace_s}, ``command`` {id, session, socket, command},
+Orders: ``spawn`` {id, socket, dir, log, links}, ``stop`` {id, grace_s}, ``command`` {id, session, socket, command},
 ``kill_command`` {id}. Reports: ``ready`` {mode, reason, pid}, ``unforkable`` {reason}, ``error`` {traceback},
 ``spawned`` {id, pid}, ``failed`` {id, error}, ``exit`` {id, status, cpu_s, max_rss}, ``command_exit`` {id, status}.
 
 Nothing outlives its parent: when the control socket closes (the runtime is gone, by whatever signal), every process is killed.
-When the template itself is killed, the kernel kills the sessions (Linux), or their lifeline pipe closes (elsewhere).
+When the template itself is killed, the kernel kills the sessions (Linux).
 """
 
 from __future__ import annotations
@@ -122,11 +122,11 @@ def main(control: str) -> None:
     os.closerange(control_fd + 1, os.sysconf("SC_OPEN_MAX"))
     template = Template(socket.socket(fileno=control_fd))
     options = template.read_options()
-    script, argv = options["script"], options.get("argv", [])
+    script = options["script"]
     warm.defer_certificates()
     if options["mode"] == "exec":
         template.report(ev="ready", mode="exec", reason=options.get("reason"), pid=os.getpid())
-        template.loop(options, lambda session: session.run_cold(script, argv))
+        template.loop(options, lambda session: session.run_cold(script))
 
     def take_over(app: Any, uvicorn_options: dict[str, Any]) -> None:
         reason = why_not_forkable()
@@ -134,8 +134,6 @@ def main(control: str) -> None:
             raise CannotForkError(reason)
         config = make_config(app, uvicorn_options)
         warm.import_late_parts()
-        if options.get("strict_snapshot"):
-            Session.keep_random_state()
         gc.collect()
         gc.freeze()
         forced = reason and f"forced, although {reason}"
@@ -143,7 +141,7 @@ def main(control: str) -> None:
         template.loop(options, lambda session: session.serve(config))
 
     try:
-        run_script(script, argv, take_over)
+        run_script(script, take_over)
     except CannotForkError as e:
         template.report(ev="unforkable", reason=str(e))
     except BaseException as e:

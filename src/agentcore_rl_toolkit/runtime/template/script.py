@@ -21,9 +21,7 @@ class ScriptEndedError(Exception):
     """The script came to its end without starting a server, or cannot start one."""
 
 
-def run_script(
-    path: str, argv: list[str], take_over: TakeOver, serve_here: Callable[[], socket.socket] | None = None
-) -> None:
+def run_script(path: str, take_over: TakeOver, serve_here: Callable[[], socket.socket] | None = None) -> None:
     """Execute the file as ``__main__``; ``uvicorn.run(app, **options)`` becomes ``take_over(app, options)``.
 
     A script that makes a ``uvicorn.Server`` of its own cannot be stopped at that point; with ``serve_here`` it gets the listening
@@ -60,7 +58,7 @@ def run_script(
         importlib.import_module(project.package)
         main.__package__ = project.package
         main.__spec__ = importlib.machinery.ModuleSpec(project.module, None, origin=path)
-    sys.argv = [path, *argv]
+    sys.argv = [path]
     with open(path, "rb") as f:
         code = compile(f.read(), path, "exec")
     try:

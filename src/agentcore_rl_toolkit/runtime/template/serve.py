@@ -29,7 +29,7 @@ def make_config(app: Any, options: dict[str, Any]) -> Any:
     return config
 
 
-def serve(config: Any, listener: socket.socket, lifeline_fd: int | None) -> int:
+def serve(config: Any, listener: socket.socket) -> int:
     """Serve until SIGTERM or SIGINT, then drain. Returns the exit status for the process."""
     import uvicorn
 
@@ -37,8 +37,6 @@ def serve(config: Any, listener: socket.socket, lifeline_fd: int | None) -> int:
         async def main_loop(self) -> None:
             loop = asyncio.get_running_loop()
             self._loop, self._wake = loop, asyncio.Event()
-            if lifeline_fd is not None:
-                loop.add_reader(lifeline_fd, _die)
             while not await self.on_tick(0):
                 try:
                     await asyncio.wait_for(self._wake.wait(), IDLE_TICK_S)
@@ -86,7 +84,3 @@ def leave(status: int) -> None:
 
 def _nothing(signum: int, frame: Any) -> None:
     return None
-
-
-def _die() -> None:
-    os.killpg(0, signal.SIGKILL)
