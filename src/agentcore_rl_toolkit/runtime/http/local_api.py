@@ -98,10 +98,12 @@ def _number(query: Mapping[str, str], name: str, default: float | None) -> Any:
     if name not in query:
         return default
     try:
-        value: float = float(query[name]) if default is None else int(query[name])
+        if default is not None:
+            return int(query[name])
+        value = float(query[name])
     except ValueError:
         value = math.nan
-    if isinstance(value, float) and not 0.0 <= value < math.inf:
+    if not 0.0 <= value < math.inf:
         raise invalid(f"{name} must be a number, got {query[name]!r}", field=name)
     return value
 
