@@ -447,7 +447,7 @@ def test_an_image_without_an_engine_says_what_else_there_is(
     (tmp_path / "Dockerfile").write_text("FROM scratch\n")
     monkeypatch.setattr(shutil, "which", lambda name, **_: None)
     what = settings(tmp_path, code=False, name="without", smoke=None)
-    with pytest.raises(ConfigError, match=r"neither Docker nor Podman is on PATH.*--code"):
+    with pytest.raises(ConfigError, match=r"neither Docker nor Podman answers here.*--code"):
         deployment(what).up()
     deployment(what).remove()
 

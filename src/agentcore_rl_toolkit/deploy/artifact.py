@@ -106,11 +106,11 @@ class Engine:
     @classmethod
     def find(cls) -> Engine:
         """Raises: ConfigError when there is none."""
-        found = shutil.which("docker") or shutil.which("podman")
-        if found is not None:
-            return cls(command=found)
+        for found in filter(None, map(shutil.which, ("docker", "podman"))):
+            if subprocess.run([found, "ps"], capture_output=True, check=False).returncode == 0:
+                return cls(command=found)
         raise ConfigError(
-            "neither Docker nor Podman is on PATH. Install one, deploy an image that exists (--image URI), or deploy without an "
+            "neither Docker nor Podman answers here. Install one, deploy an image that exists (--image URI), or deploy without an "
             "image (--code)"
         )
 
