@@ -78,10 +78,8 @@ def test_deploy_makes_versions_and_reports_what_fails(server: Server, tmp_path: 
     arn = run(server, "deploy", str(script), "--name", "deployed", "--env", "SIDE=left").stdout.strip()
     assert arn.startswith("arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/deployed-")
     assert run(server, "deploy", str(script), "--name", "deployed").stdout.strip() == arn
-    listed = {
-        r["agentRuntimeName"]: r["agentRuntimeVersion"] for r in server.view.get_all("/runtimes/", "agentRuntimes")
-    }
-    assert listed["deployed"] == "2"
+    agents = {a["arn"]: a["version"] for a in server.view.get("/_local/status")["agents"]}
+    assert agents[arn] == 2
     script.write_text("import missing_module_of_mine\n")
     result = CliRunner().invoke(group, ["deploy", str(script), "--name", "deployed", "--url", server.url])
     assert "missing_module_of_mine" in str(result.exception)

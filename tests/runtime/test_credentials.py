@@ -45,7 +45,7 @@ def test_state_files_are_this_users_alone(start_server: Callable[..., Server], t
     assert arn
     server.invoke({})
     root = Path(json.loads((state / "server.json").read_text())["root"])
-    for file in (state / "key", state / "server.json", root / "server.json"):
+    for file in (state / "server.json", root / "server.json"):
         assert mode_of(file) == 0o600, file
     for folder in (state, root, state / "logs", state / "sessions", *(state / "logs").glob("*/")):
         assert mode_of(folder) & 0o077 == 0, folder

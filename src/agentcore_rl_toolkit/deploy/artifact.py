@@ -110,8 +110,8 @@ class Engine:
             if subprocess.run([found, "ps"], capture_output=True, check=False).returncode == 0:
                 return cls(command=found)
         raise ConfigError(
-            "neither Docker nor Podman answers here. Install one, deploy an image that exists (--image URI), or deploy without an "
-            "image (--code)"
+            "neither Docker nor Podman answers here. Install one, deploy an image that exists (--image URI), or deploy without "
+            "an image (--code)"
         )
 
     def build(self, folder: Path, *, uri: str, target: str) -> None:

@@ -17,6 +17,17 @@ def agent_in(folder: Path) -> Dependencies:
     return Dependencies.beside(folder / "agent.py")
 
 
+def test_folders_with_local_packages_share_nothing_and_others_do(tmp_path: Path) -> None:
+    keys = {}
+    for text in ("httpx>=0.2  # the client, see https://example.com/x\n", "-e .\n"):
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir(exist_ok=True)
+            (tmp_path / name / "requirements.txt").write_text(text)
+            keys[text, name] = agent_in(tmp_path / name).key()
+    assert keys["-e .\n", "one"] != keys["-e .\n", "two"]
+    assert len(set(keys.values())) == 3
+
+
 UV = """#!/bin/sh
 echo "$@" >> {notes}
 [ "$1" != venv ] || {{ mkdir -p "$5/bin"; touch "$5/bin/python"; }}

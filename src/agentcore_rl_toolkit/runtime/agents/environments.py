@@ -1,8 +1,8 @@
 """Python environments for deployed agents, built with uv from what lies beside the agent's file.
 
-An environment is keyed by its dependency files, their folder and the interpreter. Each deploy lets uv bring it up to date, which
-takes a fraction of a second where nothing has changed; of two at once the second waits. Modules are compiled to bytecode, which
-halves the start of an agent.
+An environment is keyed by its dependency files and the interpreter; agents with the same dependencies share one. Each deploy
+lets uv bring it up to date, which takes a fraction of a second where nothing has changed; of two at once the second waits.
+Modules are compiled to bytecode, which halves the start of an agent.
 
 An agent that imports this toolkit gets the version that runs here, from a wheel written for it: under its name the package index
 has another product. Dependency files that say which version they want, or where it comes from, are followed.
@@ -32,6 +32,8 @@ from ...errors import LocalRuntimeError
 from ...isolation.project import Project
 
 BUILD_TIMEOUT_S = 900
+# What names files of this machine, or other lists: then an environment is of one folder.
+_LOCAL = re.compile(rb"^\s*-|\.\.?/|file:|\b(?:path|directory|editable|virtual)\s*=", re.MULTILINE)
 # This toolkit as a requirement: what follows its name says which version, or where from.
 _TOOLKIT = re.compile(
     r"(?<![\w./-])agentcore[-_.]rl[-_.]toolkit(?:\[[^\]]*\])?[ \t]*((?:[=<>!~]=?|@)[^\"'#;\n]*)?", re.IGNORECASE
@@ -61,9 +63,12 @@ class Dependencies:
         return cls(folder=folder, file=file, lock=lock_file, toolkit=toolkit)
 
     def key(self) -> str:
-        digest = hashlib.sha256(f"{sys.executable}\0{sys.version}\0{platform.platform()}\0{self.folder}".encode())
-        for file in (self.file, self.lock):
-            digest.update(b"\0" if file is None else file.name.encode() + b"\0" + file.read_bytes())
+        digest = hashlib.sha256(f"{sys.executable}\0{sys.version}\0{platform.platform()}".encode())
+        for file in filter(None, (self.file, self.lock)):
+            content = file.read_bytes()
+            digest.update(file.name.encode() + b"\0" + content)
+            if _LOCAL.search(content):
+                digest.update(os.fsencode(self.folder))
         if self.toolkit:
             digest.update(b"\0toolkit\0" + toolkit_wheel().parent.name.encode())
         return digest.hexdigest()[:20]
