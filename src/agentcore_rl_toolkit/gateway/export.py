@@ -24,6 +24,8 @@ _COLUMNS = (
     "finish_reason",
     "parse_status",
     "trainable",
+    "tools",
+    "tag",
 )
 _WHEN = ("weight_version_first", "weight_version_last", "started_s", "finished_s")
 

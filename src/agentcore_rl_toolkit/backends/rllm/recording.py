@@ -93,6 +93,7 @@ class Recorder:
             fetch_error=None,
             config=CollectConfig(),
             weight_version=None,
+            sampling_params={"temperature": None},  # rLLM's own, which it scales its logits by
         )
         if not validation and rollout.mask_reason is not None and capture.turns and not self._masked(episode):
             # What rLLM does without its filter: a failure is trained as reward 0.
