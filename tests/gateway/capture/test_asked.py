@@ -12,7 +12,9 @@ import pytest
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import GatewayError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
+from agentcore_rl_toolkit.gateway.calls import relayed_chat
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+from agentcore_rl_toolkit.logs import WarnsOnceAMinute
 from agentcore_rl_toolkit.trajectory import build_trajectory
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -61,8 +63,12 @@ async def test_tools_tag_and_sampling_are_kept_with_each_turn(engine: ScriptedEn
 
 
 async def test_turns_with_images_are_not_trained_and_it_is_said(
-    client: GatewayClient, session: SessionHandle, caplog: pytest.LogCaptureFixture
+    client: GatewayClient,
+    session: SessionHandle,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(relayed_chat, "_images", WarnsOnceAMinute(relayed_chat.log))
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     seen = {"role": "user", "content": [{"type": "text", "text": "w1"}, picture]}
     quoted = {"role": "user", "content": 'w2 {"type": "image_url"}'}

@@ -164,13 +164,6 @@ async def test_http_1_0_is_answered_whole_and_never_in_chunks(gateway: Gateway, 
     assert (status, json.loads(reply)["error"]["param"]) == (400, "stream")
 
 
-async def test_a_target_with_its_host_is_the_same_and_one_without_a_path_is_unknown(
-    gateway: Gateway, session: SessionHandle
-) -> None:
-    whole = post(session).replace(b"POST /", b"POST http://gateway.example/", 1)
-    assert (await ask(gateway, whole))[0] == 200
-    for target in ("*", "http://a", "ftp://a/healthz", "//healthz", "/healthz/.."):
-        assert (await ask(gateway, f"OPTIONS {target} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()))[0] == 404
 
 
 async def test_a_slash_at_the_end_of_a_route_is_nothing(gateway: Gateway, session: SessionHandle) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import zlib
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from .one import OneGateway
 
 FIRST_REST_S, LONGEST_REST_S = 1.0, 30.0
-KEPT = 200_000  # sessions whose gateway is remembered; of others all gateways are asked
 
 
 class Member:
@@ -49,7 +47,7 @@ class Members:
 
     def __init__(self, gateways: Iterable[OneGateway]) -> None:
         self.all = [Member(gateway) for gateway in gateways]
-        self._owners: OrderedDict[str, Member] = OrderedDict()
+        self._owners: dict[str, Member] = {}
 
     def owner(self, session_id: str) -> Member | None:
         return self._owners.get(session_id)
@@ -62,9 +60,6 @@ class Members:
         member.open.add(session_id)
         member.strays.discard(session_id)
         self._owners[session_id] = member
-        if len(self._owners) > KEPT:
-            old, its = self._owners.popitem(last=False)
-            its.open.discard(old)
 
     def ended(self, session_ids: Iterable[str]) -> None:
         for session_id in session_ids:

@@ -116,10 +116,10 @@ class Sessions:
             msgspec.json.encode(session.settings).decode(),
         )
 
-    def _refused(self, session: Session, again: bool) -> None:
-        """The disk refused a call of a session: nothing later may go on from it. One failure is stored for all in a row."""
+    def _refused(self, session: Session) -> None:
+        """The disk refused a call of a session: nothing later may go on from it."""
         session.forget_texts()
-        session.stored.records -= again
+        session.stored.records -= 1
 
     async def opened(self, session_ids: Iterable[str], settings: SessionSettings) -> list[Session]:
         """Open sessions and wait until they are stored. Raises: ContractError as `create`; OSError when the disk

@@ -121,7 +121,7 @@ class Session:
                 fields["max_tokens"] = msgspec.Raw(b"%d" % settings.max_tokens)
 
     def lose(self) -> None:
-        """A call counted as a turn was not stored; what is stored in its place `Store` has seen to."""
+        """A call that was counted as a turn could not be stored."""
         self.turns -= 1
         self.started_turns -= 1
         self.errors += 1

@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, Protocol
 
-from ..capture.record import CallRecord
-from .reader import failure
-from .schema import INSERT_CALL, INSERT_CHOICE, PUT_SESSION, call_row
+from .schema import INSERT_CALL, INSERT_CHOICE, PUT_SESSION
 
 Done = Callable[[OSError | None], None]
 
@@ -29,14 +27,11 @@ class QueuedCall(NamedTuple):
     row: tuple[Any, ...]
     more: list[tuple[Any, ...]]
     session: Numbered
-    record: CallRecord
     done: Done | None
 
 
 class Queue:
-    """See the module. ``refused`` has, by session, how many calls the disk refused, and the first; ``after`` runs when all
-    of it is committed, or was refused.
-    """
+    """See the module. ``after`` runs when all of it is committed, or was refused."""
 
     def __init__(self) -> None:
         self.calls: list[QueuedCall] = []
@@ -45,7 +40,6 @@ class Queue:
         self.delivered: dict[int, bool] = {}
         self.settings: dict[str, Any] = {}
         self.versions: list[tuple[int | None, str | None, float]] = []
-        self.refused: dict[int, tuple[int, CallRecord]] = {}
         self.after: list[Done] = []
 
     def __bool__(self) -> bool:
@@ -54,13 +48,10 @@ class Queue:
     @property
     def _more(self) -> bool:
         """Whether there is something beside calls."""
-        return bool(self.sessions or self.deleted or self.delivered or self.settings or self.versions or self.refused)
+        return bool(self.sessions or self.deleted or self.delivered or self.settings or self.versions)
 
-    def write(self, database: sqlite3.Connection, calls: list[QueuedCall], next_call: int, *, probe: bool) -> None:
-        """One transaction with these calls; failures for refused ones are numbered from ``next_call``.
-
-        Raises: sqlite3.Error, ValueError, OverflowError, which leave everything as it was.
-        """
+    def write(self, database: sqlite3.Connection, calls: list[QueuedCall], *, probe: bool) -> None:
+        """One transaction with these calls. Raises: sqlite3.Error, ValueError, OverflowError, which leave all as it was."""
         if len(calls) == 1 and not (calls[0].more or probe or self._more):
             database.execute(INSERT_CALL, calls[0].row)  # a transaction by itself, at half the cost
             return
@@ -71,11 +62,8 @@ class Queue:
                 numbers = [(number,) for number in self.deleted]
                 database.executemany("DELETE FROM sessions WHERE number = ?", numbers)
                 database.executemany("INSERT OR IGNORE INTO deleted VALUES(?)", numbers)
-            rows = [call.row for call in calls]
-            if self.refused:
-                rows += self._refused_rows(next_call)
-            if rows:
-                database.executemany(INSERT_CALL, rows)
+            if calls:
+                database.executemany(INSERT_CALL, [call.row for call in calls])
             for call in calls:
                 if call.more:
                     database.executemany(INSERT_CHOICE, call.more)
@@ -91,19 +79,9 @@ class Queue:
             if probe:
                 database.execute("INSERT OR REPLACE INTO settings VALUES('probe', zeroblob(?))", (_PROBE_BYTES,))
 
-    def _refused_rows(self, next_call: int) -> list[tuple[Any, ...]]:
-        """Of each session that lacks calls a failure that says so."""
-        rows = []
-        for number, (session, (count, first)) in enumerate(self.refused.items(), next_call):
-            some = "this call; its agent got an error" if count == 1 else f"{count} calls; their agents got an error"
-            why = f"the gateway's disk failed to take {some}"
-            record = failure(first.call_id, first.index, why, at_s=first.started_s)
-            rows.append(call_row(number, session, record)[0])
-        return rows
-
     def written(self) -> list[Done]:
         """All but calls is stored. Returns what is to run now."""
-        for each in (self.sessions, self.deleted, self.delivered, self.settings, self.versions, self.refused):
+        for each in (self.sessions, self.deleted, self.delivered, self.settings, self.versions):
             each.clear()
         after, self.after = self.after, []
         return after

@@ -47,15 +47,15 @@ _REMOVED_AT_ONCE = 64
 class Store:
     """The store of one gateway. ``directory`` None: a private file that ends with the process.
 
-    ``failed`` is why the disk refuses calls at the moment. ``on_refused`` runs for every call that was refused: its
-    session, and whether the last one stored of that session was refused too.
+    ``failed`` is why the disk refuses calls at the moment. ``on_refused`` runs for every call that was refused, with
+    its session.
     Belongs to one event loop. Raises: ConfigError when another gateway has the directory, or it holds no usable store.
     """
 
     def __init__(self, directory: Path | None, *, fsync: bool = False) -> None:
         self.path = None if directory is None else directory / FILE
         self.failed: OSError | None = None
-        self.on_refused: Callable[[Any, bool], None] | None = None
+        self.on_refused: Callable[[Any], None] | None = None
         self.slow_commits = 0
         self._lock = None if directory is None else _hold(directory)
         try:
@@ -97,7 +97,7 @@ class Store:
         """
         number = self.next_call
         self.next_call += 1
-        self._queue.calls.append(QueuedCall(*call_row(number, session.number, record), session, record, done))
+        self._queue.calls.append(QueuedCall(*call_row(number, session.number, record), session, done))
         if alone:
             self.commit()
         else:
@@ -112,7 +112,6 @@ class Store:
     def delete_session(self, number: int) -> None:
         """Forget a session. It is gone with the next commit, its calls are removed by and by."""
         self._queue.sessions.pop(number, None)
-        self._queue.refused.pop(number, None)
         self._queue.deleted[number] = None
         self._schedule()
 
@@ -160,8 +159,7 @@ class Store:
             self.slow_commits += 1
 
     def _write(self, calls: list[QueuedCall], *, probe: bool = False) -> None:
-        self._queue.write(self._database, calls, self.next_call, probe=probe)
-        self.next_call += len(self._queue.refused)
+        self._queue.write(self._database, calls, probe=probe)
 
     def _stored(self, calls: list[QueuedCall]) -> None:
         self._locked_since = 0.0
@@ -210,12 +208,8 @@ class Store:
     def _refuse(self, calls: list[QueuedCall], error: OSError) -> None:
         queue = self._queue
         for call in calls:
-            number = call.session.number
-            count, first = queue.refused.get(number, (0, call.record))
-            if number not in queue.deleted:
-                queue.refused[number] = (count + 1, first)
             if self.on_refused is not None:
-                self.on_refused(call.session, count > 0)
+                self.on_refused(call.session)
             if call.done is not None:
                 call.done(error)
         after, queue.after = queue.after, []
