@@ -164,8 +164,6 @@ async def test_http_1_0_is_answered_whole_and_never_in_chunks(gateway: Gateway, 
     assert (status, json.loads(reply)["error"]["param"]) == (400, "stream")
 
 
-
-
 async def test_a_slash_at_the_end_of_a_route_is_nothing(gateway: Gateway, session: SessionHandle) -> None:
     for route in ("chat/completions/", "models/"):
         method = "GET" if route == "models/" else "POST"
