@@ -11,10 +11,9 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from .._servers.keys import key_for
 from ..errors import ConfigError, WeightsError
@@ -40,11 +39,7 @@ class EngineAddress:
 
     def connect(self) -> Engine:
         """Raises: ConfigError."""
-        kinds: dict[str, Callable[[EngineAddress], Engine]] = {
-            "policy": PolicyServer,
-            "vllm": VLLMServer,
-            "sglang": SGLangServer,
-        }
+        kinds: dict[str, type[Engine]] = {"policy": PolicyServer, "vllm": VLLMServer, "sglang": SGLangServer}
         if self.engine not in kinds:
             raise ConfigError(f"weights can be put into {', '.join(kinds)}, not into {self.engine!r}")
         if self.adapter is not None and self.engine == "policy":
@@ -60,29 +55,8 @@ class Sampled:
     logprobs: list[float]
 
 
-class Engine(Protocol):
+class Engine:
     """One engine. All methods raise WeightsError, with what the engine said."""
-
-    def pause(self, in_flight: InFlight) -> None:
-        """No token is sampled from here on. ``in_flight``: what becomes of running requests."""
-        ...
-
-    def load(self, folder: Path, version: int) -> None:
-        """Take the weights over; what was cached of the old ones is dropped."""
-        ...
-
-    def resume(self) -> None: ...
-    def version(self) -> int | None:
-        """Which weights it says it has."""
-        ...
-
-    def sample(self, prompt_ids: list[int], *, n: int, max_tokens: int, seed: int) -> list[Sampled]:
-        """Sample at temperature 1 from the whole distribution."""
-        ...
-
-
-class _Server:
-    """Requests to one server."""
 
     def __init__(self, address: EngineAddress) -> None:
         self._at = address
@@ -126,7 +100,22 @@ class _Server:
         except (KeyError, TypeError, ValueError) as e:
             raise WeightsError(f"{self._at.engine} at {self._at.url} gave no token ids and logprobs: {answer}") from e
 
+    def pause(self, in_flight: InFlight) -> None:
+        """No token is sampled from here on. ``in_flight``: what becomes of running requests."""
+
+    def load(self, folder: Path, version: int) -> None:
+        """Take the weights over; what was cached of the old ones is dropped."""
+        raise NotImplementedError
+
+    def resume(self) -> None:
+        """Sample again."""
+
+    def version(self) -> int | None:
+        """Which weights it says it has."""
+        raise NotImplementedError
+
     def sample(self, prompt_ids: list[int], *, n: int, max_tokens: int, seed: int) -> list[Sampled]:
+        """Sample at temperature 1 from the whole distribution."""
         body = {
             "model": self._at.adapter or self._at.model,
             "prompt": prompt_ids,
@@ -145,14 +134,11 @@ class _Server:
         return self._read(self._ask("/v1/completions", body))
 
 
-class PolicyServer(_Server):
+class PolicyServer(Engine):
     """The built-in policy: it changes weights between two tokens, with nothing to pause."""
 
     def _key(self) -> str | None:
         return self._at.key or key_for("policy", self._at.url, "AGENTCORE_RL_POLICY_ADMIN_KEY")
-
-    def pause(self, in_flight: InFlight) -> None: ...
-    def resume(self) -> None: ...
 
     def load(self, folder: Path, version: int) -> None:
         self._ask("/update_weights", {"path": str(folder / WEIGHTS_FILE), "version": version}, timeout_s=LOAD_S)
@@ -161,7 +147,7 @@ class PolicyServer(_Server):
         return _number(self._ask("/health", get=True).get("weight_version"))
 
 
-class VLLMServer(_Server):
+class VLLMServer(Engine):
     """vLLM, started with our worker extension (`vllm_worker`)."""
 
     def _hint(self, status: int) -> str:
@@ -197,7 +183,7 @@ class VLLMServer(_Server):
         return _number(self._ask("/weight_info", get=True).get("weight_version"))
 
 
-class SGLangServer(_Server):
+class SGLangServer(Engine):
     """SGLang's update from disk, and its runtime adapters."""
 
     def pause(self, in_flight: InFlight) -> None:

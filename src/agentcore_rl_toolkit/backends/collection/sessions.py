@@ -106,7 +106,7 @@ class Sessions:
         try:
             return dict(await self._ask(fetch, "hand out trajectories", url)), {}
         except GatewayLostError as e:
-            return e.found, self._give_up(e)
+            return dict(e.found), self._give_up(e)
         except Exception as e:  # a rollout without its trajectory becomes data; the exception object is kept
             status = e.status if isinstance(e, GatewayError) else 0
             if len(session_ids) > 1 and status not in (*_PASSING, *_REFUSED):

@@ -40,7 +40,12 @@ def expect(args: Any, recording: Recording, samples: Sequence[Any], step: int) -
         return  # none is written, or for somebody else
     rows = [None if sample.remove_sample else _row(sample) for sample in samples]
     trusted = bool(getattr(args, "use_rollout_logprobs", False))
-    _written(run / FOLDER / f"{step}.json", {"trusts_sampler": trusted, "samples": rows})
+    listed = run / FOLDER / f"{step}.json"
+    try:
+        listed.parent.mkdir(parents=True, exist_ok=True)
+        listed.write_text(json.dumps({"trusts_sampler": trusted, "samples": rows}))
+    except OSError as e:  # a training goes on without its record
+        log.warning("what slime computes for step %s will not be kept: %s", step, e)
     (run / FOLDER / f"{step}.pt").unlink(
         missing_ok=True
     )  # of a run that this one resumes: slime trains the step after this
@@ -134,11 +139,3 @@ def _loaded(path: Path) -> Mapping[str, Any] | None:
     except (RuntimeError, OSError, EOFError):  # slime is writing it
         return None
     return found
-
-
-def _written(path: Path, value: Mapping[str, Any]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(value))
-    except OSError as e:  # a training goes on without its record
-        log.warning("what slime computes for step %s will not be kept: %s", path.stem, e)
