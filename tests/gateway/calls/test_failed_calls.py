@@ -297,6 +297,25 @@ async def test_a_session_has_no_more_turns_than_allowed(client: GatewayClient, e
     assert len(engine.calls) == 2
 
 
+async def test_a_refused_request_is_an_entry_of_the_session_and_no_turn(
+    client: GatewayClient, engine: ScriptedEngine
+) -> None:
+    [session] = await client.create_sessions_async([new_session_id()])
+    async with agent(session) as llm:
+        for _ in range(60):
+            with pytest.raises(openai.BadRequestError):
+                await llm.chat.completions.create(model="m", messages=USER, extra_body={"lora_path": "/x"})  # type: ignore[arg-type]
+        await llm.chat.completions.create(model="m", messages=USER)  # type: ignore[arg-type]
+    capture = await captured(client, session)
+    assert len(capture.turns) == 1
+    assert len(capture.errors) == 50  # an agent may repeat one forever
+    [first, *_] = capture.errors
+    assert (first["status"], first["http_status"], first["field"]) == ("refused", 400, "lora_path")
+    assert first["type"] == "unsupported"
+    assert "beyond this call" in first["message"]
+    assert first["started_s"] <= first["finished_s"]
+
+
 async def test_session_settings_win_over_the_agents_request(client: GatewayClient, engine: ScriptedEngine) -> None:
     [session] = await client.create_sessions_async(
         [new_session_id()],

@@ -22,7 +22,18 @@ from ...messages.errors import RequestError
 from ..capture.asked import TAG
 from ..capture.build import build
 from ..capture.captured import Captured
-from ..capture.record import ABORTED, ERROR, INVALID, LOST_WEIGHTS, OK, PARTIAL, UNTRAINABLE, CallRecord
+from ..capture.record import (
+    ABORTED,
+    ERROR,
+    INVALID,
+    LOST_WEIGHTS,
+    NO_BASE,
+    OK,
+    PARTIAL,
+    REFUSED,
+    UNTRAINABLE,
+    CallRecord,
+)
 from ..capture.versions import bounds
 from ..engines.errors import upstream_error
 from ..http.connection import AgentConnection
@@ -39,6 +50,7 @@ from .states import ENDS, NEXT, IllegalTransitionError, State
 log = logging.getLogger(__name__)
 
 _FEW = 3  # running calls up to which waiting for others to commit with would only be waiting
+_MOST_REFUSED = 50  # requests of one session that are entries of it: an agent may repeat one forever
 _EVENT_STREAM = ((b"content-type", b"text/event-stream"),)
 MakeTransport = Callable[[Owner, bool], Transport]
 
@@ -150,11 +162,43 @@ class Call:
         return True
 
     def refuse(self, error: RequestError) -> None:
-        """The request never became a call: it is answered and counted, and not recorded."""
+        """The request never became a call: it is answered, counted, and an entry of the session, but no turn."""
         self._context.counters["refused"] += 1
+        session = self.session
+        if not session.closed and session.refused < _MOST_REFUSED:
+            session.refused += 1
+            self._enter(error)
         self.become(State.REFUSED)
         self.agent.fail(error)
         self.agent.close()
+
+    def _enter(self, error: RequestError) -> None:
+        """Have a refused request stored: when it was, its status, the field at fault and why."""
+        session, context = self.session, self._context
+        record = CallRecord(
+            call_id=next(context.call_ids),
+            index=session.next_index,
+            status=REFUSED,
+            dialect=self.agent.dialect,
+            model=None,
+            started_s=self.started_s,
+            first_token_s=None,
+            finished_s=time.time(),
+            weight_version_first=None,
+            weight_version_last=None,
+            http_status=error.status or 400,
+            error_type=error.kind,
+            error=f"{error.param or ''}: {error}"[:4000],
+            request=b"{}",
+            messages=b"",
+            prompt_ids=b"",
+            messages_base=NO_BASE,
+            prompt_base=NO_BASE,
+            choices=[],
+        )
+        session.next_index += 1
+        session.errors += 1
+        session.append(context.sessions.store.append(session, record))
 
     # -- on its way
 

@@ -31,6 +31,7 @@ INVALID = "invalid"  # a whole reply whose tokens do not fit together: never a t
 ERROR = "error"  # the engine or the gateway answered with an error
 PARTIAL = "partial"  # the engine stopped in the middle of a reply
 ABORTED = "aborted"  # the agent went away in the middle of a reply
+REFUSED = "refused"  # the gateway did not take the request; `error` is the field at fault, a colon, and why
 
 
 LOST_WEIGHTS = "engine_lost_its_weights"  # it was started again, and has not the published ones
@@ -354,12 +355,16 @@ def _logprobs(choice: ChoiceRecord) -> Sequence[float | None]:
 
 
 def _error(record: CallRecord) -> dict[str, Any]:
+    field, message = None, record.error
+    if record.status == REFUSED and message is not None:
+        field, _, message = message.partition(": ")
     return {
         "call_id": record.call_id,
         "status": record.status,
         "http_status": record.http_status,
         "type": record.error_type,
-        "message": record.error,
+        "field": field or None,
+        "message": message,
         "started_s": record.started_s,
         "finished_s": record.finished_s,
         "upstream": record.upstream,

@@ -17,8 +17,9 @@ from ..capture.record import CallRecord, FetchedHead, decode, expand
 class SessionCapture:
     """Everything recorded of one session. ``dialogue`` is for people; ``turns`` are for training.
 
-    ``errors`` lists the calls that did not become turns, each with ``status`` (error, partial, aborted, invalid),
-    ``http_status``, ``type`` and ``message``. ``train`` is the rule that the session was opened with, if with any.
+    ``errors`` lists the calls that did not become turns, each with ``status`` (error, partial, aborted, invalid,
+    refused), ``http_status``, ``type``, ``field`` (of a refused request), ``message``, ``started_s``, ``finished_s``.
+    ``train`` is the rule that the session was opened with, if with any.
     """
 
     session_id: str

@@ -87,6 +87,7 @@ class Session:
         self.started_turns = 0  # calls that count against max_turns: running ones and turns
         self.turns = 0
         self.errors = 0
+        self.refused = 0  # requests that are entries of it and no calls
         self.ignored: dict[str, None] = {}  # fields, tools and blocks that its agent sent in vain
         self.inflight: set[RunningCall] = set()
         self.worker: Worker | None = None
