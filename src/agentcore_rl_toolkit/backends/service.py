@@ -55,8 +55,8 @@ class RolloutSettings:
     have the same order. `gateway_store` is a folder for captured turns, None a temporary one. `gateway_model` is a folder with
     tokenizer and chat template: the gateway that we start then renders prompts itself and speaks token ids to the engine.
     `policy_failures` is `CollectConfig`'s: "score" trains rollouts whose policy failed with the reward that their agent
-    declares, "mask" leaves them out. `train_on` is `CollectConfig.train`: which conversations of a session train. `record_dir` is
-    the folder that keeps the rollouts for `agentcore-rl view`, None keeps none; `agentcore-rl train` makes it runs/EXP_ID.
+    declares, "mask" leaves them out. `train_on` is `CollectConfig.train`: which conversations of a session train;
+    `refuse_other_sampling` is `CollectConfig`'s, too. `record_dir` is the folder that keeps the rollouts for `agentcore-rl view`, None keeps none; `agentcore-rl train` makes it runs/EXP_ID.
     """
 
     agent_runtime_arn: str
@@ -72,6 +72,7 @@ class RolloutSettings:
     max_turns: Count | None = None
     policy_failures: PolicyFailures = "score"
     train_on: str | None = None
+    refuse_other_sampling: bool = False
     record_dir: str | None = None
 
     def __post_init__(self) -> None:
@@ -137,6 +138,7 @@ class ServiceSettings(RolloutSettings):
             policy_failures=self.policy_failures,
             sampling_params=self.sampling_params,
             train=self.train_on,
+            refuse_other_sampling=self.refuse_other_sampling,
         )
 
 

@@ -338,6 +338,8 @@ def batch_metrics(groups: Sequence[Group], stats: ConvertStats) -> dict[str, flo
         "dropped_sequences": stats.dropped_sequences,
         "dropped_tokens": stats.dropped_tokens,
         "too_long": stats.too_long,
+        "side_call_tokens": summary.side_call_tokens,
+        "other_sampling_tokens": sum(summary.other_sampling.values()),
     }
     found = {name: float(value) for name, value in metrics.items()}
     found.update({f"outcome/{name}": float(n) for name, n in summary.outcomes.items()})
