@@ -56,7 +56,8 @@ class RolloutSettings:
     tokenizer and chat template: the gateway that we start then renders prompts itself and speaks token ids to the engine.
     `policy_failures` is `CollectConfig`'s: "score" trains rollouts whose policy failed with the reward that their agent
     declares, "mask" leaves them out. `train_on` is `CollectConfig.train`: which conversations of a session train;
-    `refuse_other_sampling` is `CollectConfig`'s, too. `record_dir` is the folder that keeps the rollouts for `agentcore-rl view`, None keeps none; `agentcore-rl train` makes it runs/EXP_ID.
+    `refuse_other_sampling` is `CollectConfig`'s, too. `record_dir` is the folder that keeps the rollouts for `agentcore-rl view`,
+    None keeps none; `agentcore-rl train` makes it runs/EXP_ID.
     """
 
     agent_runtime_arn: str
