@@ -137,7 +137,7 @@ def test_tool_use_is_read_from_the_dialogue_where_the_agent_does_not_say() -> No
 
 
 def test_one_input_before_and_after_is_one_input(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    rows = {"before": [("b/2", 1.0), ("b/1", 0.5)], "after": [("a/3", 0.0), ("a/1", 0.5)]}
+    rows = {"before": {"2": 1.0, "1": 0.5}, "after": {"3": 0.0, "1": 0.5}}
 
     class Reader:
         def __init__(self, folder: Path) -> None: ...
@@ -145,15 +145,15 @@ def test_one_input_before_and_after_is_one_input(monkeypatch: pytest.MonkeyPatch
             return self
 
         def __exit__(self, *raised: object) -> None: ...
-        def count(self) -> int:
-            return 4
+        def inputs(self, phase: str, step: None) -> dict[str, dict[str, Any]]:
+            return {key: {"reward": reward, "first": f"{phase}/{key}"} for key, reward in rows[phase].items()}
 
-        def rollouts(self, query: Any, limit: int) -> list[dict[str, Any]]:
-            return [{"grp": group, "score": score} for group, score in rows[query.phase]]
+        def rollout(self, name: str) -> dict[str, Any]:
+            return {"grp": name}
 
     (tmp_path / "rollouts.sqlite").touch()
     monkeypatch.setattr("agentcore_rl_toolkit.cli.training.report.RunReader", Reader)
-    assert Report(tmp_path).telling_problem() == "1"
+    assert [rollout["grp"] for _, rollout in Report(tmp_path).telling_input()] == ["before/1", "after/1"]
 
 
 def test_a_variable_that_the_session_lacks_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

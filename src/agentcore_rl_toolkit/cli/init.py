@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -66,18 +66,5 @@ def write(folder: Path, framework: str) -> Path:
                 text = text.replace("{{name}}", folder.name).replace("{{framework}}", FRAMEWORKS[framework])
             (folder / file.name).write_text(text)
     write_wheel(folder / "wheels")
-    _make_rows(folder)
+    subprocess.run([sys.executable, "rows.py"], cwd=folder, check=True)
     return folder
-
-
-def _make_rows(folder: Path) -> None:
-    """Run the new project's own rows.py, whose modules are beside it."""
-    before, modules = sys.path[:], set(sys.modules)
-    sys.path.insert(0, str(folder.resolve()))
-    try:
-        runpy.run_path(str(folder.resolve() / "rows.py"), run_name="__main__")
-    finally:
-        sys.path[:] = before
-        for name in set(sys.modules) - modules:
-            if Path(getattr(sys.modules[name], "__file__", None) or "/").parent == folder.resolve():
-                del sys.modules[name]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import sys
 import tempfile
 import webbrowser
@@ -15,6 +14,7 @@ from urllib.parse import urlsplit
 
 import click
 
+from .._servers.process import write_ready
 from ..errors import ConfigError
 from .options import allowed_hosts as allowed_hosts_option
 
@@ -104,9 +104,7 @@ def command(
     def ready(url: str) -> None:
         click.echo(f"{url}\nCtrl-C stops.")
         if ready_file is not None:
-            partial = ready_file.with_name(ready_file.name + ".new")
-            partial.write_text(json.dumps({"url": url}))
-            partial.replace(ready_file)
+            write_ready(ready_file, {"url": url})
         if not no_open and sys.stdout.isatty():
             webbrowser.open(url)
 

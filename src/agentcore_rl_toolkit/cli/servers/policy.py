@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ..._installation import missing_extra
-from ...errors import AgentCoreRLError, ConfigError, MissingExtraError
 from ..options import allowed_hosts as _allowed_hosts
-from ..output.terminal import visible
 from .vllm import command as vllm_command
-
-_NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "msgspec", "starlette", "uvicorn", "httptools")
 
 
 @click.group(name="policy")
 def group() -> None:
     """The built-in policy: a small language model that runs and trains on a CPU."""
-
-
-def _need_policy_extra() -> None:
-    # Waiting threads of OpenMP spin by default, which steals the cores of everything else on the machine.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise missing_extra(f"the policy needs {', '.join(missing)}", "policy")
 
 
 @group.command(
@@ -52,15 +37,12 @@ def serve(**settings: Any) -> None:
 
     New weights need an admin key: AGENTCORE_RL_POLICY_ADMIN_KEY, else one is made and its file named.
     """
-    try:
-        _need_policy_extra()
-        from ...policy.server.process import ServeConfig
-        from ...policy.server.process import serve as run
+    # Waiting threads of OpenMP spin by default, which steals the cores of everything else on the machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    from ...policy.server.process import ServeConfig
+    from ...policy.server.process import serve as run
 
-        run(ServeConfig(**settings, admin_key=os.environ.get("AGENTCORE_RL_POLICY_ADMIN_KEY") or None))
-    except AgentCoreRLError as e:
-        click.echo(visible(f"Error: {e}"), err=True)
-        sys.exit(2 if isinstance(e, (ConfigError, MissingExtraError)) else 1)
+    run(ServeConfig(**settings, admin_key=os.environ.get("AGENTCORE_RL_POLICY_ADMIN_KEY") or None))
 
 
 group.add_command(vllm_command)

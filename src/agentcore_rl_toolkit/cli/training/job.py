@@ -6,9 +6,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
     from .report import Report
     from .trackers import Trackers
 
-CLOSE_DEADLINE_S = 5.0
+STOP_S = 4.0
 TPS_LIMIT = 1000  # the runtime is on this machine
 LOOP = "grpo_loop/train.py"
 
@@ -131,22 +129,20 @@ def clients(job: Job, stack: Stack) -> Iterator[tuple[RolloutClient, GatewayClie
     from ...client import Deadlines, RolloutClient
     from ...gateway import GatewayClient
 
-    client = RolloutClient(
-        stack.agent_arn,
-        stack.store,
-        job.run_dir.name,
-        model_id=MODEL_ID,
-        endpoint_url=stack.runtime_url,
-        tps_limit=TPS_LIMIT,
-        # Sessions on this machine stop in milliseconds or, with their runtime, have already ended.
-        deadlines=Deadlines(stop_s=CLOSE_DEADLINE_S - 1),
-    )
-    gateway = GatewayClient(stack.gateway_url, admin_key=stack.gateway_admin_key)
-    try:
+    with (
+        RolloutClient(
+            stack.agent_arn,
+            stack.store,
+            job.run_dir.name,
+            model_id=MODEL_ID,
+            endpoint_url=stack.runtime_url,
+            tps_limit=TPS_LIMIT,
+            # Sessions on this machine stop in milliseconds or, with their runtime, have already ended.
+            deadlines=Deadlines(stop_s=STOP_S),
+        ) as client,
+        GatewayClient(stack.gateway_url, admin_key=stack.gateway_admin_key) as gateway,
+    ):
         yield client, gateway
-    finally:
-        # A service that died may leave a call hanging; stopping the services ends it, so do not wait long here.
-        _close_within(CLOSE_DEADLINE_S, client.close, gateway.close)
 
 
 class Observer:
@@ -178,12 +174,3 @@ class Observer:
                 self._report.drop_steps_from(facts["steps_done"])
                 self._trackers.resumed(facts["steps_done"])
                 self._display.resumed(facts["rollouts_done"])
-
-
-def _close_within(deadline_s: float, *closers: Callable[[], None]) -> None:
-    threads = [threading.Thread(target=close, daemon=True) for close in closers]
-    for thread in threads:
-        thread.start()
-    give_up = time.monotonic() + deadline_s
-    for thread in threads:
-        thread.join(max(0.0, give_up - time.monotonic()))

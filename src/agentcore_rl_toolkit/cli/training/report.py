@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...contract import Cause
-from ...runs import ROLLOUTS, Query, RunReader
+from ...runs import ROLLOUTS, RunReader
 
 
 class Report:
@@ -87,26 +87,14 @@ class Report:
         (self.run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
         return summary
 
-    def sample_dialogue(self, when: str, input_id: str) -> dict[str, Any] | None:
-        """A held-out rollout of this input, of the evaluation `before` or `after`."""
+    def telling_input(self) -> list[tuple[str, dict[str, Any]]]:
+        """The rollouts before and after of a held-out input: one that went wrong before and right after, else any in both."""
         if not (self.run_dir / ROLLOUTS).exists():
-            return None
+            return []
         with RunReader(self.run_dir) as run:
-            for row in run.rollouts(Query(phase=when), limit=run.count()):
-                if row["grp"].split("/")[-1] == input_id:
-                    found = run.rollout(row["id"])
-                    return None if found is None else {**found, "dialogue": found["dialogue"] or []}
-        return None
-
-    def telling_problem(self) -> str | None:
-        """The held-out input to show: one that went wrong before and right after, else the first that is in both."""
-        rewards: dict[str, dict[str, float | None]] = {}
-        if not (self.run_dir / ROLLOUTS).exists():
-            return None
-        with RunReader(self.run_dir) as run:
-            for when in ("before", "after"):
-                for row in run.rollouts(Query(phase=when), limit=run.count()):
-                    rewards.setdefault(row["grp"].split("/")[-1], {})[when] = row["score"]
-        better = [i for i, r in rewards.items() if r.get("before") == 0.0 and r.get("after") == 1.0]
-        both = [i for i, r in rewards.items() if len(r) == 2]
-        return min(better or both, default=None)
+            before, after = run.inputs("before", None), run.inputs("after", None)
+            both = before.keys() & after.keys()
+            better = [key for key in both if (before[key]["reward"], after[key]["reward"]) == (0.0, 1.0)]
+            chosen = min(better or both, default=None)
+            sides = {} if chosen is None else {"before": before[chosen], "after": after[chosen]}
+            return [(when, run.rollout(side["first"]) or {}) for when, side in sides.items()]

@@ -109,13 +109,10 @@ def print_end(console: Console, job: Job, report: Report, summary: dict[str, Any
 
     from .display import share, share_of
 
-    problem = report.telling_problem()
-    samples = [(when, report.sample_dialogue(when, problem)) for when in WHEN] if problem is not None else []
-    for when, rollout in samples:
-        if rollout is not None:
-            console.print(f"\n[bold]One input, {when} training[/] (reward {rollout['reward']})")
-            for line in dialogue.lines(rollout["dialogue"]):
-                console.print(line, highlight=False, markup=False)
+    for when, rollout in report.telling_input():
+        console.print(f"\n[bold]One input, {when} training[/] (reward {rollout['reward']})")
+        for line in dialogue.lines(rollout["dialogue"] or []):
+            console.print(line, highlight=False, markup=False)
     if job.held_out:
         table = Table(title="\nHeld-out inputs", title_justify="left", title_style="bold")
         for name in ("", "before", "after"):
