@@ -447,13 +447,13 @@ async def train(
             async with calls_held(services, config):
                 await asyncio.to_thread(publish, model, step + 1, services, probe)
             stream.published(step + 1)
+            ended = time.monotonic()
             if held_out and config.eval_every and (step + 1) % config.eval_every == 0 and step + 1 < config.steps:
                 await evaluate(step + 1, held_out, services, config, observe)  # before the step is saved: both or none
                 training_begins(step + 1, config, observe)
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "steps": step + 1}
             torch.save({**state, "stream": stream.state()}, checkpoint.with_suffix(".new"))
             checkpoint.with_suffix(".new").replace(checkpoint)
-            ended = time.monotonic()
             times = {
                 "rollout_s": taken - started,
                 "train_s": ended - taken,
