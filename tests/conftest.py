@@ -479,7 +479,7 @@ def browser_finds_what_the_file_has(find_the_worst: Callable[[Path, str], WorstR
             mask = base64.b64decode(sequence["mask"])
             sampled += [(lp, token) for lp, token, trained in zip(logprobs, ids, mask, strict=True) if trained]
         logprob, token = min(sampled, key=lambda pair: pair[0])
-        found = find_the_worst(run, step)
+        found = find_the_worst(run, f"{phase} {int(number) + 1}" if phase == "train" else step)
         assert re.search(rf"/rollout/{worst}(\?|$)", found.address), (worst, reward, found.address)
         assert found.token == texts[token]
         shown = re.search(r"sampler (-?[\d.]+)", found.description)

@@ -386,6 +386,7 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
         **stats.evaluation(),
         "reward_spread": spread,  # standard deviation over the groups' mean rewards
         "tool_use": sum(tools) / len(tools) if tools else None,
+        "metrics": dict(stats.metrics),  # what the agent returns beside the reward
         "rollouts": stats.rollouts,
         "usable": stats.usable,
         "groups_that_differ": sum(len(set(g.rewards) - {None}) > 1 for g in groups),  # elsewhere every advantage is 0

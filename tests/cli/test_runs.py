@@ -60,7 +60,7 @@ def test_the_worst_rollout_is_read_out_with_its_trained_tokens_and_the_least_lik
     work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = output_of(work, monkeypatch, "show", "--worst", "1")
-    assert answer.startswith("#5  train 1  g  ok")
+    assert answer.startswith("#5  train 2  g  ok")
     assert "user  Q4" in answer
     assert "\\e]0;title\\a" in answer  # a terminal is not to obey it
     assert "\x1b" not in answer

@@ -84,7 +84,7 @@ def write(folder: Path, kind: str) -> None:
             for n in range(8):
                 run.rollout(rollout(n, phase="before", step=None, reward=0.0))
                 run.rollout(rollout(n, phase="after", step=None, reward=float(n > 3)))
-            run.event("step", {"step": 0, "loss": 0.5, "rollout_s": 3.0, "train_s": 1.0})
+            run.event("step", {"step": 0, "loss": 0.5, "rollout_s": 3.0, "train_s": 1.0, "metrics": {"lamps": 2.5}})
             run.event("step", {"step": 1, "loss": 0.25, "rollout_s": 2.0, "train_s": 2.0})
 
 
@@ -130,7 +130,7 @@ def test_from_the_run_to_the_least_likely_token_of_the_worst_rollout_of_the_last
     page = shown.at("")
     page.click(f"#page a:text-is('{kind}')")
     page.wait_for_selector(f"#page h1:text-is('{kind}')")  # until then a run in the list may be named like a step
-    step = "eval" if kind == "eval" else "train 1"
+    step = "eval" if kind == "eval" else "train 2"
     page.click(f"#page table a:text-is('{step}')")
     page.click(".rows .row >> nth=0")  # the address of a step sorts by reward, the lowest first
     page.wait_for_selector("#least")
@@ -156,7 +156,7 @@ def test_filters_orders_and_keys(shown: Shown) -> None:
     page.select_option("[name=outcome]", "")
     page.fill("[name=text]", "shop 1")
     page.wait_for_selector("#count:text-is('16 rollouts')")
-    page.fill("[name=step]", "1")
+    page.fill("[name=step]", "2")  # people count steps from 1, the file from 0
     page.wait_for_selector("#count:text-is('4 rollouts')")
     page.click("[data-sort=reward]")
     page.wait_for_selector("[data-sort=reward][aria-sort=ascending]")
@@ -293,7 +293,7 @@ def test_an_exported_run_opens_from_disk(shown: Shown, tmp_path: Path) -> None:
     assert "33 of 33 rollouts" in done.stdout, done.stderr
     page = shown.page
     page.goto((tmp_path / "r.html").as_uri())
-    page.click("#page table a:text-is('train 1')")
+    page.click("#page table a:text-is('train 2')")
     page.click(".rows .row >> nth=0")
     page.click("#least")
     assert "sampler -3.0600" in page.inner_text("#picked")
@@ -321,6 +321,44 @@ def test_dark_and_light_have_contrast(shown: Shown) -> None:
         page.emulate_media(color_scheme=scheme)
         for selector in ("h1", ".fact span", ".good", "#group", ".tokens .context", "[data-at='0:3']"):
             assert page.evaluate(measure, selector) >= 4.5, (scheme, selector)
+
+
+@pytest.mark.system
+def test_a_run_shows_evaluations_and_the_agents_metrics_counts_steps_from_1_and_is_not_live_once_it_ended(
+    shown: Shown,
+) -> None:
+    page = shown.at("#/run/loop")
+    assert page.locator(".held-dot").count() == 2  # before and after, in the curve of the reward
+    assert "lamps, mean" in page.inner_text("#charts")
+    assert [page.locator("#page table tbody a").nth(n).inner_text() for n in range(2)] == ["train 1", "train 2"]
+    (shown.folder / "runs" / "loop" / "summary.json").write_text('{"steps": 2}')
+    page = shown.at("#/run/loop/rollouts")
+    page.wait_for_selector(".live:text-is('finished')")
+    assert "Count the lamps of shop 0" in page.inner_text(".rows .row >> nth=0")
+    page = shown.at("#/compare?first=trl@train:0&second=loop@train:1")
+    assert page.locator(".over polyline").count() == 2  # the curves of both runs
+    assert page.input_value("[name=second]") == "loop@train:1"
+    assert page.inner_text("[name=second] option:checked") == "loop, train 2"
+
+
+@pytest.mark.system
+def test_tokens_are_reached_by_keyboard_and_the_reward_is_in_sight_on_a_phone(shown: Shown) -> None:
+    page = shown.at("#/run/loop/rollout/1")
+    page.focus(".tokens")
+    for key in ("ArrowRight", "End", "ArrowLeft"):
+        page.keyboard.press(key)
+    assert page.get_attribute(".tokens .picked", "data-i") == "3"
+    assert "sampler -3" in page.inner_text("#picked")
+    page.set_viewport_size({"width": 390, "height": 800})
+    page = shown.at("#/run/loop/rollouts")
+    box = page.locator(".rows .row >> nth=0").locator(":scope > *:nth-child(5)").bounding_box()
+    assert box is not None
+    assert box["x"] + box["width"] <= 390
+    page = shown.at("#/run/loop/rollout/17")
+    assert (
+        page.evaluate("""() => [...document.querySelectorAll('.fact b')].every((e) =>
+      e.textContent.split(' ').length >= Math.round(e.getBoundingClientRect().height / 25))""")
+    )  # no word over two lines
 
 
 def test_the_server_answers_nobody_else_and_allows_no_remote_part(served: tuple[str, Path]) -> None:

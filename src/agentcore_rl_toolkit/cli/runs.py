@@ -90,6 +90,8 @@ def show(
                 raise ConfigError(f"{reader.folder} has no rollout {name}, or several that begin so")
             chosen = [one]
         elif worst is not None or step is not None or phase is not None:
+            if step is not None and phase in (None, "train"):
+                step -= reader.counted_from()
             chosen = _chosen(reader, steps, phase, step, worst)
         else:
             facts = {
@@ -127,10 +129,9 @@ def _overview(run: Mapping[str, Any]) -> Iterator[str]:
     yield f"{run['name']}   {bars([s['reward'] for s in run['steps'] if s['phase'] == 'train'])}"
     yield f"{'':10}{'rollouts':>9}{'reward':>9}{'spread':>8}{'usable':>8}{'tokens':>9}{'gap':>9}  outcomes"
     for s in run["steps"]:
-        name = s["phase"] if s["step"] is None else f"{s['phase']} {s['step']}"
         ends = " ".join(f"{n} {o}" for o, n in s["outcomes"].items())
         yield (
-            f"{name:10}{s['rollouts']:>9}{_number(s['reward']):>9}{_number(s['reward_spread']):>8}{s['usable']:>8}"
+            f"{s['at']:10}{s['rollouts']:>9}{_number(s['reward']):>9}{_number(s['reward_spread']):>8}{s['usable']:>8}"
             f"{_number(s['tokens_mean'], 0):>9}{_small(s['gap_max']):>9}  {ends}"
         )
     for reason, count in run["not_kept"].items():
@@ -138,10 +139,9 @@ def _overview(run: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    where = row["phase"] if row["step"] is None else f"{row['phase']} {row['step']}"
     whose = f" ({row['cause']})" if row["cause"] else ""
     return visible(
-        f"#{row['id']}  {where}  {row['grp']}  {row['outcome']}{whose}  reward {_number(row['reward'])}  advantage "
+        f"#{row['id']}  {row['at']}  {row['grp']}  {row['outcome']}{whose}  reward {_number(row['reward'])}  advantage "
         f"{_number(row['advantage'])}  {row['turns'] if row['turns'] is not None else '-'} turns  "
         f"{row['sampled_tokens'] if row['sampled_tokens'] is not None else '-'} tokens  {row['error'] or ''}"
     ).rstrip()

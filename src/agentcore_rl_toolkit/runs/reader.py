@@ -177,7 +177,14 @@ class RunReader:
         found = {row["id"]: dict(row) for row in self._of(f"SELECT {', '.join(LISTED)} FROM rollouts WHERE id", ids)}
         for row in self._of("SELECT rollout, name, calls FROM tools WHERE rollout", ids):
             found[row["rollout"]].setdefault("tools", {})[row["name"]] = row["calls"]
+        counted_from = self.counted_from()
+        for row in found.values():
+            row["at"] = _place(row, counted_from)
         return [found[i] for i in ids if i in found]
+
+    def counted_from(self) -> int:
+        """What people's number of a training step is more than the file's: people count from 1, some trainers' files from 0."""
+        return int(self._all("SELECT MIN(step) FROM rollouts WHERE phase = 'train'")[0][0] == 0)
 
     def _of(self, select: str, ids: Sequence[int]) -> list[sqlite3.Row]:
         """The rows of a selection that ends in a column of ids, in parts that SQLite takes."""
@@ -246,6 +253,7 @@ class RunReader:
         rows = self._all("SELECT name, COUNT(*) FROM tools GROUP BY 1 ORDER BY 2 DESC LIMIT 200")
         found["tool"] = dict(map(tuple, rows))
         found["steps"] = [{"phase": s["phase"], "step": s["step"], "n": s["rollouts"]} for s in self.steps()]
+        found["counted_from"] = self.counted_from()
         return found
 
     def steps(self) -> list[dict[str, Any]]:
@@ -254,7 +262,9 @@ class RunReader:
         for row in self._parts_of_steps():
             parts.setdefault((row["phase"], row["step"]), []).append(row)
         ordered = sorted(parts.values(), key=lambda rows: min(row["first_id"] for row in rows))
-        return [_step(rows) for rows in ordered]
+        counted_from = self.counted_from()
+        found = [_step(rows) for rows in ordered]
+        return [{**step, "at": _place(step, counted_from)} for step in found]
 
     def group(self, rollout: int) -> list[int]:
         """The ids of all rollouts that are compared with this one, itself among them."""
@@ -285,6 +295,13 @@ class RunReader:
         except (OSError, ValueError):
             return {}
         return value if isinstance(value, dict) else {}
+
+
+def _place(row: Mapping[str, Any], counted_from: int) -> str:
+    """Phase and step as people read them: `train 1` is the first step, `eval 4` the evaluation of what four steps made."""
+    if row["step"] is None:
+        return str(row["phase"])
+    return f"{row['phase']} {row['step'] + (counted_from if row['phase'] == 'train' else 0)}"
 
 
 def _step(parts: Sequence[sqlite3.Row]) -> dict[str, Any]:

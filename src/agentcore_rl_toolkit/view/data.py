@@ -77,6 +77,7 @@ def list_of_runs(runs: Runs) -> list[dict[str, Any]]:
             entry["rollouts"] = sum(step["rollouts"] for step in steps)
             entry["steps"] = sum(step["phase"] == "train" and step["step"] is not None for step in steps)
             entry["rewards"] = [step["reward"] for step in trained]
+            entry["finished"] = bool(runs.reader(name).summary())
             entry["last_s"] = max((s["last_s"] for s in steps if s["last_s"] is not None), default=None)
         except ConfigError as e:
             entry["problem"] = str(e)
@@ -94,6 +95,7 @@ def overview(run: RunReader) -> dict[str, Any]:
         "metrics": run.metrics(),
         "facets": run.facets(),
         "not_kept": run.counters(),
+        "counted_from": run.counted_from(),
     }
 
 
@@ -125,8 +127,14 @@ def rows(run: RunReader, given: Mapping[str, str]) -> dict[str, Any]:
     except ValueError:
         raise ConfigError("offset and limit are numbers") from None
     found: dict[str, Any] = {"total": run.total(query), "offset": max(0, offset)}
-    found["rows"] = run.rollouts(query, offset=max(0, offset), limit=max(0, min(limit, PAGE)))
+    found["rows"] = with_inputs(run, run.rollouts(query, offset=max(0, offset), limit=max(0, min(limit, PAGE))))
     return found
+
+
+def with_inputs(run: RunReader, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with what stands for their input."""
+    payloads = run.payloads([row["id"] for row in rows])
+    return [{**row, "input": input_text(payloads.get(row["id"]))} for row in rows]
 
 
 def rollout(run: RunReader, number: int) -> dict[str, Any]:
@@ -152,7 +160,8 @@ def group(run: RunReader, number: int) -> dict[str, Any]:
     ]
     first = next(r for r in found if r is not None)
     payload = (first["detail"] or {}).get("payload")
-    return {"phase": first["phase"], "step": first["step"], "grp": first["grp"], "payload": payload, "members": members}
+    place = {name: first[name] for name in ("phase", "step", "grp", "at")}
+    return {**place, "payload": payload, "members": members}
 
 
 def input_text(payload: Any) -> str | None:

@@ -35,7 +35,7 @@ def script() -> str:
 
 def export(run: RunReader, target: Path, query: Query, *, limit: int) -> tuple[int, int]:
     """Write the first ``limit`` rollouts of a query with all their parts. Returns how many are in, and how many fit."""
-    rows = run.rollouts(query, limit=limit)
+    rows = data.with_inputs(run, run.rollouts(query, limit=limit))
     texts: dict[str, str] = {}
     details: dict[str, Any] = {}
     groups: dict[str, Any] = {}

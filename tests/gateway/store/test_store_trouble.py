@@ -175,3 +175,15 @@ async def test_on_a_full_disk_calls_and_sessions_are_refused_and_all_goes_on_whe
 
 
 # -- a disk that refuses now and then
+
+
+async def test_a_deletion_that_the_disk_refuses_is_not_said_to_be_done(
+    engine: ScriptedEngine, start_gateway: Start
+) -> None:
+    gateway = await start_gateway(engine)
+    client = GatewayClient(gateway.url)
+    [session] = await client.create_sessions_async([new_session_id()])
+    assert await ask(session, "one") == 200
+    with refused(gateway):
+        status, _ = await request("POST", f"{gateway.url}/admin/delete", body={"session_ids": [session.session_id]})
+    assert status == 503

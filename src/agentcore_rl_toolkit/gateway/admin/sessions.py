@@ -91,7 +91,10 @@ class SessionRoutes:
         return {"deleted": await self.delete_sessions(asked.session_ids)}
 
     async def delete_sessions(self, session_ids: list[str]) -> int:
-        """Delete sessions, and return when that is stored. Returns how many there were."""
+        """Delete sessions, and return when that is stored. Returns how many there were.
+
+        Raises: RequestError 503 where the disk does not take it: after a crash the sessions would be there again.
+        """
         sessions = self._sessions
         names = [s.encode() for s in session_ids]
         for name in names:
@@ -99,7 +102,9 @@ class SessionRoutes:
             if session is not None:
                 self.close_session(session)
         gone = sessions.delete(names)
-        await sessions.store.kept()
+        error = await sessions.store.kept()
+        if error is not None:
+            raise RequestError(f"the deletion is not stored, try it again: {error}", kind="overloaded", status=503)
         return len(gone)
 
     async def fetch(self, request: Request) -> AsyncIterator[bytes]:

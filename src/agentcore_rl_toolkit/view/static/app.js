@@ -10,7 +10,7 @@ const page = document.getElementById("page"), bar = document.getElementById("bar
 const live = el("span", { class: "live", title: "What is written to a run shows up here by itself." });
 const keys = el("dialog", { id: "keys", "aria-label": "Keys" }, el("h2", {}, "Keys"), el("table", {}, [["j, k", "next and previous rollout, in a list and in a group"], ["Enter", "open the rollout"], ["/", "search the text of the rollouts"], ["g", "the group of this rollout"], ["l", "the least likely token of this rollout"], ["r", "the rollouts of this run"], ["?", "these keys"], ["Esc", "close"]].map(([key, what]) => el("tr", {}, el("td", {}, el("kbd", {}, key)), el("td", {}, what)))), el("form", { method: "dialog" }, el("button", {}, "Close")));
 document.body.append(keys);
-let current = null, drawn = 0;
+let current = null, drawn = 0, connection = "";
 
 function read() {
   const [path, words = ""] = location.hash.replace(/^#\/?/, "").split("?");
@@ -45,6 +45,12 @@ async function pageOf(at) {
   return runPage(at.run);
 }
 
+// A run that has ended is not live, whatever the connection says.
+async function sayState(run) {
+  const ended = run !== undefined && (await runList()).find((r) => r.name === run)?.finished;
+  if (read().run === run) live.textContent = ended ? "finished" : connection;
+}
+
 async function draw(keep = false) {
   const mine = ++drawn, focused = keep ? document.activeElement?.name : null, scrolled = keep ? scrollY : 0;
   const caret = focused && document.activeElement.selectionStart;
@@ -61,6 +67,7 @@ async function draw(keep = false) {
   scrollTo(0, scrolled);
   if (focused) { const again = page.querySelector(`[name="${CSS.escape(focused)}"]`); again?.focus(); if (caret && again?.type === "search") again.setSelectionRange(caret, caret); }
   page.dataset.ready = String(mine);
+  if (!exported) await sayState(at.run);
 }
 
 addEventListener("hashchange", () => draw());
@@ -79,5 +86,5 @@ listen((run) => {
   if ((at.kind === "run" && at.run !== run) || (["rollout", "group"].includes(at.name) && !current?.growing) || at.kind === "compare") return;
   clearTimeout(due);
   due = setTimeout(() => (current?.changed ? current.changed() : draw(true)), 200);
-}, (state) => { live.textContent = state; });
+}, (state) => { connection = state; if (live.textContent !== "finished") live.textContent = state; });
 draw();

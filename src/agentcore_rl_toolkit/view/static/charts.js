@@ -12,7 +12,7 @@ function ticks(low, high) {
   return found;
 }
 
-// curves: [{name, points: [{x, y, low?, high?}], second?}]. Points without a value are left out, not drawn as 0.
+// curves: [{name, points: [{x, y, low?, high?}], kind?: "other" or "held"}]. Points without a value are left out, not drawn as 0.
 export function lineChart(title, curves, options = {}) {
   const shown = curves.map((c) => ({ ...c, points: c.points.filter((p) => p.y !== null && p.y !== undefined) })).filter((c) => c.points.length);
   if (!shown.length) return null;
@@ -27,25 +27,25 @@ export function lineChart(title, curves, options = {}) {
   for (const at of ticks(left, right).filter(Number.isInteger)) picture.append(svg("text", { x: X(at), y: HEIGHT - 20, "text-anchor": "middle" }, at));
   picture.append(axisName());
   for (const curve of shown) {
-    const second = curve.second ? " other" : "";
+    const second = curve.kind ? ` ${curve.kind}` : "";
     const banded = curve.points.filter((p) => p.low !== undefined && p.low !== null);
     if (banded.length > 1) picture.append(svg("polygon", { class: "band", points: [...banded.map((p) => `${X(p.x)},${Y(p.high)}`), ...banded.toReversed().map((p) => `${X(p.x)},${Y(p.low)}`)].join(" ") }));
     picture.append(svg("polyline", { class: `curve${second}`, points: curve.points.map((p) => `${X(p.x)},${Y(p.y)}`).join(" ") }));
     for (const p of curve.points) {
-      const dot = svg("circle", { class: curve.second ? "other-dot" : "dot", cx: X(p.x), cy: Y(p.y), r: curve.points.length > 80 ? 2 : 3.5 });
+      const dot = svg("circle", { class: curve.kind ? `${curve.kind}-dot` : "dot", cx: X(p.x), cy: Y(p.y), r: curve.points.length > 80 ? 2 : 3.5 });
       dot.addEventListener("mousemove", (event) => tip(`step ${p.x}\n${curve.name} ${small(p.y)}${p.note ? `\n${p.note}` : ""}`, event));
       dot.addEventListener("mouseleave", () => tip(null));
       picture.append(p.href ? svg("a", { href: p.href, "aria-label": `step ${p.x}` }, dot) : dot);
     }
   }
-  const named = shown.length > 1 ? el("div", { class: "soft" }, shown.map((c) => [el("i", { class: c.second ? "key other-key" : "key curve-key" }), c.name])) : null;
+  const named = shown.length > 1 ? el("div", { class: "soft" }, shown.map((c) => [el("i", { class: `key ${c.kind ?? "curve"}-key` }), c.name])) : null;
   return el("div", { class: "card" }, el("b", {}, title), picture, named);
 }
 
 const COLOURS = { ok: "var(--good)", policy: "var(--warn)", agent: "var(--bad)", infrastructure: "var(--soft)", other: "var(--main)" };
 
 // One bar per step, parts from the bottom: what ended ok, then failures by cause.
-export function stackedChart(title, steps) {
+export function stackedChart(title, steps, from = 0) {
   if (!steps.length) return null;
   const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": title });
   const most = Math.max(...steps.map((s) => s.rollouts)), wide = (WIDTH - LEFT - RIGHT) / steps.length, seen = new Set();
@@ -53,10 +53,10 @@ export function stackedChart(title, steps) {
     const y = TOP + (1 - at / most) * (HEIGHT - TOP - BOTTOM);
     picture.append(svg("line", { class: "axis", x1: LEFT, x2: WIDTH - RIGHT, y1: y, y2: y }), svg("text", { x: LEFT - 6, y: y + 4, "text-anchor": "end" }, at));
   }
-  const named = new Set(ticks(steps[0].step, steps.at(-1).step).filter(Number.isInteger));
+  const named = new Set(ticks(steps[0].step + from, steps.at(-1).step + from).filter(Number.isInteger));
   picture.append(axisName());
   steps.forEach((step, i) => {
-    if (named.has(step.step) || steps.length === 1) picture.append(svg("text", { x: LEFT + (i + 0.5) * wide, y: HEIGHT - 20, "text-anchor": "middle" }, step.step));
+    if (named.has(step.step + from) || steps.length === 1) picture.append(svg("text", { x: LEFT + (i + 0.5) * wide, y: HEIGHT - 20, "text-anchor": "middle" }, step.step + from));
     const failed = Object.values(step.causes).reduce((a, b) => a + b, 0);
     const parts = [["ok", step.rollouts - failed], ...Object.entries(step.causes)];
     let base = 0;
@@ -66,7 +66,7 @@ export function stackedChart(title, steps) {
       const tall = (count / most) * (HEIGHT - TOP - BOTTOM), y = HEIGHT - BOTTOM - base - tall;
       const bar = svg("rect", { x: LEFT + i * wide + wide * 0.1, width: Math.max(1, wide * 0.8), y, height: tall });
       bar.style.fill = COLOURS[name] ?? COLOURS.other;
-      bar.addEventListener("mousemove", (event) => tip(`step ${step.step}\n${name}: ${many(count, "rollout")}\n${Object.entries(step.outcomes).map(([o, n]) => `${n} ${o}`).join("\n")}`, event));
+      bar.addEventListener("mousemove", (event) => tip(`step ${step.step + from}\n${name}: ${many(count, "rollout")}\n${Object.entries(step.outcomes).map(([o, n]) => `${n} ${o}`).join("\n")}`, event));
       bar.addEventListener("mouseleave", () => tip(null));
       picture.append(bar);
       base += tall;

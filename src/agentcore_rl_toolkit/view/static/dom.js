@@ -39,7 +39,7 @@ export function small(value) {
 }
 
 export function placeOf(row) {
-  return row.step === null || row.step === undefined ? row.phase : `${row.phase} ${row.step}`;
+  return row.at;
 }
 
 export function outcomeClass(row) {

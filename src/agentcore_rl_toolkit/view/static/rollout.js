@@ -111,13 +111,28 @@ async function tokenView(name, row, query, go) {
   const bounds = colour === "logprob" ? LIMITS.logprob.map((l) => `< ${Number((Math.exp(-l) * 100).toPrecision(1))} %`) : (LIMITS[colour] ?? []).map((l) => `≥ ${l}`);
   const scale = colour === "mask" ? null : known ? el("span", { class: "scale" }, WORDS[colour], bounds.map((b, n) => el("i", { class: `c${n + 1}` }, b))) : el("span", { class: "soft", id: "unknown" }, absent(row, colour));
   const lowest = sequences.flatMap((s, n) => [...s.ids.keys()].filter((i) => s.mask[i] && s.logprobs && !Number.isNaN(s.logprobs[i])).map((i) => ({ n, i, lp: s.logprobs[i] }))).reduce((a, b) => (a && a.lp <= b.lp ? a : b), null);
-  const jump = lowest ? el("button", { type: "button", id: "least", onclick: () => { const found = document.querySelector(`[data-at="${lowest.n}:${lowest.i}"]`); document.querySelectorAll(".picked").forEach((e) => e.classList.remove("picked")); found?.classList.add("picked"); found?.scrollIntoView({ block: "center" }); said.textContent = numbersOf(sequences[lowest.n], lowest.i, texts).replaceAll("\n", "   "); } }, "least likely token") : null;
+  const pick = (n, i, block) => {
+    const found = document.querySelector(`[data-at="${n}:${i}"]`);
+    if (!found) return;
+    document.querySelectorAll(".picked").forEach((e) => e.classList.remove("picked"));
+    found.classList.add("picked");
+    found.scrollIntoView({ block });
+    said.textContent = numbersOf(sequences[n], i, texts).replaceAll("\n", "   ");
+  };
+  const jump = lowest ? el("button", { type: "button", id: "least", onclick: () => pick(lowest.n, lowest.i, "center") }, "least likely token") : null;
   const said = el("span", { id: "picked", class: "soft", "aria-live": "polite" });
   const shown = sequences.map((s, n) => {
     const why = n === 0 ? "" : s.branch_reason ?? "separate";
     const shared = s.context_turn_ids.length ? `, goes on from ${many(s.context_turn_ids.length, "turn")} trained in another sequence` : "";
     const trained = s.mask.reduce((a, b) => a + b, 0);
-    const box = el("div", { class: "tokens card", "data-sequence": n });
+    const box = el("div", { class: "tokens card", "data-sequence": n, tabindex: 0, role: "group", "aria-label": "tokens: arrow keys go through them" });
+    box.addEventListener("keydown", (event) => {
+      const by = { ArrowRight: 1, ArrowLeft: -1, Home: -s.ids.length, End: s.ids.length }[event.key];
+      if (by === undefined) return;
+      event.preventDefault();
+      const at = box.querySelector(".picked")?.dataset.i;
+      pick(n, Math.max(0, Math.min(box.querySelectorAll("[data-i]").length - 1, at === undefined && by === 1 ? 0 : Number(at ?? 0) + by)), "nearest");
+    });
     const add = (from) => { box.append(...spans(s, n, texts, colour, from, Math.min(from + MOST, s.ids.length))); if (from + MOST < s.ids.length) { const more = el("button", { type: "button", onclick: () => { more.remove(); add(from + MOST); } }, many(s.ids.length - from - MOST, "more token")); box.append(more); } };
     add(0);
     box.addEventListener("mousemove", (event) => { const place = event.target.dataset?.i; tip(place === undefined ? null : numbersOf(s, Number(place), texts), event); });

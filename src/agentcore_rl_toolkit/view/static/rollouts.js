@@ -2,7 +2,7 @@ import { el, link, many, number, outcomeClass, outcomeText, placeOf, small } fro
 import { facetsOf, rowsOf } from "./source.js";
 
 const HIGH = 30, CHUNK = 100, AROUND = 12, AT_ONCE = 2;
-const COLUMNS = [["id", "#"], ["step", "step"], ["grp", "group"], ["outcome", "outcome"], ["reward", "reward"], ["advantage", "advantage"], ["turns", "turns"], ["sampled_tokens", "tokens"], ["logprob_min", "min logprob"], ["gap_max", "gap"], ["tool_calls", "tools"]];
+const COLUMNS = [["id", "#"], ["step", "step"], ["grp", "input"], ["outcome", "outcome"], ["reward", "reward"], ["advantage", "advantage"], ["turns", "turns"], ["sampled_tokens", "tokens"], ["logprob_min", "min logprob"], ["gap_max", "gap"], ["tool_calls", "tools"]];
 const WORDY = new Set(["id", "step", "grp", "outcome", "tool_calls"]);
 const FILTERS = ["phase", "step", "outcome", "tool", "reward_from", "reward_to", "tokens_from", "text"];
 
@@ -12,11 +12,16 @@ export async function rolloutsPage(name, query, go) {
   const options = (values, empty) => [el("option", { value: "" }, empty), ...values.map(([value, text]) => el("option", { value }, text))];
   const choice = (key, label, values) => { const made = el("select", { name: key }, options(values, "any")); made.value = query[key] ?? ""; return el("label", {}, label, made); };
   const input = (key, label, type = "number") => el("label", {}, label, el("input", { name: key, type, step: "any", value: query[key] ?? "" }));
+  // The address has the file's number of a step, the form the one that people count from 1.
+  const more = () => ((form?.elements.phase.value ?? query.phase ?? "") === "eval" ? 0 : facets.counted_from);
+  let form = null;
+  const step = input("step", "step");
+  if (query.step) step.querySelector("input").value = Number(query.step) + more();
   const outcomes = [...Object.entries(facets.outcome).map(([o, n]) => [o, `${o} (${n})`]), ...Object.entries(facets.cause).map(([c, n]) => [`cause:${c}`, `cause: ${c} (${n})`])];
-  const form = el("form", { class: "filters", onsubmit: (event) => event.preventDefault() },
-    choice("phase", "phase", Object.entries(facets.phase).map(([p, n]) => [p, `${p} (${n})`])), input("step", "step"), choice("outcome", "outcome", outcomes), choice("tool", "tool", Object.entries(facets.tool).map(([t, n]) => [t, `${t} (${n})`])),
+  form = el("form", { class: "filters", onsubmit: (event) => event.preventDefault() },
+    choice("phase", "phase", Object.entries(facets.phase).map(([p, n]) => [p, `${p} (${n})`])), step, choice("outcome", "outcome", outcomes), choice("tool", "tool", Object.entries(facets.tool).map(([t, n]) => [t, `${t} (${n})`])),
     input("reward_from", "reward from"), input("reward_to", "reward to"), input("tokens_from", "tokens from"), input("text", "text", "search"), el("span", { id: "count", class: "soft", "aria-live": "polite" }));
-  const current = () => Object.fromEntries(FILTERS.map((key) => [key, form.elements[key].value]).filter(([, v]) => v !== ""));
+  const current = () => Object.fromEntries(FILTERS.map((key) => [key, form.elements[key].value]).filter(([, v]) => v !== "").map(([key, v]) => [key, key === "step" ? String(Number(v) - more()) : v]));
   let waiting = 0;
   form.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(() => go(link(name, "rollouts", { ...current(), sort: query.sort, descending: query.descending }), true), 250); });
   const sorted = query.sort ?? "id";
@@ -83,7 +88,7 @@ class VirtualRows {
   }
   row(row, place) {
     const tools = row.tools ? Object.entries(row.tools).map(([t, n]) => `${t} ${n}`).join(", ") : row.tool_calls === 0 ? "none" : "–";
-    const cells = [`${row.id}`, placeOf(row), row.grp, el("span", { class: outcomeClass(row) }, outcomeText(row)), number(row.reward), number(row.advantage), number(row.turns), number(row.sampled_tokens), number(row.logprob_min), small(row.gap_max), row.error ?? tools];
+    const cells = [`${row.id}`, placeOf(row), el("span", { title: `group ${row.grp}` }, row.input ?? row.grp), el("span", { class: outcomeClass(row) }, outcomeText(row)), number(row.reward), number(row.advantage), number(row.turns), number(row.sampled_tokens), number(row.logprob_min), small(row.gap_max), row.error ?? tools];
     const made = el("a", { class: `row${place === this.at ? " at" : ""}`, href: link(this.name, `rollout/${row.id}`), role: "row", tabindex: -1, "data-id": row.id }, cells.map((c, i) => (c instanceof Node ? c : el("span", { class: WORDY.has(COLUMNS[i][0]) ? "" : "num" }, c))));
     made.style.top = `${place * HIGH}px`;
     return made;

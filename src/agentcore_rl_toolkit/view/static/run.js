@@ -16,26 +16,32 @@ export async function runPage(name) {
   const run = await overview(name);
   const trained = run.steps.filter((s) => s.phase === "train" && s.step !== null);
   const others = run.steps.filter((s) => !(s.phase === "train" && s.step !== null));
+  const from = run.counted_from, shown = (s) => s.step + from; // people count training steps from 1
   const events = new Map(run.metrics.filter((e) => e.event === "step" && Number.isInteger(e.step)).map((e) => [e.step, e]));
   const last = trained.at(-1) ?? run.steps.at(-1);
   const total = run.steps.reduce((n, s) => n + s.rollouts, 0);
   const sum = (key) => run.steps.some((s) => s[key] !== null) ? run.steps.reduce((n, s) => n + (s[key] ?? 0), 0) : null;
   const facts = [["rollouts", number(total)], ["steps", number(trained.length)], ["reward, last step", number(last?.reward)], ["usable, last step", last ? `${last.usable} of ${last.rollouts}` : "–"], ["tokens sampled", number(sum("sampled_tokens"))], ["tokens trained", number(sum("trained_tokens"))]];
-  const point = (key, of = (s) => s[key]) => trained.map((s) => ({ x: s.step, y: of(s), href: link(name, "rollouts", { phase: "train", step: s.step, sort: "reward" }) }));
-  const fromEvent = (of) => trained.map((s) => { const e = events.get(s.step); return { x: s.step, y: e ? of(e) : null }; });
-  const banded = trained.map((s) => ({ x: s.step, y: s.reward, low: s.reward === null ? null : Math.max(s.reward - s.reward_spread, Math.min(0, s.reward_min ?? 0)), high: s.reward === null ? null : Math.min(s.reward + s.reward_spread, Math.max(1, s.reward_max ?? 1)), note: `${s.scored} scored, spread ${number(s.reward_spread)}`, href: link(name, "rollouts", { phase: "train", step: s.step, sort: "reward" }) }));
+  const point = (key, of = (s) => s[key]) => trained.map((s) => ({ x: shown(s), y: of(s), href: link(name, "rollouts", { phase: "train", step: s.step, sort: "reward" }) }));
+  const fromEvent = (of) => trained.map((s) => { const e = events.get(s.step); return { x: shown(s), y: e ? of(e) : null }; });
+  const own = [...new Set([...events.values()].flatMap((e) => Object.keys(e.metrics ?? {})))].sort();
+  // The evaluation of version k lies after step k; those before and after the training at its ends.
+  const heldAt = (s) => (s.phase === "before" ? 0 : s.phase === "after" ? (trained.length ? shown(trained.at(-1)) : 1) : s.phase === "eval" && s.step !== null ? s.step : null);
+  const held = others.filter((s) => heldAt(s) !== null).map((s) => ({ x: heldAt(s), y: s.reward, note: `${s.at}, ${s.scored} scored`, href: link(name, "rollouts", { phase: s.phase, step: s.step, sort: "reward" }) })).sort((a, b) => a.x - b.x);
+  const banded = trained.map((s) => ({ x: shown(s), y: s.reward, low: s.reward === null ? null : Math.max(s.reward - s.reward_spread, Math.min(0, s.reward_min ?? 0)), high: s.reward === null ? null : Math.min(s.reward + s.reward_spread, Math.max(1, s.reward_max ?? 1)), note: `${s.scored} scored, spread ${number(s.reward_spread)}`, href: link(name, "rollouts", { phase: "train", step: s.step, sort: "reward" }) }));
   const same = trained.every((s) => s.reward === s.reward_ok);
   const waiting = (e) => e.rollout_s !== undefined && e.train_s !== undefined && e.rollout_s + e.train_s > 0 ? e.rollout_s / (e.rollout_s + e.train_s) : null;
   const charts = [
-    lineChart("Reward, with its spread over rollouts", [{ name: "reward", points: banded }, ...(same ? [] : [{ name: "of those that ended ok", second: true, points: point("reward_ok") }])], { from: 0, to: 1 }),
-    stackedChart("Outcomes and causes", trained),
-    lineChart("Tokens sampled, a rollout", [{ name: "mean", points: point("tokens_mean") }, { name: "longest", second: true, points: point("tokens_max") }], { from: 0 }),
-    lineChart("Gap of sampler's and trainer's logprobs, nats", [{ name: "largest", points: point("gap_max") }, { name: "mean", second: true, points: point("gap_mean") }], { from: 0 }),
+    lineChart("Reward, with its spread over rollouts", [{ name: "reward", points: banded }, ...(same ? [] : [{ name: "of those that ended ok", kind: "other", points: point("reward_ok") }]), { name: "held out", kind: "held", points: trained.length ? held : [] }], { from: 0, to: 1 }),
+    stackedChart("Outcomes and causes", trained, from),
+    ...own.map((key) => lineChart(`${key}, mean`, [{ name: key, points: fromEvent((e) => e.metrics?.[key] ?? null) }])),
+    lineChart("Tokens sampled, a rollout", [{ name: "mean", points: point("tokens_mean") }, { name: "longest", kind: "other", points: point("tokens_max") }], { from: 0 }),
+    lineChart("Gap of sampler's and trainer's logprobs, nats", [{ name: "largest", points: point("gap_max") }, { name: "mean", kind: "other", points: point("gap_mean") }], { from: 0 }),
     lineChart("Entropy at trained tokens, nats", [{ name: "mean", points: point("entropy") }], { from: 0 }),
-    lineChart("Weight versions behind", [{ name: "mean", points: point("staleness") }, { name: "most", second: true, points: point("staleness_max") }], { from: 0, to: 1 }),
+    lineChart("Weight versions behind", [{ name: "mean", points: point("staleness") }, { name: "most", kind: "other", points: point("staleness_max") }], { from: 0, to: 1 }),
     lineChart("Share of the time the trainer waits", [{ name: "waiting for rollouts", points: fromEvent(waiting) }], { from: 0, to: 1 }),
-    lineChart("Seconds a rollout", [{ name: "mean", points: point("elapsed_s") }, { name: "longest", second: true, points: point("elapsed_max_s") }], { from: 0 }),
-    lineChart("Turns and tool calls a rollout", [{ name: "turns", points: point("turns") }, { name: "tool calls", second: true, points: point("tool_calls") }], { from: 0 }),
+    lineChart("Seconds a rollout", [{ name: "mean", points: point("elapsed_s") }, { name: "longest", kind: "other", points: point("elapsed_max_s") }], { from: 0 }),
+    lineChart("Turns and tool calls a rollout", [{ name: "turns", points: point("turns") }, { name: "tool calls", kind: "other", points: point("tool_calls") }], { from: 0 }),
     lineChart("Loss", [{ name: "loss", points: fromEvent((e) => e.loss ?? null) }]),
   ].filter(Boolean);
   const table = el("table", {}, el("thead", {}, el("tr", {}, ["", "rollouts", "reward", "of ok", "usable", "tokens a rollout", "largest gap", "outcomes"].map((t, i) => el("th", { class: i && i < 7 ? "num" : "" }, t)))),
