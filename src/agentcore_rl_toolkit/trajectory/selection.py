@@ -17,6 +17,7 @@ went on from (not under `all`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from agentcore_rl_toolkit.contract import TRAIN_RULES
 
@@ -63,16 +64,13 @@ def _quoted(placed: Sequence[Placed], node: Placed) -> list[Placed]:
     """The answers before a prompt that it quotes in place of what they were asked with."""
     prompt = pack(node.turn.prompt_ids)
     shares: list[tuple[float, Placed]] = []
-    for other in reversed(placed[: node.position]):
+    before = (other for other in reversed(placed[: node.position]) if not (other.children or other.superseded))
+    for other in islice((other for other in before if other.turn.parse_status == "none"), _LOOK_BACK):
         turn = other.turn
-        if other.children or other.superseded or turn.parse_status != "none":
-            continue
         question = pack(turn.prompt_ids[-_GENERATION - _QUESTION : -_GENERATION])
         shrunk = len(turn.prompt_ids) + len(turn.completion_ids) > len(node.turn.prompt_ids)
         if shrunk and not (question and question in prompt):
             shares.append((_share(turn, prompt), other))
-        if len(shares) == _LOOK_BACK:
-            break
     best = max((share for share, _ in shares), default=0.0)
     return [other for share, other in shares if share and share >= _AS_GOOD * best]
 
@@ -84,7 +82,10 @@ def _share(turn: Turn, prompt: bytes) -> float:
     if size < 4:  # too few to prove anything
         return 0.0
     starts = range(0, len(body) - size + 1, max(_WINDOW // 2, len(body) // _WINDOWS))
-    found = sum(pack(body[start : start + size]) in prompt for start in starts)
+    windows = [pack(body[start : start + size]) for start in starts]
+    if not any(window in prompt for window in windows[:: max(1, len(windows) // 4)]):  # most prompts quote nothing
+        return 0.0
+    found = sum(window in prompt for window in windows)
     return found / len(starts) if found >= min(2, len(starts)) else 0.0
 
 
