@@ -16,7 +16,8 @@ from .options import as_json
 from .output.terminal import visible
 
 if TYPE_CHECKING:
-    from ..deploy.deployment import Deployed, Deployment
+    from ..deploy.agent import Deployed
+    from ..deploy.deployment import Deployment
     from ..deploy.settings import Settings
 
 CONTROL_URL = "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL"

@@ -214,17 +214,17 @@ def _user_parts(content: Any, path: str) -> list[dict[str, Any]]:
 
 def _document(block: dict[str, Any], path: str) -> list[dict[str, Any]]:
     """The text of a document, behind its title; of one that is no text (a PDF) a line that says so."""
-    source = block.get("source")
+    source = block["source"] if isinstance(block.get("source"), dict) else {}
     title = block.get("title")
     found: list[dict[str, Any]] = [{"type": "text", "text": title}] if isinstance(title, str) else []
     if block["type"] == "search_result":
         return [*found, *_user_parts(block.get("content"), path)]
-    kind = source.get("type") if isinstance(source, dict) else None
+    kind = source.get("type", "document")
     if kind == "text" and isinstance(source.get("data"), str):
         return [*found, {"type": "text", "text": source["data"]}]
     if kind == "content":
         return [*found, *_user_parts(source.get("content"), f"{path}.source.content")]
-    media = source.get("media_type", kind) if isinstance(source, dict) else "document"
+    media = source.get("media_type", kind)
     why = f"[document ({media}): the model reads text only; extract the text with another tool]"
     return [*found, {"type": "text", "text": why}]
 

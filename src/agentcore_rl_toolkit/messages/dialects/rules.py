@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-TAKEN, IGNORED, AS_TEXT, REFUSED = "taken", "ignored", "as text", "refused"
+TAKEN: Final = "taken"
+IGNORED: Final = "ignored"
+AS_TEXT: Final = "as text"
+REFUSED: Final = "refused"
 
 
 @dataclass(frozen=True)
