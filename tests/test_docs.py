@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -126,3 +127,16 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     # nothing that a reader's browser would fetch from elsewhere
     for page in tmp_path.rglob("*.html"):
         assert not re.search(r'(?:src|href)="https?://[^"]+\.(?:js|css|woff2?)"', page.read_text()), page
+
+
+@pytest.mark.system
+def test_the_site_is_searched_from_disk(tmp_path: Path, browser: Any) -> None:
+    pytest.importorskip("mkdocs", reason="the site needs the extra `docs`")
+    build = [sys.executable, "-m", "mkdocs", "build", "-q", "--site-dir", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, capture_output=True, timeout=300, check=True)
+    page = browser.new_page()
+    page.goto((tmp_path / "index.html").as_uri())
+    page.click("[name=query]")
+    page.keyboard.type("staleness")
+    page.wait_for_selector(".md-search-result__item", timeout=60_000)
+    page.close()
