@@ -65,6 +65,7 @@ def harness() -> ModuleType:
     return harness
 
 
+@pytest.mark.system
 @pytest.mark.timeout(600)
 def test_a_proof_runs_solvers_through_the_stack_and_fails_with_its_checks(tmp_path: Path) -> None:
     example = tmp_path / "made_here"

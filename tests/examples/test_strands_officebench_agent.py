@@ -561,6 +561,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OFFICEBENCH_TASKS", str(TASKS))
 
 
+@pytest.mark.system
 @needs_tasks
 @pytest.mark.usefixtures("benchmark")
 def test_the_oracle_solves_its_tasks_which_nobody_does_who_does_nothing(office: SimpleNamespace) -> None:
@@ -579,6 +580,7 @@ def test_the_oracle_solves_its_tasks_which_nobody_does_who_does_nothing(office: 
     assert set(solved) == {1, 2, 3}
 
 
+@pytest.mark.system
 @needs_tasks
 @pytest.mark.usefixtures("benchmark")
 def test_the_reward_judges_in_a_process_of_its_own(office: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:

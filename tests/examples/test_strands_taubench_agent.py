@@ -260,21 +260,23 @@ def test_the_small_policy_reads_tools_as_names_and_a_word_as_a_token(benchmark: 
     tools = [{"type": "function", "function": {"name": n, "description": "", "parameters": {}}} for n in ("pay", "ask")]
     shown = benchmark["shown"]
     tokenizer = warm_start.build_tokenizer(warm_start.texts_of([shown] * 4, tools), vocabulary=1200)
-    assert "<tools> pay ask\n</tools>" in tokenizer.render(shown[:2], tools=tools)
-    call = tokenizer.encode('\n{"name": "toggle_airplane_mode", "arguments": {}}\n')
-    assert [tokenizer.token_text(i) for i in call] == [
+
+    def chat(messages: list[dict[str, Any]], **how: Any) -> Any:
+        return tokenizer.apply_chat_template(messages, tools=tools, return_dict=False, **how)
+
+    assert "<tools> pay ask\n</tools>" in chat(shown[:2], tokenize=False, add_generation_prompt=True)
+    call = tokenizer.encode('\n{"name": "toggle_airplane_mode", "arguments": {}}\n', add_special_tokens=False)
+    assert [tokenizer.decode([i]) for i in call] == [
         '\n{"name": "',
         "toggle_airplane_mode",
         '", "arguments": {',
         "}}\n",
     ]
-    ids = tokenizer.encode_chat(shown, tools=tools, add_generation_prompt=False)
-    assert tokenizer.decode(ids, skip_special_tokens=False) == tokenizer.render(
-        shown, tools=tools, add_generation_prompt=False
-    )
+    ids = chat(shown, tokenize=True)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == chat(shown, tokenize=False)
     for k, message in enumerate(shown):  # each prompt goes on from the one before it
         if message["role"] == "assistant":
-            prompt = tokenizer.encode_chat(shown[:k], tools=tools)
+            prompt = chat(shown[:k], tokenize=True, add_generation_prompt=True)
             assert ids[: len(prompt)] == prompt
 
 

@@ -68,6 +68,7 @@ def test_the_recipe_makes_a_tokenizer_and_a_training_that_lowers_the_loss() -> N
     assert sum(losses[-5:]) < 0.85 * sum(losses[:5])
 
 
+@pytest.mark.system
 def test_shipped_weights_start_between_a_tenth_and_a_third_also_for_an_edited_agent(hf: tuple[Any, Any]) -> None:
     start = rollouts.measure(*hf, n=120, seed=21)
     assert 0.10 <= start.reward <= 0.33
