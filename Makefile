@@ -55,6 +55,7 @@ wheel: $(VENV)/.base ## Build the wheel, for other machines, into dist/
 
 packages: ## Install the system packages that tests use, where that is possible
 	@sh scripts/system_packages.sh
+	@sh scripts/coding_agents.sh
 
 test: $(VENV)/.dev packages ## Run the tests (installs the system packages they use where it may)
 	$(BIN)/python -m pytest -q $(TOGETHER) -m "not serial and not system" $(RERUNS)

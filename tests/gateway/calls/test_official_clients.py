@@ -268,4 +268,4 @@ async def test_a_field_that_an_engine_would_pass_over_is_refused(
         assert reply["error"]["param"] == param
         capture = await client.fetch_async([session.session_id])
         assert capture[session.session_id].turns == []
-    assert [(e["status"], e["field"]) for e in capture[session.session_id].errors] == [("refused", param)]
+        assert [(e["status"], e["field"]) for e in capture[session.session_id].errors] == [("refused", param)]

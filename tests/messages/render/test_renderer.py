@@ -7,6 +7,7 @@ import re
 import shutil
 import threading
 from array import array
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -256,6 +257,33 @@ def test_what_frameworks_do_to_an_answer_does_not_hide_it(sent_back, renderer_fo
     renderer.commit(conversation, second, done, answer("ok"), turn_id="t1")
     third = renderer.render(conversation, [USER, again, following, answer("ok"), USER], tools)
     assert third.parent_turn == "t1"
+
+
+def test_defaults_that_an_agent_fills_into_its_calls_do_not_hide_them(
+    renderer_for: Callable[[str], Renderer], tools: list[dict[str, Any]]
+) -> None:
+    renderer = renderer_for("qwen3")
+    user = {"role": "user", "content": "hello"}
+    for sent, goes_on in (
+        ('{"deep": false, "query": "x"}', True),
+        ('{"query": "y"}', False),
+        ('{"deep": false}', False),
+    ):
+        function = {"name": "look_up", "arguments": '{"query": "x"}'}
+        answer = {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "c1", "type": "function", "function": function}],
+        }
+        conversation = renderer.conversation(now=0.0)
+        first = renderer.render(conversation, [user], tools)
+        ids = [300, 301, 302]
+        renderer.commit(conversation, first, ids, answer, turn_id="t1")
+        back = {**answer, "tool_calls": [{"id": "c1", "type": "function", "function": {**function, "arguments": sent}}]}
+        result = {"role": "tool", "tool_call_id": "c1", "content": "found"}
+        second = renderer.render(conversation, [user, back, result], tools)
+        assert second.extended == goes_on
+        assert (second.token_ids[: first.length + 3] == [*first.token_ids, *ids]) == goes_on
 
 
 def test_reasoning_that_the_agent_drops_stays_in_the_tokens(renderer_for) -> None:

@@ -28,7 +28,8 @@ from .tokens import END, VOCABULARY, decode_ids, encode_messages, encode_text, l
 
 class ScriptedEngine:
     """One server on a free loopback port. ``requests`` lists what it was asked, ``replies`` may hold texts to answer
-    with; where there are none, ``decide`` makes the reply to a chat or text completion, and an error it raises is status 400.
+    with; where there are none, ``decide`` makes the reply, and an error it raises is status 400. To a prompt of token ids
+    the reply is ``{"token_ids": [...]}``.
 
     ``tokens`` is the length of a reply (the end token included) unless the request's max_tokens is smaller;
     ``token_s`` the time per streamed token; ``weight_version`` is put into replies when it is not None;
@@ -240,6 +241,8 @@ class ScriptedEngine:
         limit = sampling.get("max_new_tokens" if sglang else "max_tokens") or self.tokens
         sampled = []
         for _ in range(sampling.get("n") or 1):
+            if not self.replies and self.decide is not None:
+                self.replies.append(self.decide(seen))
             ids, finish, stop = self._ids(limit, sampling.get("stop_token_ids") or [END])
             seen.completion_ids.append(ids)
             sampled.append((ids, finish, stop))

@@ -7,7 +7,8 @@ one with something appended: comparing the message lists as they are, which Pyth
 digesting the history anew.
 
 An assistant message is matched by what it says and calls, not by its ids, blanks at its ends or reasoning: agent
-frameworks drop or rewrite those, and the sampled tokens are at hand anyway. Thread-safe; the lock is held while a
+frameworks drop or rewrite those, and the sampled tokens are at hand anyway. Calls that come back with their ids and with members
+added to their arguments are the same calls: Claude Code fills in defaults. Thread-safe; the lock is held while a
 prompt is being made."""
 
 from __future__ import annotations
@@ -72,6 +73,28 @@ def message_digest(message: Mapping[str, Any], *, text: bool = True) -> Digest:
     return _hash(b"system" if role == "developer" else role.encode(), body)
 
 
+def _calls_key(message: Mapping[str, Any]) -> Digest | None:
+    """The ids of a message's calls, which are this gateway's own; None where there is a call without."""
+    ids = [call.get("id") for call in message.get("tool_calls") or ()]
+    return _hash(b"calls", _ENCODER.encode(ids)) if ids and all(ids) else None
+
+
+def _filled_in(sampled: Sequence[Any], message: Mapping[str, Any]) -> bool:
+    """Whether the message's calls are the sampled ones with members added, as agents do that fill in defaults."""
+    calls = message.get("tool_calls") or ()
+    if len(sampled) != len(calls):
+        return False
+    for (name, ours), call in zip(sampled, calls, strict=True):
+        theirs = _arguments_key(call["function"].get("arguments"))
+        if name != call["function"]["name"]:
+            return False
+        if ours != theirs and not (
+            isinstance(ours, dict) and isinstance(theirs, dict) and {k: theirs.get(k) for k in ours} == ours
+        ):
+            return False
+    return True
+
+
 def _weight(message: Mapping[str, Any]) -> int:
     """Bytes that a message takes in memory, about."""
     calls = message.get("tool_calls") or ()
@@ -94,6 +117,7 @@ class Commit:
     buffer: TokenBuffer
     length: int
     text_bytes: int
+    calls: Sequence[Any] = ()  # name and arguments of each
     continued: int = 0
     running: int = 0
 
@@ -188,6 +212,9 @@ class Conversation:
                 continue
             whole = _hash(digest, message_digest(message))
             commit = self.commits.get(whole) or self.commits.get(_hash(digest, message_digest(message, text=False)))
+            if commit is None and (key := _calls_key(message)) is not None:
+                commit = self.commits.get(_hash(digest, key))
+                commit = commit if commit is not None and _filled_in(commit.calls, message) else None
             if commit is None:
                 digest = whole
             else:
@@ -279,6 +306,13 @@ class Conversation:
         # Two answers in the same words (n > 1, a retry): the later one is what the agent most likely goes on from.
         self.commits[digest] = commit
         self.commits[_hash(asked.digest, message_digest(message, text=False))] = commit
+        key = _calls_key(message)
+        if key is not None:
+            self.commits[_hash(asked.digest, key)] = commit
+            commit.calls = [
+                (call["function"]["name"], _arguments_key(call["function"].get("arguments")))
+                for call in message["tool_calls"]
+            ]
         return commit
 
     @property
