@@ -10,11 +10,10 @@ from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.gateway import GatewayConfig, UpstreamConfig
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-@pytest.mark.parametrize("key", ["", " ", "two words", "line\nbreak", "schl\u00fcssel"])
-def test_an_admin_key_that_everyone_has_or_nobody_can_send_is_refused(host: str, key: str) -> None:
-    with pytest.raises(ConfigError, match="admin key"):
-        GatewayConfig(host=host, admin_key=key)
+def test_an_admin_key_that_everyone_has_or_nobody_can_send_is_refused() -> None:
+    for key in ("", " ", "two words", "line\nbreak", "schl\u00fcssel"):
+        with pytest.raises(ConfigError, match="admin key"):
+            GatewayConfig(host="0.0.0.0", admin_key=key)
 
 
 @pytest.mark.parametrize(

@@ -143,29 +143,28 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type":
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
+FORMS: list[tuple[dict[str, Any], bool]] = [
+    ({"response_format": SCHEMA}, True),
+    ({"response_format": {"type": "json_object"}}, True),
+    ({"tools": [TOOL], "tool_choice": "required"}, True),
+    ({"structured_outputs": {"regex": "a+"}}, True),
+    ({"response_format": {"type": "text"}, "tools": [TOOL], "tool_choice": "auto"}, False),
+]
+
+
 @pytest.mark.parametrize("mode", [{}, {"model_dir": MODEL}], ids=["relay", "token"])
-@pytest.mark.parametrize(
-    ("asked", "held"),
-    [
-        ({"response_format": SCHEMA}, True),
-        ({"response_format": {"type": "json_object"}}, True),
-        ({"tools": [TOOL], "tool_choice": "required"}, True),
-        ({"structured_outputs": {"regex": "a+"}}, True),
-        ({"response_format": {"type": "text"}, "tools": [TOOL], "tool_choice": "auto"}, False),
-    ],
-    ids=["schema", "json", "tool", "regex", "free"],
-)
 async def test_answers_held_to_a_form_are_not_trained_unless_the_user_says_so(
-    engine: ScriptedEngine, start_gateway: Start, mode: dict[str, Any], asked: dict[str, Any], held: bool
+    engine: ScriptedEngine, start_gateway: Start, mode: dict[str, Any]
 ) -> None:
     engine.first_id, engine.last_id = 300, 500
     for allowed in (False, True):
         gateway = await start_gateway(engine, train_constrained=allowed, **mode)
-        session = await opened(gateway)
-        status, body = await ask(session, **asked)
-        assert status == 200, body
-        found = (await GatewayClient(gateway.url).fetch_async([session.session_id]))[session.session_id]
-        assert found.turns[0].untrainable_reason == (CONSTRAINED if held and not allowed else None)
+        for asked, held in FORMS:
+            session = await opened(gateway)
+            status, body = await ask(session, **asked)
+            assert status == 200, body
+            found = (await GatewayClient(gateway.url).fetch_async([session.session_id]))[session.session_id]
+            assert found.turns[0].untrainable_reason == (CONSTRAINED if held and not allowed else None)
 
 
 async def test_a_closed_token_route_is_told_in_the_servers_own_words(

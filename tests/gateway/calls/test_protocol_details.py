@@ -143,8 +143,6 @@ LATE = {"message": "The input (9 tokens) is longer than the model's context leng
     ("kind", "renders", "dialect"),
     [
         ("sglang", False, "chat"),
-        ("sglang", False, "completions"),
-        ("sglang", False, "responses"),
         ("sglang", False, "anthropic"),
         ("vllm", True, "chat"),
         ("sglang", True, "chat"),

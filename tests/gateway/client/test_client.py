@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -120,13 +119,6 @@ async def test_a_call_that_is_damaged_on_disk_does_not_hide_the_others(
     found = await client.fetch_async(names)
     assert [len(found[name].turns) for name in names] == [3, 1, 3]  # the third goes on from the second's prompt
     assert [error["type"] for error in found[names[1]].errors] == ["store"] * 2
-
-
-@pytest.mark.parametrize("name", [n for n in vars(GatewayClient) if f"{n}_async" in vars(GatewayClient)])
-def test_both_faces_of_the_client_take_the_same(name: str) -> None:
-    plain, waits = (inspect.signature(getattr(GatewayClient, n)).parameters for n in (name, f"{name}_async"))
-    named = [p for p in plain.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    assert named == list(waits.values())[: None if len(named) == len(plain) else len(named)]
 
 
 async def test_sessions_are_opened_all_or_none(start_gateway: Start, engine: ScriptedEngine) -> None:

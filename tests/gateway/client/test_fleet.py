@@ -94,6 +94,14 @@ async def test_versions_and_pauses_are_those_of_all(both: GatewayClient, two: li
     assert [gateway.running.weight_version for gateway in two] == [7, 7]
 
 
+async def test_sessions_of_a_first_try_that_nobody_answered_are_open_after_the_second(both: GatewayClient) -> None:
+    for member in both._fleet.members.all:
+        member.missed(time.monotonic())
+        member.strays.update(("a", "b"))
+    await both.create_sessions_async(["a", "b"])
+    assert set(await both.fetch_async(["a", "b"])) == {"a", "b"}
+
+
 async def test_a_request_that_one_gateway_refuses_opens_nothing_at_the_other(
     engine: ScriptedEngine, start_gateway: Start
 ) -> None:

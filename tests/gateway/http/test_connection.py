@@ -113,10 +113,10 @@ async def test_an_answer_to_head_has_no_body(gateway: Gateway, session: SessionH
         assert (await line.answer())[0] == 200
 
 
-@pytest.mark.parametrize("method", ["GET", "OPTIONS", "PUT", "DELETE"])
-async def test_another_method_is_told_which_one_to_use(gateway: Gateway, session: SessionHandle, method: str) -> None:
-    status, headers, _ = await ask(gateway, post(session, method=method))
-    assert (status, headers["allow"]) == (405, "POST")
+async def test_another_method_is_told_which_one_to_use(gateway: Gateway, session: SessionHandle) -> None:
+    for method in ("GET", "OPTIONS", "PUT", "DELETE"):
+        status, headers, _ = await ask(gateway, post(session, method=method))
+        assert (status, headers["allow"]) == (405, "POST")
 
 
 async def test_an_offer_to_speak_http2_is_declined_and_the_request_answered(

@@ -49,7 +49,7 @@ def renderer() -> Renderer:
     return Renderer.from_path(MODEL)
 
 
-@pytest.fixture(params=["vllm", "policy", "sglang", "tinker"])
+@pytest.fixture(params=["vllm", pytest.param("policy", marks=pytest.mark.nightly), "sglang", "tinker"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

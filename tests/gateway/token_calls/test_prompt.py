@@ -50,7 +50,7 @@ def renderer(model: Path) -> Renderer:
     return Renderer.from_path(model)
 
 
-@pytest.fixture(params=["vllm", "sglang"])
+@pytest.fixture(params=["vllm", pytest.param("sglang", marks=pytest.mark.nightly)])
 async def gateway(
     request: pytest.FixtureRequest,
     engine: ScriptedEngine,

@@ -192,10 +192,8 @@ class Fleet:
                 await self._take_back([handle for name, handle in handles.items() if name not in open_before])
                 raise refusal
             shares = self.members.spread(waiting, present)
-            for member, names in shares.items():
-                member.strays.difference_update(names)  # of an earlier try: they are wanted now
             answers, failures = await self._gather(
-                [(m, self.ask(m, m.gateway.create(names, settings))) for m, names in shares.items()]
+                [(m, self.ask(m, self._open(m, names, settings))) for m, names in shares.items()]
             )
             for opened in answers.values():
                 handles |= {handle.session_id: handle for handle in opened}
@@ -210,6 +208,14 @@ class Fleet:
         for name, handle in handles.items():
             self.members.opened(by_url[handle.gateway], name)
         return [handles[name] for name in session_ids]
+
+    async def _open(self, member: Member, names: list[str], settings: Mapping[str, Any]) -> list[SessionHandle]:
+        """Open sessions anew: what an earlier try may have left there goes first, and not later with the open ones."""
+        strays = member.strays.intersection(names)
+        if strays:
+            await member.gateway.delete(list(strays))
+            member.strays -= strays
+        return await member.gateway.create(names, settings)
 
     async def _take_back(self, handles: Sequence[SessionHandle]) -> None:
         """Delete what a refused request has opened."""

@@ -10,7 +10,7 @@ import httptools
 from ..._servers.host_check import HostCheck
 from ...messages.errors import RequestError
 from ..config import Limits
-from .messages import Request
+from .messages import Request, path_of
 
 MANY_PIECES = 8  # of one read; a body in chunks of two bytes would take thirty times its size in memory
 SMALL_BODY = 64 * 2**10  # whoever sends more than this shows a key first
@@ -152,6 +152,8 @@ class RequestReader:
             return
         body = self._body
         path, _, query = self.url.partition(b"?")
+        if path[:1] != b"/":
+            path = path_of(path)
         whole = body[0] if len(body) == 1 else b"".join(body)
         request = Request(parser.get_method(), path, query, self._headers, whole, parser.should_keep_alive())
         self._body = []
