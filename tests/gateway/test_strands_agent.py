@@ -33,7 +33,7 @@ def model_of(kind: str, session: SessionHandle) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("kind", ["chat", "responses", "anthropic"])
+@pytest.mark.parametrize("kind", ["chat", pytest.param("responses", marks=pytest.mark.nightly), "anthropic"])
 async def test_a_strands_agent_uses_tools_and_every_token_is_recorded(
     engine: ScriptedEngine, client: GatewayClient, session: SessionHandle, kind: str
 ) -> None:
