@@ -16,6 +16,7 @@ import pytest
 import agentcore_rl_toolkit
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle, UpstreamConfig
+from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine, Seen
 from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.trajectory import build_trajectory
@@ -173,6 +174,31 @@ def renderer() -> Renderer:
 async def engine() -> AsyncIterator[ScriptedEngine]:
     async with ScriptedEngine() as running:
         yield running
+
+
+@pytest.mark.parametrize("mode", ["relay", "token"])
+@pytest.mark.parametrize("name", COMMANDS)
+async def test_recorded_requests_of_a_coding_agent_are_taken(name: str, mode: str, engine: ScriptedEngine) -> None:
+    """Their texts and schemas are replaced; fields, tools, blocks and order are as the programs sent them."""
+    recorded = json.loads((Path(__file__).parent / "coding_agents" / f"{name}.json").read_text("utf-8"))
+    engine.first_id, engine.last_id = 300, 500
+    config = GatewayConfig(
+        upstreams=(UpstreamConfig(url=engine.url, engine="vllm"),), model_dir=str(MODEL) if mode == "token" else None
+    )
+    gateway = Gateway(config)
+    await gateway.start()
+    try:
+        client = GatewayClient(gateway.url)
+        [session] = await client.create_sessions_async([new_session_id()])
+        for call in recorded:
+            url = f"{session.base_url}/{call['path']}"
+            status, answer = await request("POST", url, body=call["body"], key=session.api_key, timeout_s=30)
+            assert status == 200, answer[:1000]
+        capture = (await client.fetch_async([session.session_id]))[session.session_id]
+    finally:
+        await gateway.stop(grace_s=0.2)
+    assert capture.errors == []
+    assert len(capture.turns) == len(recorded)
 
 
 @pytest.mark.system
