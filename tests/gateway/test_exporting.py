@@ -42,6 +42,14 @@ async def test_every_turn_is_a_line(engine: ScriptedEngine, store: Path, tmp_pat
     assert rows[0]["metadata"] == {"task": "7"}
 
 
+async def test_parquet_has_the_same_rows(engine: ScriptedEngine, store: Path, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    assert export(store, tmp_path / "turns.parquet") == (4, 2)
+    rows = parquet.read_table(tmp_path / "turns.parquet").to_pylist()
+    assert [r["completion_ids"] for r in rows] == [c.completion_ids[0] for c in engine.calls]
+    assert json.loads(rows[0]["metadata"]) == {"task": "7"}
+
+
 async def test_what_cannot_be_exported_is_said(store: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="jsonl"):
         export(store, tmp_path / "turns.csv")

@@ -61,6 +61,7 @@ def group() -> None:
 )
 @_allowed_hosts
 @click.option("--allow-field", multiple=True, metavar="NAME", help="Request field of your engine that agents may use.")
+@click.option("--retention-hours", type=click.FloatRange(0, min_open=True), help="Drop sessions closed longer ago.")
 @click.option("--model-id", default=None, help="Model name of every call, whatever the agent names.")
 @click.option(
     "--model",
@@ -94,6 +95,7 @@ def serve(
     no_session_keys: bool,
     allowed_hosts: tuple[str, ...],
     allow_field: tuple[str, ...],
+    retention_hours: float | None,
     model_id: str | None,
     model_dir: str | None,
     template: str | None,
@@ -137,6 +139,7 @@ def serve(
         allowed_hosts=allowed_hosts,
         allow_fields=allow_field,
         model_id=model_id,
+        retention_s=None if retention_hours is None else retention_hours * 3600,
         train_constrained=rare.train_constrained,
         model_dir=model_dir,
         template=template,
@@ -165,7 +168,7 @@ def serve(
 @click.option("--session", "sessions", multiple=True, help="Only these sessions; repeat for several.")
 @_as_json
 def export(store: str, target: str, sessions: tuple[str, ...], as_json: bool) -> None:
-    """Write the turns of a STORE to TARGET, a .jsonl file with one row per turn.
+    """Write the turns of a STORE to TARGET: a .jsonl or .parquet file with one row per turn.
 
     A gateway may be using the store.
     """
