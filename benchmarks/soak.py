@@ -39,7 +39,7 @@ from agentcore_rl_toolkit.gateway.client import ADMIN_KEY_ENV
 from agentcore_rl_toolkit.runtime.remote import RuntimeView
 from soak_load.chaos import ROLES, Chaos, plan
 from soak_load.checks import Check, Found, check, flat, outcomes, turns
-from soak_load.stack import PR_SET_CHILD_SUBREAPER, SERVERS, Stack
+from soak_load.stack import CREDENTIAL, PR_SET_CHILD_SUBREAPER, SERVERS, Stack
 
 QUICK, FULL = 500, 20_000
 QUICK_S, FULL_S = 50.0, 1_500.0
@@ -151,7 +151,7 @@ async def sessions_at(stack: Stack, *, within_s: float) -> list[Any]:
     """Sessions that the runtime still has, once those that nobody stopped had the time to idle out."""
 
     def ask() -> list[Any]:
-        return RuntimeView(stack.processes["runtime"].info["url"], timeout_s=10).sessions()
+        return RuntimeView(stack.processes["runtime"].info["url"], CREDENTIAL, timeout_s=10).sessions()
 
     give_up_s, found = time.monotonic() + within_s, ["unknown"]
     while found and time.monotonic() < give_up_s:

@@ -20,6 +20,8 @@ from agentcore_rl_toolkit.gateway.client import ADMIN_KEY_ENV
 from .trainer import BUCKET
 
 HERE = Path(__file__).parent
+CREDENTIAL = (TEST_CREDENTIALS["AWS_ACCESS_KEY_ID"], TEST_CREDENTIALS["AWS_SECRET_ACCESS_KEY"])
+KEPT = (".json", ".alive")  # records, and heartbeats of sessions that were killed before theirs
 SERVERS = ("model", "gateway", "runtime")
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -63,6 +65,7 @@ class Stack:
         self.environment = {
             **os.environ,
             **TEST_CREDENTIALS,
+            "AGENTCORE_RL_CREDENTIALS": ":".join(CREDENTIAL),  # of the runtime: its key file is below their TMPDIR
             "TMPDIR": str(self.temporary),
             ADMIN_KEY_ENV: secrets.token_urlsafe(24),
         }
@@ -211,13 +214,13 @@ class Stack:
     # -- what is left
     def left(self) -> dict[str, list[str]]:
         """Everything there should be nothing of, once all servers have ended."""
-        shared = self.temporary / f"agentcore-rl-{os.getuid()}"
+        shared = [self.temporary / f"agentcore-rl{name}-{os.getuid()}" for name in ("", "-keys")]
         sessions, marked = self.state / "sessions", str(self.folder)
-        unfinished = [p for p in (self.folder / BUCKET).rglob("*") if p.is_file() and p.suffix != ".json"]
+        unfinished = [p for p in (self.folder / BUCKET).rglob("*") if p.is_file() and p.suffix not in KEPT]
         return {
             "processes": descendants(os.getpid()),
             "session folders": [str(p) for p in sessions.glob("*/*")],
-            "temporary files": [str(p) for p in self.temporary.rglob("*") if p != shared],
+            "temporary files": [str(p) for p in self.temporary.rglob("*") if p not in shared],
             "half-written objects": [str(p) for p in unfinished],
             "sockets": [line for line in Path("/proc/net/unix").read_text().splitlines() if marked in line],
             "mounts": [line for line in Path("/proc/self/mounts").read_text().splitlines() if marked in line],
