@@ -28,6 +28,8 @@ from agentcore_rl_toolkit.client.data_plane.transport import InvokeFailedError, 
 from agentcore_rl_toolkit.contract import Cause
 from agentcore_rl_toolkit.errors import ConfigError, LocalRuntimeError
 from agentcore_rl_toolkit.isolation.hints import hint
+from agentcore_rl_toolkit.runs import RunWriter
+from agentcore_rl_toolkit.runs.record import Rollout
 
 SESSION = {"AWS_ACCESS_KEY_ID": "local"}
 TRACEBACK = """Traceback (most recent call last):
@@ -154,6 +156,16 @@ def test_one_input_before_and_after_is_one_input(monkeypatch: pytest.MonkeyPatch
     (tmp_path / "rollouts.sqlite").touch()
     monkeypatch.setattr("agentcore_rl_toolkit.cli.training.report.RunReader", Reader)
     assert [rollout["grp"] for _, rollout in Report(tmp_path).telling_input()] == ["before/1", "after/1"]
+
+
+def test_the_end_of_a_run_explains_what_failed(tmp_path: Path) -> None:
+    failed = {"outcome": "agent_error", "cause": "agent", "error": "KeyError: 'answer'", "traceback": TRACEBACK}
+    with RunWriter(tmp_path) as run:
+        for n in range(4):
+            facts: dict[str, Any] = failed if n else {"outcome": "ok"}
+            run.rollout(Rollout(phase="train", step=0, session_id=f"s{n}", group="g", place=n, **facts))
+    said = "3 of 4 rollouts failed; 3 of them: agent_error: KeyError: 'answer'\n"
+    assert Report(tmp_path).failures() == said + '    /home/me/shop/reward.py, line 3: return float(payload["answer"])'
 
 
 def test_a_variable_that_the_session_lacks_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,8 +178,8 @@ class RunReader:
         for row in self._of("SELECT rollout, name, calls FROM tools WHERE rollout", ids):
             found[row["rollout"]].setdefault("tools", {})[row["name"]] = row["calls"]
         counted_from = self.counted_from()
-        for row in found.values():
-            row["at"] = _place(row, counted_from)
+        for listed in found.values():
+            listed["at"] = _place(listed, counted_from)
         return [found[i] for i in ids if i in found]
 
     def counted_from(self) -> int:

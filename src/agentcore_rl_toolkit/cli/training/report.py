@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ...contract import Cause
-from ...runs import ROLLOUTS, RunReader
+from ...runs import ROLLOUTS, Query, RunReader
+from ..output.failures import Failure, explain
+
+BLAMED = (Cause.AGENT, Cause.INFRASTRUCTURE)
 
 
 class Report:
@@ -95,6 +98,23 @@ class Report:
             before, after = run.inputs("before", None), run.inputs("after", None)
             both = before.keys() & after.keys()
             better = [key for key in both if (before[key]["reward"], after[key]["reward"]) == (0.0, 1.0)]
-            chosen = min(better or both, default=None)
+            rewarded = [key for key in both if None not in (before[key]["reward"], after[key]["reward"])]
+            chosen = min(better or rewarded or both, default=None)
             sides = {} if chosen is None else {"before": before[chosen], "after": after[chosen]}
             return [(when, run.rollout(side["first"]) or {}) for when, side in sides.items()]
+
+    def failures(self) -> str | None:
+        """Why agent or infrastructure failed rollouts: the most frequent error and its line; None where none failed."""
+        if not (self.run_dir / ROLLOUTS).exists():
+            return None
+        with RunReader(self.run_dir) as run:
+            total = run.count()
+            rows = [row for cause in BLAMED for row in run.rollouts(Query(outcome=f"cause:{cause}"), limit=total)]
+            if not rows:
+                return None
+            [(error, _)] = Counter(row["error"] for row in rows).most_common(1)
+            first = next(row for row in rows if row["error"] == error)
+            detail = (run.rollout(first["id"]) or {}).get("detail") or {}
+        place = Failure.of(first["outcome"], error, detail.get("traceback")).place
+        failures = [Failure.of(row["outcome"], row["error"], None) for row in rows]
+        return explain(failures, total) + (f"\n    {place}" if place else "")

@@ -131,7 +131,10 @@ def print_end(console: Console, job: Job, report: Report, summary: dict[str, Any
         f"{share(summary['trained_token_share'])} of the sampled tokens trained{differ}",
         f"Finished in {summary['wall_s']:.0f} s. See it: {program()} view {nearby(job.run_dir)}",
     ]
-    if summary["steps_that_taught"] < summary["steps"]:
+    failed = report.failures()
+    if failed is not None:
+        lines.insert(0, visible(failed))
+    elif summary["steps_that_taught"] < summary["steps"]:
         taught = f"{summary['steps_that_taught']} of {summary['steps']} steps could teach anything"
         lines.insert(0, f"{taught}: in the others the rewards were equal within every group")
     for line in lines:
