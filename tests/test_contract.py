@@ -43,12 +43,6 @@ def test_a_failure_has_its_cause_from_our_own_block_only() -> None:
     assert contract.record_failure({"_agent": {"cause": "policy", "failure": "patience"}}, raised) == "other"
 
 
-def test_new_session_ids_are_valid_and_all_different() -> None:
-    ids = {contract.new_session_id() for _ in range(1000)}
-    assert len(ids) == 1000
-    assert all(contract.check_session_id(i) == i for i in ids)
-
-
 @pytest.mark.parametrize(
     "good", ["a" * 33, "_" * 256, "session:2026-01-01 07/" + "x" * 33, "5f0c1d2e-7a4b-4c3d-9e8f-0a1b2c3d4e5f"]
 )
@@ -138,22 +132,6 @@ def test_a_key_is_refused_or_stays_below_its_experiment(exp_id: str, input_id: s
     assert check_key(contract.alive_key(key))
 
 
-def test_a_key_longer_than_s3_allows_is_refused() -> None:
-    with pytest.raises(ContractError, match="longer than 1024"):
-        contract.result_key("/".join(["e" * 200] * 5), "i" * 30, "s" * 40)
-
-
-def test_a_payload_without_the_block_has_no_config() -> None:
-    assert RolloutConfig.from_payload({"prompt": "x"}) is None
-
-
-@pytest.mark.parametrize("block", [{}, {"base_url": "http://g/v1", "model_id": "m"}])
-def test_a_block_without_ids_runs_but_stores_nothing(block: dict[str, str]) -> None:
-    config = RolloutConfig.from_payload({"_rollout": block})
-    assert config is not None
-    assert config.s3_bucket is None
-
-
 @pytest.mark.parametrize("missing", sorted(IDS))
 def test_ids_come_together_or_not_at_all(missing: str) -> None:
     block = {k: v for k, v in IDS.items() if k != missing}
@@ -190,12 +168,6 @@ def test_a_field_of_the_wrong_kind_is_refused(field: dict[str, object]) -> None:
         RolloutConfig.from_payload({"_rollout": {**IDS, **field}})
 
 
-@pytest.mark.parametrize("block", [[], "x", 5])
-def test_a_block_that_is_no_object_is_refused(block: object) -> None:
-    with pytest.raises(ContractError, match="must be an object"):
-        RolloutConfig.from_payload({"_rollout": block})
-
-
 def test_redaction_copies_and_leaves_the_original_alone() -> None:
     payload = {"a": [{"api_key": "s", "Authorization": "b", "password": None, "n": 1}], "_rollout": {"api_key": "s"}}
     before = json.dumps(payload)
@@ -215,13 +187,6 @@ def test_what_grants_something_is_hidden_in_the_rollout_block_only() -> None:
     assert payload["_rollout"] == {"proof_key": "k" * 40, "base_url": "http://gw/v1", "n": 1}
     assert contract.redact_payload({"_rollout": {"proof_key": None}}) == {"_rollout": {"proof_key": None}}
     assert contract.redact_payload([1]) == [1]
-
-
-def test_redaction_survives_cycles_and_keeps_repeated_values() -> None:
-    shared = {"x": 1}
-    cyclic: dict[str, object] = {"one": shared, "two": shared, "list": [shared]}
-    cyclic["self"] = cyclic
-    assert contract.redact(cyclic) == {"one": shared, "two": shared, "list": [shared], "self": "[cycle]"}
 
 
 def test_redaction_of_absurd_depth_is_a_contract_error() -> None:

@@ -112,6 +112,7 @@ def test_every_public_name_has_an_entry_in_the_reference() -> None:
         assert name == "__version__" or re.search(rf"\b{name}\b", pages), f"{name} is on no page of the reference"
 
 
+@pytest.mark.system
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="the site needs the extra `docs`")
     done = subprocess.run(

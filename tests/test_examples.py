@@ -5,15 +5,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import signal
-import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 from types import ModuleType
 
-import psutil
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -70,50 +66,6 @@ def test_one_table_of_all_and_code_1_when_any_fails(
     assert "1 of 1 checks passed" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         script.main([*arguments, "nowhere"])
-
-
-def endless(folder: Path, project: str = "") -> Path:
-    """An example that never ends, and the file to which it writes its process id."""
-    pid = folder / "pid"
-    text = f"import os, time; open({str(pid)!r} + '_', 'w').write(str(os.getpid())); os.rename({str(pid)!r} + '_', {str(pid)!r})"
-    example(folder / "examples", "stays", f"{text}\nwhile True: time.sleep(60)", project)
-    return pid
-
-
-def test_a_proof_that_goes_on_for_ever_is_ended_at_its_own_deadline(
-    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pid = endless(tmp_path, "[tool.proof]\nquick_deadline_s = 3\ndeadline_s = 600")
-    arguments = ["--quick", "--logs", str(tmp_path / "logs"), "--examples", str(tmp_path / "examples")]
-    assert script.main(arguments) == 1
-    assert "still running after 3 s" in capsys.readouterr().out
-    assert not pid.exists() or not psutil.pid_exists(int(pid.read_text()))
-
-
-def test_ending_the_script_ends_the_proof_that_runs(tmp_path: Path) -> None:
-    pid = endless(tmp_path)
-    command = [sys.executable, "-W", "ignore", str(ROOT / "scripts" / "examples.py"), "--logs", str(tmp_path / "logs")]
-    process = subprocess.Popen([*command, "--examples", str(tmp_path / "examples")], stdout=subprocess.DEVNULL)
-    try:
-        give_up_s = time.monotonic() + 90
-        while not pid.exists():
-            assert process.poll() is None
-            assert time.monotonic() < give_up_s
-            time.sleep(0.05)
-        process.terminate()
-        assert process.wait(60) == 128 + signal.SIGTERM
-        assert not psutil.pid_exists(int(pid.read_text()))
-    finally:
-        process.kill()
-        process.wait()
-
-
-@pytest.mark.parametrize("limit", ["0", "true", "'long'"])
-def test_a_deadline_that_is_none_is_refused(script: ModuleType, tmp_path: Path, limit: str) -> None:
-    example(tmp_path, "odd", "", f"[tool.proof]\ndeadline_s = {limit}")
-    with pytest.raises(ValueError, match="positive number of seconds"):
-        script.deadline_s(tmp_path / "odd" / "proof.py", quick=False)
-    assert script.deadline_s(tmp_path / "odd" / "proof.py", quick=True) == script.QUICK_DEADLINE_S
 
 
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in (ROOT / "examples").glob("*/proof.py")))

@@ -28,6 +28,7 @@ def test_the_wheel_holds_what_runs_here_and_nothing_compiled(tmp_path: Path) -> 
     assert write_wheel(tmp_path / "b").read_bytes() == wheel.read_bytes()
 
 
+@pytest.mark.system
 @pytest.mark.timeout(600)
 def test_the_wheel_installs_into_an_empty_environment_and_its_command_works(tmp_path: Path) -> None:
     wheel = write_wheel(tmp_path)

@@ -36,13 +36,6 @@ def test_results_and_errors_come_through_and_its_own_thread_is_refused() -> None
     portal.close()
 
 
-async def test_it_works_from_inside_a_running_loop_sync_and_async() -> None:
-    portal = Portal("test-portal")
-    assert portal.call(fine()) == 7
-    assert await portal.run(fine()) == 7
-    portal.close()
-
-
 @pytest.mark.parametrize("clean_up_s", [0.0, 60.0])
 def test_an_interrupted_wait_cancels_the_work_and_grants_it_its_clean_up(clean_up_s: float) -> None:
     portal = Portal("test-portal")
@@ -69,27 +62,6 @@ def test_an_interrupted_wait_cancels_the_work_and_grants_it_its_clean_up(clean_u
     assert cleaned.is_set() is bool(clean_up_s)
     assert cleaned.wait(10)
     thread.join()
-    portal.close()
-
-
-def test_cancelling_the_async_wait_cancels_the_work() -> None:
-    portal = Portal("test-portal")
-    cancelled = threading.Event()
-
-    async def long() -> None:
-        try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            cancelled.set()
-            raise
-
-    async def wait_shortly() -> None:
-        async with asyncio.timeout(0.1):
-            await portal.run(long())
-
-    with pytest.raises(TimeoutError):
-        asyncio.run(wait_shortly())
-    assert cancelled.wait(10)
     portal.close()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,13 +39,3 @@ def test_a_record_proves_nothing_under_another_key_secret_or_after_another_recor
     assert check(sealed + b"\n", KEY, SECRET) is Proof.UNPROVEN
     assert check(b'{"rewards": 9, "was": ' + sealed + b"}", KEY, SECRET) is Proof.UNPROVEN
     assert check(BODY[:-1] + b', "x": 1' + sealed[len(BODY) - 1 :], KEY, SECRET) is Proof.FORGED
-
-
-def test_secrets_differ_by_session_and_key_and_stay_the_same() -> None:
-    one, two = ProofKey.new(), ProofKey.new()
-    secrets = {one.session_secret("a"), one.session_secret("b"), two.session_secret("a"), one.id, two.id}
-    assert len(secrets) == 5
-    assert ProofKey(one.key).session_secret("a") == one.session_secret("a")
-    assert one.key.hex() not in repr(one)
-    with pytest.raises(ValueError, match="32 random bytes"):
-        ProofKey(b"short")

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import importlib.util
-import json
-import sys
 from pathlib import Path
-
-import pytest
-
-from agentcore_rl_toolkit.client.testing import ARN, TEST_CREDENTIALS, ScriptedRuntime
 
 ROOT = Path(__file__).parents[1]
 PATHS = (
@@ -48,47 +41,3 @@ def test_every_name_of_the_published_documentation_is_here_or_said_to_be_elsewhe
     assert [(m, name) for m, name in IMPORTS if not hasattr(importlib.import_module(m), name)] == []
     page = (ROOT / "docs/migration.md").read_text()
     assert [name for name in ELSEWHERE if f"`{name}`" not in page] == []
-
-
-@pytest.mark.parametrize("script", ["evaluate", "evaluate_async"])
-def test_the_migration_agent_is_evaluated_into_a_table_and_every_result_is_kept(
-    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "examples/strands_migration_agent"))
-    for name in ("evaluate", "evaluate_async"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    for name, value in TEST_CREDENTIALS.items():
-        monkeypatch.setenv(name, value)
-    module = importlib.import_module(script)
-    assert (
-        len(module.rows_of(module.options(["--agent", ARN, "--bucket", "b", "--base-url", "u", "--model-id", "m"])))
-        == 8
-    )
-    scripts = {"a": {"result": {"rewards": 1.0}}, "b": {"result": {"rewards": 0.5}}, "c": {"fail": "no Maven here"}}
-    data = tmp_path / "rows.jsonl"
-    data.write_text("".join(json.dumps({"id": name, "script": script}) + "\n" for name, script in scripts.items()))
-    with ScriptedRuntime() as runtime:
-        words = ["--agent", ARN, "--bucket", f"file://{tmp_path}/store", "--endpoint-url", runtime.url, "--exp-id", "m"]
-        words += [
-            "--base-url",
-            "http://model/v1",
-            "--model-id",
-            "m",
-            "--max-turns",
-            "7",
-            "--out",
-            str(tmp_path / "runs"),
-        ]
-        monkeypatch.setattr(sys, "argv", ["evaluate.py", *words, "--data", str(data), "--timeout", "60"])
-        if script == "evaluate":
-            module.main()
-        else:
-            asyncio.run(module.main())
-    said = capsys.readouterr().out
-    rows = [line.split() for line in said.splitlines()]
-    assert [row[:4] for row in rows[1:3]] == [["a", "1", "1", "1.00"], ["b", "1", "0", "0.50"]]
-    assert rows[3][:4] == ["c", "1", "0", "-"]
-    assert "no Maven here" in said
-    results = [json.loads(line) for line in (tmp_path / "runs/m/results.jsonl").read_text().splitlines()]
-    assert [result["reward"] for result in results] == [1.0, 0.5, None]
-    assert results[0]["record"]["payload"]["max_turns"] == 7

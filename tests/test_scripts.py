@@ -42,16 +42,6 @@ def test_an_image_is_built_and_pushed_with_the_settings_of_env(tmp_path: Path) -
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [(["--tag=v1"], "AWS_REGION is not set"), (["--unknown"], "unknown option")],
-)
-def test_what_is_missing_is_named(tmp_path: Path, options: list[str], says: str) -> None:
-    done = push(tmp_path, *options)
-    assert done.returncode == 2
-    assert says in done.stderr
-
-
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck (apt-get install shellcheck)")
 def test_scripts_pass_shellcheck() -> None:
     scripts = sorted((ROOT / "scripts").glob("*.sh"))

@@ -89,7 +89,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
         yield start
 
 
-@pytest.fixture(params=SERVERS)
+@pytest.fixture(params=["gateway", "runtime", pytest.param("policy", marks=pytest.mark.system)])
 def served(request: pytest.FixtureRequest, server: Callable[[str], Served]) -> Served:
     return server(request.param)
 
@@ -114,11 +114,6 @@ def _response(sock: socket.socket) -> tuple[int, str]:
             received += piece
     head, _, body = received.partition(b"\r\n\r\n")
     return int(head.split(b" ")[1]) if head else 0, body.decode(errors="replace")
-
-
-def well(served: Served) -> bool:
-    """Whether an ordinary client gets an ordinary response."""
-    return ask(served)[0] == 200
 
 
 # -- web pages
@@ -146,26 +141,6 @@ def test_a_foreign_origin_is_refused_whatever_is_asked(served: Served) -> None:
             assert "--allowed-host" in body
     status, body = ask(served, f"Origin: {own}")
     assert "--allowed-host" not in body
-
-
-def test_the_names_of_this_machine_are_answered(served: Served) -> None:
-    port = served.address[1]
-    for host in (
-        "localhost",
-        f"localhost:{port}",
-        f"127.0.0.1:{port}",
-        f"[::1]:{port}",
-        f"host.docker.internal:{port}",
-    ):
-        assert "--allowed-host" not in ask(served, f"Host: {host}")[1], host
-    assert well(served)
-
-
-def test_an_allowed_host_is_answered(tmp_path: Path) -> None:
-    with serving("runtime", tmp_path, "--allowed-host", "*.agents.example", "--allowed-host", "lb") as served:
-        for host in ("a.agents.example:80", "lb"):
-            assert "--allowed-host" not in ask(served, f"Host: {host}")[1]
-        assert ask(served, "Host: agents.example")[0] == 421
 
 
 # -- keys
@@ -223,12 +198,7 @@ def test_a_runtime_is_used_with_its_key_only(server: Callable[[str], Served]) ->
     assert client.invoke_agent_runtime(agentRuntimeArn=arn, payload=b"{}")["response"].read()
 
 
-def test_a_gateway_can_be_left_open(tmp_path: Path) -> None:
-    with serving("gateway", tmp_path, "--no-admin-key") as served:
-        assert "admin_key_file" not in served.ready
-        assert ask(served, path="/admin/stats")[0] == 200
-
-
+@pytest.mark.system
 def test_a_policy_is_changed_with_its_key_only(server: Callable[[str], Served]) -> None:
     served = server("policy")
     for headers in ((), ("Authorization: Bearer guess",)):
@@ -241,15 +211,10 @@ def test_a_policy_is_changed_with_its_key_only(server: Callable[[str], Served]) 
     assert ask(served, f"Authorization: Bearer {key}", method="POST", path="/update_weights", body=b"{}")[0] == 400
 
 
-def test_a_policy_that_others_reach_wants_a_key_they_know(tmp_path: Path, command_line: Any) -> None:
-    done = command_line("policy", "serve", "--host", "192.0.2.1", "--ready-file", str(tmp_path / "ready.json"))
-    assert done.returncode == 2
-    assert "AGENTCORE_RL_POLICY_ADMIN_KEY" in done.stderr
-
-
 # -- clients as they are
 
 
+@pytest.mark.system
 def test_unmodified_clients_are_served_under_every_name_of_this_machine(server: Callable[[str], Served]) -> None:
     policy, gateway = (server(name).url.replace("127.0.0.1", "localhost") for name in ("policy", "gateway"))
     with openai.OpenAI(base_url=f"{policy}/v1", api_key="none") as client:

@@ -24,12 +24,9 @@ from strands.types.exceptions import (
 
 from agentcore_rl_toolkit import AgentCoreRLApp, PolicyFailure
 from agentcore_rl_toolkit.app.causes import Blame, blame
-from agentcore_rl_toolkit.app.record import RolloutInfo, error_body
 from agentcore_rl_toolkit.contract import (
     Cause,
     Outcome,
-    RolloutConfig,
-    parse_record,
     record_cause,
     record_failure,
     record_outcome,
@@ -178,34 +175,6 @@ def test_an_exception_says_whose_failure_it_is(make: Callable[[], BaseException]
     assert blame(make()) == whose
 
 
-def test_a_chain_that_bites_its_tail_ends() -> None:
-    one, two = RuntimeError("one"), RuntimeError("two")
-    one.__cause__, two.__cause__ = two, one
-    assert blame(one) == AGENT
-
-
-@pytest.mark.parametrize(
-    ("stop_reason", "failure"),
-    [
-        ("length", "tokens"),
-        ("max_tokens", "tokens"),
-        ("limit_turns", "turns"),
-        ("model_context_window_exceeded", "context"),
-        ("stop", None),
-        ("end_turn", None),
-        ("tool_use", None),
-        (None, None),
-    ],
-)
-def test_a_stop_reason_that_cut_the_policy_short_is_raised(stop_reason: str | None, failure: str | None) -> None:
-    if failure is None:
-        PolicyFailure.check_stop(stop_reason)
-        return
-    with pytest.raises(PolicyFailure, match=str(stop_reason)) as caught:
-        PolicyFailure.check_stop(stop_reason)
-    assert caught.value.reason == failure
-
-
 @pytest.mark.parametrize("reward", [True, "0", float("nan"), float("inf"), {"format": 1.0}, {"reward": "x"}, [1.0]])
 def test_a_reward_that_is_none_is_refused_when_the_agent_is_written(reward: Any) -> None:
     with pytest.raises(ConfigError, match="on_policy_failure"):
@@ -277,21 +246,6 @@ def test_a_record_says_whose_failure_it_is_and_the_policys_has_a_reward(
 def test_the_agent_declares_what_the_policys_failures_score(declaring_agent: Any) -> None:
     assert declaring_agent.run({"do": "ramble"})["rewards"] == {"reward": -0.5, "format": 0.0}
     assert "rewards" not in declaring_agent.run({"do": "break"})
-
-
-def test_none_leaves_the_reward_out() -> None:
-    info = RolloutInfo(
-        config=RolloutConfig(exp_id="e", input_id="i", s3_bucket="b"),
-        session_id="s",
-        result_key="e/i/s.json",
-        payload=None,
-        started_s=0.0,
-    )
-    facts: dict[str, Any] = {"stop_reason": "cut", "error_type": "E", "traceback": "", "finished_s": 1.0}
-    body = error_body(info, outcome=Outcome.AGENT_ERROR, blame=failed_at("tokens"), policy_reward=None, **facts)
-    record = parse_record(body)
-    assert record_cause(record, Outcome.AGENT_ERROR) is Cause.POLICY
-    assert "rewards" not in record
 
 
 def test_a_record_says_what_the_agent_wants_trained_and_the_client_wins(start_agent: Any) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -87,6 +86,7 @@ def test_sigterm_leaves_an_interrupted_record(start_agent: Any, source: str) -> 
     assert not alive(path).exists()
 
 
+@pytest.mark.system
 def test_the_users_own_lifespan_runs_and_sees_the_interrupted_record_stored(start_agent: Any) -> None:
     agent = start_agent(
         """
@@ -144,14 +144,6 @@ def test_the_heartbeat_is_renewed_while_the_agent_blocks_and_goes_with_the_recor
     assert len(beats) >= 4
     agent.record(path)
     until(lambda: not alive(path).exists())
-
-
-def test_a_heartbeat_of_zero_means_none_and_no_promise(agent: Any) -> None:
-    path, reply = agent.rollout({"s": 0.3}, heartbeat_s=0, input_id="still")
-    assert "heartbeat_s" not in reply
-    assert not alive(path).exists()
-    agent.record(path)
-    assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
 def test_an_outage_of_the_store_delays_the_record_and_the_heart_beats_on(s3_agent: Any, faulty_s3: Any) -> None:
@@ -220,32 +212,7 @@ def test_a_store_that_refuses_for_good_is_answered_at_once_and_frees_the_session
     assert until(faulty_s3.records)[f"exp/input/{'f' * 40}.json"]["rewards"] == 1.0
 
 
-def test_a_directory_that_cannot_be_written_is_answered_with_its_name(agent: Any, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    _, reply = agent.invoke({"_rollout": {**BUCKET, "s3_bucket": f"file://{tmp_path}/file"}}, "d" * 40)
-    assert reply["status"] == "refused"
-    assert f"{tmp_path}/file" in reply["error"]
-
-
-def test_a_store_that_is_slow_holds_up_the_answer_for_the_limit_only_and_not_the_agent(
-    start_agent: Any, faulty_s3: Any
-) -> None:
-    def slow(_method: str, key: str) -> int | None:
-        if key.endswith(".alive"):
-            over.wait(600)
-        return None
-
-    over = threading.Event()
-    faulty_s3.fault = slow
-    agent = start_agent(AGENT, env={**faulty_s3.env, "AGENTCORE_RL_STORE_CHECK_S": "0.2"})
-    try:
-        agent.rollout(s3_bucket="the-bucket", session="w" * 40)
-        assert until(faulty_s3.records)  # it came although no heartbeat has been answered yet
-        assert not [key for _, key, _ in faulty_s3.log if key.endswith(".alive")]
-    finally:
-        over.set()
-
-
+@pytest.mark.system
 def test_the_grace_is_bounded(start_agent: Any, faulty_s3: Any) -> None:
     faulty_s3.fault = lambda _method, _key: 503
     agent = start_agent(AGENT, env={**faulty_s3.env, "AGENTCORE_RL_GRACE_S": "1"})
@@ -266,6 +233,7 @@ def test_a_result_beyond_the_limit_is_a_clear_error_record(limited_agent: Any) -
     assert "larger than 100000 bytes" in record["stop_reason"]
 
 
+@pytest.mark.system
 def test_rollouts_work_in_a_process_forked_from_a_loaded_template(start_agent: Any) -> None:
     agent = start_agent(
         AGENT.replace("rewards", 'pid": os.getpid(), "rewards')

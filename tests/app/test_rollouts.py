@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.contract import Outcome, record_outcome
-from agentcore_rl_toolkit.errors import ObjectNotFoundError
-from agentcore_rl_toolkit.store import ObjectStore
 
 AGENT = """
 import random
@@ -36,13 +34,6 @@ async def run(payload, context):
         raise RuntimeError("could not log in with " + payload["_rollout"]["api_key"])
     return {"rewards": 0.5, "calls": len(calls), "random": random.random()}
 """
-
-
-def read(store: ObjectStore, key: str) -> bytes | None:
-    try:
-        return store.get(key)
-    except ObjectNotFoundError:
-        return None
 
 
 @pytest.fixture(scope="module")
@@ -111,14 +102,6 @@ def test_ping_says_busy_until_the_record_is_stored(agent: Any) -> None:
     idle(agent)
 
 
-def test_a_blocking_async_agent_delays_neither_ping_nor_other_invocations(agent: Any) -> None:
-    path, _ = agent.rollout({"do": "block", "s": 3})
-    for _ in range(5):
-        assert agent.ping() == "HealthyBusy"
-    agent.rollout({"do": "block", "s": 0})
-    assert not path.exists()
-
-
 @pytest.mark.parametrize(
     ("error", "stop_reason"),
     [
@@ -145,16 +128,6 @@ def test_without_ids_the_agent_runs_and_nothing_is_stored(agent: Any, block: Any
     assert agent.invoke({"_rollout": block} if block is not None else {}) == (200, {"status": "processing"})
     assert agent.run()["calls"] == calls + 2
     assert len(list(agent.results.rglob("*.json"))) == records + 1
-
-
-@pytest.mark.parametrize("missing", ["exp_id", "input_id", "s3_bucket"])
-def test_an_incomplete_block_is_refused_before_the_agent_starts(agent: Any, missing: str) -> None:
-    calls = agent.run()["calls"]
-    block = {"exp_id": "e", "input_id": "i", "s3_bucket": agent.store_url}
-    del block[missing]
-    status, reply = agent.invoke({"_rollout": block})
-    assert (status, reply) == (500, {"error": f"Missing required rollout config field: '{missing}'"})
-    assert agent.run()["calls"] == calls + 1
 
 
 @pytest.mark.parametrize(
@@ -233,13 +206,6 @@ def test_secrets_never_reach_the_store(agent: Any) -> None:
     assert record["payload"]["db"] == {"password": "[redacted]"}
 
 
-def test_a_key_that_is_the_session_id_does_not_mangle_the_record(agent: Any) -> None:
-    session = "k" * 40
-    record = agent.run({"do": "leak"}, session=session, api_key=session)
-    assert record["result_key"] == f"exp/input/{session}.json"
-    assert record["_agent"]["session_id"] == session
-
-
 @pytest.mark.parametrize(
     ("value", "error_type", "outcome", "reason"),
     [
@@ -276,6 +242,7 @@ def test_the_agents_own_status_and_stop_reason_win(agent: Any) -> None:
     assert record_outcome(agent.run({"do": "return", "value": "{'outcome': 'lost'}"})) is Outcome.OK
 
 
+@pytest.mark.system
 def test_an_allow_list_keeps_callers_from_writing_elsewhere(start_agent: Any, tmp_path: Any) -> None:
     agent = start_agent(AGENT, env={"AGENTCORE_RL_ALLOWED_BUCKETS": f"team-*, file://{tmp_path}/results_0"})
     assert agent.run()["rewards"] == 0.5
@@ -286,24 +253,7 @@ def test_an_allow_list_keeps_callers_from_writing_elsewhere(start_agent: Any, tm
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_payload_that_is_no_object_reaches_the_agent(start_agent: Any) -> None:
-    agent = start_agent(
-        """
-        @app.rollout_entrypoint
-        def run(payload):
-            open("seen", "w").write(repr(payload))
-            return {}
-        """
-    )
-    assert agent.invoke([1, 2]) == (200, {"status": "processing"})
-    deadline = time.monotonic() + 60
-    seen = agent.results.parent / "seen"
-    while not seen.exists() or not seen.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    assert seen.read_text() == "[1, 2]"
-
-
+@pytest.mark.system
 def test_the_agents_own_log_lines_carry_the_ids(start_agent: Any) -> None:
     agent = start_agent(
         """

@@ -13,10 +13,9 @@ import pytest
 
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.client import BatchProgress, Deadlines, WatchSettings
-from agentcore_rl_toolkit.client.ledger import parse_lines
 from agentcore_rl_toolkit.client.testing import ScriptedRuntime
 from agentcore_rl_toolkit.contract import Outcome
-from agentcore_rl_toolkit.errors import ConfigError, RolloutTimeoutError, StorePermissionError
+from agentcore_rl_toolkit.errors import ConfigError, StorePermissionError
 from agentcore_rl_toolkit.store import ObjectStore
 
 MakeClient = Callable[..., RolloutClient]
@@ -51,15 +50,6 @@ def test_every_row_gives_one_item_with_its_ids(client: RolloutClient, runtime: S
     assert runtime.runs == 50
 
 
-def test_items_come_as_they_finish(client: RolloutClient) -> None:
-    come = []
-    for item in client.run_batch([{"script": {"hang": True}}, {"script": {}}, {"script": {}}], 3):
-        come.append(item.index)
-        if len(come) == 2:  # the first one never finishes
-            break
-    assert sorted(come) == [1, 2]
-
-
 def test_never_more_than_the_limit_at_once(client: RolloutClient, runtime: ScriptedRuntime) -> None:
     running, open_store = [], runtime.store_for  # at each start, which opens the store
 
@@ -72,29 +62,6 @@ def test_never_more_than_the_limit_at_once(client: RolloutClient, runtime: Scrip
     list(client.run_batch(rows(30, run_s=0.05), 4))
     assert len(running) == 30
     assert 1 <= max(running) <= 4
-
-
-def test_an_error_is_one_line_with_its_traceback_beside_it(client: RolloutClient) -> None:
-    (bad,) = client.map([{"script": {"fail": "boom\nand more"}}], 1)
-    assert bad.error == "the agent failed: boom | and more"
-    assert bad.traceback is not None
-    assert "RuntimeError: boom" in bad.traceback
-    (slow,) = client.map([{"script": {"hang": True}}], timeout=0.5)
-    (good,) = client.map([{"script": {}}])
-    assert (slow.error or "").count("\n") == 0
-    assert (good.error, good.traceback) == (None, None)
-    (long,) = client.map([{"script": {"fail": "x" * 5_000}}], 1)
-    assert len(long.error or "") == 1_000
-
-
-def test_timeout_of_one_item_leaves_the_others_alone(client: RolloutClient, runtime: ScriptedRuntime) -> None:
-    items = client.map([{"script": {"hang": True}}, {"script": {}}], 2, timeout=5.0)  # a busy machine is ready by then
-    assert items[0].outcome is Outcome.TIMEOUT
-    assert isinstance(items[0].exception, RolloutTimeoutError)
-    assert (items[0].error or "").startswith("Timeout after 5s")
-    assert items[1].success
-    client.flush()
-    assert runtime.live == []
 
 
 def test_denied_record_fails_that_item_alone(make_client: MakeClient, store_url: str) -> None:
@@ -168,19 +135,6 @@ async def test_cancelled_consumer_stops_every_session(client: RolloutClient, run
     assert runtime.live == []
 
 
-async def test_async_batch_in_a_running_loop(client: RolloutClient) -> None:
-    items = [item async for item in client.run_batch_async(rows(20, run_s=0.05), 20)]
-    assert len(items) == 20
-    assert [item.index for item in await client.map_async(rows(5))] == list(range(5))
-
-
-def test_slow_consumer_does_not_hold_up_the_rollouts(client: RolloutClient, runtime: ScriptedRuntime) -> None:
-    run = client.run_batch(rows(30, run_s=0.02), 5).run()
-    next(run)
-    until(lambda: all(s.record_at_s for s in runtime.sessions.values()) and len(runtime.sessions) == 30)
-    assert len(list(run)) == 29
-
-
 def test_progress_hook_sees_every_item(client: RolloutClient) -> None:
     seen: list[BatchProgress] = []
     client.map([{"script": {"fail": "x"}}, *rows(4)], 2, progress=seen.append)
@@ -188,18 +142,6 @@ def test_progress_hook_sees_every_item(client: RolloutClient) -> None:
     assert seen[-1].ok == 4
     assert seen[-1].outcomes["agent_error"] == 1
     assert "5/5 done, 4 ok" in str(seen[-1])
-
-
-def test_overrides_and_session_ids_per_item(client: RolloutClient, runtime: ScriptedRuntime) -> None:
-    ids = [f"{n:040d}" for n in range(3)]
-    client.map(rows(3), session_ids=ids, overrides=[{"api_key": "a"}, None, {"api_key": "c"}])
-    keys = [runtime.sessions[session_id].payload["_rollout"].get("api_key") for session_id in ids]
-    assert keys == ["a", None, "c"]
-
-
-def test_published_arguments_by_position(client: RolloutClient) -> None:
-    items = list(client.run_batch(rows(2), 2, 900.0, 0.5, 30.0, 1.5, 30.0))
-    assert all(item.success for item in items)
 
 
 def test_throttling_bursts_lose_nothing_and_run_nothing_twice(make_client: MakeClient) -> None:
@@ -214,17 +156,6 @@ def test_throttling_bursts_lose_nothing_and_run_nothing_twice(make_client: MakeC
 
 
 # ---- ledger and resume
-
-
-def events(path: Path) -> list[str]:
-    return [line["event"] for line in parse_lines(path.read_bytes())]
-
-
-def test_ledger_holds_the_whole_story(client: RolloutClient, tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
-    client.map(rows(3), ledger=path)
-    client.flush()
-    assert sorted(events(path)) == sorted(["intent", "accepted", "done", "stopped"] * 3)
 
 
 def test_resume_collects_what_is_done_and_sends_only_the_rest(

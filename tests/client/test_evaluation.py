@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agentcore_rl_toolkit.client import BatchItem, RolloutClient, metrics
+from agentcore_rl_toolkit.client import BatchItem, RolloutClient
 from agentcore_rl_toolkit.client.evaluation import interval, read_rows, summarise, write_results
 from agentcore_rl_toolkit.contract import Cause, Outcome, usual_cause
 from agentcore_rl_toolkit.errors import AgentError, ConfigError
@@ -97,23 +97,6 @@ def test_the_headline_counts_failures_of_agent_and_policy_as_zero_and_both_means
     assert "the policy failed: 2 tokens" in text
 
 
-def test_an_evaluation_that_all_failed_is_zero_and_one_that_never_ran_has_no_mean() -> None:
-    summary = summarise([rambled("a"), rambled("b")], 1.0)
-    assert (summary.mean, summary.mean_ok, summary.scored, summary.rewarded) == (0.0, None, 2, 0)
-    assert "of those that ended ok none" in str(summary)
-
-
-def test_mean_is_over_inputs_not_over_rollouts() -> None:
-    items = [item(1.0, input_id="a"), item(1.0, input_id="a"), item(1.0, input_id="a"), item(0.0, input_id="b")]
-    assert summarise(items, 1.0).mean == 0.5
-
-
-def test_wilson_interval_of_a_known_case() -> None:
-    low, high = interval([1.0] * 8 + [0.0] * 2)
-    assert low == pytest.approx(0.4902, abs=1e-3)
-    assert high == pytest.approx(0.9433, abs=1e-3)
-
-
 @given(st.lists(st.floats(-10, 10), min_size=2, max_size=30) | st.lists(st.sampled_from([0.0, 1.0]), min_size=2))
 @example([1.0, 1.0])
 @example([0.0, 0.0])
@@ -176,14 +159,3 @@ def test_subscriber_hears_the_life_of_a_rollout(client: RolloutClient) -> None:
     assert [event for event, _ in received] == ["intent", "accepted", "finished", "stopped"]
     assert {fields["session_id"] for _, fields in received} == {session_id}
     assert received[2][1]["outcome"] == "ok"
-
-
-def test_prometheus_counts_outcomes(client: RolloutClient) -> None:
-    prometheus = pytest.importorskip("prometheus_client")
-    registry = prometheus.CollectorRegistry()
-    metrics.export_prometheus(client, registry=registry)
-    client.map([{"script": {}}, {"script": {"fail": "x"}}], 1)
-    client.flush()
-    assert registry.get_sample_value("agentcore_rl_rollouts_total", {"outcome": "ok"}) == 1
-    assert registry.get_sample_value("agentcore_rl_rollouts_total", {"outcome": "agent_error"}) == 1
-    assert registry.get_sample_value("agentcore_rl_in_flight") == 0

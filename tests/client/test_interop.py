@@ -24,7 +24,6 @@ from agentcore_rl_toolkit.store import open_store
 
 from ..conftest import NIGHTLY, reserved_port
 
-ROOT = Path(__file__).parents[2]
 PUBLISHED = "agentcore-rl-toolkit[core]==0.2.0"
 BUCKET = "interop-results"
 N = 50 if NIGHTLY else 20
@@ -237,16 +236,6 @@ def agent_process(python: Path, folder: Path, s3: str) -> Iterator[str]:
             process.wait(30)
 
 
-def test_published_client_drives_our_agent(
-    published_python: Path, our_agent: OurAgent, s3: str, tmp_path: Path
-) -> None:
-    theirs = published_records(published_python, our_agent.arn, our_agent.url, s3, tmp_path)
-    ours = our_records(our_agent.arn, our_agent.url, s3, tmp_path)
-    check_equal(ours, theirs)
-    assert all(record["_proof"] for record in ours.values())
-    assert not any("_proof" in record for record in theirs.values())
-
-
 def test_our_client_drives_the_published_agent(
     published_python: Path, published_agent: ScriptedRuntime, s3: str, tmp_path: Path
 ) -> None:
@@ -355,24 +344,6 @@ def test_ids_of_our_client_at_our_agent_and_at_the_published_one(
     seen, stats = seen_by_our_client(our_agent.arn, our_agent.url, s3, "ids/ours-ours")
     check_ids(seen, "ids/ours-ours", s3)
     assert (stats.get("unproven", 0), stats["proven"]) == (0, len(IDS))
-
-
-def test_ids_of_the_published_package_in_a_directory(our_agent: OurAgent) -> None:
-    """There a key is a path."""
-    arn, endpoint, store = our_agent
-    with RolloutClient(arn, store, "ids", tps_limit=200, endpoint_url=endpoint) as client:
-        futures = [
-            client.submit({"n": 1, "run_s": 0}, session_id=s, input_id=i) for i, s in zip(IDS, SESSIONS, strict=True)
-        ]
-        records = [f.result(60) for f in futures]
-        assert client.stats["proven"] == len(IDS)
-        listed = [item.key for item in client.store.list("ids/") if item.key.endswith(".json")]
-    assert [r["input_id"] for r in records] == [f.input_id for f in futures]
-    assert (
-        listed
-        == sorted(f.result_key for f in futures)
-        == sorted(f"ids/{f.input_id}/{f.session_id}.json" for f in futures)
-    )
 
 
 REFUSED_CALLS = """

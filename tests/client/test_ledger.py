@@ -15,10 +15,8 @@ from agentcore_rl_toolkit.client import RolloutClient
 from agentcore_rl_toolkit.client.ledger import (
     FileLedger,
     attempts_of,
-    last_attempts,
     parse_lines,
 )
-from agentcore_rl_toolkit.client.testing import ScriptedRuntime
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import ConfigError
 
@@ -76,20 +74,6 @@ def test_second_process_is_refused_while_the_first_lives(tmp_path: Path) -> None
     other.close()
 
 
-def test_last_attempt_of_each_row_counts() -> None:
-    lines = [
-        INTENT,
-        {"event": "done", "session_id": "s1", "outcome": "lost"},
-        {**INTENT, "session_id": "s2", "attempt": 2},
-        {"event": "accepted", "session_id": "s2", "key": "k2"},
-        {"event": "done", "session_id": "unknown", "outcome": "ok"},
-    ]
-    last = last_attempts(attempts_of(lines))
-    assert last[0].session_id == "s2"
-    assert last[0].key == "k2"
-    assert last[0].outcome is None
-
-
 class FullDisk(FileLedger):
     """A ledger that takes the intents and then has no space left."""
 
@@ -104,16 +88,3 @@ def test_ledger_that_cannot_be_written_harms_no_rollout(client: RolloutClient, t
     assert all(item.success for item in items)
     client.flush()
     assert client.stats["stopped"] == 3
-
-
-def test_rollout_whose_intent_cannot_be_noted_is_not_sent(
-    client: RolloutClient, runtime: ScriptedRuntime, tmp_path: Path
-) -> None:
-    class Refusing(FileLedger):
-        async def append_async(self, line: Mapping[str, Any]) -> None:
-            raise OSError(28, "No space left on device")
-
-    item = client.map([{"script": {}}], ledger=Refusing(tmp_path / "l.jsonl"))[0]
-    assert not item.success
-    assert isinstance(item.exception, OSError)
-    assert runtime.requests["invoke"] == 0

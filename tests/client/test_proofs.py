@@ -95,14 +95,6 @@ def test_with_require_proof_only_proven_records_count(make_client: MakeClient) -
     assert "forged" not in client.stats
 
 
-def test_a_wrong_proof_of_an_agent_that_promised_none_is_a_forgery_too(
-    client: RolloutClient, runtime: ScriptedRuntime, store_url: str
-) -> None:
-    victim = client.invoke({"script": {"hang": True, "proves": False}})
-    open_store(store_url).put(victim.result_key, seal(json.dumps(FORGED).encode(), victim.result_key, "x" * 64))
-    assert isinstance(victim.exception(60), InvalidResultError)
-
-
 @pytest.mark.parametrize("scheme", ["file", "FILE", "memory"])
 def test_an_answer_does_not_choose_what_is_read_here(
     client: RolloutClient, runtime: ScriptedRuntime, tmp_path: Path, scheme: str
@@ -196,14 +188,3 @@ def test_the_key_beside_a_ledger_is_for_its_owner_only(make_client: MakeClient, 
     client = make_client()
     with pytest.raises(ConfigError, match="holds no proof key; remove it"):
         client.map([script()], ledger=ledger, resume=True)
-
-
-def test_an_attached_session_is_proven_with_a_shared_key_and_accepted_without(make_client: MakeClient) -> None:
-    shared = b"s" * 32
-    future = make_client(watch=WatchSettings(proof_key=shared)).invoke(script())
-    future.result(60)
-    for given, proof in ((shared, "proven"), (None, "unproven")):
-        client = make_client(watch=WatchSettings(proof_key=given))
-        attached = client.attach(future.result_key, session_id=future.session_id, input_id=str(future.input_id))
-        assert attached.result(60)["rewards"] == 1.0
-        assert client.stats[proof] == 1

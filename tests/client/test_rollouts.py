@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import json
-import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,28 +125,6 @@ async def _await(future: RolloutFuture) -> dict[str, Any]:
     return await future
 
 
-def test_threads_share_one_client(client: RolloutClient) -> None:
-    with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        records = list(pool.map(lambda n: client.invoke(script(result={"n": n})).result(60), range(64)))
-    assert [r["n"] for r in records] == list(range(64))
-
-
-def test_sync_wait_on_the_clients_own_thread_is_refused(client: RolloutClient) -> None:
-    problems: list[BaseException] = []
-    other = client.invoke(script(hang=True))
-
-    def wait(_: RolloutFuture) -> None:
-        try:
-            other.result()
-        except BaseException as e:
-            problems.append(e)
-
-    client.invoke(script(run_s=0.5)).add_done_callback(wait)
-    until(lambda: bool(problems))
-    assert isinstance(problems[0], ConfigError)
-    other.cancel()
-
-
 # ---- timeouts
 
 
@@ -173,13 +148,6 @@ def test_timeout_ends_the_rollout_and_stops_its_session(client: RolloutClient, r
     assert caught.value.stage == "run"
     assert future.outcome is Outcome.TIMEOUT
     until(lambda: runtime.live == [])
-
-
-def test_start_that_takes_longer_than_the_rollouts_timeout_is_a_timeout_of_that_stage(client: RolloutClient) -> None:
-    future = client.submit(script(cold_start_s=6), timeout=2)
-    error = future.exception(timeout=60)
-    assert isinstance(error, RolloutTimeoutError)
-    assert error.stage == "start"
 
 
 def test_run_deadline_ends_what_hangs(make_client: MakeClient) -> None:
@@ -235,14 +203,6 @@ def test_what_ends_first_stands_for_the_future_the_counts_and_the_callbacks_alik
     assert received.count(Outcome.OK) == client.stats.get("ok", 0)
 
 
-async def test_cancel_async_returns_when_the_rollout_is_over(client: RolloutClient) -> None:
-    future = client.submit(script(hang=True))
-    assert await future.cancel_async() is True
-    assert await future.done_async()
-    assert client.stats["cancelled"] == 1
-    assert await future.cancel_async() is False
-
-
 def test_cancel_during_a_cold_start_stops_the_session_that_comes_of_it(
     client: RolloutClient, runtime: ScriptedRuntime
 ) -> None:
@@ -252,16 +212,6 @@ def test_cancel_during_a_cold_start_stops_the_session_that_comes_of_it(
     assert isinstance(future.exception(60), RolloutCancelledError)
     assert runtime.runs == 0
     until(lambda: runtime.runs == 1 and runtime.live == [])
-
-
-async def test_cancelling_the_waiter_leaves_the_rollout_running(client: RolloutClient) -> None:
-    future = await client.invoke_async(script(run_s=0.3, result={"n": 1}))
-    task = asyncio.create_task(future.result_async())
-    await asyncio.sleep(0.05)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert (await future)["n"] == 1
 
 
 async def test_cancelling_invoke_async_ends_its_rollout(client: RolloutClient, runtime: ScriptedRuntime) -> None:
@@ -282,13 +232,6 @@ def test_close_cancels_what_runs_and_leaves_no_session(make_client: MakeClient, 
     assert runtime.live == []
     with pytest.raises(ConfigError):
         client.invoke(script())
-
-
-async def test_async_with_closes(runtime: ScriptedRuntime, store_url: str) -> None:
-    async with RolloutClient(runtime.arn, store_url, "exp", endpoint_url=runtime.url) as client:
-        future = await client.invoke_async(script(hang=True))
-    assert future.outcome is Outcome.CANCELLED
-    assert runtime.live == []
 
 
 # ---- refusals and unclear answers
@@ -331,16 +274,6 @@ def test_answer_lost_and_nothing_started_is_lost_and_stopped(make_client: MakeCl
     assert runtime.runs == 0
 
 
-@pytest.mark.parametrize(("fault", "error"), [("424", RolloutLostError), ("403", ConfigError)])
-def test_refusal_for_good_raises_from_invoke(
-    client: RolloutClient, runtime: ScriptedRuntime, fault: str, error: type[Exception]
-) -> None:
-    runtime.faults.append(fault)
-    with pytest.raises(error):
-        client.invoke(script())
-    assert runtime.requests["invoke"] == 1
-
-
 @pytest.mark.parametrize(
     ("reply", "error"),
     [({"error": "no such tool"}, AgentError), ({"status": "done"}, InvalidResultError), ([1], InvalidResultError)],
@@ -370,13 +303,6 @@ def test_unreachable_runtime_is_lost_after_the_attempts(store_url: str) -> None:
     client = RolloutClient(ARN, store_url, "e", 2, endpoint_url="http://127.0.0.1:9", tps_limit=100)
     with client, pytest.raises(RolloutLostError, match="could not be reached in 2 tries"):
         client.invoke(script())
-
-
-def test_agent_in_another_store_is_followed(client: RolloutClient, tmp_path: Path) -> None:
-    elsewhere = f"file://{tmp_path}/elsewhere"
-    future = client.invoke(script(result={"n": 1}), s3_bucket=elsewhere)
-    assert future.result(60)["n"] == 1
-    assert future.s3_bucket == elsewhere
 
 
 def test_key_layout_of_the_agent_is_followed(client: RolloutClient, store_url: str) -> None:
@@ -440,12 +366,6 @@ def test_a_session_that_could_not_be_stopped_keeps_its_heartbeat(
     assert len(alive_objects(client)) == 1
 
 
-def test_silence_that_means_loss_follows_the_period_that_the_agent_promised() -> None:
-    assert WatchSettings().silence_s() == 35
-    assert WatchSettings().silence_s(60.0) == 185
-    assert WatchSettings(lost_after_s=7).silence_s(60.0) == 7
-
-
 def test_retry_runs_another_session_and_keeps_the_input(make_client: MakeClient, runtime: ScriptedRuntime) -> None:
     client = make_client(watch=FAST_LOSS, on_failure="retry", deadlines=Deadlines(confirm_s=0.2))
     runtime.faults.append("drop")  # the first attempt is never heard of
@@ -474,20 +394,7 @@ def test_prepare_gives_every_attempt_its_own_address(make_client: MakeClient, ru
     assert future.session_id in runtime.sessions[future.session_id].payload["_rollout"]["base_url"]
 
 
-def test_prepare_that_raises_fails_that_rollout_alone(client: RolloutClient) -> None:
-    def prepare(session_id: str, attempt: int) -> dict[str, Any]:
-        raise RuntimeError("no gateway")
-
-    assert "no gateway" in str(client.submit(script(), prepare=prepare).exception(60))
-    assert client.invoke(script(result={"n": 1})).result(60)["n"] == 1
-
-
 # ---- arguments
-
-
-def test_arn_without_region_is_refused() -> None:
-    with pytest.raises(ValueError, match="Invalid ARN format"):
-        RolloutClient("not-an-arn", "bucket-name", "e")
 
 
 @pytest.mark.parametrize(("session_id", "input_id"), [("short", "i"), (None, "../x"), (None, "a//b"), ("s" * 257, "i")])
@@ -517,25 +424,9 @@ def test_ids_of_the_published_package_are_sent_and_handed_back_as_they_are(
     assert (sent, type(sent)) == (input_id, type(input_id))
 
 
-def test_empty_ids_are_fresh_ones(client: RolloutClient) -> None:
-    one, other = client.invoke(script(), "", ""), client.invoke(script(), "", "")
-    assert one.result(60) != other.result(60)
-    assert len({one.input_id, other.input_id, "", None}) == 4
-    assert len({one.session_id, other.session_id, "", None}) == 4
-
-
 def test_payload_that_is_not_json_fails_that_rollout(client: RolloutClient) -> None:
     with pytest.raises(ConfigError, match="cannot be sent"):
         client.invoke({"x": object()})
-
-
-def test_environment_names_the_endpoint(
-    runtime: ScriptedRuntime, store_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL_BEDROCK_AGENTCORE", runtime.url)
-    with RolloutClient(runtime.arn, store_url, "e") as client:
-        assert client.endpoint_url == runtime.url
-        assert client.invoke(script(result={"n": 1})).result(60)["n"] == 1
 
 
 def test_caller_of_the_published_client_works_unchanged(
@@ -575,28 +466,7 @@ def test_caller_of_the_published_client_works_unchanged(
 # ---- the process around it
 
 
-def test_forked_child_is_told_to_make_its_own_client(client: RolloutClient) -> None:
-    client.invoke(script()).result(60)
-    reader, writer = os.pipe()
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-    if pid == 0:
-        try:
-            client.submit(script())
-            os.write(writer, b"sent")
-        except ConfigError:
-            os.write(writer, b"refused")
-        finally:
-            os._exit(0)
-    os.waitpid(pid, 0)
-    assert os.read(reader, 20) == b"refused"
-    os.close(reader)
-    os.close(writer)
-
-
+@pytest.mark.system
 def test_stops_are_sent_even_when_the_script_ends_at_once(runtime: ScriptedRuntime, store_url: str) -> None:
     code = f"""
 import json
@@ -660,27 +530,4 @@ def test_close_does_not_wait_for_an_invoke_that_hangs(make_client: MakeClient, r
     client.close()
     assert time.monotonic() - began_s < 30  # an invoke may take five minutes
     assert future.outcome is Outcome.CANCELLED
-    assert runtime.live == []
-
-
-def test_submit_while_closing_is_refused_or_resolved(make_client: MakeClient, runtime: ScriptedRuntime) -> None:
-    client = make_client()
-    client.invoke(script()).result(60)
-    futures: list[RolloutFuture] = []
-    refused = threading.Event()
-
-    def submit() -> None:
-        try:
-            while True:
-                futures.append(client.submit(script(hang=True)))
-        except ConfigError:
-            refused.set()
-
-    thread = threading.Thread(target=submit)
-    thread.start()
-    until(lambda: len(futures) > 20)
-    client.close()
-    thread.join(60)
-    assert refused.is_set()
-    assert all(future.exception(timeout=60) is not None for future in futures)
     assert runtime.live == []

@@ -39,23 +39,6 @@ def test_another_name_is_refused_and_the_option_is_named(host: str) -> None:
     assert (refusal.status, "--allowed-host" in refusal.message) == (421, True)
 
 
-def test_a_request_without_host_is_no_browsers() -> None:
-    assert HostCheck().refusal(None, None) is None
-    assert HostCheck().refusal(None, b"http://evil.example") is not None
-
-
-@pytest.mark.parametrize("origin", ["http://localhost:8000", "http://LOCALHOST:8000", "https://localhost:8000"])
-def test_the_servers_own_pages_may_use_it(origin: str) -> None:
-    assert HostCheck().refusal(b"localhost:8000", origin.encode()) is None
-
-
-def test_default_ports_count_as_said() -> None:
-    check = HostCheck(allowed=["runtime.example"])
-    assert check.refusal(b"runtime.example", b"https://runtime.example") is None
-    assert check.refusal(b"localhost", b"http://localhost:80") is None
-    assert check.refusal(b"localhost", b"http://localhost:8080") is not None
-
-
 @pytest.mark.parametrize(
     "origin",
     [
@@ -74,11 +57,6 @@ def test_other_origins_are_refused_whatever_the_host(origin: str) -> None:
     assert refusal is not None
     assert refusal.status == 403
     assert "--allowed-host" in refusal.message
-
-
-def test_no_page_may_use_the_names_of_this_machine_in_containers() -> None:
-    check = HostCheck()
-    assert check.refusal(b"host.docker.internal:80", b"http://host.docker.internal:80") is not None
 
 
 def test_an_origin_does_not_pass_because_its_host_was_seen() -> None:
@@ -102,17 +80,3 @@ def test_a_server_beyond_loopback_knows_this_machines_name(monkeypatch: pytest.M
     for name in (b"node7", b"node7.lab.example:80"):
         assert HostCheck(("0.0.0.0",)).refusal(name, None) is None
         assert HostCheck(("127.0.0.1",)).refusal(name, None) is not None
-
-
-def test_what_is_remembered_of_hosts_is_bounded() -> None:
-    check = HostCheck()
-    for port in range(5_000):
-        assert check.refusal(b"localhost:%d" % port, None) is None
-    assert len(check.known) < 1_000
-
-
-def test_a_refusal_says_nothing_that_a_terminal_would_obey() -> None:
-    refusal = HostCheck().refusal(b"\x1b[31m<script>\xff", b"http://\x1b]0;x")
-    assert refusal is not None
-    assert refusal.message.isascii()
-    assert refusal.message.isprintable()

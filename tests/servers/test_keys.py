@@ -62,15 +62,6 @@ def test_nobody_else_can_read_it_and_what_others_can_write_is_not_believed(folde
         keys.leave("gateway", URL, "k")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '"k"', '{"key": "k"}', '{"key": "k", "pid": "x"}', "[" * 10_000])
-def test_a_damaged_file_is_no_key(text: str) -> None:
-    path = keys.leave("gateway", URL, "k")
-    path.write_text(text)
-    assert keys.find("gateway", URL) is None
-    keys.forget(path)
-    assert path.exists()
-
-
 def test_the_key_of_a_server_that_was_killed_is_not_sent() -> None:
     path = keys.leave("gateway", URL, "k")
     gone = subprocess.Popen([sys.executable, "-c", ""])
@@ -83,13 +74,6 @@ def test_the_key_of_a_server_that_was_killed_is_not_sent() -> None:
     assert keys.find("gateway", URL) == "new"
     keys.forget(path)
     assert not path.exists()
-
-
-def test_the_environment_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys.leave("gateway", URL, "left")
-    assert keys.key_for("gateway", URL, "SOME_KEY") == "left"
-    monkeypatch.setenv("SOME_KEY", "given")
-    assert keys.key_for("gateway", URL, "SOME_KEY") == "given"
 
 
 def test_a_server_that_is_not_on_loopback_leaves_none() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,10 +23,6 @@ def private(path: Path, text: str, mode: int = 0o600) -> Path:
     path.write_text(text)
     path.chmod(mode)
     return path
-
-
-def mode_of(path: Path) -> int:
-    return stat.S_IMODE(path.stat().st_mode)
 
 
 def test_a_file_is_nobody_elses_from_its_first_byte_on(tmp_path: Path) -> None:
@@ -58,15 +52,6 @@ def test_a_file_is_nobody_elses_from_its_first_byte_on(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["secret"]
 
 
-def test_a_link_that_lies_there_is_replaced_and_not_followed(tmp_path: Path) -> None:
-    target = tmp_path / "target"
-    target.write_text("of somebody")
-    (tmp_path / "secret").symlink_to(target)
-    write_private(tmp_path / "secret", "mine")
-    assert target.read_text() == "of somebody"
-    assert not (tmp_path / "secret").is_symlink()
-
-
 def test_credentials_come_from_the_environment_and_from_a_file(tmp_path: Path) -> None:
     environment = {CREDENTIALS: "ONE:a:b TWO:c"}
     file = private(tmp_path / "file", "THREE:d\n\nFOUR:e\n")
@@ -85,32 +70,6 @@ def test_a_file_without_a_credential_is_refused_and_not_shown(tmp_path: Path, te
 def test_a_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
     with pytest.raises(ConfigError, match="chmod 600"):
         credentials_from({}, private(tmp_path / "file", "KEY:secret", mode))
-
-
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "fifo", 0o600)
-    writer = os.open(tmp_path / "fifo", os.O_RDWR)
-    with pytest.raises(ConfigError, match="regular file"):
-        credentials_from({}, tmp_path / "fifo")
-    os.close(writer)
-    with pytest.raises(ConfigError, match="cannot be read"):
-        credentials_from({}, tmp_path / "none")
-
-
-def test_a_secret_on_a_command_line_is_refused_with_the_replacement() -> None:
-    command = ["runtime", "serve", "--credential", "KEY:secret"]
-    done = subprocess.run(
-        [sys.executable, "-m", "agentcore_rl_toolkit.cli", *command],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    text = done.stdout + done.stderr
-    assert done.returncode != 0
-    assert "--credential-file" in text
-    assert CREDENTIALS in text
-    assert "KEY:secret" not in text
 
 
 @pytest.mark.parametrize(

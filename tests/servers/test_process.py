@@ -44,26 +44,3 @@ async def test_what_a_server_has_just_accepted_is_a_connection_or_was_never_take
                 assert caller.recv(1) == b""
             except ConnectionResetError:
                 continue
-
-
-async def test_handlers_of_what_was_just_accepted_have_begun() -> None:
-    """Or whoever ends a server cancels those that began, and the others go on behind it."""
-    for turns in range(6):
-        begun = 0
-
-        async def serve(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            nonlocal begun
-            begun += 1
-            writer.close()
-
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        callers = [socket.create_connection(server.sockets[0].getsockname()) for _ in range(3)]
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        await stop_listening(server)
-        at_its_end = begun
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert begun == at_its_end, f"after {turns} turns"
-        for caller in callers:
-            caller.close()

@@ -21,12 +21,6 @@ def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-async def test_nothing_is_made_before_the_first_put(tmp_path: Path) -> None:
-    store = open_store(f"file://{tmp_path}/run")
-    assert await store.list_async() == []
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize(("durable", "at_least"), [(True, 4), (False, 0)])
 async def test_a_durable_put_syncs_the_file_and_each_new_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool, at_least: int
@@ -81,6 +75,7 @@ async def test_a_failed_put_cleans_up_after_itself(tmp_path: Path) -> None:
     assert [name for _, _, files in os.walk(tmp_path) for name in files] == ["below"]
 
 
+@pytest.mark.system
 def test_a_full_disk_is_retried_and_then_told(tmp_path: Path) -> None:
     code = (
         "import resource, signal, sys\n"
@@ -118,17 +113,6 @@ def test_parent_and_forked_child_both_keep_working(tmp_path: Path) -> None:
         "print([o.key for o in store.list()])\n"
     )
     assert run(code, str(tmp_path)).stdout.strip() == "['child/1', 'child/2', 'parent/1', 'parent/2']"
-
-
-def test_importing_and_opening_start_no_thread_and_load_no_obstore(tmp_path: Path) -> None:
-    code = (
-        "import os, sys\n"
-        "from agentcore_rl_toolkit.store import open_store\n"
-        "for url in ('file://' + sys.argv[1], 'memory://x', 'some-bucket', 's3://b-b/p'):\n"
-        "    open_store(url)\n"
-        "print(len(os.listdir('/proc/self/task')), 'obstore' in sys.modules, 'boto3' in sys.modules)\n"
-    )
-    assert run(code, str(tmp_path)).stdout.split() == ["1", "False", "False"]
 
 
 def test_a_directory_that_takes_no_files_is_a_matter_of_permission() -> None:

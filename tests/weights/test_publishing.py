@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from agentcore_rl_toolkit.cli.training.job import load_loop
 from agentcore_rl_toolkit.client import RolloutClient
-from agentcore_rl_toolkit.errors import ConfigError, WeightsError
+from agentcore_rl_toolkit.errors import WeightsError
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.policy import Engine, create_app, load_policy
 from agentcore_rl_toolkit.weights import EngineAddress, Publisher, prove, publish, publishing, write_checkpoint
@@ -105,13 +105,6 @@ def test_the_loop_ends_when_one_tensor_did_not_arrive(
         training = loop.train(services, loop.Config(steps=2), [{}], [], lambda event, facts: None)
         with pytest.raises(WeightsError, match="the weights did not arrive: after version 1 was published"):
             asyncio.run(training)
-
-
-def test_an_engine_that_is_not_there_is_named(model: Any, tmp_path: Path) -> None:
-    with pytest.raises(WeightsError, match=r"policy at http://127\.0\.0\.1:9 did not answer /update_weights"):
-        Publisher([EngineAddress(url="http://127.0.0.1:9")], tmp_path).publish(model, 1)
-    with pytest.raises(ConfigError, match="whole weights"):
-        EngineAddress(url="http://127.0.0.1:9", adapter="a").connect()
 
 
 class Told(BaseHTTPRequestHandler):
@@ -204,13 +197,6 @@ def test_sglang_changes_an_adapter_without_a_pause_that_would_keep_it_in_use(
     reply.answers["/unload_lora_adapter"] = (200, {"success": False, "error_message": "no such adapter"})
     with pytest.raises(WeightsError, match="no such adapter"):
         publish(tmp_path, 8, [engine])
-
-
-def test_an_engine_without_the_routes_says_how_to_start_it(stand_in: tuple[str, type[Told]], tmp_path: Path) -> None:
-    url, reply = stand_in
-    reply.answers["/pause?mode=wait"] = (404, {"detail": "Not Found"})
-    with pytest.raises(WeightsError, match="VLLM_SERVER_DEV_MODE=1"):
-        publish(tmp_path, 7, [EngineAddress(url=url, engine="vllm")])
 
 
 def test_an_engine_that_says_another_version_is_caught(stand_in: tuple[str, type[Told]], tmp_path: Path) -> None:

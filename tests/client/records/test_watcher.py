@@ -61,16 +61,6 @@ async def test_a_round_lists_the_experiment_or_each_input_whichever_is_fewer_req
     w.close()
 
 
-async def test_record_is_noticed_within_a_few_looks(store: ObjectStore) -> None:
-    w = watcher(store)
-    waiter = w.add("e/i/s.json", expects_life=False, silence_s=0.5)
-    await asyncio.sleep(0.1)
-    assert not waiter.found.done()
-    await store.put_async("e/i/s.json", b"{}")
-    assert await asyncio.wait_for(waiter.found, 30) is True
-    assert len(w) == 0
-
-
 async def test_session_that_falls_silent_is_lost(store: ObjectStore) -> None:
     w = watcher(store)
     waiter = w.add("e/i/s.json", expects_life=False, silence_s=2.0)
@@ -172,33 +162,6 @@ async def test_a_heartbeat_that_the_listing_did_not_show_yet_is_looked_for_befor
     assert stale.heads >= 2  # the record, then the heartbeat
     with pytest.raises(RolloutLostError):
         await asyncio.wait_for(waiter.found, 30)
-
-
-async def test_a_direct_look_finds_what_no_round_has_seen_yet(store: ObjectStore) -> None:
-    w = watcher(store, interval_s=60.0)
-    waiter = w.add("e/i/s.json", expects_life=False, silence_s=900.0)
-    while not w.requests:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-    await store.put_async(alive_key("e/i/s.json"), b"{}")
-    await w.look_now(waiter)
-    assert waiter.seen_life.is_set()
-    w.close()
-
-
-async def test_denied_listing_falls_back_to_single_keys_and_denied_keys_wait(store: ObjectStore) -> None:
-    flaky = FlakyStore(store)
-    flaky.error = StorePermissionError("403")
-    w = watcher(flaky)
-    hidden, seen = (
-        w.add("e/i/hidden.json", expects_life=False, silence_s=0.5),
-        w.add("e/i/seen.json", expects_life=False, silence_s=0.5),
-    )
-    flaky.denied = {"e/i/hidden.json"}
-    await store.put_async("e/i/seen.json", b"{}")
-    assert await asyncio.wait_for(seen.found, 30) is True
-    assert not hidden.found.done()
-    assert flaky.lists == 1
-    w.close()
 
 
 async def test_a_session_that_shows_life_is_not_lost_where_missing_records_are_denied(store: ObjectStore) -> None:
