@@ -85,8 +85,7 @@ bench: $(VENV)/.dev ## Run every benchmark in its quick form
 examples: $(VENV)/.dev ## Run every example end to end, train two of them, and print one table; EXAMPLES="NAME ... --quick"
 	$(BIN)/python scripts/examples.py $(EXAMPLES)
 
-docs: $(VENV)/.dev ## Make the tables that documents are made of, build the site into build/site, check links and commands
-	$(BIN)/python scripts/cli_reference.py --write
+docs: $(VENV)/.dev ## Build the site into build/site, check links and commands
 	$(BIN)/python -m pytest -q tests/test_docs.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
 

@@ -1,13 +1,8 @@
-"""The command-line reference, made from the commands themselves.
-
-python scripts/cli_reference.py            # print the page
-python scripts/cli_reference.py --write    # put it into docs/reference/cli.md
-"""
+"""The command-line reference, made from the commands themselves: a hook of the documentation's site (mkdocs.yml)."""
 
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +13,7 @@ from agentcore_rl_toolkit.cli.main import cli
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "cli.md"
 HEAD = """# Command line
 
-Every command with every option. This page is made by `make docs` from the commands.
+Every command with every option. This page is made from the commands.
 """
 
 
@@ -71,8 +66,8 @@ def _paragraph(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
 
 
-if __name__ == "__main__":
-    if "--write" in sys.argv[1:]:
-        PAGE.write_text(page())
-    else:
-        print(page(), end="")
+def on_pre_build(config: object) -> None:
+    """Called by MkDocs."""
+    text = page()
+    if not PAGE.exists() or PAGE.read_text() != text:  # a page that is written anew makes `make docs-serve` build anew
+        PAGE.write_text(text)
