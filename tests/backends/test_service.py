@@ -7,8 +7,6 @@ import errno
 import math
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -23,7 +21,7 @@ from agentcore_rl_toolkit.backends import _gateway_process
 from agentcore_rl_toolkit.backends.collection.collect import CollectConfig, Group, GroupRequest, collect_async
 from agentcore_rl_toolkit.backends.service import RolloutService, ServiceSettings
 from agentcore_rl_toolkit.client.testing import ScriptedRuntime
-from agentcore_rl_toolkit.contract import Outcome, Stage
+from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.gateway import GatewayClient
 
 from .recorded import Episode, Replay
@@ -68,20 +66,6 @@ async def test_waiting_for_the_pace_masks_nothing(runtime: ScriptedRuntime, tmp_
     assert ends(groups) == {("ok", None): 40}
 
 
-@pytest.mark.slow
-async def test_a_runtime_that_does_not_answer_is_still_a_timeout_of_the_start(
-    runtime: ScriptedRuntime, tmp_path: Path
-) -> None:
-    with RolloutClient(runtime.arn, f"file://{tmp_path}", "e", endpoint_url=runtime.url) as client:
-        groups = await collect_async(
-            [GroupRequest(input_id="p", payload=script(cold_start_s=12), n=2)],
-            client=client,
-            gateway=None,
-            config=CollectConfig(submit_timeout_s=3.0),
-        )
-    assert ends(groups) == {("timeout", Stage.START): 2}
-
-
 async def test_a_prompt_at_a_time_shares_the_places_of_the_process(tmp_path: Path) -> None:
     replay = Replay([Episode(input_id="", record={"rewards": 1.0}, delay_s=0.05) for _ in range(24)], by_input=False)
     service = RolloutService(
@@ -90,16 +74,6 @@ async def test_a_prompt_at_a_time_shares_the_places_of_the_process(tmp_path: Pat
     groups = await asyncio.gather(*(service.group(GroupRequest(input_id=f"p{i}", payload={}, n=4)) for i in range(6)))
     assert replay.peak_running == 4
     assert all(r.outcome is not Outcome.TIMEOUT for g in groups for r in g.rollouts)
-
-
-async def test_a_standstill_ends_the_wait_for_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentcore_rl_toolkit.backends.collection.engine.STANDSTILL_S", 0.0)
-    replay = Replay([Episode(input_id="", delay_s=math.inf)], by_input=False)
-    limits = {"max_concurrent": 1, "rollout_timeout_s": 0.3, "submit_timeout_s": 0.3}
-    service = RolloutService(settings(None, tmp_path, **limits), replay.client, replay.gateway)
-    async with service.places:  # somebody holds the only one and does nothing
-        group = await service.group(GroupRequest(input_id="p", payload={}))
-    assert (group.rollouts[0].outcome, group.rollouts[0].stage) == (Outcome.TIMEOUT, Stage.QUEUE)
 
 
 @pytest.mark.parametrize("payload", [{"x": math.nan}, {"x": b"ab"}, {"id": "Größe1"}, {"idx": 10**300}, {"id": "٣٤"}])
@@ -152,45 +126,3 @@ async def test_a_gateway_that_its_trainer_started_is_started_again(
     [last] = service.processes
     assert last.poll() is not None
     assert [path for path in temporary.iterdir() if not path.name.startswith("agentcore-rl-keys-")] == []
-
-
-async def test_a_collection_outlives_a_restart_of_its_gateway(
-    runtime: ScriptedRuntime, reserve_port: Any, tmp_path: Path
-) -> None:
-    with reserve_port() as port:  # held until it has been started for the second time
-        await _outlives_a_restart(runtime, tmp_path, port)
-
-
-async def _outlives_a_restart(runtime: ScriptedRuntime, tmp_path: Path, port: int) -> None:
-    def serve() -> subprocess.Popen[bytes]:
-        ready = tmp_path / "ready.json"
-        ready.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "gateway", "serve", "--engine", "sglang"]
-        command += ["--upstream", "http://127.0.0.1:9", "--host", "127.0.0.1", "--port", str(port)]
-        command += ["--store", str(tmp_path / "turns"), "--ready-file", str(ready), "--parent-pid", str(os.getpid())]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while not ready.exists():
-            assert process.poll() is None
-            time.sleep(0.02)
-        return process
-
-    process = await asyncio.to_thread(serve)
-    try:
-        with RolloutClient(runtime.arn, f"file://{tmp_path}/r", "e", endpoint_url=runtime.url, tps_limit=200) as client:
-            collecting = asyncio.create_task(
-                collect_async(
-                    [GroupRequest(input_id=f"i{k}", payload=script(run_s=k * 0.25), n=4) for k in range(12)],
-                    client=client,
-                    gateway=GatewayClient(f"http://127.0.0.1:{port}"),
-                )
-            )
-            await asyncio.sleep(1.5)
-            process.kill()
-            process.wait()
-            await asyncio.sleep(1.5)
-            process = await asyncio.to_thread(serve)
-            groups = await collecting
-    finally:
-        process.kill()
-        process.wait()
-    assert Counter(r.capture is not None for g in groups for r in g.rollouts) == {True: 48}

@@ -17,7 +17,7 @@ import pytest
 from agentcore_rl_toolkit.backends.data import payload_id, read_rows
 from agentcore_rl_toolkit.backends.gsm8k import write_rows
 from agentcore_rl_toolkit.backends.service import RolloutSettings
-from agentcore_rl_toolkit.backends.settings import Plan, from_mapping, read_settings
+from agentcore_rl_toolkit.backends.settings import from_mapping, read_settings
 from agentcore_rl_toolkit.backends.slime.settings import SlimeSettings
 from agentcore_rl_toolkit.backends.tinker.config import TinkerConfig
 from agentcore_rl_toolkit.backends.trl import TrlConfig
@@ -52,32 +52,6 @@ def test_text_of_every_kind_survives_a_line_of_json(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "x.jsonl") == rows
 
 
-def test_windows_files_are_read(tmp_path: Path) -> None:
-    (tmp_path / "x.jsonl").write_bytes(b'\xef\xbb\xbf{"a": 1}\r\n{"a": 2}\r\n')
-    assert read_rows(tmp_path / "x.jsonl") == [{"a": 1}, {"a": 2}]
-    (tmp_path / "c.yaml").write_bytes(b"\xef\xbb\xbfa: 1\r\n")
-    assert read_settings(tmp_path / "c.yaml") == {"a": 1}
-
-
-def test_text_that_is_not_utf_8_is_refused_by_name(tmp_path: Path) -> None:
-    for name, read in (("x.jsonl", read_rows), ("c.yaml", read_settings)):
-        (tmp_path / name).write_bytes('{"a": "Größe"}'.encode("latin-1"))
-        with pytest.raises(ConfigError, match=rf"{name} is not UTF-8"):
-            read(tmp_path / name)  # type: ignore[operator]
-
-
-def test_a_damaged_parquet_file_is_refused_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "x.parquet"
-    path.write_bytes(b"PAR1 and nothing else")
-    with pytest.raises(ConfigError, match=r"x\.parquet cannot be read"):
-        read_rows(path)
-    write_rows([{"a": i} for i in range(100)], path)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:60] + b"\xff" * 20 + whole[80:])
-    with pytest.raises(ConfigError, match=r"x\.parquet"):
-        read_rows(path)
-
-
 @pytest.mark.parametrize("value", [date(2026, 1, 2), Decimal("1.5"), b"ab", math.nan])
 def test_a_value_that_no_agent_could_be_sent_is_named_when_the_file_is_read(tmp_path: Path, value: object) -> None:
     import pyarrow
@@ -105,43 +79,11 @@ def test_a_bad_row_is_named_by_its_line(tmp_path: Path, text: str, match: str) -
         read_rows(path)
 
 
-@pytest.mark.parametrize(
-    ("payload", "wanted"), [({"id": 7}, "7"), ({"idx": "a-7"}, "a-7"), ({"id": True, "idx": 3}, "3")]
-)
-def test_a_payload_is_known_by_its_own_id(payload: dict[str, object], wanted: str) -> None:
-    assert payload_id(payload) == wanted
-
-
 @pytest.mark.parametrize("value", ["Größe1", "٣٤", "x" * 300, 10**300, -(10**300), "a b", "", "a\n"])
 def test_an_id_that_cannot_stand_in_a_key_gives_a_digest(value: object) -> None:
     found = payload_id({"id": value})
     assert check_id(f"{found}-{2**31}-0000001", "input_id")
     assert found == payload_id({"id": value}) != payload_id({"id": f"{value}2"})
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "match"),
-    [
-        ("c.yaml", "a: [1", "YAML"),
-        ("c.toml", "a = ", "c.toml"),
-        ("c.json", "[1]", "expected keys"),
-        ("c.ini", "a=1", r"\.yaml, \.toml or \.json"),
-    ],
-)
-def test_a_configuration_file_that_cannot_be_read_says_why(tmp_path: Path, name: str, text: str, match: str) -> None:
-    path = tmp_path / name
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=match):
-        read_settings(path)
-
-
-def test_a_plans_command_can_be_pasted_into_a_shell() -> None:
-    import shlex
-
-    command = ["python", "-m", "x", "--flag", "a b", "key='v w'", "--on", "pos"]
-    text = Plan(backend="x", facts=[("a", "b")], command=command).render()
-    shown = text.split("command:\n")[1].replace("\\\n", " ")
-    assert shlex.split(shown) == command
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ import pytest
 from click.testing import CliRunner
 from moto.bedrockagentcorecontrol.models import AgentRuntime
 
-from agentcore_rl_toolkit.cli.deploy import command, forget_agent, write_env
-from agentcore_rl_toolkit.deploy.artifact import image_digest, this_platform
+from agentcore_rl_toolkit.cli.deploy import command
+from agentcore_rl_toolkit.deploy.artifact import this_platform
 from agentcore_rl_toolkit.deploy.calls import Calls
 from agentcore_rl_toolkit.deploy.settings import TAG, Settings
 from agentcore_rl_toolkit.errors import ConfigError
@@ -182,42 +182,6 @@ def test_deploy_update_and_remove_go_on_wherever_they_were_killed(account: dict[
     assert any(BUCKET in line for line in left)
 
 
-def test_a_rehearsal_prints_every_call_and_changes_nothing(
-    account: dict[str, str], agent_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    options = [
-        "--agent",
-        str(agent_folder),
-        "--bucket",
-        "not-there-yet",
-        "--dry-run",
-        "--smoke",
-        "none",
-        "--name",
-        "rehearsed",
-    ]
-    (agent_folder / "Dockerfile").write_text("FROM scratch\n")
-    try:
-        done = CliRunner().invoke(command, options)
-    finally:
-        (agent_folder / "Dockerfile").unlink()
-    assert done.exit_code == 0, done.output
-    for call in (
-        "s3:CreateBucket",
-        "ecr:CreateRepository",
-        "iam:CreateRole",
-        "iam:PutRolePolicy",
-        "control:CreateAgentRuntime",
-    ):
-        assert f"would call {'bedrock-agentcore-' if call.startswith('control') else ''}{call}" in done.output
-    assert '"bedrock-agentcore.amazonaws.com"' in done.output  # the trust policy, as a document
-    assert "would build" in done.output
-    assert not (tmp_path / ".env").exists()
-    assert boto3.client("ecr").describe_repositories()["repositories"] == []
-    assert "not-there-yet" not in [b["Name"] for b in boto3.client("s3").list_buckets()["Buckets"]]
-
-
 def test_the_examples_are_deployed_as_their_pages_say(account: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each page's own command, rehearsed: the image would be built from the example's folder, and the agent made."""
     monkeypatch.chdir(ROOT)
@@ -231,30 +195,7 @@ def test_the_examples_are_deployed_as_their_pages_say(account: dict[str, str], m
         assert f'"agentRuntimeName": "{page.parent.name}"' in done.output
 
 
-def test_the_policies_are_printed_as_documents_that_iam_takes(account: dict[str, str]) -> None:
-    options = ["iam", "--name", "shop", "--bucket", "my-records"]
-    names = ["trust", "execution", "trainer", "doctor", "deployer"]
-    printed = CliRunner().invoke(command, [*options, "--json"])
-    assert printed.exit_code == 0, printed.output
-    documents = json.loads(printed.output)
-    assert list(documents) == names
-    read = CliRunner().invoke(command, options).output
-    sections = [part.split("\n", 1) for part in read.removeprefix("# ").split("\n\n# ")]
-    assert {title.split(":")[0]: json.loads(body) for title, body in sections} == documents
-    for name, document in documents.items():
-        made = {"RoleName": f"printed-{name}", "AssumeRolePolicyDocument": json.dumps(documents["trust"])}
-        if name.endswith("trust"):
-            made["AssumeRolePolicyDocument"] = json.dumps(document)
-        boto3.client("iam").create_role(**made)
-        if not name.endswith("trust"):
-            boto3.client("iam").put_role_policy(
-                RoleName=f"printed-{name}", PolicyName="p", PolicyDocument=json.dumps(document)
-            )
-    # an archive (--code) has no image to build
-    printed = CliRunner().invoke(command, [*options, "--json", "--code"])
-    assert list(json.loads(printed.output)) == names
-
-
+@pytest.mark.system
 def test_the_command_killed_while_it_makes_the_agent_goes_on_and_writes_env(
     account: dict[str, str], agent_folder: Path, tmp_path: Path
 ) -> None:
@@ -303,17 +244,6 @@ def test_the_command_killed_while_it_makes_the_agent_goes_on_and_writes_env(
     assert "AGENTCORE_AGENT_ARN in .env: is removed" in done.stdout
     assert (tmp_path / ".env").read_text().splitlines()[:2] == ["# mine", "OTHER=1"]
     assert "AGENTCORE_AGENT_ARN" not in (tmp_path / ".env").read_text()
-
-
-def test_what_another_made_is_not_removed(account: dict[str, str]) -> None:
-    control, iam = boto3.client("bedrock-agentcore-control"), boto3.client("iam")
-    assert "other" in [r["agentRuntimeName"] for r in control.list_agent_runtimes()["agentRuntimes"]]
-    with pytest.raises(ConfigError, match="was not made by"):
-        deployment(Settings(name="other", platform=this_platform())).remove()
-    iam.create_role(RoleName="agentcore-rl-theirs", AssumeRolePolicyDocument="{}")
-    left = deployment(Settings(name="theirs", platform=this_platform())).remove()
-    assert any("agentcore-rl-theirs" in line for line in left)
-    assert iam.get_role(RoleName="agentcore-rl-theirs")["Role"]["RoleName"] == "agentcore-rl-theirs"
 
 
 ALL_OPTIONS = {
@@ -441,49 +371,6 @@ def test_settings_that_contradict_each_other_are_refused_before_any_call(
         deployment(settings(agent_folder, **changed)).up()
 
 
-def test_an_image_without_an_engine_says_what_else_there_is(
-    account: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "Dockerfile").write_text("FROM scratch\n")
-    monkeypatch.setattr(shutil, "which", lambda name, **_: None)
-    what = settings(tmp_path, code=False, name="without", smoke=None)
-    with pytest.raises(ConfigError, match=r"neither Docker nor Podman answers here.*--code"):
-        deployment(what).up()
-    deployment(what).remove()
-
-
-def test_an_image_that_is_too_large_for_agentcore_is_refused_before_the_agent_is_made(
-    account: dict[str, str], tmp_path: Path
-) -> None:
-    (tmp_path / "Dockerfile").write_text("FROM scratch\n")
-    # moto takes the size of the configuration for that of the image
-    ecr, tag = boto3.client("ecr"), image_digest(tmp_path, this_platform())
-    ecr.create_repository(repositoryName="agentcore-rl/large", tags=[{"Key": TAG, "Value": "large"}])
-    layer = {"digest": "sha256:" + "0" * 64, "size": 3 * 2**30, "mediaType": "application/vnd.oci.image.layer.v1.tar"}
-    manifest = {
-        "schemaVersion": 2,
-        "mediaType": "application/vnd.oci.image.manifest.v1+json",
-        "config": layer,
-        "layers": [layer],
-    }
-    ecr.put_image(repositoryName="agentcore-rl/large", imageManifest=json.dumps(manifest), imageTag=tag)
-    what = settings(tmp_path, code=False, name="large", bucket=None, smoke=None)
-    with pytest.raises(ConfigError, match=r"has 3\.0 GB, and AgentCore takes 2: leave packages out"):
-        deployment(what).up()
-    deployment(what).remove()
-
-
-def test_missing_credentials_and_region_are_said_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in [n for n in os.environ if n.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    with pytest.raises(ConfigError, match="no region"):
-        Calls(region=None, rehearse=False, say=print)
-    with pytest.raises(ConfigError, match="no credentials: export"):
-        Calls(region="us-west-2", rehearse=False, say=print)
-
-
 @pytest.mark.parametrize("kind", ["an image", "an archive"])
 def test_who_has_no_account_sees_what_would_be_done_in_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, agent_folder: Path, kind: str
@@ -520,22 +407,3 @@ def test_who_has_no_account_sees_what_would_be_done_in_it(
     assert printed.exit_code == 0, printed.output
     assert printed.stdout.startswith("# trust: ")
     assert "123456789012" in printed.stderr
-
-
-def test_env_forgets_the_agent_of_a_name_and_no_other(tmp_path: Path) -> None:
-    path = tmp_path / ".env"
-    assert not forget_agent(path, "shop")
-    line = "AGENTCORE_AGENT_ARN=arn:aws:bedrock-agentcore:us-west-2:1:runtime/shop_2-abc"
-    path.write_text(f"A=1\n{line}\n")
-    assert not forget_agent(path, "shop")
-    assert forget_agent(path, "shop_2")
-    assert path.read_text() == "A=1\n"
-
-
-def test_env_keeps_what_it_does_not_set(tmp_path: Path) -> None:
-    path = tmp_path / ".env"
-    write_env(path, {"A": "1", "B": None})
-    assert path.read_text() == "A=1\n"
-    path.write_text("export A=0\n# note\nC=3")
-    write_env(path, {"A": "2"})
-    assert path.read_text() == "A=2\n# note\nC=3\n"

@@ -30,9 +30,6 @@ PLACE = iam.Place(
     prefix="exp/",
 )
 ROLE = PLACE.arn("iam", "role/agentcore-rl-shop", region="")
-POLICIES = [
-    *(iam.execution(PLACE), iam.trainer(PLACE), iam.doctor(PLACE), iam.deployer(PLACE, role=ROLE)),
-]
 
 
 @pytest.fixture(scope="module")
@@ -171,13 +168,3 @@ def test_who_deploys_uploads_archives_whatever_the_prefix_of_records(as_user: An
     s3.delete_object(Bucket="iam-records", Key=key)
     assert refused(s3.put_object, Bucket="iam-records", Key=key.replace("shop", "others"), Body=b"PK")
     assert refused(s3.put_object, Bucket="iam-records", Key="other/i/s.json", Body=b"{}")
-
-
-def test_who_deploys_lets_agentcore_make_its_own_roles_and_no_others() -> None:
-    [statement] = [s for s in iam.deployer(PLACE, role=ROLE)["Statement"] if s["Sid"] == "AgentCoresOwnRoles"]
-    services = statement["Condition"]["StringEquals"]["iam:AWSServiceName"]
-    assert services == ["runtime-identity.bedrock-agentcore.amazonaws.com", "network.bedrock-agentcore.amazonaws.com"]
-    for service, resource in zip(services, statement["Resource"], strict=True):
-        assert resource.startswith(
-            f"arn:aws:iam::123456789012:role/aws-service-role/{service}/AWSServiceRoleForBedrockAgentCore"
-        )

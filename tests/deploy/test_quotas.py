@@ -13,9 +13,8 @@ import boto3
 import pytest
 
 from agentcore_rl_toolkit.cli.main import main
-from agentcore_rl_toolkit.deploy import cost, quotas
+from agentcore_rl_toolkit.deploy import quotas
 from agentcore_rl_toolkit.deploy.quotas import Quotas
-from agentcore_rl_toolkit.errors import ConfigError
 
 ARN = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/shop-5RAgoLKvAy"
 LISTED: list[dict[str, Any]] = [
@@ -72,12 +71,6 @@ def read(archive: bool = False, region: str = "us-west-2") -> quotas.Found:
     return quotas.read(boto3.client("service-quotas", region_name=region), region, archive=archive)
 
 
-def test_quotas_are_the_accounts_own(service: Service) -> None:
-    found = read()
-    assert found.quotas == Quotas(requests_per_s=50.0, new_sessions_per_min=6000.0, sessions=1000)
-    assert found.source == "Service Quotas"
-
-
 def test_what_is_not_listed_or_not_readable_is_awss_default_and_said_so(service: Service) -> None:
     service.listed = [{"QuotaName": "Rate of new Runtime session creation", "Value": 25.0}]
     found = read()
@@ -88,26 +81,6 @@ def test_what_is_not_listed_or_not_readable_is_awss_default_and_said_so(service:
     found = read(region="eu-west-1")
     assert found.quotas.sessions == 2500
     assert "AccessDeniedException; servicequotas:ListServiceQuotas" in found.why
-
-
-def test_the_line_says_how_long_it_takes_and_what_runs_at_once(service: Service) -> None:
-    text = quotas.before_a_run(ARN, rollouts=60_000, concurrent=2000)
-    assert text == (
-        "quotas (Service Quotas): 1,000 sessions alive, 6,000 new ones a minute, 50 requests a second; to start 60,000 rollouts "
-        f"takes at least 20 min; {cost.line(60_000)}; 1,000 of the 2,000 rollouts asked for run at once"
-    )
-    assert quotas.start_s(Quotas(), 400) == pytest.approx(60)
-
-
-def test_only_what_cannot_run_is_refused(service: Service) -> None:
-    service.listed = [{"QuotaName": "Active Session Workloads per Account", "Value": 0.0}]
-    with pytest.raises(ConfigError, match=r"sessions alive at once .* is 0.*Service Quotas console"):
-        quotas.before_a_run(ARN)
-
-
-def test_a_local_runtime_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("AWS_ENDPOINT_URL_SERVICE_QUOTAS", raising=False)
-    assert quotas.before_a_run(ARN, endpoint_url="http://127.0.0.1:8080") is None
 
 
 def test_eval_and_train_refuse_before_anything_starts(

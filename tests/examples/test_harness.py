@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -105,45 +104,12 @@ def test_a_proof_runs_solvers_through_the_stack_and_fails_with_its_checks(tmp_pa
     assert [check["ok"] for check in written["checks"]] == [True, False]
 
 
-def result(harness: ModuleType, reward: float | None) -> Any:
-    return harness.Result(
-        payload={},
-        outcome="ok",
-        reward=reward,
-        result={},
-        tool_calls=1,
-        turns=1,
-        error=None,
-        traceback=None,
-        dialogue=[],
-    )
-
-
-def test_the_mean_counts_what_has_no_reward_as_zero(harness: ModuleType) -> None:
-    assert harness.mean([result(harness, 1.0), result(harness, None)]) == 0.5
-    with pytest.raises(ValueError, match="no rollouts"):
-        harness.mean([])
-
-
 def test_a_proof_without_a_check_fails(harness: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = harness.parser().parse_args(["--json", str(tmp_path / "report.json")])
     proof = harness.Proof(example=tmp_path, framework="none", options=options)
     with pytest.raises(SystemExit):
         proof.__exit__(None, None, None)
     assert "FAILED  the proof checks something" in capsys.readouterr().out
-
-
-def training_that_leaves(run: Path, **facts: Any) -> list[str]:
-    """A command that leaves such a run."""
-    summary = {"rollouts": 8, "lost_rollouts": 0, "trained_token_share": 1.0, **facts}
-    run.mkdir()
-    words = f"open({str(run / 'summary.json')!r}, 'w').write({json.dumps(summary)!r})"
-    return [sys.executable, "-c", words]
-
-
-@pytest.fixture
-def proof(harness: ModuleType, tmp_path: Path) -> Any:
-    return harness.Proof(example=tmp_path, framework="none", options=harness.parser().parse_args([]))
 
 
 def test_a_proof_that_is_ended_ends_its_training_in_order(tmp_path: Path) -> None:

@@ -1,10 +1,9 @@
-"""The math agents of five frameworks: their reward against GSM8K and against tricky replies, their tool and their payload."""
+"""The math agents of five frameworks: their reward against GSM8K and against tricky replies, and their payload."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
 import sys
 from fractions import Fraction
 from pathlib import Path
@@ -124,58 +123,19 @@ def test_what_is_not_one_marked_number_is_no_answer(text: str) -> None:
     assert reward.AnswerReward()(response_text=text, answer="18") == 0.0
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("The answer is 18.", 18),
-        ("The final answer: $1,234.50", Fraction("1234.5")),
-        ("\\boxed{18}", 18),
-        ("So she makes 9 * 2 = $18 every day.", 18),
-        ("10 - 3 = 7 apples", 7),
-        ("#### Answer: 18", 18),
-        ("#### x = 18", 18),
-        ("#### 18 (3 x 6)", 18),
-        ("#### 18 apples in 3 boxes", 18),
-        ("####\n18", 18),
-        ("18 ####", 18),
-        ("#### 18\nNo, I was wrong.\n#### 19", 19),
-        ("#### 18 or 20", None),
-        ("#### 18-20", None),
-        ("#### 18 20", None),
-        ("I do not know.", None),
-        ("", None),
-    ],
-)
-def test_the_lenient_reading_believes_other_announcements_but_no_hedge(text: str, value: int | None) -> None:
-    assert reward.lenient_answer(text) == value
-
-
-def test_a_repeated_question_is_no_answer_to_it() -> None:
-    question = "A box holds 6 eggs. How many eggs are in 18 boxes, if the answer is not 18?"
-    lenient = reward.AnswerReward(strict=False)
-    assert lenient(response_text=question, answer="18") == 1.0  # without the question there is no telling
-    assert lenient(response_text=question, answer="18", prompt=question) == 0.0
-    assert lenient(response_text=f"{question}\n6 * 18 = 108", answer="108", prompt=question) == 1.0
-
-
-def test_an_expected_answer_that_is_no_number_is_an_error_and_not_a_reward() -> None:
-    with pytest.raises(ValueError, match="must be a number"):
-        reward.AnswerReward()(response_text="#### 18", answer="eighteen")
-
-
 def test_long_replies_are_read_in_time_that_grows_with_their_length() -> None:
     for unit in ("9", "1,", "####", "#### 1 ", "\\boxed{", "(", "1/", "$", "answer is ", " ", "\\frac{1}{"):
         text = unit * (200_000 // len(unit))
         reward.strict_answer(text), reward.lenient_answer(text, text[:100])  # the test's timeout is the limit
 
 
-def test_every_answer_of_gsm8k_is_extracted_and_every_change_of_it_is_refused() -> None:
+def test_answers_of_gsm8k_are_extracted_and_every_change_of_them_is_refused() -> None:
     if not GSM8K.is_file():
         pytest.skip("the data set is not beside this clone")
     rows = [json.loads(line) for line in GSM8K.read_text().splitlines()]
     strict, lenient = reward.AnswerReward(), reward.AnswerReward(strict=False)
     assert len(rows) == 1319
-    for row in rows:
+    for row in rows[::8]:
         answer, solution = row["answer"].rpartition("####")[2].strip(), row["answer"]
         body = solution.partition("####")[0]
         assert reward.parse_number(answer) == int(answer.replace(",", ""))
@@ -195,44 +155,7 @@ def test_every_answer_of_gsm8k_is_extracted_and_every_change_of_it_is_refused() 
         assert lenient(response_text=row["question"], answer=answer, prompt=row["question"]) == 0.0
 
 
-# -- the tool
-
-
-@pytest.mark.parametrize(
-    ("expression", "value"),
-    [
-        ("(16 - 3 - 4) * 2", "18"),
-        ("48/2", "24"),
-        ("0.1 + 0.2", "0.3"),
-        ("-5 + 2", "-3"),
-        (".5*10", "5"),
-        ("1/3", "0.3333333333333333"),
-        ("1/0", "error: division by zero"),
-    ],
-)
-def test_the_calculator_calculates(expression: str, value: str) -> None:
-    assert word_problems.calculator(expression) == value
-
-
-def test_a_call_that_fits_nothing_is_answered() -> None:
-    assert word_problems.call_tool("calculator", word_problems.parsed('{"expression": "2 + 3"}')) == "5"
-    for name, arguments in (
-        ("calculate", '{"expression": "1"}'),
-        ("calculator", '{"formula": 5}'),
-        ("calculator", "{"),
-        ("calculator", "[" * 9999),
-    ):
-        assert word_problems.call_tool(name, word_problems.parsed(arguments)).startswith("error: there is one tool")
-
-
 # -- the payload
-
-
-def test_a_payload_is_read_with_what_the_client_adds() -> None:
-    row = {"id": "r", "idx": 3, "prompt": "How many?", "answer": "42", "data_source": "gsm8k"}
-    problem = word_problems.Problem.of({**row, "_rollout": {"exp_id": "e"}})
-    assert problem.model_dump() == row
-    assert word_problems.Problem.of({"prompt": "How many?"}).answer is None
 
 
 @pytest.mark.parametrize(
@@ -253,59 +176,3 @@ def test_a_payload_that_is_none_is_refused_by_field(payload: Any, named: str) ->
     with pytest.raises(ValueError, match=r"payload|word problem") as refused:
         word_problems.Problem.of(payload)
     assert named in str(refused.value)
-
-
-# -- the data
-
-
-def test_rows_of_gsm8k_become_payloads_that_the_agent_takes(tmp_path: Path) -> None:
-    source, target = tmp_path / "small.jsonl", tmp_path / "made" / "rows.jsonl"
-    rows = [
-        {"question": f"What is 999 + {i}?", "answer": f"It is <<999+{i}={999 + i}>>.\n#### {999 + i:,}"}
-        for i in range(1, 9)
-    ]
-    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    script = EXAMPLES / "strands_math_agent" / "prepare.py"
-    command = [sys.executable, "-W", "ignore", str(script), str(source), str(target), "--limit", "3"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    made = [json.loads(line) for line in target.read_text().splitlines()]
-    assert len({row["id"] for row in made}) == 3
-    for row in made:
-        assert word_problems.Problem.of(row).prompt == f"What is 999 + {int(row['answer']) - 999}?"
-    source.write_text(json.dumps({"question": "What?", "answer": "#### 12-34"}) + "\n")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode != 0
-    assert "row 0: the reward does not accept the published solution" in done.stderr
-
-
-# -- all of it
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_agent_is_scored_end_to_end_evaluated_by_both_scripts_and_trained(tmp_path: Path) -> None:
-    report = tmp_path / "report.json"
-    proof = EXAMPLES / "strands_math_agent" / "proof.py"
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        str(proof),
-        "--quick",
-        "--here",
-        "--rollouts",
-        "3",
-        "--json",
-        str(report),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=840)
-    assert done.returncode == 0, done.stdout + done.stderr
-    written = json.loads(report.read_text())
-    row, trained = written["rows"]
-    assert (row["oracle_reward"], row["noop_reward"]) == (1.0, 0.0)
-    assert row["tool_calls"] > 0
-    assert trained["policy_before"] is not None
-    assert trained["policy_after"] is not None
-    assert len(written["checks"]) == 15

@@ -90,16 +90,6 @@ def test_a_world_is_initialised_used_and_evaluated_by_the_real_server(appworld: 
             other.execute("print(1)")
 
 
-@pytest.mark.system
-@pytest.mark.timeout(900)
-def test_a_task_without_data_is_an_error_and_no_score(appworld: SimpleNamespace, server: str) -> None:
-    with (
-        pytest.raises(appworld.errors.AppWorldError, match="APPWORLD_ROOT/data/tasks"),
-        appworld.world.World(server, "82e2fac_1"),
-    ):
-        pass
-
-
 def test_a_server_that_cannot_start_says_why_and_leaves_nothing(
     appworld: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,29 +100,6 @@ def test_a_server_that_cannot_start_says_why_and_leaves_nothing(
     ):
         pass
     assert os.listdir(tmp_path) == []
-
-
-def test_what_is_not_installed_or_not_downloaded_is_said(
-    appworld: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(appworld.server, "BESIDE", tmp_path)
-    monkeypatch.delenv("APPWORLD_PYTHON", raising=False)
-    with pytest.raises(appworld.errors.AppWorldError, match="set APPWORLD_PYTHON"):
-        appworld.server.installation()
-    monkeypatch.setenv("APPWORLD_PYTHON", sys.executable)
-    monkeypatch.setenv("APPWORLD_ROOT", str(tmp_path))
-    with pytest.raises(appworld.errors.AppWorldError, match="appworld download data"):
-        appworld.server.installation()
-    (tmp_path / "data" / "tasks").mkdir(parents=True)
-    assert appworld.server.installation() == (sys.executable, tmp_path.resolve())
-
-
-def test_a_server_that_is_gone_is_an_error(appworld: SimpleNamespace) -> None:
-    with (
-        pytest.raises(appworld.errors.AppWorldError, match="was not answered"),
-        appworld.world.World("http://127.0.0.1:9", "82e2fac_1"),
-    ):
-        pass
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import sys
 import tomllib
 import zipfile
@@ -22,11 +21,8 @@ import pytest
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "strands_officebench_agent"
 TASKS = Path(__file__).parents[3] / "shared" / "data" / "officebench" / "tasks"
-BY_DOING_NOTHING = ["1-2/1", "1-11/3", "2-16/0", "2-25/0"]
-
-pytestmark = pytest.mark.filterwarnings(
-    "default"
-)  # the office libraries' own, among them what they say of damaged files
+# The office libraries' own warnings, among them what they say of damaged files.
+pytestmark = [pytest.mark.system, pytest.mark.filterwarnings("default")]
 
 needs_tasks = pytest.mark.skipif(not TASKS.is_dir(), reason="OfficeBench's tasks are not on this machine")
 
@@ -160,111 +156,6 @@ def test_each_rollout_has_its_own_copy_which_is_removed_even_after_an_error(
     assert len(roots) == 2
     assert not any(root.exists() for root in roots)
     assert (testbed / "data/a.txt").read_text() == "as it was"
-
-
-# -- the applications
-
-
-def test_a_calendar_is_written_read_and_emptied(office: SimpleNamespace, use: Any, workspace: Any) -> None:
-    use["calendar_create_event"]("Bob", "lunch", "2024-05-01 12:00Z", "2024-05-01 13:00Z", location="Canteen")
-    use["calendar_create_event"]("Bob", "breakfast", "2024-05-01 08:00", "2024-05-01 08:30:00")
-    listed = use["calendar_list_events"]("Bob")
-    assert listed.index("breakfast") < listed.index("lunch (Canteen)")
-    text = workspace.read("calendar/Bob.ics").decode()
-    assert "DTSTART:20240501T120000Z" in text
-    assert "DTSTART:20240501T080000\r\n" in text
-    use["calendar_delete_event"]("Bob", "lunch")
-    assert "lunch" not in use["calendar_list_events"]("Bob")
-    for wrong in ({"user": "../x"}, {"time_start": "soon"}, {"time_end": "2024-04-01 12:00"}, {"user": "Bob, Tom"}):
-        args = {
-            "user": "Bob",
-            "summary": "x",
-            "time_start": "2024-05-01 12:00",
-            "time_end": "2024-05-01 13:00",
-            **wrong,
-        }
-        with pytest.raises(office.errors.OfficeError):
-            use["calendar_create_event"](**args)
-
-
-def test_an_email_lies_in_both_accounts_with_its_attachments(office: SimpleNamespace, use: Any, workspace: Any) -> None:
-    workspace.write("data/a.pdf", b"%PDF")
-    use["email_send"]("Alice", "bob@abc.com", "Plans / Q3", "We meet at 9, café.", attachments=["data/a.pdf"])
-    assert "Plans _ Q3.eml: from Alice@example.com" in use["email_list"]("bob")
-    assert "café" in use["email_read"]("Alice", "Plans _ Q3")
-    assert "Attachments: a.pdf" in use["email_read"]("bob", "Plans _ Q3.eml")
-    for wrong in ({"recipient": "../../x"}, {"recipient": "Bob, Tom"}, {"attachments": ["../../etc/passwd"]}):
-        with pytest.raises(office.errors.OfficeError):
-            use["email_send"](**{"sender": "Alice", "recipient": "Bob", "subject": "x", "content": "x", **wrong})
-
-
-def test_excel_files_are_written_by_cell_and_row(office: SimpleNamespace, use: Any) -> None:
-    use["excel_write_rows"]("data/a.xlsx", 1, [["Name", "n"], ["Ann", "12"], ["Bob", 3.5], ["Kim", None]])
-    use["excel_set_cell"]("data/a.xlsx", 4, 2, "007")
-    use["excel_delete_row"]("data/a.xlsx", 3)
-    use["excel_delete_cell"]("data/a.xlsx", 1, 2)
-    assert use["excel_read_file"]("data/a.xlsx").splitlines() == [
-        "(1, 1): Name\t(1, 2): [Empty Cell]\t",
-        "(2, 1): Ann\t(2, 2): 12\t",
-        "(3, 1): Kim\t(3, 2): 007\t",
-    ]
-    for wrong in (
-        ("data/a.xlsx", 0, 1, "x"),
-        ("data/a.xlsx", 10**7, 1, "x"),
-        ("data/a.xlsx", 1, 10**4, "x"),
-        ("a.txt", 1, 1, "x"),
-    ):
-        with pytest.raises(office.errors.OfficeError):
-            use["excel_set_cell"](*wrong)
-
-
-def test_word_and_pdf_files_become_each_other(office: SimpleNamespace, use: Any, workspace: Any) -> None:
-    use["word_create_file"]("data/a.docx", "A café\nsecond line\x00")
-    use["word_append_text"]("data/a.docx", "the end")
-    assert use["word_read_file"]("data/a.docx") == "A café\nsecond line\nthe end"
-    answer = use["word_convert_to_pdf"]("data/a.docx", "data/a.pdf")
-    assert ("LibreOffice" in answer) == (shutil.which("soffice") is None)
-    assert "second line" in use["pdf_read_file"]("data/a.pdf")
-    use["pdf_convert_to_word"]("data/a.pdf", "data/b.docx")
-    assert "the end" in use["word_read_file"]("data/b.docx")
-    use["pdf_convert_to_image"]("data/a.pdf", "data/a.png")
-    assert workspace.read("data/a.png").startswith(b"\x89PNG")
-    use["image_convert_to_pdf"]("data/a.png", "data/c.pdf")
-    assert use["pdf_read_file"]("data/c.pdf") == "It holds no text."
-    use["pdf_create_file"]("data/long.pdf", "x" * 5_000 + "\n" + "words " * 3_000)
-    for name, args in (
-        ("pdf_convert_to_image", ("data/a.pdf", "data/a.png", 2)),
-        ("pdf_convert_to_image", ("data/none.pdf", "data/a.png")),
-        ("pdf_read_file", ("data/a.docx",)),
-        ("image_convert_to_pdf", ("data/a.pdf", "data/b.pdf")),
-        ("word_create_file", ("data/a.pdf", "x")),
-    ):
-        with pytest.raises(office.errors.OfficeError):
-            use[name](*args)
-
-
-@pytest.mark.skipif(shutil.which("tesseract") is None, reason="Tesseract is not installed")
-def test_text_in_an_image_is_read(office: SimpleNamespace, use: Any, workspace: Any) -> None:
-    use["pdf_create_file"]("data/a.pdf", "Quarterly report of the company")
-    use["pdf_convert_to_image"]("data/a.pdf", "data/a.png")
-    assert "Quarterly report" in use["ocr_recognize_file"]("data/a.png")
-    workspace.write("data/bad.png", b"\x89PNG\r\n\x1a\nrubbish")
-    with pytest.raises(office.errors.OfficeError, match="cannot be read as an image"):
-        use["ocr_recognize_file"]("data/bad.png")
-
-
-def test_the_shell_moves_copies_and_writes_files(use: Any, workspace: Any) -> None:
-    run = use["shell_command"]
-    run("mkdir -p data/new/deep && echo 'a; b' > data/a.txt; echo two >> data/a.txt\ncp data/*.txt data/new")
-    assert workspace.read("data/new/a.txt") == b"a; b\ntwo\n"
-    run("mv data/new/a.txt data/b.txt && cp -r data/new data/copy && rm -r data/new && touch data/c.txt")
-    assert run("ls data").split() == ["a.txt", "b.txt", "c.txt", "copy/"]
-    assert run("cat data/b.txt") == "a; b\ntwo"
-    assert run("head -n 1 data/b.txt") == "a; b"
-    assert run("tail -1 data/b.txt") == "two"
-    assert run("grep -i TWO data/a.txt") == "two"
-    assert run("find . -name '*.txt'").split() == ["data/a.txt", "data/b.txt", "data/c.txt"]
-    assert run("wc data/b.txt").startswith("2 3 9")
 
 
 @pytest.mark.parametrize(
@@ -542,17 +433,6 @@ def test_files_that_are_links_pipes_or_damaged_fail_their_check(verdict: Any, wo
     assert verdict("contain", doc_type="email", username="Bob", keywords=["40"]).passed
 
 
-def test_a_task_that_is_not_complete_is_an_error_and_no_score(
-    office: SimpleNamespace, verdict: Any, tmp_path: Path
-) -> None:
-    (tmp_path / "workspace/a").write_text("x")
-    for function, args in (("no_such_function", {}), ("file_exist", {}), ("contain", {"doc_type": "txt", "file": "a"})):
-        with pytest.raises(office.errors.TaskError):
-            verdict(function, **args)
-    with pytest.raises(office.errors.TaskError, match="OFFICEBENCH_TASKS"):
-        office.tasks.load_task("1-1/0", tmp_path)
-
-
 # -- the tasks themselves
 
 
@@ -561,26 +441,6 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OFFICEBENCH_TASKS", str(TASKS))
 
 
-@pytest.mark.system
-@needs_tasks
-@pytest.mark.usefixtures("benchmark")
-def test_the_oracle_solves_its_tasks_which_nobody_does_who_does_nothing(office: SimpleNamespace) -> None:
-    solved = []
-    for task_id in office.solver.SOLUTIONS:
-        task = office.tasks.load_task(task_id)
-        with office.workspace.new_workspace(task.testbed) as workspace:
-            assert not office.evaluation.judge(task, workspace).passed, task_id
-            functions = office.tools.office_functions(workspace)
-            for name, args in office.solver.steps(task_id):
-                functions[name](**args)
-            found = office.evaluation.judge(task, workspace)
-            assert found.passed, (task_id, found.reasons)
-        solved.append(task.level)
-    assert len(solved) >= 40
-    assert set(solved) == {1, 2, 3}
-
-
-@pytest.mark.system
 @needs_tasks
 @pytest.mark.usefixtures("benchmark")
 def test_the_reward_judges_in_a_process_of_its_own(office: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,7 @@ def test_agent_that_fails_is_a_typed_failure_and_its_neighbours_are_fine(
     assert all(item.success for item in items[2:])
 
 
+@pytest.mark.system
 def test_killed_session_is_lost_and_its_runtime_says_why(world: Any, row: Row) -> None:
     client = world.client(exp("kill"), "killed")
     items = client.map([{"run_s": 2.0}] * 4, timeout=60)

@@ -30,10 +30,10 @@ def hf() -> tuple[Any, Any]:
 
 @pytest.fixture(scope="session")
 def prompts(hf: tuple[Any, Any]) -> list[list[int]]:
-    """What the example agent of the quickstart asks first, of twenty problems."""
+    """What the example agent of the quickstart asks first, of twelve problems."""
     texts = [
         f"<|im_start|>system\nSolve the problem.<|im_end|>\n<|im_start|>user\n{p.prompt}<|im_end|>\n<|im_start|>assistant\n"
-        for p in problems("train", 20)
+        for p in problems("train", 12)
     ]
     return [list(hf[1](text)["input_ids"]) for text in texts]
 

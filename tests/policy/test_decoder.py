@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 
 from agentcore_rl_toolkit.errors import ConfigError, PolicyError
 from agentcore_rl_toolkit.policy.decoder import Decoder, DecoderShape
-from agentcore_rl_toolkit.policy.model import WEIGHTS_DIR, load_policy, save_policy
+from agentcore_rl_toolkit.policy.model import load_policy, save_policy
 
 
 def reference(model: Any, ids: list[int]) -> torch.Tensor:
@@ -70,23 +69,6 @@ def test_logits_equal_transformers_for_prompts_and_steps(changes: dict[str, Any]
         lengths_N += 1
 
 
-def test_shipped_policy_gives_transformers_logprobs(hf: tuple[Any, Any], decoder: Decoder) -> None:
-    ids = hf[1]("<|im_start|>user\nTom has 12 apples and buys 7 more. How many?<|im_end|>\n<|im_start|>assistant\n")[
-        "input_ids"
-    ]
-    wanted = torch.log_softmax(reference(hf[0], ids), -1)
-    for n in (1, len(ids) // 2, len(ids)):
-        logits = decoder.forward(torch.tensor([ids[:n]]), torch.tensor([0]), first_row=0, width=n)
-        torch.testing.assert_close(torch.log_softmax(logits, -1)[0], wanted[n - 1], atol=1e-5, rtol=0)
-
-
-def test_the_shipped_policy_is_of_the_size_it_says(hf: tuple[Any, Any]) -> None:
-    parameters = sum(p.numel() for p in hf[0].parameters())
-    assert 150_000 < parameters < 500_000
-    assert hf[0].config.head_dim == 32
-    assert sum(f.stat().st_size for f in WEIGHTS_DIR.iterdir()) < 2_500_000
-
-
 def test_weights_that_do_not_fit_are_refused_and_change_nothing(decoder: Decoder, hf: tuple[Any, Any]) -> None:
     ids_NQ, starts_N = torch.tensor([[5, 6, 7]]), torch.tensor([0])
     before = decoder.forward(ids_NQ, starts_N, first_row=0, width=3)
@@ -109,16 +91,6 @@ def test_weights_are_copied_not_shared(decoder: Decoder, hf: tuple[Any, Any]) ->
     for tensor in state.values():
         tensor.zero_()
     assert torch.equal(decoder.forward(ids_NQ, starts_N, first_row=0, width=3), before)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"model_type": "llama"}, {"attention_bias": True}, {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0}}],
-)
-def test_other_architectures_are_refused(change: dict[str, Any]) -> None:
-    config = json.loads((WEIGHTS_DIR / "config.json").read_text())
-    with pytest.raises(ConfigError, match="Qwen3"):
-        DecoderShape.from_config({**config, **change})
 
 
 def test_saved_policy_loads_again(tmp_path: Path, hf: tuple[Any, Any]) -> None:

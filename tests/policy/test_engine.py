@@ -30,13 +30,6 @@ def begin(engine: Engine, params: SamplingParams, **options: Any) -> tuple[Gener
     return generation, done
 
 
-def test_prompts_are_completed_in_any_number(engine: Engine) -> None:
-    done = engine.generate([[5, 6, 7]] * 3, SamplingParams(max_tokens=5, ignore_eos=True))
-    assert [len(g.token_ids) for g in done] == [5, 5, 5]
-    assert all(g.finish_reason == "length" and len(g.logprobs) == 5 for g in done)
-    assert engine.idle
-
-
 @pytest.mark.parametrize(
     ("ids", "options", "message"),
     [

@@ -14,10 +14,6 @@ from agentcore_rl_toolkit.errors import ConfigError
 rewards = st.lists(st.one_of(st.none(), st.floats(-10, 10)), min_size=1, max_size=16)
 
 
-def test_grpo_divides_by_the_sample_standard_deviation() -> None:
-    assert grpo([1.0, 0.0, 1.0, 0.0], epsilon=0.0) == pytest.approx([0.8660254, -0.8660254] * 2)
-
-
 def test_dr_grpo_only_centres() -> None:
     assert dr_grpo([1.0, 0.0, 0.0, 0.0]) == [0.75, -0.25, -0.25, -0.25]
 
@@ -26,25 +22,9 @@ def test_rloo_compares_with_the_mean_of_the_others() -> None:
     assert rloo([1.0, 0.0, 0.5]) == pytest.approx([0.75, -0.75, 0.0])
 
 
-def test_rloo_has_no_advantage_for_a_single_usable_rollout() -> None:
-    assert rloo([None, 1.0, None]) == [None, None, None]
-
-
 @pytest.mark.parametrize("estimator", ["grpo", "dr_grpo"])
 def test_a_single_usable_rollout_teaches_nothing(estimator: str) -> None:
     assert advantages([None, 1.0], estimator=estimator) == [None, 0.0]
-
-
-@pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "rloo"])
-def test_equal_rewards_give_exactly_zero(estimator: str) -> None:
-    found = advantages([0.1] * 7, estimator=estimator)
-    assert all(a is not None and abs(a) < 1e-15 for a in found)
-
-
-@pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "rloo"])
-def test_a_masked_rollout_moves_nothing(estimator: str) -> None:
-    """The published toolkit gives an infrastructure failure reward 0: [.25, .25, .25, -.75] instead of no signal."""
-    assert advantages([1.0, 1.0, 1.0, None], estimator=estimator) == [0.0, 0.0, 0.0, None]
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "rloo"])
@@ -63,21 +43,8 @@ def test_a_reward_that_is_no_number_is_refused(bad: float) -> None:
         grpo([1.0, bad])
 
 
-def test_an_unknown_estimator_names_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="rloo"):
-        advantages([1.0], estimator="gae")  # type: ignore[arg-type]
-
-
 def test_weighted_sequence_means_equal_the_mean_over_the_episode() -> None:
     loss_ST = [[1.0, 2.0, 3.0], [10.0]]
     weights_S = sequence_weights([3, 1])
     weighted = sum(w * sum(x) / len(x) for w, x in zip(weights_S, loss_ST, strict=True))
     assert weighted == pytest.approx((1 + 2 + 3 + 10) / 4)
-
-
-def test_token_sum_counts_every_token_once_already() -> None:
-    assert sequence_weights([3, 1], aggregation="token_sum") == [1.0, 1.0]
-
-
-def test_nothing_trained_weighs_nothing() -> None:
-    assert sequence_weights([0, 0]) == [0.0, 0.0]

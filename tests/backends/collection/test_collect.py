@@ -21,7 +21,6 @@ from agentcore_rl_toolkit.backends.collection.collect import (
     summarize,
     with_rewards,
 )
-from agentcore_rl_toolkit.backends.collection.groups import check_usable
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
 from agentcore_rl_toolkit.contract import Cause, Outcome, Stage
 from agentcore_rl_toolkit.errors import (
@@ -29,7 +28,6 @@ from agentcore_rl_toolkit.errors import (
     ConfigError,
     GatewayError,
     InvalidResultError,
-    RolloutError,
     RolloutLostError,
     RolloutThrottledError,
 )
@@ -71,16 +69,6 @@ async def one(
     )
     assert not replay.open_sessions
     return groups[0].rollouts[0]
-
-
-async def test_an_ok_rollout_comes_back_with_reward_and_tokens() -> None:
-    rollout = await one(good(0.5))
-    assert (rollout.outcome, rollout.reward, rollout.usable) == (Outcome.OK, 0.5, True)
-    assert rollout.trajectory is not None
-    assert rollout.trajectory.sequences[0].token_ids == [1, 2, 5, 6]
-    assert (rollout.weight_version_min, rollout.weight_version_max) == (3, 3)
-    assert rollout.elapsed_s is not None
-    assert rollout.elapsed_s >= 0
 
 
 async def test_the_agent_is_told_the_sessions_address_and_key() -> None:
@@ -233,29 +221,6 @@ async def test_both_means_of_an_evaluation_and_their_counts_are_told() -> None:
     assert stats.masked == {"policy_failure": 1, "outcome": 2}
 
 
-async def test_an_agent_error_keeps_its_traceback_and_its_turns() -> None:
-    rollout = await one(Episode(input_id="a", turns=[turn()], record=RECORD_ERROR))
-    assert rollout.traceback == "Traceback ... boom"
-    assert str(rollout.error) == "boom"
-    assert rollout.reward is None
-    assert rollout.trajectory is not None
-
-
-async def test_a_foreign_exception_is_kept_as_the_cause() -> None:
-    rollout = await one(Episode(input_id="a", failure=OSError("no route")))
-    assert rollout.error is not None
-    assert isinstance(rollout.error.__cause__, OSError)
-
-
-async def test_per_turn_rewards_and_metrics_travel_along() -> None:
-    record = {"rewards": {"reward": [0.1, 0.2, 0.9], "format": 1.0}, "metrics": {"tool_calls": 2, "note": "x"}}
-    rollout = await one(Episode(input_id="a", turns=[turn()], record=record))
-    assert rollout.reward == 0.9
-    assert rollout.reward_detail is not None
-    assert rollout.reward_detail.per_turn == (0.1, 0.2, 0.9)
-    assert rollout.reward_detail.metrics == {"format": 1.0, "tool_calls": 2.0}
-
-
 async def test_a_rollout_that_never_answers_times_out_and_is_stopped() -> None:
     replay = Replay([Episode(input_id="a", turns=[turn()], delay_s=math.inf)])
     (group,) = await collect_async(
@@ -268,17 +233,6 @@ async def test_a_rollout_that_never_answers_times_out_and_is_stopped() -> None:
     assert group.rollouts[0].stage == Stage.RUN
     assert len(replay.stopped) == 1
     assert not replay.open_sessions
-
-
-async def test_never_more_than_max_concurrent_are_alive() -> None:
-    replay = Replay([good(delay_s=0.01) for _ in range(20)])
-    await collect_async(
-        [GroupRequest(input_id="a", payload={}, n=20)],
-        client=replay.client,
-        gateway=replay.gateway,
-        config=CollectConfig(max_concurrent=4),
-    )
-    assert replay.peak_running == 4
 
 
 async def test_over_sampling_cancels_stragglers_once_enough_usable_rollouts_are_in() -> None:
@@ -295,18 +249,6 @@ async def test_over_sampling_cancels_stragglers_once_enough_usable_rollouts_are_
     assert outcomes == [Outcome.OK, Outcome.AGENT_ERROR, Outcome.OK, Outcome.OK, Outcome.CANCELLED]
     assert len(group.usable) == 3
     assert len(replay.stopped) == 1
-
-
-async def test_surplus_rollouts_are_masked_so_that_a_group_keeps_its_size() -> None:
-    replay = Replay([good() for _ in range(6)])
-    (group,) = await collect_async(
-        [GroupRequest(input_id="a", payload={}, n=4)],
-        client=replay.client,
-        gateway=replay.gateway,
-        config=CollectConfig(extra_rollouts=2),
-    )
-    assert len(group.usable) == 4
-    assert {r.mask_reason for r in group.rollouts if not r.usable} <= {"surplus", "outcome"}
 
 
 @pytest.mark.parametrize(("version", "reason"), [(7, None), (5, None), (4, "stale"), (None, "unknown_version")])
@@ -328,23 +270,6 @@ async def test_cancelling_the_collection_stops_rollouts_and_deletes_sessions() -
     assert len(replay.stopped) == 4
     assert not replay.open_sessions
     assert replay.running == 0
-
-
-async def test_an_error_in_a_callback_ends_the_batch_at_once_and_cleans_up() -> None:
-    replay = Replay([good(), good(delay_s=math.inf)])
-
-    def explode(rollout: CollectedRollout) -> None:
-        raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        await collect_async(
-            [GroupRequest(input_id="a", payload={}, n=2)],
-            client=replay.client,
-            gateway=replay.gateway,
-            on_rollout=explode,
-        )
-    assert len(replay.stopped) == 1
-    assert not replay.open_sessions
 
 
 class DeafGateway(ReplayGateway):
@@ -378,44 +303,6 @@ async def test_a_gateway_that_gives_no_trajectories_invalidates_rollouts_but_not
     assert rollout.reward == 1.0
 
 
-async def test_one_failed_fetch_is_tried_again() -> None:
-    replay = Replay([good()])
-    (group,) = await collect_async(
-        [GroupRequest(input_id="a", payload={})],
-        client=replay.client,
-        gateway=DeafGateway(replay, hang=False, failures=1),
-    )
-    assert group.rollouts[0].usable
-
-
-class OneBroken(ReplayGateway):
-    """A bulk answer with this session in it cannot be read."""
-
-    broken = ""
-
-    async def create_sessions_async(self, session_ids: Sequence[str], **options: Any) -> list[ReplayAddress]:
-        self.broken = session_ids[5]
-        return await super().create_sessions_async(session_ids, **options)
-
-    async def fetch_async(self, session_ids: Sequence[str], *, close: bool = True) -> dict[str, ReplayCapture]:
-        if self.broken in session_ids:
-            raise ValueError("a corrupt record")
-        return await super().fetch_async(session_ids, close=close)
-
-
-async def test_one_broken_session_takes_no_other_with_it() -> None:
-    replay = Replay([good() for _ in range(16)])
-    gateway = OneBroken(replay)
-    (group,) = await collect_async(
-        [GroupRequest(input_id="a", payload={}, n=16)], client=replay.client, gateway=gateway
-    )
-    masked = [r for r in group.rollouts if not r.usable]
-    assert [(r.session_id, r.mask_reason) for r in masked] == [(gateway.broken, "no_tokens")]
-    assert masked[0].error is not None
-    assert isinstance(masked[0].error.__cause__, ValueError)
-    assert set(replay.open_sessions) == {gateway.broken}  # what could not be had is not thrown away
-
-
 class LostReply(ReplayGateway):
     """Opens sessions, but the first answer never arrives."""
 
@@ -438,37 +325,6 @@ async def test_sessions_are_asked_for_again_when_the_answer_was_lost() -> None:
     assert not replay.open_sessions
 
 
-class NoSessions(ReplayGateway):
-    async def create_sessions_async(self, session_ids: Sequence[str], **options: Any) -> list[ReplayAddress]:
-        await asyncio.sleep(3600)
-        raise AssertionError("not reached")
-
-
-async def test_a_gateway_that_makes_no_sessions_fails_the_batch_before_anything_runs() -> None:
-    replay = Replay([good()])
-    with pytest.raises(GatewayError, match="is it running"):
-        await collect_async(
-            [GroupRequest(input_id="a", payload={})],
-            client=replay.client,
-            gateway=NoSessions(replay),
-            config=CollectConfig(gateway_timeout_s=0.05, gateway_patience_s=0.2),
-        )
-    assert not replay.invoked
-
-
-async def test_summary_counts_outcomes_masks_and_tokens() -> None:
-    replay = Replay([good(1.0), good(0.0), Episode(input_id="a", turns=[turn()], record=RECORD_ERROR)])
-    groups = await collect_async(
-        [GroupRequest(input_id="a", payload={}, n=3)], client=replay.client, gateway=replay.gateway
-    )
-    stats = summarize(groups)
-    assert stats.outcomes == {"ok": 2, "agent_error": 1}
-    assert stats.masked == {"outcome": 1}
-    assert (stats.usable, stats.lost_rollouts, stats.reward_mean) == (2, 1, 0.5)
-    assert (stats.sampled_tokens, stats.trained_token_share) == (4, 1.0)
-    assert groups[0].rewards == [1.0, 0.0, None]
-
-
 async def test_rewards_may_be_computed_afterwards() -> None:
     replay = Replay([Episode(input_id="a", turns=[turn()], record={"status_code": 200, "metrics": {"m": 2}})] * 3)
     groups = await collect_async(
@@ -487,42 +343,6 @@ async def test_rewards_may_be_computed_afterwards() -> None:
     assert [s.reward for s in to_samples(rewarded)] == [1.0, 0.0]
     with pytest.raises(ConfigError, match="finite"):
         with_rewards(groups, lambda rollout: math.nan)
-
-
-async def test_a_reward_computed_afterwards_leaves_the_policys_failures_theirs() -> None:
-    replay = Replay([good(), Episode(input_id="a", turns=[turn()], record=raised("policy", "tokens", rewards=-1.0))])
-    groups = await collect_async(
-        [GroupRequest(input_id="a", payload={}, n=2)],
-        client=replay.client,
-        gateway=replay.gateway,
-        config=CollectConfig(require_reward=False),
-    )
-    assert with_rewards(groups, lambda rollout: 0.25)[0].rewards == [0.25, -1.0]
-
-
-async def test_metrics_beside_the_reward_are_averaged_over_usable_rollouts() -> None:
-    def with_metrics(**metrics: float) -> Episode:
-        return Episode(input_id="a", turns=[turn()], record={"rewards": 1.0, "status_code": 200, "metrics": metrics})
-
-    failed = Episode(input_id="a", turns=[turn()], record={**RECORD_ERROR, "metrics": {"calls": 100}})
-    replay = Replay([with_metrics(calls=1), with_metrics(calls=3, depth=2), failed])
-    groups = await collect_async(
-        [GroupRequest(input_id="a", payload={}, n=3)], client=replay.client, gateway=replay.gateway
-    )
-    assert summarize(groups).metrics == {"calls": 2.0, "depth": 2.0}
-
-
-async def test_without_a_gateway_a_rewarded_rollout_is_usable() -> None:
-    replay = Replay([good()])
-    (group,) = await collect_async([GroupRequest(input_id="a", payload={})], client=replay.client, gateway=None)
-    assert group.rollouts[0].usable
-    assert group.rollouts[0].trajectory is None
-
-
-def test_the_sync_face_gives_the_same_groups() -> None:
-    replay = Replay([good(0.25)])
-    (group,) = collect([GroupRequest(input_id="a", payload={})], client=replay.client, gateway=replay.gateway)
-    assert group.rewards == [0.25]
 
 
 async def test_the_sync_face_works_inside_a_running_loop() -> None:
@@ -552,11 +372,6 @@ def test_ctrl_c_stops_the_sessions_before_it_reaches_the_caller() -> None:
     assert done.stdout.strip() == "stopped 3 open 0", done.stderr
 
 
-async def test_no_requests_give_no_groups() -> None:
-    replay = Replay([])
-    assert await collect_async([], client=replay.client, gateway=replay.gateway) == []
-
-
 BAD: list[tuple[Mapping[str, Any], str]] = [
     ({"max_concurrent": 0}, "max_concurrent"),
     ({"extra_rollouts": -1}, "extra_rollouts"),
@@ -573,51 +388,3 @@ BAD: list[tuple[Mapping[str, Any], str]] = [
 def test_bad_settings_are_refused(arguments: Mapping[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         CollectConfig(**arguments)
-
-
-async def test_two_groups_with_one_input_id_are_refused() -> None:
-    replay = Replay([])
-    with pytest.raises(ConfigError, match="twice"):
-        await collect_async([GroupRequest(input_id="a", payload={})] * 2, client=replay.client, gateway=replay.gateway)
-
-
-async def test_a_staleness_bound_needs_to_know_the_current_version() -> None:
-    replay = Replay([])
-    with pytest.raises(ConfigError, match="weight_version"):
-        await collect_async(
-            [GroupRequest(input_id="a", payload={})],
-            client=replay.client,
-            gateway=replay.gateway,
-            config=CollectConfig(max_staleness=1),
-        )
-
-
-@pytest.mark.parametrize(
-    ("failed", "first_line", "more"),
-    [
-        (
-            Episode(input_id="a", turns=[turn()], failure=AgentError("it is down", agent_traceback="Traceback: at x")),
-            "none of the first 3 rollouts can be used; 2 of them: agent_error: it is down",
-            "Traceback: at x",
-        ),
-        (Episode(input_id="a", turns=[turn()], record={}), "2 of them: invalid: ", "reward"),
-        (Episode(input_id="a", failure=RolloutLostError("its process ended")), "2 of them: lost: its process", ""),
-    ],
-)
-def test_a_first_batch_that_is_no_use_ends_with_its_most_frequent_reason(
-    failed: Episode, first_line: str, more: str
-) -> None:
-    other = Episode(input_id="a", failure=RolloutThrottledError("too many"))
-    replay = Replay([failed, other, failed], by_input=False)
-    request = GroupRequest(input_id="a", payload={"prompt": "1+1"}, n=3)
-    groups = collect([request], client=replay.client, gateway=replay.gateway)
-    with pytest.raises(RolloutError) as ended:
-        check_usable(groups)
-    assert first_line in str(ended.value).splitlines()[0]
-    assert more in str(ended.value)
-    check_usable([*groups, *collect([GroupRequest(input_id="b", payload={})], **replayed(good(input_id="b")))])
-
-
-def replayed(episode: Episode) -> dict[str, Any]:
-    replay = Replay([episode])
-    return {"client": replay.client, "gateway": replay.gateway}

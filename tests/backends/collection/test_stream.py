@@ -8,12 +8,11 @@ import random
 from collections import Counter, deque
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.backends import CollectConfig, Group, GroupRequest, GroupStream, collect_stream
-from agentcore_rl_toolkit.errors import ConfigError, GatewayError, RolloutLostError
+from agentcore_rl_toolkit.errors import RolloutLostError
 from agentcore_rl_toolkit.trajectory import Turn
 
 from ..recorded import Episode, Replay, ReplayCapture, ReplayGateway
@@ -127,39 +126,6 @@ async def test_rollouts_run_while_the_trainer_trains_and_a_slow_one_is_passed_by
     assert len({position for batch in taken for position in batch}) == 10
 
 
-async def test_starts_are_held_back_so_that_every_rollout_can_be_trained_in_time() -> None:
-    world = World()
-    async with world.stream(batch=3, staleness=2) as stream:
-        for step in range(4):
-            await stream.take_async()
-            await asyncio.sleep(0.02)
-            assert len(world.started) <= 3 * (step + 2 + 1)
-            world.publish(stream)
-
-
-async def test_a_further_group_starts_when_a_place_comes_free_and_not_before() -> None:
-    world = World(length_s=lambda position: 30.0 if position in (0, 1) else 0.0)
-    async with world.stream(batch=8, staleness=4, places=4) as stream:
-        taking = asyncio.create_task(stream.take_async())
-        while len(world.replay.open_sessions) < 3 * N:  # noqa: ASYNC110  (the replayed gateway has no event for it)
-            await asyncio.sleep(0.005)
-        await asyncio.sleep(0.02)
-        # Both places' worth of slow groups run, one group waits with its sessions made, and no more are begun.
-        assert (len(world.started), world.replay.peak_running) == (2, 4)
-        assert stream.state()["in_flight"] == [0, 1, 2]
-        taking.cancel()
-
-
-async def test_a_lost_rollout_is_masked_with_its_reason_and_its_group_is_handed_out() -> None:
-    world = World(fails=lambda position, k: position == 1 and k == 0)
-    async with world.stream() as stream:
-        first, second = await stream.take_async()
-        world.publish(stream)
-        assert [r.mask_reason for g in (first, second) for r in g.rollouts] == [None, None, "outcome", None]
-        accounts = stream.accounts
-    assert (accounts.trained, dict(accounts.masked)) == (3, {"outcome": 1})
-
-
 async def test_what_the_engine_sampled_from_older_weights_than_allowed_is_masked() -> None:
     world = World()
     async with world.stream(staleness=0, weight_version=5) as stream:  # the engine still says 0
@@ -187,34 +153,6 @@ def test_a_synchronous_trainer_has_the_same_stream() -> None:
         second = stream.take()[0]
         assert positions(first) != positions([second])
     assert not world.replay.open_sessions
-
-
-async def test_what_was_handed_out_and_not_trained_comes_again() -> None:
-    world = World()
-    async with world.stream(staleness=0) as stream:
-        taken = positions(await stream.take_async())
-        state = json.loads(json.dumps(stream.state()))
-    assert state["in_flight"] == taken == [0, 1]
-    async with World().stream(staleness=0, state=state) as again:
-        assert positions(await again.take_async()) == [0, 1]
-        assert again.accounts.restarted == 4
-
-
-async def test_a_gateway_that_makes_no_sessions_ends_the_stream_with_its_error() -> None:
-    world = World()
-
-    async def refuse(*_: Any, **__: Any) -> Any:
-        raise GatewayError("no", status=403)
-
-    world.gateway.create_sessions_async = refuse  # type: ignore[method-assign]
-    async with world.stream() as stream:
-        with pytest.raises(GatewayError):
-            await stream.take_async()
-
-
-def test_a_negative_staleness_is_refused() -> None:
-    with pytest.raises(ConfigError, match="max_staleness"):
-        World().stream(staleness=-1)
 
 
 @given(

@@ -71,13 +71,6 @@ def test_advantages_are_over_episodes_however_many_calls_they_made() -> None:
     assert summarize([group]).trained_token_share == 1.0
 
 
-def test_a_session_of_side_calls_only_says_what_to_do() -> None:
-    group, _ = run({"rewards": 1.0}, turns=(replace(TASK, tag="solver"),))
-    (rollout,) = group.rollouts
-    assert rollout.mask_reason == "no_tokens"
-    assert "name a tag" in str(rollout.error)
-
-
 def test_tokens_sampled_otherwise_are_said_and_refused_where_a_setting_demands_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

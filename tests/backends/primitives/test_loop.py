@@ -117,32 +117,12 @@ async def test_checkpoints_are_named_by_the_steps_done_and_a_resumed_run_counts_
     assert [c for c in client.calls if c[0] == "save_state"] == [("save_state", "e-000010")]
 
 
-async def test_a_step_with_nothing_to_learn_keeps_the_weights() -> None:
-    same = [e for e in recorded_episodes(640) if e.record == {"rewards": 1.0, "status_code": 200} and e.turns][:4]
-    episodes = [Episode(input_id="a", turns=e.turns, record=e.record) for e in same]
-    version, client, published, steps = await run(episodes, [[GroupRequest(input_id="a", payload={}, n=4)]])
-    assert version == 0
-    assert client.names() == ["save"]
-    assert len(published) == 1
-    assert not steps[0].trained
-    assert steps[0].stats.usable == 4
-
-
 async def test_steps_without_usable_rollouts_end_the_run() -> None:
     bad = [e for e in recorded_episodes(640) if e.kind == "lost"][:4]
     episodes = [Episode(input_id=f"i{k}", failure=e.failure) for k, e in enumerate(bad)]
     batches = [[GroupRequest(input_id=f"i{k}", payload={})] for k in range(4)]
     with pytest.raises(RolloutError, match=r"2 steps in a row.*died without a record"):
         await run(episodes, batches, max_empty_steps=2)
-
-
-async def test_sequences_over_the_limit_are_counted_not_cut() -> None:
-    episodes = recorded_episodes()
-    _, client, _, steps = await run(episodes, [requests_for(episodes)], max_tokens=30)
-    assert steps[0].too_long > 0
-    data = next(c[1] for c in client.calls if c[0] == "forward_backward")
-    assert max(len(d.tokens) + 1 for d in data) <= 30
-    assert steps[0].samples == len(data)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 
 from agentcore_rl_toolkit.backends.collection.collect import collect
 from agentcore_rl_toolkit.backends.rllm import groups_to_rllm
-from agentcore_rl_toolkit.backends.rllm.recording import Recorder, capture_of
+from agentcore_rl_toolkit.backends.rllm.recording import Recorder
 from agentcore_rl_toolkit.errors import WeightsError
 from agentcore_rl_toolkit.runs import RunReader, TokenSequence
 
@@ -120,16 +120,6 @@ def test_rollouts_that_end_at_once_are_in_one_run(tmp_path: Path) -> None:
         assert {row["session_id"] for row in run.rollouts()} == {episode.session_id for episode in found}
 
 
-def test_a_training_that_goes_on_writes_its_steps_anew(tmp_path: Path) -> None:
-    first, second = episodes()[:2]
-    written(tmp_path, [first], step=1).close()
-    written(tmp_path, [second], step=2).close()
-    again = episodes()[2]
-    written(tmp_path, [again], step=2).close()
-    with RunReader(tmp_path) as run:
-        assert {row["step"]: row["session_id"] for row in run.rollouts()} == {1: first.session_id, 2: again.session_id}
-
-
 @pytest.mark.parametrize(
     ("logged", "ends"),
     [
@@ -147,12 +137,3 @@ def test_a_step_that_other_weights_sampled_ends_the_run(tmp_path: Path, logged: 
         Recorder(str(tmp_path), {}).check(logged, 3)
     Recorder(str(tmp_path), {}, max_mean_gap=None).check(logged, 3)
     Recorder(str(tmp_path), {}, asynchronous=True).check(logged, 3)
-
-
-def test_a_call_without_logprobs_keeps_its_tokens(tmp_path: Path) -> None:
-    episode = episodes()[0]
-    step = episode.trajectories[0].steps[0]
-    step.logprobs = []
-    turn = capture_of(episode).turns[0]
-    assert list(turn.completion_ids) == step.response_ids
-    assert set(turn.logprobs) == {None}

@@ -76,22 +76,6 @@ def driven(python: str, script: str, marker: str, *arguments: str, endpoint: str
     return json.loads(line.removeprefix(marker + " "))
 
 
-def test_rllms_runtime_gets_rewards_errors_and_timeouts(tmp_path: Path) -> None:
-    records = tmp_path / "records"
-    records.mkdir()
-    agent = f"plain={HERE / 'plain_agent.py'}"
-    with serving(tmp_path, "runtime", "serve", "--agent", agent, "--store", str(records)) as at:
-        arguments = (at["agents"]["plain"], f"file://{records}")
-        found = driven(sys.executable, "drive.py", "RESULTS", *arguments, endpoint=at["url"])
-    good, failed, late = found
-    assert (good["finished"], good["reward"], good["reason"]) == (True, 0.5, "ENV_DONE")
-    assert good["metrics"] == {"steps": 2, "base_url": "http://gw/sessions/0/v1"}
-    assert (failed["finished"], failed["reason"]) == (False, "ERROR")
-    assert "injected failure" in failed["error"]
-    assert (late["finished"], late["reason"]) == (False, "TIMEOUT")
-    assert late["elapsed"] >= 15
-
-
 @pytest.mark.parametrize("backend", ["tinker", "verl"])
 def test_our_overrides_arrive_where_rllm_and_its_trainer_read_them(rllm_python: str, backend: str) -> None:
     found = driven(rllm_python, "compose.py", "CONFIG", backend)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentcore_rl_toolkit import RolloutClient
-from agentcore_rl_toolkit.backends.data import read_rows
-from agentcore_rl_toolkit.backends.gsm8k import convert, final_answer, write_rows
 from agentcore_rl_toolkit.backends.rllm import RllmConfig
 from agentcore_rl_toolkit.backends.rllm.main import backend_of
 from agentcore_rl_toolkit.backends.rllm.settings import mean_gap
@@ -36,29 +33,12 @@ def test_the_key_that_guides_misplace_is_refused_with_the_right_one() -> None:
         config(overrides={"rllm.remote_runtime.agentcore.session_timeout": 60})
 
 
-def test_failed_rollouts_are_masked_unless_asked_otherwise() -> None:
-    assert "rllm.compact_filtering.enable=true" in config().hydra_overrides()
-    assert "rllm.compact_filtering.enable=false" in config(mask_failures=False).hydra_overrides()
-
-
 @pytest.mark.parametrize(("backend", "key"), [("verl", "rllm.rollout.n"), ("tinker", "training.group_size")])
 def test_each_trainer_gets_its_own_keys(backend: str, key: str) -> None:
     overrides = config(backend=backend, group_size=4).hydra_overrides()
     assert f"{key}=4" in overrides
     assert f"rllm/backend={backend}" in overrides
     assert backend_of(overrides) == backend
-
-
-def test_an_override_has_the_last_word() -> None:
-    overrides = config(overrides={"rllm.data.train_batch_size": 7}).hydra_overrides()
-    assert "rllm.data.train_batch_size=7" in overrides
-    assert sum(o.startswith("rllm.data.train_batch_size=") for o in overrides) == 1
-
-
-@pytest.mark.parametrize(("given", "written"), [({}, "0.2"), ({"max_mean_logprob_gap": 0.05}, "0.05")])
-def test_how_far_logprobs_may_differ_reaches_the_run(given: dict[str, Any], written: str) -> None:
-    found = config(**given).plan().environment["RLLM_MAX_MEAN_LOGPROB_GAP"]
-    assert (found, mean_gap(found)) == (written, float(written))
 
 
 def test_no_limit_of_how_far_logprobs_may_differ_reaches_the_run_and_a_wrong_one_is_refused() -> None:
@@ -71,11 +51,6 @@ def test_no_limit_of_how_far_logprobs_may_differ_reaches_the_run_and_a_wrong_one
             mean_gap(wrong)
 
 
-def test_other_trainers_are_refused() -> None:
-    with pytest.raises(ConfigError, match="verl and tinker"):
-        backend_of(["rllm/backend=fireworks"])
-
-
 def test_our_client_takes_the_calls_that_rllm_makes() -> None:
     """The whole list of calls in rLLM's engine/remote_runtime/agentcore_runtime.py, git 9beb6e0."""
     inspect.signature(RolloutClient).bind(agent_runtime_arn=ARN, s3_bucket="b", exp_id="e", tps_limit=25)
@@ -85,20 +60,3 @@ def test_our_client_takes_the_calls_that_rllm_makes() -> None:
     inspect.signature(RolloutFuture.result_async).bind(None, timeout=1.0)
     inspect.signature(RolloutFuture.elapsed).bind(None)
     assert inspect.iscoroutinefunction(RolloutClient.invoke_async)
-
-
-def test_gsm8k_rows_become_payloads(tmp_path: Path) -> None:
-    rows = convert([{"question": "How many?", "answer": "6*7\n#### 1,042"}])
-    assert rows == [{"idx": 0, "prompt": "How many?", "answer": "1042", "data_source": "gsm8k"}]
-    write_rows(rows, tmp_path / "x.jsonl")
-    assert read_rows(tmp_path / "x.jsonl") == rows
-
-
-@pytest.mark.parametrize(("solution", "answer"), [("#### 42", "42"), ("x #### -3.5", "-3.5"), ("#### 1\n#### 2.", "2")])
-def test_the_last_marked_number_is_the_answer(solution: str, answer: str) -> None:
-    assert final_answer(solution) == answer
-
-
-def test_a_solution_without_an_answer_is_refused() -> None:
-    with pytest.raises(ConfigError, match="####"):
-        final_answer("no idea")

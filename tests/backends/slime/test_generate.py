@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
@@ -17,13 +16,10 @@ from agentcore_rl_toolkit.backends.service import RolloutService
 from agentcore_rl_toolkit.backends.slime import generate as module
 from agentcore_rl_toolkit.backends.slime import rollout
 from agentcore_rl_toolkit.backends.slime.convert import NOTE, flat
-from agentcore_rl_toolkit.backends.slime.hooks import normalize_rewards
-from agentcore_rl_toolkit.backends.slime.logs import outcome_metrics
-from agentcore_rl_toolkit.backends.slime.rollout import generate_rollout
 from agentcore_rl_toolkit.backends.slime.settings import SlimeSettings
 from agentcore_rl_toolkit.errors import ConfigError
 
-from ..recorded import BAD_KINDS, Episode, Replay, recorded_episodes
+from ..recorded import Episode, Replay, recorded_episodes
 from .stand_in import Sample, arguments
 
 PARAMS = {"temperature": 0.8, "top_p": 1.0, "top_k": -1, "max_new_tokens": 64, "no_stop_trim": True, "stop": None}
@@ -68,15 +64,6 @@ async def test_every_kind_of_episode_comes_back_as_slime_samples(replay: Replay,
     assert not replay.open_sessions
 
 
-async def test_the_agent_gets_the_rows_metadata_and_openai_parameters(replay: Replay) -> None:
-    await run(1)
-    payload = replay.invoked[0]
-    rollout = payload.pop("_rollout")
-    assert payload == {"prompt": "p0", "answer": "0"}
-    assert rollout["sampling_params"] == {"temperature": 0.8, "top_p": 1.0, "max_tokens": 64}
-    assert rollout["model_id"] == "default"
-
-
 async def test_an_abort_stops_the_session_and_leaves_the_sample_to_be_run_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -95,49 +82,6 @@ async def test_an_abort_stops_the_session_and_leaves_the_sample_to_be_run_again(
     assert sample.tokens == []
     assert len(replay.stopped) == 1
     assert not replay.open_sessions
-
-
-async def test_logs_count_each_rollout_once_by_outcome(replay: Replay, episodes: list[Episode]) -> None:
-    kinds = Counter(e.kind for e in episodes)
-    bad = sum(kinds[kind] for kind in BAD_KINDS)
-    made = await run(64)
-    counts = outcome_metrics(flat(made))
-    assert counts["rollouts"] == 64
-    assert counts["outcome/ok"] == 64 - bad - kinds["policy_failed"]
-    assert counts["masked"] == bad
-    assert counts["forked"] == sum(kinds[kind] for kind in FORKED)
-
-
-async def test_evaluation_means_leave_masked_rollouts_out(replay: Replay) -> None:
-    samples = [m[0] if isinstance(m, list) else m for m in await run(16)]
-    data = {
-        "gsm8k": {"rewards": [s.reward for s in samples], "truncated": [False] * 16, "samples": samples},
-        "broken": {"rewards": [0.0], "truncated": [False], "samples": [next(s for s in samples if s.remove_sample)]},
-    }
-    output = rollout._finished(SimpleNamespace(data=data, metrics=None), arguments(), 0, 1.0)
-    usable = [s for s in samples if not s.remove_sample]
-    assert data["gsm8k"]["rewards"] == [s.reward for s in usable]
-    assert len(data["gsm8k"]["truncated"]) == len(usable)
-    assert "broken" not in data
-    assert output.metrics["agentcore/eval/gsm8k/masked"] == 16 - len(usable)
-    assert output.metrics["agentcore/eval/broken/masked"] == 1
-
-
-async def test_steps_that_mix_forked_and_plain_rollouts_come_back_flat(
-    replay: Replay, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = await run(64)
-    assert {isinstance(m, list) for m in made} == {True, False}
-    slime = ModuleType("slime.rollout.sglang_rollout")
-    output = SimpleNamespace(samples=[made[i : i + 8] for i in range(0, 64, 8)], metrics=None)
-    slime.generate_rollout = lambda args, rollout_id, data_source, evaluation: output  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "slime.rollout.sglang_rollout", slime)
-    got = generate_rollout(arguments(), 0, None)
-    assert all(isinstance(s, Sample) for group in got.samples for s in group)
-    assert sum(map(len, got.samples)) > 64
-    assert got.metrics["agentcore/rollouts"] == 64
-    raw, normalised = normalize_rewards(arguments(), [s for group in got.samples for s in group])
-    assert len(raw) == len(normalised) == sum(map(len, got.samples))
 
 
 async def test_a_fork_answers_as_one_sample_where_slime_puts_groups_back(replay: Replay) -> None:
@@ -194,25 +138,10 @@ async def test_rollouts_that_are_too_old_when_a_step_is_handed_over_are_masked(
     assert later[0].remove_sample
 
 
-async def test_metrics_of_the_agents_are_logged(episodes: list[Episode]) -> None:
-    whole = next(e for e in episodes if e.kind == "multi_turn")
-    entries = [replace(whole, record={"rewards": 1.0, "status_code": 200, "metrics": {"calls": n}}) for n in (1, 4)]
-    replay = Replay([*entries, replace(whole, record={"status_code": 500, "metrics": {"calls": 9}})], by_input=False)
-    module.use(RolloutService(SlimeSettings.from_args(arguments()).service(), replay.client, replay.gateway))
-    counts = outcome_metrics(flat(await run(3)))
-    module.use(None)
-    assert counts["metric/calls"] == 2.5
-
-
 @pytest.mark.parametrize(("more", "match"), [({"rollout_top_p": 0.9}, "top-p"), ({"group_rm": True}, "group-rm")])
 def test_options_that_cannot_work_are_refused(more: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         module.rollouts(arguments(**more))
-
-
-def test_the_gateway_renders_with_the_model_that_slime_trains() -> None:
-    assert SlimeSettings.from_args(arguments(hf_checkpoint="models/m")).service().gateway_model == "models/m"
-    assert SlimeSettings.from_args(arguments(hf_checkpoint="a", gateway_model="b")).service().gateway_model == "b"
 
 
 async def test_an_evaluation_with_pass_rates_keeps_whole_prompts_only(replay: Replay) -> None:
@@ -225,11 +154,6 @@ async def test_an_evaluation_with_pass_rates_keeps_whole_prompts_only(replay: Re
     assert len(kept) % 4 == 0
     assert not any(s.remove_sample for s in kept)
     assert len({s.index for s in kept}) == len(kept) == len(data["set"]["rewards"])
-
-
-def test_a_missing_setting_names_both_ways_to_give_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"agent_runtime_arn.*AGENTCORE_AGENT_ARN or ACR_AGENT_RUNTIME_ARN"):
-        SlimeSettings.from_args(SimpleNamespace(s3_bucket="b", exp_id="e"), environ={})
 
 
 def test_arguments_win_over_the_environment() -> None:

@@ -187,12 +187,6 @@ async def test_a_step_whose_logprobs_are_far_from_slimes_own_ends_the_run(run: P
         await handed_over(args, 1)
 
 
-async def test_files_of_somebody_else_are_left_alone(run: Path, tmp_path: Path) -> None:
-    args = arguments(save_debug_train_data=str(tmp_path / "{rollout_id}.pt"))
-    await handed_over(args, 0)
-    assert not (run / trained.FOLDER).exists()
-
-
 async def test_a_run_that_goes_on_from_a_checkpoint_has_its_steps_once(run: Path) -> None:
     for step in range(2):
         await handed_over(arguments(), step)

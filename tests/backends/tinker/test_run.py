@@ -230,23 +230,6 @@ def test_every_step_has_its_inputs_wherever_a_run_begins(tmp_path: Path) -> None
         list(batches(config, rows[:2]))
 
 
-def test_a_damaged_state_is_not_taken_for_a_fresh_start(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / STATE_FILE).write_text("{}")
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1"}\n')
-    config = TinkerConfig(
-        exp_id="e",
-        agent_runtime_arn="a",
-        s3_bucket="bucket",
-        base_model="m",
-        model_dir=tmp_path,
-        data_path=tmp_path / "rows.jsonl",
-        output_dir=tmp_path / "out",
-    )
-    with pytest.raises(ConfigError, match="not a run's state"):
-        asyncio.run(run_async(config))
-
-
 class GatewayOfPaths:
     """The paths that it was to sample from."""
 
@@ -273,7 +256,10 @@ async def one_step(model: RecordingModel, config: TinkerConfig) -> AsyncIterator
     model.close()
 
 
-async def test_sampling_weights_of_another_step_or_with_any_one_old_tensor_are_noticed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tensors", [1, pytest.param(None, marks=pytest.mark.nightly)], ids=["one", "each"])
+async def test_sampling_weights_of_another_step_or_with_any_one_old_tensor_are_noticed(
+    tmp_path: Path, tensors: int | None
+) -> None:
     """The default limit is for a service that computes in bfloat16, and finds fewer (docs/engines.md)."""
     model, gateway = RecordingModel(), GatewayOfPaths()
     config = TinkerConfig(
@@ -292,7 +278,7 @@ async def test_sampling_weights_of_another_step_or_with_any_one_old_tensor_are_n
         await publish(await training.save_weights("after"), 1)
         assert [version for _, version in gateway.sent] == [1, 1]
         publish = to_gateway(gateway, training, max_gap=1e-3)
-        for number, (name, _) in enumerate(load_policy()[0].named_parameters()):
+        for number, (name, _) in enumerate(list(load_policy()[0].named_parameters())[:tensors]):
             model.keeps = name
             path = await training.save_weights(f"without-{number}")
             with pytest.raises(WeightsError, match=lost):

@@ -27,14 +27,6 @@ def written(tmp_path: Path, **more: Any) -> Path:
     return path
 
 
-def test_a_file_is_read_with_nested_sections(tmp_path: Path) -> None:
-    path = written(tmp_path, max_concurrent=4, rollout_timeout_s=60, training={"learning_rate": 1e-4})
-    config = TrlConfig.from_file(path)
-    assert config.collect_config().max_concurrent == 4
-    assert config.collect_config().rollout_timeout_s == 60.0
-    assert config.training == {"learning_rate": 1e-4}
-
-
 @pytest.mark.parametrize(
     ("change", "match"),
     [
@@ -59,26 +51,6 @@ def test_a_file_is_read_with_nested_sections(tmp_path: Path) -> None:
 def test_a_mistake_is_named(tmp_path: Path, change: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         TrlConfig.from_file(written(tmp_path, **change))
-
-
-@pytest.mark.parametrize(
-    ("training", "collect", "expected"),
-    [
-        ({}, {}, {"temperature": 1.0}),
-        ({"temperature": 0.7}, {}, {"temperature": 0.7}),
-        ({"temperature": 0.7, "top_p": 0.9, "top_k": None}, {}, {"temperature": 0.7, "top_p": 0.9}),
-        (
-            {"temperature": 0.7},
-            {"sampling_params": {"max_tokens": 64, "temperature": 0.7}},
-            {"max_tokens": 64, "temperature": 0.7},
-        ),
-    ],
-)
-def test_agents_sample_at_the_temperature_at_which_trl_takes_probabilities(
-    tmp_path: Path, training: dict[str, Any], collect: dict[str, Any], expected: dict[str, Any]
-) -> None:
-    config = TrlConfig.from_file(written(tmp_path, training=training, **collect))
-    assert config.collect_config().sampling_params == expected
 
 
 def test_the_plan_shows_what_would_run_without_a_secret(tmp_path: Path) -> None:

@@ -59,9 +59,3 @@ def test_over_sampled_groups_give_their_usable_rollouts_first() -> None:
     assert stats.rows == 8
     assert stats.usable == len(groups[0].usable) == 8
     assert None not in output[REWARD_KEY]
-
-
-def test_a_group_with_too_few_rollouts_is_filled_up(groups: list[Group]) -> None:
-    output, stats = to_trl(groups[:1], num_generations=10, filler_id=7)
-    assert stats.rows == 10
-    assert output[REWARD_KEY][8:] == [None, None]

@@ -15,8 +15,6 @@ import pytest
 from safetensors.torch import load_file
 
 from agentcore_rl_toolkit.cli.init import write
-from agentcore_rl_toolkit.policy import load_policy
-from agentcore_rl_toolkit.policy.model import PolicyShape, new_model, save_policy
 from agentcore_rl_toolkit.runs import Query, RunReader
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -142,59 +140,3 @@ def test_a_tracker_has_the_numbers_of_the_run(trained: Trained, tracker: str) ->
         assert found[theirs] == pytest.approx({str(n): e[ours] for n, e in steps.items()}, rel=1e-5), theirs
     held_out = {str(0 if e["when"] == "before" else STEPS): e["reward"] for e in trained.events if "when" in e}
     assert found["eval/reward"] == pytest.approx(held_out)
-
-
-def test_mlflow_knows_settings_and_end(trained: Trained) -> None:
-    assert trained.trackers["status"] == "FINISHED"
-    assert trained.trackers["params"]["steps"] == str(STEPS)
-
-
-def test_weights_and_biases_writes_offline_runs(trained: Trained) -> None:
-    written = [path.read_bytes() for path in (trained.run / "wandb").glob("offline-run-*/*.wandb")]
-    assert len(written) == 2  # one before and one after the stop, which W&B joins by their id
-    assert all(b"train/loss" in data for data in written)
-
-
-# 20 CPU seconds; test_real_trl.py trains, publishes and saves adapters with both in one process.
-@pytest.mark.nightly
-def test_adapters_of_another_model_are_trained(trl_python: str, tmp_path: Path) -> None:
-    """Here, because peft is: a model of another shape, in a folder as transformers writes it; settings from a file."""
-    write(tmp_path / "shop", "plain")
-    # A model of random weights solves nothing and never ends: what it has said by then gets a reward by chance.
-    agent = (tmp_path / "shop" / "agent.py").read_text()
-    (tmp_path / "shop" / "agent.py").write_text(agent.replace("PolicyFailure.check_stop", "str"))
-    (tmp_path / "shop" / "reward.py").write_text(
-        "import random\n\n\nclass AnswerReward:\n    def __call__(self, **_):\n        return random.random()\n"
-    )
-    shape = PolicyShape(hidden=64, layers=1, heads=2, feed_forward=128)
-    save_policy(new_model(load_policy()[1], shape, seed=0), tmp_path / "model")
-    settings = (
-        'agent = "shop/agent.py"\ndata = "shop/train.jsonl"\nmodel = "model"\nlora_rank = 4\ngroups = 2\nrollouts = 2\n'
-    )
-    (tmp_path / "train.toml").write_text(settings)
-    command = [
-        trl_python,
-        "-W",
-        "ignore",
-        "-m",
-        "agentcore_rl_toolkit",
-        "train",
-        "--config",
-        "train.toml",
-        "--steps",
-        "2",
-    ]
-    done = subprocess.run(
-        [*command, "--out", "run"],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        cwd=tmp_path,
-        env=dict(os.environ),
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert (summary["steps"], summary["config"]["lora_rank"]) == (2, 4)
-    assert summary["logprob_gap_max"] < 1e-3  # the engine and the adapters' trainer agree
-    trained, given = (load_file(tmp_path / name / "model.safetensors") for name in ("run/policy", "model"))
-    assert {k: v.shape for k, v in trained.items()} == {k: v.shape for k, v in given.items()}  # merged: a plain model

@@ -161,20 +161,6 @@ def test_expert_routing_reaches_the_turn(place: Place) -> None:
     assert place.bridge.expert_shape == (LAYERS, TOP_K)
 
 
-def test_a_length_limit_is_told_as_one(place: Place) -> None:
-    session, client = place.session()
-    say(client, [{"role": "user", "content": "Say something long."}], limit=1)
-    (turn,) = place.turns(session)
-    assert turn.finish_reason == "length"
-
-
-def test_conversations_side_by_side_keep_their_servers(place: Place) -> None:
-    pairs = [place.session() for _ in range(4)]
-    for _, client in pairs:
-        say(client, [{"role": "user", "content": "Same words."}])
-    assert len({call.request_id for call in place.client.seen}) == 4
-
-
 def test_a_failure_of_verls_client_is_an_error_for_the_agent_and_no_turn(place: Place) -> None:
     place.client.fail = True
     session, client = place.session()

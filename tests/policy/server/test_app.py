@@ -7,17 +7,14 @@ import os
 import socket
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import torch
-from click.testing import CliRunner
 from safetensors.torch import save_file
 
-from agentcore_rl_toolkit.cli.servers.policy import group as policy_commands
 from agentcore_rl_toolkit.policy import admin_key
 
 from ..conftest import start
@@ -41,7 +38,7 @@ def streamed(server: Any, body: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_logprobs_over_http_equal_a_full_forward(server: Any, hf: tuple[Any, Any], prompts: list[list[int]]) -> None:
     worst = 0.0
-    for choice in sampled(server, prompts[0], n=8):
+    for choice in sampled(server, prompts[0], n=3):
         ids = prompts[0] + choice["token_ids"]
         with torch.no_grad():
             full = torch.log_softmax(hf[0](input_ids=torch.tensor([ids])).logits[0], -1)
@@ -51,7 +48,7 @@ def test_logprobs_over_http_equal_a_full_forward(server: Any, hf: tuple[Any, Any
 
 
 def test_a_stream_holds_the_same_as_the_whole_reply(server: Any, prompts: list[list[int]]) -> None:
-    for seed in range(8):
+    for seed in range(3):
         (whole,) = sampled(server, prompts[seed], seed=seed)
         parts = streamed(server, {"prompt": prompts[seed], "max_tokens": 30, "seed": seed})
         assert [i for part in parts for i in part["token_ids"]] == whole["token_ids"]
@@ -59,17 +56,6 @@ def test_a_stream_holds_the_same_as_the_whole_reply(server: Any, prompts: list[l
         assert logprobs == pytest.approx(whole["logprobs"]["token_logprobs"], abs=1e-5)
         assert [p["finish_reason"] for p in parts if p["finish_reason"]] == [whole["finish_reason"]]
         assert parts[-1]["weight_version_first"] == parts[-1]["weight_version_last"] == whole["weight_version_last"]
-
-
-def test_a_seed_repeats_beside_other_requests_and_n_gives_different_ones(server: Any, prompts: list[list[int]]) -> None:
-    def ids(**params: Any) -> list[list[int]]:
-        return [choice["token_ids"] for choice in sampled(server, prompts[0], **params)]
-
-    alone = ids(seed=5, n=3)
-    with ThreadPoolExecutor(8) as pool:
-        together = list(pool.map(lambda k: ids(seed=5, n=3) if k % 2 else ids(), range(8)))
-    assert together[1] == together[3] == together[5] == alone
-    assert len({tuple(i) for i in alone}) > 1
 
 
 def test_bias_penalties_and_stop_strings_reach_the_sampler(server: Any, hf: tuple[Any, Any]) -> None:
@@ -142,14 +128,6 @@ def test_a_client_that_hangs_up_frees_its_place(server: Any) -> None:
             head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(asked)}\r\n\r\n"
             connection.sendall(head.encode() + asked)
     assert len(sampled(server, [5], max_tokens=3)) == 1
-
-
-def test_a_taken_port_and_a_folder_without_policy_are_named(server: Any, tmp_path: Path) -> None:
-    port = server.url.rsplit(":", 1)[1]
-    for options, message in ((["--port", port], port), (["--weights", str(tmp_path)], "does not hold a policy")):
-        done = CliRunner().invoke(policy_commands, ["serve", *options])
-        assert done.exit_code == 2
-        assert message in done.stderr
 
 
 @pytest.mark.system

@@ -53,13 +53,6 @@ def test_losses_are_the_formulas(name: str, expected: float) -> None:
     assert _loss(name, torch.tensor([-1.0, -3.0]), inputs, {}).item() == pytest.approx(expected)
 
 
-def test_a_forward_pass_alone_and_a_step_without_gradient_change_nothing(model: PolicyModel) -> None:
-    (before,), _ = model.forward_backward("run", [example()], "importance_sampling", {}, True)
-    model.optim_step("run", {"learning_rate": 1e-3})
-    (after,), _ = model.forward_backward("run", [example()], "importance_sampling", {}, True)
-    assert after == before
-
-
 def test_logprobs_of_context_do_not_matter_however_far_off_they_are(model: PolicyModel) -> None:
     far = Example(tokens=PROMPT, inputs={**example().inputs, "logprobs": [-1000.0, -1000.0, -2.0]})
     _, metrics = model.forward_backward("run", [far], "importance_sampling", {}, True)
@@ -98,29 +91,3 @@ def test_only_the_last_few_samplers_stay_loaded_and_older_ones_come_back(model: 
         made.append(model.sample(path, PROMPT, 1, params)[0].ids)
     assert len(model._engines) == SAMPLERS
     assert model.sample(paths[0], PROMPT, 1, params)[0].ids == made[0]
-
-
-def test_samples_with_a_seed_are_repeated_and_differ_from_each_other(model: PolicyModel) -> None:
-    params = {"max_tokens": 12, "seed": 7, "temperature": 1.5}
-    first, second = model.sample(None, PROMPT, 2, params)
-    assert first.ids != second.ids
-    assert [s.ids for s in model.sample(None, PROMPT, 2, params)] == [first.ids, second.ids]
-
-
-def test_stop_tokens_end_a_sample_and_an_empty_list_of_them_disables_all(model: PolicyModel) -> None:
-    (free,) = model.sample(None, PROMPT, 1, {"max_tokens": 16, "seed": 3, "stop": []})
-    assert (len(free.ids), free.stop_reason) == (16, "length")
-    (cut,) = model.sample(None, PROMPT, 1, {"max_tokens": 16, "seed": 3, "stop": [free.ids[2]]})
-    assert cut.stop_reason == "stop"
-    assert cut.ids == free.ids[: free.ids.index(free.ids[2]) + 1]
-
-
-def test_unknown_names_and_prompts_that_do_not_fit_are_errors(model: PolicyModel) -> None:
-    with pytest.raises(ConfigError, match="no weights"):
-        model.sample("tinker://none", PROMPT, 1, {})
-    with pytest.raises(ConfigError, match="no run"):
-        model.optim_step("other", {"learning_rate": 1.0})
-    with pytest.raises(ConfigError, match="huber"):
-        model.forward_backward("run", [example()], "huber", {}, False)
-    with pytest.raises(ConfigError, match="maximum context length"):
-        model.sample(None, [300] * 5000, 1, {})
