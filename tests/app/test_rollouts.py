@@ -253,6 +253,19 @@ def test_an_allow_list_keeps_callers_from_writing_elsewhere(start_agent: Any, tm
     assert not (tmp_path / "elsewhere").exists()
 
 
+def test_a_payload_that_is_no_object_is_an_error(start_agent: Any) -> None:
+    agent = start_agent(
+        """
+        @app.rollout_entrypoint
+        def run(payload):
+            return {}
+        """
+    )
+    status, answer = agent.invoke([1, 2])
+    assert status == 500
+    assert "must be a JSON object, got list" in str(answer)
+
+
 @pytest.mark.system
 def test_the_agents_own_log_lines_carry_the_ids(start_agent: Any) -> None:
     agent = start_agent(

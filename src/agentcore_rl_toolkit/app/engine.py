@@ -96,14 +96,16 @@ class Engine:
         if self._closing:
             raise AgentCoreRLError(f"no new rollout: {self._closing}")
         session_id = getattr(context, "session_id", None) or str(uuid.uuid4())
-        if isinstance(payload, Mapping) and PROBE_FIELD in payload:
+        if not isinstance(payload, Mapping):
+            raise ContractError(f"the payload must be a JSON object, got {type(payload).__name__}")
+        if PROBE_FIELD in payload:
             from . import probe  # a rollout does not pay for what it loads
 
             return await probe.answer(payload, session_id, settings, self.store_for)
-        config = RolloutConfig.from_payload(payload) if isinstance(payload, Mapping) else None
-        seen = payload if config is None or config.proof_key is None else _without_proof_key(payload)
+        config = RolloutConfig.from_payload(payload)
+        seen = payload if config.proof_key is None else _without_proof_key(payload)
         args = (seen, context) if takes_context else (seen,)
-        if config is None or config.exp_id is None or config.input_id is None or config.s3_bucket is None:
+        if config.exp_id is None or config.input_id is None or config.s3_bucket is None:
             self._begin(Rollout(func=func, name=name, args=args, settings=settings, session_id=session_id), None)
             return {"status": "processing"}
 
