@@ -103,9 +103,9 @@ class Engine:
 
             return await probe.answer(payload, session_id, settings, self.store_for)
         config = RolloutConfig.from_payload(payload)
-        seen = payload if config.proof_key is None else _without_proof_key(payload)
+        seen = payload if config is None or config.proof_key is None else _without_proof_key(payload)
         args = (seen, context) if takes_context else (seen,)
-        if config.exp_id is None or config.input_id is None or config.s3_bucket is None:
+        if config is None or config.exp_id is None or config.input_id is None or config.s3_bucket is None:
             self._begin(Rollout(func=func, name=name, args=args, settings=settings, session_id=session_id), None)
             return {"status": "processing"}
 
