@@ -7,7 +7,6 @@ import base64
 import contextlib
 import fcntl
 import functools
-import gc
 import hashlib
 import importlib.util
 import json
@@ -23,7 +22,6 @@ import sys
 import sysconfig
 import threading
 import time
-import warnings
 import weakref
 import zlib
 from collections import Counter
@@ -218,9 +216,6 @@ _read_aws_models_once()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--leaks", action="store_true", help="collect garbage after each file, and print what was left open there"
-    )
-    parser.addoption(
         "--cpu", action="store_true", help="print the CPU seconds of each file, with the processes it started"
     )
 
@@ -243,33 +238,18 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
     try:
         return (yield)
     finally:
         _close_aws_connections()
-        if item.config.getoption("leaks") and (nextitem is None or nextitem.path != item.path):
-            item.user_properties += [("leak", text) for text in _left_open()]
         item.user_properties.append(("cpu_s", _cpu_s() - item.stash[_before]))
-
-
-def _left_open() -> list[str]:
-    """What nobody closed and nobody refers to. Later it would be blamed on the test in which it happens to be collected."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(3):
-            gc.collect()
-    return [f"{each.category.__name__}: {each.message}" for each in caught]
-
-
-_leaks: list[str] = []
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "teardown":
         file = report.nodeid.partition("::")[0]
         _cpu_s_of_files[file] += sum(float(str(value)) for name, value in report.user_properties if name == "cpu_s")
-        _leaks.extend(f"{file}: {text}" for name, text in report.user_properties if name == "leak")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -278,31 +258,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.section(f"{_cpu_s_of_files.total():.0f} CPU seconds")
         for file, spent_s in _cpu_s_of_files.most_common(40):
             terminalreporter.write_line(f"{spent_s:8.1f}  {file}")
-    if config.getoption("leaks"):
-        terminalreporter.section(f"{len(_leaks)} left open")
-        for line in _leaks:
-            terminalreporter.write_line(line)
     for report in terminalreporter.stats.get("rerun", []):
         terminalreporter.section(f"first try of {report.nodeid}", sep="-")
         terminalreporter.write_line(str(report.longrepr)[-3000:])
-
-
-@pytest.fixture(scope="session", autouse=True)
-def the_machines_devices_stay_as_they_are() -> Iterator[None]:
-    """Tests run as root here and there, with programs that change what they are given: it must not be the machine's devices."""
-    before = _devices()
-    yield
-    assert _devices() == before, "a test changed owner or mode of the machine's devices"
-
-
-def _devices() -> dict[str, tuple[int, int, int]]:
-    """Owner, group and mode of the devices that every program uses."""
-    found = {}
-    for name in ("null", "zero", "full", "random", "urandom", "tty"):
-        with contextlib.suppress(FileNotFoundError):
-            info = os.stat(f"/dev/{name}")
-            found[name] = (info.st_uid, info.st_gid, info.st_mode)
-    return found
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -76,6 +78,11 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def part(path: Path) -> str:
     relative = path.relative_to(ROOT)
     return relative.parts[0] if len(relative.parts) > 1 else relative.stem
@@ -85,7 +92,7 @@ def imported_parts(path: Path) -> set[str]:
     """Parts of this package that a module names in an import, anywhere in it (also inside functions)."""
     package = ["agentcore_rl_toolkit", *path.relative_to(ROOT).parts[:-1]]
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -203,7 +210,7 @@ ROOMS = {
 def imported_rooms(path: Path, name: str) -> Iterator[str]:
     """Rooms of the part ``name`` that a module names in an import, anywhere in it."""
     package = path.relative_to(ROOT).parts[:-1]
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ImportFrom) and node.level:
             base = package[: len(package) - node.level + 1]
             for alias in node.names:
@@ -233,7 +240,7 @@ def test_rooms_say_what_they_are(name: str) -> None:
     for room in ROOMS[name]:
         path = ROOT / name / room / "__init__.py"
         if any(path.parent.glob("*.py")):
-            assert ast.get_docstring(ast.parse(path.read_text())), f"{path} says not what lives there"
+            assert ast.get_docstring(tree_of(path)), f"{path} says not what lives there"
 
 
 def test_no_folder_has_more_modules_than_a_newcomer_can_look_through() -> None:
@@ -244,7 +251,7 @@ def test_no_folder_has_more_modules_than_a_newcomer_can_look_through() -> None:
 def imported_modules(path: Path) -> Iterator[Path]:
     """Modules of the package that one names in an import, anywhere in it: for types and inside functions too."""
     package = path.relative_to(ROOT.parent).parts[:-1]
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if not isinstance(node, ast.ImportFrom):
             continue
         base = package[: len(package) - node.level + 1] if node.level else ()
@@ -271,28 +278,38 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     assert circles == set()
 
 
+# Parts in the order in which a process imports them, with what none of them so far may have loaded.
 LIGHT = {
-    "agentcore_rl_toolkit": {"torch", "boto3", "starlette", "uvicorn", "obstore", "transformers"},
-    "agentcore_rl_toolkit.contract": {"torch", "boto3", "starlette", "obstore", "asyncio"},
-    "agentcore_rl_toolkit.errors": {"torch", "boto3", "starlette", "obstore"},
-    "agentcore_rl_toolkit.trajectory": {"torch", "boto3", "starlette", "obstore", "numpy", "transformers"},
-    "agentcore_rl_toolkit.runs": {"torch", "boto3", "starlette", "obstore", "numpy", "transformers", "tokenizers"},
-    "agentcore_rl_toolkit.store": {"torch", "boto3", "starlette", "uvicorn", "transformers"},
-    "agentcore_rl_toolkit.app": {"torch", "transformers", "openai"},
-    "agentcore_rl_toolkit.client": {"torch", "transformers", "starlette", "uvicorn"},
-    "agentcore_rl_toolkit.messages.dialects": {"torch", "boto3", "obstore", "httptools", "tokenizers", "transformers"},
-    "agentcore_rl_toolkit.gateway": {"torch", "boto3"},
-    "agentcore_rl_toolkit.runtime": {"torch", "transformers", "boto3", "aiodocker"},
-    "agentcore_rl_toolkit.isolation": {"torch", "boto3", "uvicorn", "starlette", "httptools", "obstore", "msgspec"},
-    "agentcore_rl_toolkit.weights": {"torch", "transformers", "boto3", "starlette", "obstore", "msgspec"},
-    "agentcore_rl_toolkit.cli.main": {"torch", "transformers", "boto3", "starlette", "uvicorn", "obstore"},
+    "agents and trainers": {
+        "errors": {"torch", "boto3", "starlette", "uvicorn", "obstore", "transformers", "asyncio"},
+        "contract": {"torch", "boto3", "starlette", "uvicorn", "obstore", "transformers", "asyncio"},
+        "isolation": {"torch", "boto3", "uvicorn", "starlette", "httptools", "obstore", "msgspec"},
+        "trajectory": {"torch", "boto3", "starlette", "obstore", "numpy", "transformers"},
+        "weights": {"torch", "transformers", "boto3", "starlette", "obstore", "msgspec"},
+        "runs": {"torch", "boto3", "starlette", "obstore", "numpy", "transformers", "tokenizers"},
+        "messages.dialects": {"torch", "boto3", "obstore", "httptools", "tokenizers", "transformers"},
+        "cli.main": {"torch", "transformers", "boto3", "starlette", "uvicorn", "obstore"},
+        "store": {"torch", "boto3", "starlette", "uvicorn", "transformers"},
+        "client": {"torch", "transformers", "starlette", "uvicorn"},
+        "app": {"torch", "transformers", "openai"},
+    },
+    "servers": {
+        "gateway": {"torch", "transformers", "boto3"},
+        "runtime": {"torch", "transformers", "boto3", "aiodocker"},
+    },
 }
 
 
-@pytest.mark.parametrize("module", sorted(LIGHT))
-def test_light_part_stays_light(module: str) -> None:
-    code = f"import sys, {module}; print(' '.join(sorted(set(m.split('.')[0] for m in sys.modules))))"
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=300)
+@pytest.mark.parametrize("process", LIGHT)
+def test_light_parts_stay_light(process: str) -> None:
+    code = (
+        "import importlib, json, sys\n"
+        "for name, banned in json.loads(sys.argv[1]).items():\n"
+        "    importlib.import_module('agentcore_rl_toolkit.' + name)\n"
+        "    loaded = set(banned) & set(sys.modules)\n"
+        "    assert not loaded, f'{name} loads {sorted(loaded)}'\n"
+    )
+    banned = json.dumps({name: sorted(modules) for name, modules in LIGHT[process].items()})
+    command = [sys.executable, "-W", "ignore", "-c", code, banned]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    loaded = set(done.stdout.split())
-    assert not loaded & LIGHT[module], f"{module} loads {sorted(loaded & LIGHT[module])}"

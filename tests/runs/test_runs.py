@@ -139,16 +139,6 @@ def test_what_the_trainer_finds_out_is_added(tmp_path: Path) -> None:
     assert found["sequences"][0]["updates"] == 0
 
 
-def test_a_rollout_that_is_written_again_keeps_its_number(tmp_path: Path) -> None:
-    with RunWriter(tmp_path) as writer:
-        for n in range(3):
-            writer.rollout(rollout(n))
-        writer.rollout(rollout(1, reward=0.25))
-    with RunReader(tmp_path) as reader:
-        assert [(r["id"], r["reward"]) for r in reader.rollouts()] == [(1, 0.0), (2, 0.25), (3, 0.0)]
-        assert reader.total(Query(text="question 1")) == 1
-
-
 def test_a_resumed_run_appends_and_forgets_what_it_repeats(tmp_path: Path) -> None:
     for start in (0, 8):
         with RunWriter(tmp_path) as writer:
@@ -223,13 +213,6 @@ def test_one_that_cannot_be_written_takes_no_other_with_it(tmp_path: Path, caplo
         assert [r["reward"] for r in reader.rollouts()] == [0.0, 1.0, None]
 
 
-def test_a_folder_that_cannot_be_written_breaks_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / ROLLOUTS).mkdir()
-    with RunWriter(tmp_path) as writer:
-        writer.rollout(rollout(0))
-    assert "no rollouts are kept" in caplog.text
-
-
 def test_the_oldest_lose_their_tokens_first_and_say_so(tmp_path: Path) -> None:
     noise = [float(-((i * 7919) % 1009)) for i in range(20_000)]
     big = TokenSequence(ids=[(i * 7919) % 50_021 for i in range(20_000)], mask=[1] * 20_000, logprobs=noise)
@@ -261,17 +244,6 @@ def test_runs_are_found_newest_first(tmp_path: Path, run: Path, monkeypatch: pyt
     assert find_run("old") == Path("runs/old")
     with pytest.raises(ConfigError, match="no run"):
         find_run("other")
-
-
-def test_a_folder_that_cannot_be_written_is_read(run: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    (copy / ROLLOUTS).write_bytes((run / ROLLOUTS).read_bytes())
-    (copy / ROLLOUTS).chmod(0o400)
-    copy.chmod(0o500)
-    with RunReader(copy) as reader:
-        assert reader.count() == 17
-    copy.chmod(0o700)
 
 
 def test_a_newer_format_is_refused_with_what_to_do(tmp_path: Path) -> None:

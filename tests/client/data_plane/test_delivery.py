@@ -77,16 +77,6 @@ def test_a_session_that_runs_although_every_answer_was_an_error_is_followed(
     assert runtime.sessions[future.session_id].runs == 1
 
 
-def test_of_an_agent_not_known_yet_the_running_session_is_found(
-    make_client: MakeClient, runtime: ScriptedRuntime
-) -> None:
-    runtime.faults.append("500_after")
-    client = make_client()
-    assert client.invoke(script(run_s=0.5, result={"n": 1})).result(60)["n"] == 1
-    assert runtime.requests["invoke"] == 1
-    assert runtime.runs == 1
-
-
 def test_of_an_agent_not_known_yet_the_invoke_is_sent_again_when_there_is_no_such_session(
     make_client: MakeClient, runtime: ScriptedRuntime
 ) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,7 @@ import boto3
 import pytest
 
 from agentcore_rl_toolkit.client import RolloutClient
-from agentcore_rl_toolkit.client.data_plane.endings import Endings
-from agentcore_rl_toolkit.client.data_plane.transport import Ending, InvokeUncertainError, Transport, is_aws
-from agentcore_rl_toolkit.client.testing import ScriptedRuntime
+from agentcore_rl_toolkit.client.data_plane.transport import InvokeUncertainError, Transport, is_aws
 from agentcore_rl_toolkit.contract import Outcome, new_session_id
 from agentcore_rl_toolkit.errors import RolloutLostError
 
@@ -66,11 +63,6 @@ def test_the_cause_of_a_death_is_the_first_line_of_the_error(server: Server, loc
     assert "the session's process ended with status 3" in lost(server, local, {"how": "exit"})
 
 
-def test_a_session_that_somebody_stopped_says_so(server: Server, local: RolloutClient) -> None:
-    why = lost(server, local, {"how": "wait"}, lambda session_id: str(server.view.stop(session_id)))
-    assert "the session was stopped by a request to its runtime" in why
-
-
 def test_one_death_is_nobody_elses(server: Server, local: RolloutClient) -> None:
     payloads = [{"how": "ok", "after_s": 1.5}, {"how": "exit"}, {"how": "ok", "after_s": 1.5}]
     items = local.map(payloads, 3, timeout=60)
@@ -88,13 +80,6 @@ def test_a_runtime_that_asks_for_signatures_answers_signed_questions(
         future = client.invoke({"how": "exit"})
         error = future.exception(60)
     assert "ended with status 3" in str(error)
-
-
-def test_a_data_plane_without_the_question_is_asked_once(runtime: ScriptedRuntime, client: RolloutClient) -> None:
-    client.invoke({"script": {"run_s": 2.0}}).result(60)
-    assert (
-        runtime.requests["unknown"] == 1
-    )  # though the rollout took four times as long as the pause between two questions
 
 
 def test_a_runtime_that_is_away_is_asked_again_later_without_a_word_in_the_log() -> None:
@@ -119,27 +104,3 @@ def test_aws_is_never_asked() -> None:
         arn, region="us-west-2", endpoint_url=None, qualifier=None, pool_connections=1, read_timeout_s=1.0
     )
     assert transport.endings([new_session_id()]) is None
-
-
-async def test_an_end_that_cannot_be_taken_up_hides_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    class Over:
-        def endings(self, session_ids: Sequence[str]) -> Mapping[str, Ending]:
-            return {name: Ending(cause="it ended", gone=True) for name in session_ids}
-
-    received, endings = asyncio.Event(), Endings(Over())
-
-    async def odd(_: Ending) -> None:
-        raise ValueError("of a kind that nobody foresaw")
-
-    async def well(_: Ending) -> None:
-        received.set()
-
-    endings.watch("first", odd)
-    endings.watch("second", well)
-    try:
-        for _ in range(2):  # also when it is asked again
-            await asyncio.wait_for(received.wait(), 30)
-            received.clear()
-    finally:
-        endings.close()
-    assert "of a kind that nobody foresaw" in caplog.text

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 
-import boto3
 import pytest
 from botocore.exceptions import ClientError
 
@@ -22,7 +20,6 @@ from agentcore_rl_toolkit.client.data_plane.transport import (
 )
 from agentcore_rl_toolkit.client.testing import ARN, ScriptedRuntime
 from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.errors import ConfigError
 
 
 def transport(url: str, read_timeout_s: float = 5.0) -> Transport:
@@ -76,43 +73,6 @@ def test_an_answer_without_end_is_read_to_its_bound_only(runtime: ScriptedRuntim
     with pytest.raises(InvokeFailedError, match="more than 1048576 bytes") as caught:
         transport(runtime.url).invoke(new_session_id(), reply(8 * MAX_REPLY_BYTES))
     assert caught.value.code == "BadReply"
-
-
-def test_nobody_listening_is_a_refusal() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
-        with pytest.raises(InvokeRefusedError) as caught:  # it is bound and does not listen
-            transport(url).invoke(new_session_id(), b"{}")
-    assert caught.value.kind == "unreachable"
-
-
-def test_missing_credentials_are_a_failure_before_anything_is_sent(
-    runtime: ScriptedRuntime, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
-    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
-    with pytest.raises(InvokeFailedError, match=r"^no credentials: export AWS_ACCESS_KEY_ID and"):
-        transport(runtime.url).invoke(new_session_id(), b"{}")
-    assert runtime.requests["invoke"] == 0
-
-
-def test_unusable_region_is_a_config_error() -> None:
-    broken = Transport(ARN, region="", endpoint_url=None, qualifier=None, pool_connections=1, read_timeout_s=1.0)
-    with pytest.raises(ConfigError):
-        _ = broken.client
-
-
-def test_stop_of_an_unknown_session_is_no_error(runtime: ScriptedRuntime) -> None:
-    t = transport(runtime.url)
-    session_id = new_session_id()
-    assert t.stop(session_id) is False
-    t.invoke(session_id, b'{"script": {}}')
-    assert t.stop(session_id) is True
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from agentcore_rl_toolkit.client import WatchSettings
 from agentcore_rl_toolkit.client.testing import ScriptedRuntime
 from agentcore_rl_toolkit.contract import Outcome, new_session_id
 from agentcore_rl_toolkit.errors import InvalidResultError
-from agentcore_rl_toolkit.store import open_store
 
 MakeClient = Callable[..., RolloutClient]
 
@@ -116,25 +115,3 @@ def test_a_session_without_heartbeat_outlives_neighbours_that_have_one(make_clie
     assert dead.exception(60) is not None
     assert dead.outcome is Outcome.LOST
     assert client.stats["ok"] == 9
-
-
-def test_an_attached_session_that_never_showed_life_is_waited_for(
-    make_client: MakeClient, runtime: ScriptedRuntime
-) -> None:
-    first = make_client()
-    second = make_client(watch=WatchSettings(heartbeat_s=0.1, lost_after_s=0.6))
-    second.submit(script(run_s=0.5)).result(60)
-    running = first.invoke(script(run_s=1.5, heartbeat=False, result={"n": 1}), input_id="x")
-    attached = second.attach(running.result_key, session_id=running.session_id, input_id="x")
-    assert attached.result(60)["n"] == 1
-
-
-def test_an_attached_session_that_was_seen_alive_and_falls_silent_is_lost(
-    make_client: MakeClient, store_url: str
-) -> None:
-    client = make_client(watch=WatchSettings(lost_after_s=0.4))
-    session_id = new_session_id()
-    open_store(store_url).put(f"exp/x/{session_id}.alive", b"{}")
-    attached = client.attach(f"exp/x/{session_id}.json", session_id=session_id, input_id="x")
-    assert attached.exception(60) is not None
-    assert attached.outcome is Outcome.LOST

@@ -24,7 +24,6 @@ from agentcore_rl_toolkit.messages.dialects import (
 from agentcore_rl_toolkit.messages.dialects.anthropic import usage_dict as anthropic_usage
 from agentcore_rl_toolkit.messages.dialects.chat import usage_dict as chat_usage
 from agentcore_rl_toolkit.messages.dialects.responses import usage_dict as responses_usage
-from agentcore_rl_toolkit.messages.dialects.rules import RULES, markdown
 from agentcore_rl_toolkit.messages.errors import error_body
 
 FUNCTION = {"name": "look_up", "description": "d", "parameters": {"type": "object", "properties": {}}}
@@ -133,10 +132,6 @@ def test_sampling_parameters_of_each_dialect() -> None:
     }
 
 
-def test_null_is_absent() -> None:
-    assert parse("chat", temperature=None, tools=None, functions=None, unknown_field=None).sampling.to_dict() == {}
-
-
 @pytest.mark.parametrize(
     ("name", "given", "expected"),
     [
@@ -243,14 +238,6 @@ def test_what_cannot_be_honoured_is_named(name, fields, param) -> None:
     assert error.param == param
     body = json.loads(error_body(name, error, request_id="req_1"))
     assert param in json.dumps(body)
-
-
-def test_what_is_harmless_is_taken() -> None:
-    parse("chat", user="u", store=True, metadata={"a": "b"}, parallel_tool_calls=True, modalities=["text"])
-    assert parse("anthropic", metadata={"user_id": "u"}, thinking={"type": "disabled"}).template_kwargs == {
-        "enable_thinking": False
-    }
-    assert parse("responses", previous_response_id=None, truncation="disabled", background=False).messages
 
 
 def said(role: str, *blocks: dict[str, Any]) -> dict[str, Any]:
@@ -398,22 +385,6 @@ def test_calls_go_back_in_the_form_in_which_the_agent_declared_the_tool() -> Non
     assert inputs == ["*** Begin", "no JSON"]
 
 
-def test_no_usage_is_negative() -> None:
-    usage = Usage(prompt_tokens=10, completion_tokens=1, cached_tokens=16)
-    assert anthropic_usage(usage)["input_tokens"] == 0
-    for shown in (chat_usage(usage)["prompt_tokens_details"], responses_usage(usage)["input_tokens_details"]):
-        assert shown["cached_tokens"] == 10
-
-
-def test_every_table_can_be_shown_and_every_refusal_names_the_way_out() -> None:
-    for name, rules in RULES.items():
-        assert markdown(name).count("\n") == len(rules) + 3
-        for rule in rules:
-            assert rule.action != "refused" or any(word in rule.why for word in ("; ", "use ", ": leave")), (
-                f"{name}: {rule.names}"
-            )
-
-
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b"\xff\xfe", b"null"])
 @pytest.mark.parametrize("name", sorted(DIALECTS))
 def test_a_body_that_is_no_object_is_a_400(name, body) -> None:
@@ -530,17 +501,6 @@ def test_no_body_can_do_worse_than_a_400(name, fields, messages, tools) -> None:
         assert json.loads(error_body(name, error))
 
 
-def test_an_engine_without_an_ability_is_named_with_the_field() -> None:
-    request = parse(
-        "anthropic", tools=[ANTHROPIC_TOOL], tool_choice={"type": "auto", "disable_parallel_tool_use": True}
-    )
-    with pytest.raises(RequestError) as caught:
-        request.require({"stop"}, engine="small")
-    assert caught.value.param == "tool_choice.disable_parallel_tool_use"
-    assert "small" in caught.value.message
-    request.require({"parallel_tool_calls"}, engine="small")
-
-
 def test_a_prompt_that_is_too_long_is_said_in_each_providers_words() -> None:
     error = context_overflow(9000, 8192, max_tokens=100)
     chat = json.loads(error_body("chat", error))
@@ -556,3 +516,10 @@ def test_reasoning_effort_reaches_the_template() -> None:
     assert parse("chat", reasoning_effort="low").template_options() == {"reasoning_effort": "low"}
     quiet = parse("responses", reasoning={"effort": "none"}, chat_template_kwargs={"x": 1})
     assert quiet.template_options() == {"x": 1, "reasoning_effort": "none", "enable_thinking": False}
+
+
+def test_no_usage_is_negative() -> None:
+    usage = Usage(prompt_tokens=10, completion_tokens=1, cached_tokens=16)
+    assert anthropic_usage(usage)["input_tokens"] == 0
+    for shown in (chat_usage(usage)["prompt_tokens_details"], responses_usage(usage)["input_tokens_details"]):
+        assert shown["cached_tokens"] == 10

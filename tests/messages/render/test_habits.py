@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.messages.render import Renderer, examine
+from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.messages.render.doctor import sampled_body
 from agentcore_rl_toolkit.messages.render.template import ChatTemplate, Habits
 
@@ -37,16 +37,6 @@ def strict(model_dir: Callable[[str], Path], tmp_path: Path) -> Renderer:
     template = tmp_path / "strict.jinja"
     template.write_text(STRICT + (TEMPLATES / "qwen_coder.jinja").read_text("utf-8"))
     return Renderer.from_path(model_dir("qwen_coder"), template=template)
-
-
-def test_the_self_test_says_what_becomes_of_what_a_strict_template_refuses(strict: Renderer) -> None:
-    report = examine(strict)
-    assert report.ok, str(report)
-    said = {check.name: check.detail for check in report.checks}
-    assert said["system messages anywhere"] == "leading ones are merged; later ones are written in place, as the user's"
-    assert said["reasoning efforts"] == "low, medium, xhigh; others become the nearest"
-    assert "empty message" in said["histories without a user's message"]
-    assert "arguments" in said["calls whose arguments are unreadable"]
 
 
 def test_system_messages_are_written_in_place_and_turns_extend_each_other(
@@ -80,18 +70,6 @@ def test_calls_that_no_object_can_be_read_from_are_part_of_the_history(
         messages = [USER, {"role": "assistant", "content": "", "tool_calls": [call]}, USER]
         text = strict.template.render(messages, tools=tools)
         assert arguments in text
-
-
-def test_efforts_become_the_nearest_that_the_template_takes(strict: Renderer) -> None:
-    nearest = {
-        effort: strict.template.options({"reasoning_effort": effort}) for effort in ("minimal", "high", "max", "none")
-    }
-    assert nearest == {
-        "minimal": {"reasoning_effort": "low"},
-        "high": {"reasoning_effort": "medium"},
-        "max": {"reasoning_effort": "xhigh"},
-        "none": None,
-    }
 
 
 def test_templates_that_put_system_messages_in_front_leave_them_out_or_want_turns_to_alternate() -> None:

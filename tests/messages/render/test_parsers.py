@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.errors import CaptureError
-from agentcore_rl_toolkit.messages.render import GRAMMARS, TextDecoder, grammar_named, grammar_of, new_parser
+from agentcore_rl_toolkit.messages.render import GRAMMARS, TextDecoder, grammar_named, new_parser
 
 from ..reply_builder import ReplyBuilder
 
@@ -583,12 +583,6 @@ def test_an_answer_without_a_call_is_given_exactly_as_sampled(grammar, text) -> 
         assert found["content"] == text.lstrip("\n")
 
 
-@given(st.text(max_size=60))
-def test_plain_text_comes_through_unchanged(text) -> None:
-    # Blank lines at the very start are the template's.
-    assert read("plain", list(text))["content"] == text.lstrip("\n")
-
-
 NUMBERS = '{"limit":   NaN, "deep": [-Infinity,1e999], "query": "NaN \\" Infinity"}'
 
 
@@ -688,12 +682,6 @@ def test_streaming_ids_gives_what_parsing_gives(data, renderer_for) -> None:
     assert "<|im_end|>" not in whole.content or "<|im_end|>" in text
 
 
-@given(text=st.text(max_size=10))
-def test_bytes_of_tokens_joined_are_the_texts_bytes(text, renderer_for) -> None:
-    tokenizer = renderer_for("qwen3").tokenizer
-    assert b"".join(tokenizer.bytes_of(i) for i in tokenizer.encode(text)) == text.encode()
-
-
 def test_logprobs_are_shown_token_by_token(renderer_for) -> None:
     renderer = renderer_for("qwen3")
     ids = renderer.encode("漢")
@@ -702,21 +690,3 @@ def test_logprobs_are_shown_token_by_token(renderer_for) -> None:
     assert bytes(b for entry in entries for b in entry["bytes"]) == "漢".encode()
     with pytest.raises(CaptureError):
         renderer.logprob_entries(ids, [-0.5])
-
-
-@pytest.mark.parametrize(
-    ("template", "name"),
-    [
-        ("... <tool_call> {{ x }}", "hermes"),
-        ("<tool_call>\n<function=", "qwen_coder"),
-        ("<tool_call>{{ n }}<arg_key>", "glm"),
-        ("<|channel|>x<|message|>", "harmony"),
-        ("<｜tool▁call▁begin｜>", "deepseek"),
-        ("{% set dsml_token = '｜DSML｜' %}", "dsml"),
-        ("<|python_tag|>", "llama"),
-        ("role == 'ipython'", "llama"),
-        ("{{ messages }}", "plain"),
-    ],
-)
-def test_the_parser_is_chosen_by_the_templates_text(template, name) -> None:
-    assert grammar_of(template).name == name

@@ -15,13 +15,12 @@ import pytest
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from agentcore_rl_toolkit.errors import CaptureError, ConfigError
+from agentcore_rl_toolkit.errors import CaptureError
 from agentcore_rl_toolkit.messages.dialects import RequestError
 from agentcore_rl_toolkit.messages.render import (
     ChatTemplate,
     PastCall,
     Renderer,
-    algebra,
     examine,
     replay,
 )
@@ -188,40 +187,22 @@ def test_no_word_of_the_renderer_cuts_a_message(family, watched, tools) -> None:
     assert not set(known) & {word for word in fresh if word not in spoilt}
 
 
-def test_a_word_that_the_conversation_holds_is_not_taken(renderer_for, monkeypatch) -> None:
-    renderer = renderer_for("hermes")
-    drawn = [*("00" * 16 for _ in range(3)), "11" * 16]
-    monkeypatch.setattr(algebra.secrets, "token_hex", lambda _size: drawn.pop(0))
-    spoilt = f"before zqx{'00' * 16}qxz after"
-    completion = renderer.encode("hi<|im_end|>")
-    conversation, before = first_turn(renderer, completion, answer("hi"))
-    prompt = renderer.render(conversation, [USER, answer("hi"), {"role": "user", "content": spoilt}])
-    assert spoilt in renderer.decode(prompt.token_ids[len(before) :])
-    assert not drawn
-
-
-def test_an_answer_cut_by_its_length_is_closed_by_the_suffix(renderer_for) -> None:
-    renderer = renderer_for("hermes")
-    completion = renderer.encode("an unfinished")
-    conversation, before = first_turn(renderer, completion, answer("an unfinished"))
-    prompt = renderer.render(conversation, [USER, answer("an unfinished"), USER])
-    assert renderer.decode(prompt.token_ids[len(before) :]).startswith("<|im_end|>\n<|im_start|>user\n")
-
-
-def test_another_stop_token_closes_an_answer_too(renderer_for) -> None:
-    renderer = renderer_for("qwen3")
-    completion = [*renderer.encode("over"), renderer.tokenizer.id_of("<|endoftext|>")]
-    conversation, before = first_turn(renderer, completion, answer("over"))
-    prompt = renderer.render(conversation, [USER, answer("over"), USER])
-    assert renderer.decode(prompt.token_ids[len(before) :]).startswith("\n<|im_start|>user\n")
-
-
-def test_glm_keeps_a_stop_token_that_opens_the_wrong_role(renderer_for) -> None:
-    renderer = renderer_for("glm")
-    completion = [*renderer.encode("\n<think></think>\nok"), renderer.tokenizer.id_of("<|observation|>")]
-    conversation, before = first_turn(renderer, completion, answer("ok"))
-    prompt = renderer.render(conversation, [USER, answer("ok"), USER])
-    assert renderer.decode(prompt.token_ids[len(before) :]).startswith("<|user|>\n")
+@pytest.mark.parametrize(
+    ("name", "sampled", "content", "goes_on"),
+    [
+        ("hermes", "an unfinished", "an unfinished", "<|im_end|>\n<|im_start|>user\n"),  # cut by its length
+        ("qwen3", "over<|endoftext|>", "over", "\n<|im_start|>user\n"),
+        ("harmony", "<|channel|>final<|message|>ok<|return|>", "ok", "<|start|>user<|message|>"),
+        ("glm", "\n<think></think>\nok<|observation|>", "ok", "<|user|>\n"),  # opens the wrong role
+    ],
+)
+def test_an_answer_is_closed_by_what_its_template_writes_behind_it(
+    name, sampled, content, goes_on, renderer_for
+) -> None:
+    renderer = renderer_for(name)
+    conversation, before = first_turn(renderer, renderer.encode(sampled), answer(content))
+    prompt = renderer.render(conversation, [USER, answer(content), USER])
+    assert renderer.decode(prompt.token_ids[len(before) :]).startswith(goes_on)
 
 
 @pytest.mark.parametrize(
@@ -286,16 +267,6 @@ def test_defaults_that_an_agent_fills_into_its_calls_do_not_hide_them(
         assert (second.token_ids[: first.length + 3] == [*first.token_ids, *ids]) == goes_on
 
 
-def test_reasoning_that_the_agent_drops_stays_in_the_tokens(renderer_for) -> None:
-    renderer = renderer_for("qwen3")
-    completion = renderer.encode("<think>\nbecause\n</think>\n\nSo.<|im_end|>")
-    parsed = renderer.parse(completion)
-    assert (parsed.reasoning, parsed.content) == ("because", "So.")
-    conversation, before = first_turn(renderer, completion, parsed.to_message())
-    prompt = renderer.render(conversation, [USER, answer("So."), USER])
-    assert prompt.token_ids[: len(before)] == before
-
-
 def test_an_edited_answer_opens_a_branch_at_the_last_turn_that_still_stands(renderer_for) -> None:
     renderer = renderer_for("hermes")
     conversation = renderer.conversation()
@@ -341,19 +312,6 @@ def test_reasons_for_branches(renderer_for, tools) -> None:
     renderer.commit(conversation, left, done, answer("l"), turn_id="tl")
     renderer.commit(conversation, right, done, answer("r"), turn_id="tr")
     assert renderer.render(conversation, compacted).branch_reason in ("parallel_calls", "history_rewritten")
-
-
-def test_a_system_message_that_changes_every_turn_is_a_rewritten_history(renderer_for) -> None:
-    renderer = renderer_for("hermes")
-    conversation = renderer.conversation()
-    messages: list[dict[str, Any]] = [USER]
-    reasons = []
-    for number in range(3):
-        prompt = renderer.render(conversation, [{"role": "system", "content": f"it is {number} o'clock"}, *messages])
-        reasons.append(prompt.branch_reason)
-        renderer.commit(conversation, prompt, renderer.encode("a<|im_end|>"), answer("a"), turn_id=f"t{number}")
-        messages = [*messages, answer("a"), USER]
-    assert reasons == [None, "history_rewritten", "history_rewritten"]
 
 
 def test_a_failed_call_leaves_the_session_as_it_was(renderer_for) -> None:
@@ -408,14 +366,6 @@ def test_a_template_without_marks_is_rendered_in_full(renderer_for) -> None:
     assert (prompt.reused_tokens, prompt.parent_turn) == (0, None)
     assert renderer.decode(prompt.token_ids) == renderer.template.render([USER, answer("a"), USER])
     assert not examine(renderer).ok
-
-
-def test_harmony_goes_on_after_the_mark_of_a_final_answer(renderer_for) -> None:
-    renderer = renderer_for("harmony")
-    completion = renderer.encode("<|channel|>final<|message|>ok<|return|>")
-    conversation, before = first_turn(renderer, completion, answer("ok"))
-    prompt = renderer.render(conversation, [USER, answer("ok"), USER])
-    assert renderer.decode(prompt.token_ids[len(before) :]).startswith("<|start|>user<|message|>")
 
 
 def test_a_template_that_takes_arguments_as_text_gets_the_models_own_characters(renderer_for, tools) -> None:
@@ -594,46 +544,6 @@ def test_dsml_thinks_anew_behind_each_result(renderer_for, tools) -> None:
     assert renderer.decode(second.token_ids[len(sampled) :]) == added
     parsed = renderer.parse(renderer.encode("so</think>7."), tools=tools, prompt=second)
     assert (parsed.reasoning, parsed.content, parsed.status) == ("so", "7.", "none")
-
-
-def test_one_session_has_one_date(renderer_for) -> None:
-    renderer = renderer_for("llama3")
-    text = renderer.decode(renderer.render(renderer.conversation(now=86_400 * 365.0), [USER]).token_ids)
-    assert "Jan 1971" in text or "Dec 1970" in text
-
-
-def test_counting_tokens_is_a_full_rendering(renderer_for, tools) -> None:
-    renderer = renderer_for("hermes")
-    expected = renderer.render(renderer.conversation(), [SYSTEM, USER], tools).length
-    assert renderer.count([SYSTEM, USER], tools) == expected
-
-
-def test_loading_says_what_is_missing(tmp_path, model_dir) -> None:
-    with pytest.raises(ConfigError, match="not a directory"):
-        Renderer.from_path(tmp_path / "nowhere")
-    (tmp_path / "tokenizer.json").write_bytes((model_dir("hermes") / "tokenizer.json").read_bytes())
-    with pytest.raises(ConfigError, match="no chat template"):
-        Renderer.from_path(tmp_path)
-    (tmp_path / "encoding").mkdir()
-    (tmp_path / "encoding" / "encoding_dsv32.py").write_text("raise SystemExit")
-    with pytest.raises(ConfigError, match=r"encoding_dsv32\.py is a program of the model's"):
-        Renderer.from_path(tmp_path)
-    (tmp_path / "chat_template.jinja").write_text("{% for %}")
-    with pytest.raises(ConfigError, match="line 1"):
-        Renderer.from_path(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ConfigError, match="not a tokenizer"):
-        Renderer.from_path(tmp_path)
-
-
-def test_template_and_parser_can_be_chosen(model_dir, tmp_path) -> None:
-    other = tmp_path / "other.jinja"
-    other.write_text("{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}")
-    renderer = Renderer.from_path(model_dir("hermes"), template=other, parser="glm", stop_token_ids=[5])
-    assert renderer.grammar.name == "glm"
-    assert 5 in renderer.stop_token_ids
-    with pytest.raises(ConfigError, match="hermes"):
-        Renderer.from_path(model_dir("hermes"), parser="no_such")
 
 
 def test_a_named_template_for_tools_is_used_when_there_are_some(tmp_path, model_dir, tools) -> None:
