@@ -58,14 +58,14 @@ packages: ## Install the system packages that tests use, where that is possible
 	@sh scripts/coding_agents.sh
 
 test: $(VENV)/.dev packages ## Run the tests (installs the system packages they use where it may)
-	$(BIN)/python -m pytest -q $(TOGETHER) -m "not serial and not system" $(RERUNS)
-	$(BIN)/python -m pytest -q -m "serial and not system" $(RERUNS) $$(grep -rl --include='test_*.py' 'mark\.serial' tests)
+	$(BIN)/python -m pytest -q $(TOGETHER) -m "not system" $(RERUNS)
 
 test-system: $(VENV)/.dev packages ## Run one case of each part that needs a framework, a container or a cluster of its own
+	-@timeout 400 $(MAKE) -s vllm-env
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m system $(RERUNS)
 
-nightly: ## The tests with many more examples and repetitions, and those that `make test` leaves out
-	AGENTCORE_RL_NIGHTLY=1 $(MAKE) test
+nightly: ## The tests with many more examples and repetitions, and those that the others leave out
+	AGENTCORE_RL_NIGHTLY=1 $(MAKE) test test-system
 
 check: $(VENV)/.dev ## Lint, formatting and types
 	$(BIN)/ruff check .
@@ -106,7 +106,7 @@ vllm-env: $(VENV)/.base ## Build .venvs/vllm, a CPU build of vLLM for `--engine 
 	@test -n "$(AGENTCORE_RL_ENGINE_PYTHON)" || BASE=$(BIN)/python sh tests/real_engines/environment.sh
 
 vllm: $(VENV)/.dev vllm-env ## Run the tests that need vLLM itself, about 20 minutes; prints a table of what was checked
-	AGENTCORE_RL_VLLM=1 $(BIN)/python -m pytest -q -n 0 tests/real_engines
+	AGENTCORE_RL_NIGHTLY=1 $(BIN)/python -m pytest -q -n 0 tests/real_engines
 
 clean: ## Remove the environment, caches and runs
 	rm -rf $(VENV) .venvs runs .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 
-RUN = bool(os.environ.get("AGENTCORE_RL_VLLM"))
+HERE = Path(os.environ.get("AGENTCORE_RL_ENGINE_PYTHON") or Path(__file__).parents[2] / ".venvs/vllm/bin/python")
 START_S = 900.0  # without compiled files it imports for six minutes
 _rows: list[tuple[str, str]] = []
 
@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.timeout(1800))
-            if not RUN:
+            if not HERE.exists():
                 item.add_marker(pytest.mark.skip(reason="needs vLLM: `make vllm` builds its environment and runs it"))
 
 

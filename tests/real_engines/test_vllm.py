@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-import os
 import secrets
 import shutil
 import urllib.request
@@ -38,10 +37,7 @@ from agentcore_rl_toolkit.weights.publishing import gap, probe_prompt
 from .conftest import VLLM
 
 pytestmark = pytest.mark.slow
-# A call must be caught before its last token, which comes after a second or two.
-alone = pytest.mark.skipif(
-    os.environ.get("AGENTCORE_RL_VLLM") == "beside", reason="not beside other tests: `make vllm` runs it"
-)
+nightly = pytest.mark.nightly
 EXACT = 1e-4  # float32 on both sides; another order of additions
 Checked = Callable[[str, object], None]
 USER = {"role": "user", "content": problems("train", 1, seed=0)[0].prompt}
@@ -124,6 +120,7 @@ async def sampling(vllm: VLLM, calls: int, since: float) -> None:
             await asyncio.sleep(0.01)
 
 
+@nightly
 @modes
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_every_dialect_is_recorded_with_vllms_own_logprobs(
@@ -152,6 +149,7 @@ async def test_every_dialect_is_recorded_with_vllms_own_logprobs(
     checked(f"{mode}, {'streams' if stream else 'whole'}: chat, completions, responses, messages", f"gap {worst:.1e}")
 
 
+@nightly
 @modes
 async def test_tools_several_choices_and_forms(vllm: VLLM, gateway: Gateway, mode: str, checked: Checked) -> None:
     session = await opened(gateway)
@@ -177,7 +175,7 @@ async def test_tools_several_choices_and_forms(vllm: VLLM, gateway: Gateway, mod
     )
 
 
-@alone
+@nightly
 @modes
 async def test_an_agent_that_hangs_up_ends_the_call_at_vllm(vllm: VLLM, gateway: Gateway, mode: str) -> None:
     session, before = await opened(gateway), await metric(vllm, "generation_tokens_total")
@@ -199,6 +197,7 @@ async def test_an_agent_that_hangs_up_ends_the_call_at_vllm(vllm: VLLM, gateway:
     assert await turns_of(gateway, session) == []
 
 
+@nightly
 @modes
 async def test_the_end_is_ignored_when_asked_for(gateway: Gateway, mode: str, checked: Checked) -> None:
     session = await opened(gateway)
@@ -208,6 +207,7 @@ async def test_the_end_is_ignored_when_asked_for(gateway: Gateway, mode: str, ch
     checked(f"{mode}: ignore_eos", "120 of 120 tokens")
 
 
+@nightly
 @modes
 async def test_sixty_four_rollouts_of_the_math_agent(vllm: VLLM, mode: str, checked: Checked, tmp_path: Path) -> None:
     key = secrets.token_urlsafe(24)
@@ -278,6 +278,7 @@ def moved(seed: int, size: float) -> Any:
     return model
 
 
+@pytest.mark.system
 def test_weights_arrive_and_one_that_does_not_is_caught(vllm: VLLM, tmp_path: Path, checked: Checked) -> None:
     address = EngineAddress(url=vllm.url, engine="vllm")
     before, after = load_policy()[0], moved(1, 1e-3)
@@ -301,6 +302,7 @@ def test_weights_arrive_and_one_that_does_not_is_caught(vllm: VLLM, tmp_path: Pa
     publisher.publish(before, 14)
 
 
+@nightly
 def test_adapters_arrive(vllm: VLLM, tmp_path: Path, checked: Checked) -> None:
     """LoRA as peft writes it: W + B A alpha / r."""
     rank, alpha = 4, 8
@@ -328,7 +330,7 @@ def test_adapters_arrive(vllm: VLLM, tmp_path: Path, checked: Checked) -> None:
     checked("LoRA adapter published and proved", f"gap {found:.1e}")
 
 
-@alone
+@nightly
 async def test_weights_that_change_under_a_call_are_told_apart_in_token_mode(
     vllm: VLLM, gateway: Gateway, tmp_path: Path, checked: Checked
 ) -> None:
@@ -348,7 +350,7 @@ async def test_weights_that_change_under_a_call_are_told_apart_in_token_mode(
     checked("weights changed under a running call", f"{versions.count(31)} tokens of 31, {versions.count(32)} of 32")
 
 
-@alone
+@nightly
 async def test_kill_9_in_the_middle_costs_no_call_in_token_mode(
     vllm: VLLM, gateway: Gateway, tmp_path: Path, checked: Checked
 ) -> None:

@@ -37,7 +37,6 @@ pytestmark = [
     ),
     pytest.mark.nightly,
     pytest.mark.slow,
-    pytest.mark.serial,
     pytest.mark.timeout(600),
 ]
 PROMPTS, SAMPLES = 2, 4

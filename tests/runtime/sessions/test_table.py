@@ -149,7 +149,7 @@ def slow():
         server.invoke({}, session_id)
 
 
-@pytest.mark.serial
+@pytest.mark.system
 def test_a_burst_of_new_sessions_loses_none_and_leaves_nothing(
     start_server: Callable[..., Server], tmp_path: Path
 ) -> None:
