@@ -310,17 +310,15 @@ def read(request: pytest.FixtureRequest, groups: list[Group]) -> dict[str, list[
     return READERS[request.param](groups)
 
 
-@pytest.mark.parametrize("case", range(len(EPISODES)), ids=lambda i: f"{i:02d}-{EPISODES[i].kind}")
 def test_a_backend_trains_what_was_recorded(
-    case: int,
     groups: list[Group],
     expected: dict[str, list[Neutral]],
     read: dict[str, list[Neutral]],
     good_kinds: tuple[str, ...],
 ) -> None:
-    rollout = [r for g in groups for r in g.rollouts][case]
-    close(read[rollout.session_id], expected[rollout.session_id])
-    assert bool(expected[rollout.session_id]) == (EPISODES[case].kind in good_kinds)
+    for rollout, episode in zip((r for g in groups for r in g.rollouts), EPISODES, strict=True):
+        close(read[rollout.session_id], expected[rollout.session_id])
+        assert bool(expected[rollout.session_id]) == (episode.kind in good_kinds), episode.kind
 
 
 def test_trl_trains_the_longest_branch_of_the_same(groups: list[Group], expected: dict[str, list[Neutral]]) -> None:
@@ -490,7 +488,7 @@ def test_a_group_without_two_usable_rollouts_moves_nothing(groups: list[Group], 
     made = collect(requests_for(episodes), client=replay.client, gateway=replay.gateway)
     assert [len(g.usable) for g in made] == [usable]
     for name, read in READERS.items():
-        if name == "verl":  # its manager hands such a group over as failed: see `test_manager.py`
+        if name == "verl":  # its manager hands such a group over as failed
             continue
         found = read(made)
         trained = [n for neutrals in found.values() for n in neutrals]

@@ -275,14 +275,11 @@ async def test_cancelling_the_collection_stops_rollouts_and_deletes_sessions() -
 class DeafGateway(ReplayGateway):
     """Makes sessions, then fails or hangs when trajectories are fetched."""
 
-    def __init__(self, replay: Replay, *, hang: bool, failures: int = 10**9) -> None:
+    def __init__(self, replay: Replay, *, hang: bool) -> None:
         super().__init__(replay)
-        self.hang, self.failures = hang, failures
+        self.hang = hang
 
     async def fetch_async(self, session_ids: Sequence[str], *, close: bool = True) -> dict[str, ReplayCapture]:
-        self.failures -= 1
-        if self.failures < 0:
-            return await super().fetch_async(session_ids, close=close)
         if self.hang:
             await asyncio.sleep(3600)
         raise GatewayError("refused")

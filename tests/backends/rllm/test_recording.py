@@ -59,11 +59,11 @@ class Ended:
         return 1.1
 
 
-def written(folder: Path, found: list[Any], *, step: int = 1) -> Recorder:
+def written(folder: Path, found: list[Any]) -> Recorder:
     recorder = Recorder(str(folder), {"trainer": "rllm"})
     for place, episode in enumerate(found):
         recorder.invoked(episode.session_id, Ended())
-        recorder.ended(episode, task_id="task", place=place, task={"prompt": "How many?"}, step=step, validation=False)
+        recorder.ended(episode, task_id="task", place=place, task={"prompt": "How many?"}, step=1, validation=False)
     return recorder
 
 

@@ -1,9 +1,7 @@
-"""The run's folder of slime, with what its trainer computes. Its own writer of files where SLIME_DIR names slime."""
+"""The run's folder of slime, with what its trainer computes."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +24,6 @@ from agentcore_rl_toolkit.runs import Query, RunReader, TokenSequence
 from ..recorded import Replay, recorded_episodes
 from .stand_in import Sample, arguments
 
-SLIME_DIR = os.environ.get("SLIME_DIR")
 GAP, ENTROPY = 0.125, 0.5
 
 
@@ -43,20 +40,6 @@ def recorded_format(shards: list[dict[str, Any]], *, rollout_id: int, writer_ran
     samples.sort(key=lambda sample: int(sample["rollout_position"]))
     layout = [{"num_microbatches": shard["rollout_data"]["num_microbatches"]} for shard in shards]
     return {"format_version": 2, "rollout_id": rollout_id, "rank": writer_rank, "samples": samples, "dp_shards": layout}
-
-
-def slimes_own() -> Callable[..., dict[str, Any]]:
-    if not SLIME_DIR:
-        pytest.skip("SLIME_DIR names no slime checkout; the recorded format is tested instead")
-    spec = importlib.util.spec_from_file_location(
-        "train_data", Path(SLIME_DIR) / "slime/observability/train_data_utils.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    made: Callable[..., dict[str, Any]] = loaded._build_dump_payload
-    return made
 
 
 def computed(samples: list[Any], advantages: list[float], steps: int = 1, gap: float = GAP) -> list[dict[str, Any]]:
@@ -105,16 +88,14 @@ async def handed_over(args: Any, step: int) -> tuple[list[Any], list[float]]:
     return samples, normalize_rewards(args, samples)[1]
 
 
-@pytest.mark.parametrize("written_by", ["recorded", "slime"])
 async def test_advantages_logprobs_and_entropy_of_slimes_trainer_are_in_the_run(
-    run: Path, written_by: str, is_what_the_docs_say: Callable[[Path, str], None]
+    run: Path, is_what_the_docs_say: Callable[[Path, str], None]
 ) -> None:
-    build = recorded_format if written_by == "recorded" else slimes_own()
     args = arguments(save_debug_train_data=trained.template(run))
     last: list[Any] = []
     for step in range(2):
         samples, advantages = await handed_over(args, step)
-        whole = build(computed(samples, advantages), rollout_id=step, writer_rank=0)
+        whole = recorded_format(computed(samples, advantages), rollout_id=step, writer_rank=0)
         torch.save(whole, args.save_debug_train_data.format(rollout_id=step))
         last = samples
     service = module.rollouts(args)

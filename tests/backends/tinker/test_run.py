@@ -256,7 +256,11 @@ async def one_step(model: RecordingModel, config: TinkerConfig) -> AsyncIterator
     model.close()
 
 
-@pytest.mark.parametrize("tensors", [1, pytest.param(None, marks=pytest.mark.nightly)], ids=["one", "each"])
+@pytest.mark.parametrize(
+    "tensors",
+    [pytest.param(1, marks=pytest.mark.system), pytest.param(None, marks=pytest.mark.nightly)],
+    ids=["one", "each"],
+)
 async def test_sampling_weights_of_another_step_or_with_any_one_old_tensor_are_noticed(
     tmp_path: Path, tensors: int | None
 ) -> None:
