@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import pickle
 from collections.abc import Iterator
 
@@ -42,22 +41,3 @@ def test_extra_fields_survive_pickling() -> None:
     reply = pickle.loads(pickle.dumps(errors.AgentError("m", cause="policy", failure="turns")))
     assert (reply.cause, reply.failure) == ("policy", "turns")
     assert pickle.loads(pickle.dumps(errors.InvalidResultError("m", cause="infrastructure"))).cause == "infrastructure"
-
-
-@pytest.mark.parametrize(
-    ("cls", "base"),
-    [
-        (errors.ConfigError, ValueError),
-        (errors.ContractError, ValueError),
-        (errors.MissingExtraError, ImportError),
-        (errors.ObjectNotFoundError, KeyError),
-        (errors.ObjectExistsError, FileExistsError),
-        (errors.StorePermissionError, PermissionError),
-        (errors.RolloutTimeoutError, TimeoutError),
-        (errors.RolloutCancelledError, concurrent.futures.CancelledError),
-        (errors.InvalidResultError, ValueError),
-    ],
-)
-def test_callers_can_catch_the_standard_class(cls: type[Exception], base: type[Exception]) -> None:
-    with pytest.raises(base, match="why"):
-        raise cls("why")

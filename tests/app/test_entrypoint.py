@@ -124,20 +124,6 @@ async def test_every_shape_of_function_works(func: Any) -> None:
     assert record["got"] == 7, record
 
 
-def gen(payload: Any) -> Any:
-    yield 1
-
-
-async def agen(payload: Any) -> Any:
-    yield 1
-
-
-@pytest.mark.parametrize("func", [gen, agen])
-def test_generators_are_refused_when_they_are_registered(func: Any) -> None:
-    with pytest.raises(ConfigError, match="is a generator"):
-        AgentCoreRLApp().rollout_entrypoint(func)
-
-
 def test_the_sdk_sees_a_handler_with_payload_and_context() -> None:
     app = AgentCoreRLApp()
 
@@ -150,30 +136,6 @@ def test_the_sdk_sees_a_handler_with_payload_and_context() -> None:
     assert my_agent.__name__ == "my_agent"
     assert my_agent.__doc__ == "What it does."
     assert inspect.iscoroutinefunction(my_agent)
-
-
-async def test_the_agents_dict_is_not_touched() -> None:
-    shared = {"rewards": 1.0, "nested": {"a": [1]}}
-    before = json.dumps(shared)
-    record = await run_once(lambda _payload: shared, {"n": 1})
-    assert record["rewards"] == 1.0
-    assert json.dumps(shared) == before
-
-
-async def test_async_agents_of_a_process_share_one_loop_that_is_not_the_servers() -> None:
-    loops = []
-
-    async def run(payload: Any) -> Any:
-        loops.append(asyncio.get_running_loop())
-        return {}
-
-    app = AgentCoreRLApp()
-    app.rollout_entrypoint(run)
-    for _ in range(2):
-        block = {"exp_id": "e", "input_id": "i", "s3_bucket": f"memory://{uuid.uuid4()}"}
-        await record_of(await app.handlers["main"]({"_rollout": block}, SimpleNamespace(session_id=None)))
-    assert loops[0] is loops[1]
-    assert loops[0] is not asyncio.get_running_loop()
 
 
 async def test_fifty_blocking_agents_run_side_by_side() -> None:

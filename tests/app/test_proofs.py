@@ -59,20 +59,6 @@ def test_the_agents_own_fields_stay_and_its_code_does_not_see_the_secret(agent: 
     assert SECRET not in agent.log
 
 
-def test_without_a_secret_nothing_is_promised_and_nothing_added(agent: Any) -> None:
-    path, reply = agent.rollout({})
-    assert "proof" not in reply
-    assert "_proof" not in agent.record(path)
-
-
-@pytest.mark.parametrize("secret", ["short", "x" * 513, 7, ["x"] * 40])
-def test_a_secret_that_is_none_is_refused(agent: Any, secret: Any) -> None:
-    block = {"exp_id": "e", "input_id": "i", "s3_bucket": agent.store_url, "proof_key": secret}
-    status, reply = agent.invoke({"_rollout": block})
-    assert status == 500
-    assert "proof_key must be a string" in reply["error"]
-
-
 def test_an_interrupted_record_is_proven(start_agent: Any) -> None:
     agent = start_agent(AGENT)
     path, reply = agent.rollout({"do": "wait", "flag": "/nowhere/at/all"}, proof_key=SECRET)

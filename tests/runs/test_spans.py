@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from agentcore_rl_toolkit.backends import open_recording
 from agentcore_rl_toolkit.cli.main import cli
 from agentcore_rl_toolkit.contract import span_id_of, trace_id_of
-from agentcore_rl_toolkit.runs import Rollout, RunReader, spans_of
+from agentcore_rl_toolkit.runs import Rollout
 
 service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
@@ -138,13 +138,3 @@ def test_a_finished_run_is_sent_afterwards_and_is_the_same(collector: Collector,
     done = CliRunner().invoke(cli, ["view", str(tmp_path), "--otlp"])
     assert done.output == "7 spans of 1 rollouts\n"
     assert {(s.name, s.span_id, s.parent_span_id, s.start_time_unix_nano) for s in collector.spans} == live
-
-
-def test_without_a_collector_nothing_is_sent_and_without_times_there_are_no_spans(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
-    with open_recording(tmp_path, {}) as recording:
-        recording.run.rollout(rollout(ended_s=None, elapsed_s=None, stages={}, calls=[]))
-    with RunReader(tmp_path) as run:
-        assert spans_of(run.rollout(1) or {}) == []

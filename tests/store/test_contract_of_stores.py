@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import threading
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,13 +14,6 @@ from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.errors import ConfigError, ObjectExistsError, ObjectNotFoundError
 from agentcore_rl_toolkit.store import ObjectStore, open_store
-
-
-@pytest.mark.parametrize("size", [0, 1, 6_000_000])
-async def test_empty_and_large_objects(store: ObjectStore, size: int) -> None:
-    await store.put_async("k", b"x" * size, create_only=True)
-    assert len(await store.get_async("k")) == size
-    assert (await store.head_async("k")).size == size
 
 
 async def test_a_put_replaces_unless_create_only(store: ObjectStore) -> None:
@@ -88,21 +82,21 @@ UNUSUAL = [
 CONTROLS = ["a\tb", "cr\rlf", "del\x7f", "\x1b[31m"]
 
 
-@pytest.mark.parametrize("part", UNUSUAL + CONTROLS)
-async def test_any_text_is_a_key_and_stays_itself(store: ObjectStore, part: str) -> None:
-    key = f"exp/{part}/{part}.json"[-1000:] if len(part) < 150 else f"exp/{part}.json"
-    await store.put_async(key, b"1", create_only=True)
-    with pytest.raises(ObjectExistsError):
-        await store.put_async(key, b"2", create_only=True)
-    await store.put_async(key, b"12")
-    assert await store.get_async(key) == b"12"
-    head = await store.head_async(key)
-    assert (head.key, head.size) == (key, 2)
-    assert [o.key for o in await store.list_async(f"exp/{part}")] == [key]
-    assert [o.key for o in await store.list_async("exp/")] == [key]
-    await store.delete_async(key)
-    with pytest.raises(ObjectNotFoundError):
-        await store.get_async(key)
+async def test_any_text_is_a_key_and_stays_itself(store: ObjectStore) -> None:
+    for part in UNUSUAL + CONTROLS:
+        key = f"exp/{part}/{part}.json"[-1000:] if len(part) < 150 else f"exp/{part}.json"
+        await store.put_async(key, b"1", create_only=True)
+        with pytest.raises(ObjectExistsError):
+            await store.put_async(key, b"2", create_only=True)
+        await store.put_async(key, b"12")
+        assert await store.get_async(key) == b"12"
+        head = await store.head_async(key)
+        assert (head.key, head.size) == (key, 2)
+        assert [o.key for o in await store.list_async(f"exp/{part}")] == [key]
+        assert [o.key for o in await store.list_async("exp/")] == [key]
+        await store.delete_async(key)
+        with pytest.raises(ObjectNotFoundError):
+            await store.get_async(key)
 
 
 KEYS = ["a/b", "a/b-1", "a/b/c.json", "a/b/d.json", "a/bc/x", "a.b", "b/a", "Z"]
@@ -117,18 +111,17 @@ async def test_a_prefix_is_a_string_prefix(store: ObjectStore) -> None:
         assert [o.key for o in await store.list_async(prefix)] == expected, prefix
 
 
-@pytest.mark.parametrize(
-    "key", ["", "/a", "a/", "a//b", ".", "..", "a/../b", "a/./b", "a\0b", "\ud800", "k" * 1025, None]
-)
-async def test_a_key_that_could_escape_is_refused_before_anything_happens(store: ObjectStore, key: str) -> None:
-    for call in (lambda: store.put_async(key, b""), lambda: store.delete_async(key)):
-        with pytest.raises(ConfigError):
-            await call()
-    # S3 keeps what others put under odd keys, and has no folders that such a key could leave; a server before it may have.
-    only_odd = bool(key) and key != "\ud800" and len(key) <= 1024 and not {".", ".."} & set(key.split("/"))
-    for read in (lambda: store.get_async(key), lambda: store.head_async(key)):
-        with pytest.raises(ObjectNotFoundError if only_odd and store.url.startswith("s3:") else ConfigError):
-            await read()
+async def test_a_key_that_could_escape_is_refused_before_anything_happens(store: ObjectStore) -> None:
+    bad: list[Any] = ["", "/a", "a/", "a//b", ".", "..", "a/../b", "a/./b", "a\0b", "\ud800", "k" * 1025, None]
+    for key in bad:
+        for call in (store.put_async(key, b""), store.delete_async(key)):
+            with pytest.raises(ConfigError):
+                await call
+        # S3 keeps what others put under odd keys, and has no folders that such a key could leave; a server before it may have.
+        only_odd = bool(key) and key != "\ud800" and len(key) <= 1024 and not {".", ".."} & set(key.split("/"))
+        for read in (store.get_async(key), store.head_async(key)):
+            with pytest.raises(ObjectNotFoundError if only_odd and store.url.startswith("s3:") else ConfigError):
+                await read
 
 
 async def test_the_sync_face_works_inside_a_running_loop(store: ObjectStore) -> None:

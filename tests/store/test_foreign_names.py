@@ -54,20 +54,19 @@ async def test_foreign_keys_hide_no_record(s3: Any, prefix: str) -> None:
     assert [item.key for item in await store.list_async("e/i2/")] == ["e/i2/t.json"]
 
 
-@pytest.mark.parametrize("foreign", FOREIGN)
-async def test_an_object_under_a_foreign_key_can_be_read(s3: Any, foreign: str) -> None:
+async def test_an_object_under_a_foreign_key_can_be_read(s3: Any) -> None:
     store = open_store(BUCKET)
-    with pytest.raises(ObjectNotFoundError):
-        await store.get_async(foreign)
-    with pytest.raises(ObjectNotFoundError):
-        await store.head_async(foreign)
-    s3.put_object(Bucket=BUCKET, Key=foreign, Body=foreign.encode() * 3)
-    assert await store.get_async(foreign) == foreign.encode() * 3
-    head = await store.head_async(foreign)
-    assert (head.key, head.size) == (foreign, 3 * len(foreign.encode()))
-    with pytest.raises(ObjectTooLargeError):
-        await store.get_async(foreign, max_bytes=8)
-    assert [item.etag for item in await store.list_async(foreign[:-1])] == [head.etag]
+    for foreign in FOREIGN:
+        for read in (store.get_async(foreign), store.head_async(foreign)):
+            with pytest.raises(ObjectNotFoundError):
+                await read
+        s3.put_object(Bucket=BUCKET, Key=foreign, Body=foreign.encode() * 3)
+        assert await store.get_async(foreign) == foreign.encode() * 3
+        head = await store.head_async(foreign)
+        assert (head.key, head.size) == (foreign, 3 * len(foreign.encode()))
+        with pytest.raises(ObjectTooLargeError):
+            await store.get_async(foreign, max_bytes=8)
+        assert [item.etag for item in await store.list_async(foreign[:-1])] == [head.etag]
 
 
 @pytest.fixture
