@@ -69,15 +69,6 @@ def reserved_port() -> Iterator[int]:
         yield int(holder.getsockname()[1])
 
 
-ReservePort = Callable[[], contextlib.AbstractContextManager[int]]
-
-
-@pytest.fixture(scope="session")
-def reserve_port() -> ReservePort:
-    """`reserved_port`, for tests that cannot import it."""
-    return reserved_port
-
-
 CommandLine = Callable[..., subprocess.CompletedProcess[str]]
 
 

@@ -35,7 +35,7 @@ from mlflow import MlflowClient
 client = MlflowClient(tracking_uri=(run / "mlflow").as_uri())
 found = client.get_run((run / "mlflow_run_id").read_text().strip())
 history = {n: {m.step: m.value for m in client.get_metric_history(found.info.run_id, n)} for n in found.data.metrics}
-print(json.dumps({"tensorboard": scalars, "mlflow": history, "status": found.info.status, "params": found.data.params}))
+print(json.dumps({"tensorboard": scalars, "mlflow": history}))
 """
 
 

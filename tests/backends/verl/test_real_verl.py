@@ -255,6 +255,19 @@ def test_a_step_sampled_from_other_weights_than_verls_ends_the_run_and_its_numbe
     assert recorded["kept"] == sum(row["entropy"] is not None for row in recorded["rows"].values())
 
 
+def test_the_runs_folder_has_what_verl_logs_of_a_step(found: dict[str, Any]) -> None:
+    evaluated, step = found["manager"]["recorded"]["events"]
+    assert evaluated == {"event": "evaluated", "step": 0, "val-core/math/reward": 0.5}
+    assert (step["event"], step["step"], step["loss"], "note" in step) == ("step", 1, -0.5, False)
+    assert (step["rollout_s"], step["train_s"]) == (3.0, 1.0)
+
+
+def test_without_a_gateway_the_first_prompts_fail_and_the_next_batch_says_why(found: dict[str, Any]) -> None:
+    reply = found["manager"]["without_gateway"]
+    assert set(reply["status"]) == {"failure"}
+    assert reply["raised"] == "GatewayError"
+
+
 @pytest.mark.parametrize("partition", ["train", "val"])
 def test_every_row_is_what_verls_server_sampled(rollouts: dict[str, Any], partition: str) -> None:
     found, sampled = rollouts[partition], rollouts["sampled"]
