@@ -213,7 +213,9 @@ def agent(start_shared_agent: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def declaring_agent(start_shared_agent: Any) -> Any:
-    return start_shared_agent(AGENT_FILE.format(declared='(on_policy_failure={"reward": -0.5, "format": 0.0})'))
+    return start_shared_agent(
+        AGENT_FILE.format(declared='(on_policy_failure={"reward": -0.5, "format": 0.0}, train="main")')
+    )
 
 
 @pytest.mark.parametrize(
@@ -248,9 +250,8 @@ def test_the_agent_declares_what_the_policys_failures_score(declaring_agent: Any
     assert "rewards" not in declaring_agent.run({"do": "break"})
 
 
-def test_a_record_says_what_the_agent_wants_trained_and_the_client_wins(start_agent: Any) -> None:
-    agent = start_agent(AGENT_FILE.format(declared='(train="main")'))
-    assert agent.run({"do": "go well"})["_agent"]["train"] == "main"
-    assert agent.run({"do": "break"}, train="all")["_agent"]["train"] == "all"
+def test_a_record_says_what_the_agent_wants_trained_and_the_client_wins(declaring_agent: Any) -> None:
+    assert declaring_agent.run({"do": "go well"})["_agent"]["train"] == "main"
+    assert declaring_agent.run({"do": "break"}, train="all")["_agent"]["train"] == "all"
     with pytest.raises(ConfigError, match="tag"):
         AgentCoreRLApp().rollout_entrypoint(train="two words")

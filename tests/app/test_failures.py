@@ -71,7 +71,7 @@ def until(condition: Any, timeout_s: float = 60) -> Any:
 
 @pytest.mark.parametrize(
     "source",
-    [AGENT, ASYNC_AGENT, AGENT.replace("time.sleep(payload", "time.sleep(0.1); exec('while True: pass'); (payload")],
+    [ASYNC_AGENT, AGENT.replace("time.sleep(payload", "time.sleep(0.1); exec('while True: pass'); (payload")],
 )
 def test_sigterm_leaves_an_interrupted_record(start_agent: Any, source: str) -> None:
     agent = start_agent(source)
@@ -127,11 +127,8 @@ def test_sigkill_leaves_a_heartbeat_that_goes_stale(start_agent: Any) -> None:
     assert sign["started_s"] <= sign["beat_s"] <= time.time()
 
 
-@pytest.mark.parametrize("which", ["agent", "blocking_async_agent"])
-def test_the_heartbeat_is_renewed_while_the_agent_blocks_and_goes_with_the_record(
-    request: pytest.FixtureRequest, which: str
-) -> None:
-    agent = request.getfixturevalue(which)
+def test_the_heartbeat_is_renewed_while_the_agent_blocks_and_goes_with_the_record(blocking_async_agent: Any) -> None:
+    agent = blocking_async_agent
     path, _ = agent.rollout({"s": 2.5}, heartbeat_s=0.2)
     until(alive(path).exists)
     beats = set()
@@ -189,7 +186,7 @@ def test_answers_that_get_lost_make_no_second_record_and_no_error(s3_agent: Any,
 BUCKET = {"exp_id": "exp", "input_id": "input", "s3_bucket": "the-bucket"}
 
 
-@pytest.mark.parametrize("kind", ["plain", "async"])
+@pytest.mark.parametrize("kind", ["plain", pytest.param("async", marks=pytest.mark.nightly)])
 def test_a_store_that_refuses_for_good_is_answered_at_once_and_frees_the_session(
     s3_agent: Any, start_agent: Any, faulty_s3: Any, kind: str
 ) -> None:
