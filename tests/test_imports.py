@@ -1,4 +1,4 @@
-"""The table of who may import whom, and that light parts stay light."""
+"""The table of who may import whom, that light parts stay light, and how large a class may be."""
 
 from __future__ import annotations
 
@@ -276,6 +276,31 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         if path in reached:
             circles.add(path.relative_to(ROOT).as_posix())
     assert circles == set()
+
+
+MOST_ATTRIBUTES = 20  # of one class: what its methods assign on self
+
+
+def attributes(node: ast.ClassDef) -> set[str]:
+    return {
+        part.attr
+        for part in ast.walk(node)
+        if isinstance(part, ast.Attribute)
+        and isinstance(part.ctx, ast.Store)
+        and isinstance(part.value, ast.Name)
+        and part.value.id == "self"
+    }
+
+
+def test_no_class_holds_more_than_a_reader_can_keep_in_mind() -> None:
+    classes = [
+        (path, node)
+        for path in ROOT.rglob("*.py")
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ClassDef)
+    ]
+    larger = {f"{path} {node.name}": n for path, node in classes if (n := len(attributes(node))) > MOST_ATTRIBUTES}
+    assert larger == {}
 
 
 # Parts in the order in which a process imports them, with what none of them so far may have loaded.
