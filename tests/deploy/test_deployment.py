@@ -81,6 +81,7 @@ def runtimes() -> list[dict[str, Any]]:
     return [r for r in found if r["agentRuntimeName"] == "shop" and r["status"] != "DELETING"]
 
 
+@pytest.mark.system
 def test_an_archive_is_uploaded_and_named_to_the_control_plane(
     account: dict[str, str], agent_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +183,7 @@ def test_deploy_update_and_remove_go_on_wherever_they_were_killed(account: dict[
     assert any(BUCKET in line for line in left)
 
 
+@pytest.mark.system
 def test_the_examples_are_deployed_as_their_pages_say(account: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each page's own command, rehearsed: the image would be built from the example's folder, and the agent made."""
     monkeypatch.chdir(ROOT)
