@@ -202,7 +202,7 @@ ROOMS = {
             "sampling",
             "model",
         ),
-        *("warm_start", "problems", "weights"),
+        *("warm_start", "word_problems", "weights"),
     ],
 }
 

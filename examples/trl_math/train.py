@@ -26,7 +26,7 @@ from agentcore_rl_toolkit.backends.trl.adapter import make_trainer
 from agentcore_rl_toolkit.backends.trl.config import TrlConfig
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.policy import load_policy
-from agentcore_rl_toolkit.policy.problems import Problem, problems
+from agentcore_rl_toolkit.policy.word_problems import Problem, problems
 
 HERE = Path(__file__).parent
 AGENT = HERE.parent / "strands_math_agent" / "arithmetic_app.py"

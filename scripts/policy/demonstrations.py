@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from agentcore_rl_toolkit.policy.problems import Problem, calculate
+from agentcore_rl_toolkit.policy.word_problems import Problem, calculate
 
 SYSTEM_PROMPT = "Solve the problem. Use the calculator."
 TOOL_NAME = "calculator"

@@ -39,8 +39,8 @@ from agentcore_rl_toolkit.policy.model import (
     new_model,
     save_policy,
 )
-from agentcore_rl_toolkit.policy.problems import generate
 from agentcore_rl_toolkit.policy.warm_start import Batch, assistant_spans, train
+from agentcore_rl_toolkit.policy.word_problems import generate
 
 
 @dataclass(frozen=True, kw_only=True)

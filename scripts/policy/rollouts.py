@@ -13,8 +13,8 @@ from demonstrations import EXAMPLE_AGENT, Surroundings
 
 from agentcore_rl_toolkit.policy.batch import Batch, Generation
 from agentcore_rl_toolkit.policy.decoder import Decoder, DecoderShape
-from agentcore_rl_toolkit.policy.problems import Problem, calculate, problems, reward
 from agentcore_rl_toolkit.policy.sampling import SamplingParams
+from agentcore_rl_toolkit.policy.word_problems import Problem, calculate, problems, reward
 
 MAX_TURNS = 6
 MAX_TOKENS = 64

@@ -31,7 +31,7 @@ from agentcore_rl_toolkit.errors import RolloutLostError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, UpstreamConfig
 from agentcore_rl_toolkit.gateway.config import Limits
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
-from agentcore_rl_toolkit.policy.problems import problems
+from agentcore_rl_toolkit.policy.word_problems import problems
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 ROLLOUTS = 6

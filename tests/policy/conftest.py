@@ -17,7 +17,7 @@ import torch
 
 from agentcore_rl_toolkit.policy.decoder import Decoder
 from agentcore_rl_toolkit.policy.model import load_policy
-from agentcore_rl_toolkit.policy.problems import problems
+from agentcore_rl_toolkit.policy.word_problems import problems
 
 torch.set_num_threads(1)
 

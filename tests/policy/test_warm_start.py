@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.policy.model import WEIGHTS_DIR, PolicyShape, new_model
-from agentcore_rl_toolkit.policy.problems import problems
 from agentcore_rl_toolkit.policy.warm_start import assistant_spans, train
+from agentcore_rl_toolkit.policy.word_problems import problems
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "policy"))
 

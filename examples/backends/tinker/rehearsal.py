@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from agentcore_rl_toolkit.policy.problems import problems
+from agentcore_rl_toolkit.policy.word_problems import problems
 
 AGENT = Path(__file__).parents[2] / "strands_math_agent" / "arithmetic_app.py"
 CLI = [sys.executable, "-m", "agentcore_rl_toolkit.cli"]

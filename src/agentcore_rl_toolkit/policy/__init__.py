@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from .model import WEIGHTS_DIR as WEIGHTS_DIR
     from .model import load_policy as load_policy
     from .model import save_policy as save_policy
-    from .problems import Problem as Problem
-    from .problems import calculate as calculate
-    from .problems import problems as problems
-    from .problems import reward as reward
     from .server.app import create_app as create_app
     from .server.keys import admin_key as admin_key
+    from .word_problems import Problem as Problem
+    from .word_problems import calculate as calculate
+    from .word_problems import problems as problems
+    from .word_problems import reward as reward
 else:
     __all__, __getattr__, __dir__ = lazy(
         __name__,
         {
             ".engine": ("Engine",),
             ".model": ("WEIGHTS_DIR", "load_policy", "save_policy"),
-            ".problems": ("Problem", "calculate", "problems", "reward"),
+            ".word_problems": ("Problem", "calculate", "problems", "reward"),
             ".server.app": ("create_app",),
             ".server.keys": ("admin_key",),
         },

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.policy.problems import problems
+from agentcore_rl_toolkit.policy.word_problems import problems
 from agentcore_rl_toolkit.runs import RunReader, TokenSequence
 
 RLLM_DIR = os.environ.get("RLLM_DIR")

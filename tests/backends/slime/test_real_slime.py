@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.backends.collection.advantages import grpo
-from agentcore_rl_toolkit.policy.problems import Split, problems
+from agentcore_rl_toolkit.policy.word_problems import Split, problems
 from agentcore_rl_toolkit.runs import Query, RunReader
 
 from .sampled import Line, read_journal, turns_of

@@ -31,10 +31,10 @@ from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import ConfigError, WeightsError
 from agentcore_rl_toolkit.gateway.capture.record import pack_logprobs
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR, load_policy
-from agentcore_rl_toolkit.policy.problems import problems
 from agentcore_rl_toolkit.policy.training_service.clients import LocalService
 from agentcore_rl_toolkit.policy.training_service.interface import Completion, Example
 from agentcore_rl_toolkit.policy.training_service.model import PolicyModel
+from agentcore_rl_toolkit.policy.word_problems import problems
 from agentcore_rl_toolkit.runs import Query, RunReader, TokenSequence, read_metrics
 
 from ..test_end_to_end import serving

@@ -25,7 +25,7 @@ import pytest
 from agentcore_rl_toolkit.backends.collection.advantages import grpo
 from agentcore_rl_toolkit.backends.collection.collect import Group, collect
 from agentcore_rl_toolkit.backends.verl.convert import to_verl
-from agentcore_rl_toolkit.policy.problems import problems
+from agentcore_rl_toolkit.policy.word_problems import problems
 
 from ..recorded import Replay, recorded_episodes, requests_for
 

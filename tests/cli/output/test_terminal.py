@@ -69,12 +69,12 @@ SHOWN = "an agent's words: \\e]0;owned\\a \\x9b2J \\u202egnp.exe"
 def test_an_agent_that_does_not_load_commands_no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     up = importlib.import_module("agentcore_rl_toolkit.cli.training.up")
 
-    def fail(*args: object) -> None:
+    def fail(*args: object, **options: object) -> None:
         raise LocalRuntimeError(WORDS)
 
     (tmp_path / "agent.py").write_text("")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(up, "_serve", fail)
+    monkeypatch.setattr(up, "own", fail)
     done = CliRunner().invoke(up.command, ["--agent", "agent.py"])
     assert done.exit_code == 1
     assert f"error: {SHOWN}" in done.output

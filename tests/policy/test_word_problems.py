@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentcore_rl_toolkit.policy.problems import calculate, problems, reward
+from agentcore_rl_toolkit.policy.word_problems import calculate, problems, reward
 
 
 def test_splits_share_no_problem() -> None:
