@@ -121,7 +121,7 @@ def test_a_resumed_run_is_whole(trained: Trained) -> None:
     assert summary["held_out_reward_before"] is not None
     with RunReader(trained.run) as kept:
         steps = {(s["phase"], s["step"]): s for s in kept.steps()}
-        assert set(steps) == {("before", None), ("after", None), *(("train", n) for n in range(STEPS))}
+        assert set(steps) == {("before", 0), ("after", STEPS), *(("train", n) for n in range(STEPS))}
         assert {steps["train", n]["rollouts"] for n in range(STEPS)} == {8}  # nothing twice, whatever was repeated
         [first, *_] = kept.rollouts(Query(phase="train", step=STEPS - 1, usable=True))
         assert first["advantage"] is not None

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.cli.doctor import session
+from agentcore_rl_toolkit.cli.doctor import aws
 
 
 @pytest.mark.parametrize("reply", [b"[" * 5000, b'{"status": "' + b"x" * 2**24], ids=["deep", "endless"])
@@ -19,6 +19,6 @@ def test_a_session_that_answers_anything_costs_one_line(reply: bytes) -> None:
         def stop_runtime_session(self, **_: Any) -> None:
             return None
 
-    [found] = session.ask(Client(), "arn", "s", session.block("records", base_url=None, api_key=None))
-    assert (found.level, found.text[:9]) == ("fail", "no answer")
+    [found] = aws.ask(Client(), "arn", "s", {"s3_bucket": "records"})
+    assert found.level == "fail"
     assert len(found.text) <= 500
