@@ -71,7 +71,6 @@ def test_a_new_agent_trains_with_nothing_else_typed_and_goes_on_after_ctrl_c(
         assert time.monotonic() < deadline
         time.sleep(0.1)
     below = psutil.Process(process.pid).children(recursive=True)
-    assert len(below) >= 6  # policy, runtime with its template, gateway; policy and gateway of the evaluations
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=150)
     assert process.returncode == 130, output
