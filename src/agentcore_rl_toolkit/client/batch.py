@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import logging
 import sys
-import threading
 import time
 import traceback
 from collections import Counter, deque
@@ -14,14 +12,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from dataclasses import dataclass, field
 from typing import Any
 
-from .._portal import Portal, result_of
+from .._portal import Portal
 from ..contract import Cause, IdValue, Outcome
 from ..errors import AgentCoreRLError, AgentError, RolloutLostError
 from ..proof import Proof
 from .future import RolloutFuture, Verdict
 from .ledger import Attempt, FileLedger
-from .lifecycle.engine import Engine
-from .lifecycle.rollout import Adoption
+from .lifecycle.rollout import Engine
 from .settings import RolloutRequest
 
 logger = logging.getLogger(__name__)
@@ -135,35 +132,11 @@ def traceback_of(error: BaseException) -> str | None:
     return "".join(traceback.format_exception(error))
 
 
-class _Mailbox:
-    """Items from the engine's thread to one consumer, sync or async. An exception or None in their place marks the end."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._items: deque[BatchItem | BaseException | None] = deque()
-        self._waiter: concurrent.futures.Future[None] | None = None
-
-    def put(self, item: BatchItem | BaseException | None) -> None:
-        with self._lock:
-            self._items.append(item)
-            waiter, self._waiter = self._waiter, None
-        if waiter is not None and waiter.set_running_or_notify_cancel():
-            waiter.set_result(None)
-
-    def take(self) -> tuple[BatchItem | BaseException | None, concurrent.futures.Future[None] | None]:
-        """(item, None), or (None, a future to wait for before asking again)."""
-        with self._lock:
-            if self._items:
-                return self._items.popleft(), None
-            self._waiter = concurrent.futures.Future()
-            return None, self._waiter
-
-
 @dataclass(kw_only=True)
 class BatchPlan:
     """What a batch has to do: items known already, rollouts to run or to adopt, sessions left over to stop."""
 
-    run: Sequence[tuple[RolloutRequest, Adoption | None]]
+    run: Sequence[tuple[RolloutRequest, Attempt | None]]
     ready: Sequence[BatchItem] = ()
     stop: Sequence[Attempt] = ()
     ledger: FileLedger | None = None
@@ -191,58 +164,59 @@ class BatchRun:
         log_interval: float,
     ) -> None:
         self._portal = portal
-        self._mailbox = _Mailbox()
         self._left = size
         self._over = False
-        self._state = _FeedState()
-        report = _Reporter(size, progress, log_interval)
-        portal.submit(_feed(self._state, engine, plan, max_concurrent, self._mailbox, report))
+        self._feed = _Feed(engine, max_concurrent, _Reporter(size, progress, log_interval))
+        portal.submit(self._feed.run(plan))
 
-    # ---- sync and async iteration over the same mailbox
+    # ---- sync and async iteration over the same items
 
     def __iter__(self) -> BatchRun:
         return self
 
     def __next__(self) -> BatchItem:
-        self._portal.refuse_own_thread()
-        while (found := self._take()) is not None:
-            if isinstance(found, BatchItem):
-                return found
-            try:
-                result_of(found)
-            except BaseException:
-                self.close()
-                raise
-        raise StopIteration
+        try:
+            while self._waits():
+                self._portal.call(self._feed.arrived())
+        except BaseException:
+            self.close()
+            raise
+        item = self._take()
+        if item is None:
+            raise StopIteration
+        return item
 
     def __aiter__(self) -> BatchRun:
         return self
 
     async def __anext__(self) -> BatchItem:
-        while (found := self._take()) is not None:
-            if isinstance(found, BatchItem):
-                return found
-            try:
-                await asyncio.wrap_future(found)
-            except BaseException:
-                self.close()
-                raise
-        raise StopAsyncIteration
+        try:
+            while self._waits():
+                await self._portal.run(self._feed.arrived())
+        except BaseException:
+            self.close()
+            raise
+        item = self._take()
+        if item is None:
+            raise StopAsyncIteration
+        return item
 
-    def _take(self) -> BatchItem | concurrent.futures.Future[None] | None:
-        """The next item, or a future to wait for before the next try; None at the end. Raises: what the batch failed with."""
+    def _waits(self) -> bool:
+        return self._left > 0 and not self._over and not self._feed.items
+
+    def _take(self) -> BatchItem | None:
+        """The next item; None at the end. Raises: what the batch failed with."""
         if self._left == 0 or self._over:
             self.close()
             return None
-        item, waiter = self._mailbox.take()
+        item = self._feed.items.popleft()
         if isinstance(item, BatchItem):
             self._left -= 1
             return item
-        if waiter is None:
-            self._over = True
-            if item is not None:
-                raise item
-        return waiter
+        self._over = True
+        if item is not None:
+            raise item
+        return None
 
     # ---- leaving
 
@@ -252,7 +226,7 @@ class BatchRun:
             return
         self._over = True
         if self._left:
-            self._portal.post(self._state.abort)
+            self._portal.post(self._feed.abort)
 
     async def aclose(self) -> None:
         """Async `close`."""
@@ -275,19 +249,69 @@ class BatchRun:
             self.close()
 
 
-class _FeedState:
-    """What the feeder started. Separate from `BatchRun`, which must be collectable while the feeder runs."""
+class _Feed:
+    """Starts the rollouts of a batch and collects their items, on the client's loop. Separate from `BatchRun`, which must be
+    collectable while this runs.
 
-    def __init__(self) -> None:
-        self.live: set[RolloutFuture] = set()
-        self.task: asyncio.Task[Any] | None = None
+    Attributes:
+        items: what has ended and was not taken yet, by one consumer. An exception or None in the place of one is the end.
+    """
+
+    def __init__(self, engine: Engine, max_concurrent: int, report: _Reporter) -> None:
+        self.items: deque[BatchItem | BaseException | None] = deque()
+        self._engine, self._report = engine, report
+        self._slots = asyncio.Semaphore(max_concurrent)
+        self._more = asyncio.Event()
+        self._live: set[RolloutFuture] = set()
+        self._task: asyncio.Task[Any] | None = None
+
+    async def arrived(self) -> None:
+        """Wait for an item."""
+        while not self.items:
+            self._more.clear()
+            await self._more.wait()
 
     def abort(self) -> None:
-        """On the loop: start nothing more, cancel what runs."""
-        if self.task is not None:
-            self.task.cancel()
-        for future in list(self.live):
+        """Start nothing more, cancel what runs."""
+        if self._task is not None:
+            self._task.cancel()
+        for future in list(self._live):
             future.cancel()
+
+    async def run(self, plan: Callable[[], Awaitable[BatchPlan]]) -> None:
+        """Start all rollouts, a bounded number at a time."""
+        self._task = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        try:
+            todo = await plan()
+            for attempt in todo.stop:
+                self._engine.stop(attempt.session_id, todo.ledger, silent=(attempt.bucket, attempt.key))
+            for item in todo.ready:
+                self._put(item)
+            for request, adopted in todo.run:
+                await self._slots.acquire()
+                future = self._engine.submit(request, adopted)
+                self._live.add(future)
+
+                def done(_: object, future: RolloutFuture = future, index: int | None = request.index) -> None:
+                    loop.call_soon_threadsafe(self._ended, future, index)
+
+                future._done.add_done_callback(done)
+        except asyncio.CancelledError:
+            self._put(None)
+        except Exception as e:
+            self._put(e)
+
+    def _ended(self, future: RolloutFuture, index: int | None) -> None:
+        self._live.discard(future)
+        self._slots.release()
+        self._put(item_of(future, index))
+
+    def _put(self, item: BatchItem | BaseException | None) -> None:
+        if isinstance(item, BatchItem):
+            self._report.finished(item, len(self._live))
+        self.items.append(item)
+        self._more.set()
 
 
 class _Reporter:
@@ -326,47 +350,6 @@ class _Reporter:
                 self._hook(progress)
             except Exception:
                 logger.exception("the progress hook of a batch failed")
-
-
-async def _feed(
-    state: _FeedState,
-    engine: Engine,
-    plan: Callable[[], Awaitable[BatchPlan]],
-    max_concurrent: int,
-    mailbox: _Mailbox,
-    report: _Reporter,
-) -> None:
-    state.task = asyncio.current_task()
-    slots = asyncio.Semaphore(max_concurrent)
-    loop = asyncio.get_running_loop()
-
-    def over(future: RolloutFuture, index: int | None) -> None:
-        state.live.discard(future)
-        slots.release()
-        item = item_of(future, index)
-        report.finished(item, len(state.live))
-        mailbox.put(item)
-
-    try:
-        todo = await plan()
-        for attempt in todo.stop:
-            engine.services.stop(attempt.session_id, todo.ledger, silent=(attempt.bucket, attempt.key))
-        for item in todo.ready:
-            report.finished(item, 0)
-            mailbox.put(item)
-        for request, adoption in todo.run:
-            await slots.acquire()
-            future = engine.submit(request, adopt=adoption)
-            state.live.add(future)
-
-            def done(_: object, future: RolloutFuture = future, index: int | None = request.index) -> None:
-                loop.call_soon_threadsafe(over, future, index)
-
-            future._done.add_done_callback(done)
-    except asyncio.CancelledError:
-        mailbox.put(None)
-    except Exception as e:
-        mailbox.put(e)
 
 
 class BatchResult:

@@ -183,7 +183,9 @@ class RolloutFuture:
         Raises: RolloutTimeoutError (a TimeoutError), RolloutLostError, RolloutThrottledError, RolloutCancelledError,
             InvalidResultError; AgentError with ``on_failure="raise"``.
         """
-        return self._open(self._wait(timeout))
+        if self._verdict is not None:
+            return self._open(self._verdict)
+        return self._portal.call(self.result_async(timeout))
 
     async def result_async(self, timeout: float | None = None) -> dict[str, Any]:
         """Async `result`. Cancelling the awaiting task does not cancel the rollout."""
@@ -232,18 +234,6 @@ class RolloutFuture:
         return cancelled
 
     # ---- inside
-
-    def _wait(self, timeout: float | None) -> Verdict:
-        if self._verdict is not None:
-            return self._verdict
-        self._portal.refuse_own_thread()
-        if timeout is not None and timeout <= 0:
-            raise self._still_running(timeout)
-        try:
-            return result_of(self._done, timeout)
-        except concurrent.futures.TimeoutError:
-            self._expire(timeout or 0.0)
-            return result_of(self._done)  # ends within a turn of the loop, as a timeout or as what came just before it
 
     async def _wait_async(self, timeout: float | None) -> Verdict:
         if self._verdict is not None:

@@ -18,8 +18,7 @@ from ..errors import (
 from .batch import BatchItem, BatchPlan, make_item
 from .future import Verdict
 from .ledger import Attempt, FileLedger, attempts_of, fingerprint, last_attempts
-from .lifecycle.engine import Engine
-from .lifecycle.rollout import Adoption
+from .lifecycle.rollout import Engine
 from .settings import RolloutRequest
 
 LEAST_WAIT_S = 30.0  # a resumed session whose time is up gets this long: its record may already be there
@@ -41,7 +40,7 @@ async def plan_resume(
     lines = ledger.open()
     attempts = attempts_of(lines) if mode else {}
     last = last_attempts(attempts)
-    run: list[tuple[RolloutRequest, Adoption | None]] = []
+    run: list[tuple[RolloutRequest, Attempt | None]] = []
     finished: list[tuple[RolloutRequest, Attempt]] = []
     for request in requests:
         request = dataclasses.replace(request, ledger=ledger)
@@ -54,13 +53,13 @@ async def plan_resume(
         config = {**request.config, "input_id": known.input_id}
         request = dataclasses.replace(request, input_id=known.input_id, config=config)
         if known.outcome is None:
-            run.append(_adopt(request, known))
+            run.append((_adopt(request, known), known))
         elif known.outcome is Outcome.CANCELLED or (mode == "retry_failed" and _may_run_again(known)):
             # Cancelled is what an interrupted batch does to its rollouts; it is no verdict on them.
             run.append((dataclasses.replace(request, first_attempt=known.attempt + 1), None))
         else:
             finished.append((request, known))
-    adopted = {request.session_id for request, adoption in run if adoption is not None}
+    adopted = {known.session_id for _, known in run if known is not None}
     stop = [a for a in attempts.values() if not a.stopped and a.session_id not in adopted]
     ready = await asyncio.gather(*(_item(engine, request, known) for request, known in finished))
     return BatchPlan(run=run, ready=ready, stop=stop, ledger=ledger)
@@ -81,7 +80,8 @@ def _check_same(request: RolloutRequest, known: Attempt, fixed_inputs: bool) -> 
         raise ConfigError(f"row {request.index} has input id {request.input_id!r}, the ledger {known.input_id!r}")
 
 
-def _adopt(request: RolloutRequest, known: Attempt) -> tuple[RolloutRequest, Adoption]:
+def _adopt(request: RolloutRequest, known: Attempt) -> RolloutRequest:
+    """The request with the session that runs, and what is left of its time."""
     timeout_s = request.timeout_s
     deadlines = request.deadlines
     spent_s = max(0.0, time.time() - known.intent_s)
@@ -89,26 +89,16 @@ def _adopt(request: RolloutRequest, known: Attempt) -> tuple[RolloutRequest, Ado
         timeout_s = max(timeout_s - spent_s, LEAST_WAIT_S)
     if deadlines.run_s is not None:
         deadlines = dataclasses.replace(deadlines, run_s=max(deadlines.run_s - spent_s, LEAST_WAIT_S))
-    request = dataclasses.replace(
+    return dataclasses.replace(
         request, session_id=known.session_id, first_attempt=known.attempt, timeout_s=timeout_s, deadlines=deadlines
     )
-    adoption = Adoption(
-        accepted=known.accepted_s is not None,
-        bucket=known.bucket,
-        key=known.key,
-        proof_key=known.proof_key,
-        promised=known.promised,
-    )
-    return request, adoption
 
 
 async def _item(engine: Engine, request: RolloutRequest, known: Attempt) -> BatchItem:
     """The item of a rollout that an earlier process finished: its record, or what the ledger says."""
     assert known.outcome is not None
-    expected = engine.services.proofs.expected(
-        known.session_id, request.ledger, key_id=known.proof_key, promised=known.promised
-    )
-    verdict = await engine.services.stores.reader(known.bucket).read(known.key, request.deadlines.result_s, expected)
+    expected = engine.proofs.expected(known.session_id, request.ledger, key_id=known.proof_key, promised=known.promised)
+    verdict = await engine.stores.reader(known.bucket).read(known.key, request.deadlines.result_s, expected)
     if verdict is None and known.outcome is Outcome.OK:
         error: RolloutError = RolloutLostError("the ledger says ok, but the record is gone from the store")
         verdict = Verdict(outcome=Outcome.LOST, error=error)

@@ -6,12 +6,13 @@ import asyncio
 import functools
 import os
 import threading
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec
 
-from .._portal import Portal, result_of
+from .._portal import Portal
 from ..contract import IdValue, check_id, new_session_id
 from ..errors import ConfigError
 from ..store import open_store, parse_url
@@ -21,10 +22,9 @@ from .batch import AsyncBatchResult, BatchItem, BatchPlan, BatchResult, BatchRun
 from .data_plane.pacing import PaceLimits, shared_pacer
 from .data_plane.transport import Transport
 from .future import RolloutFuture
-from .ledger import FileLedger
-from .lifecycle.engine import Engine, open_engines
+from .ledger import Attempt, FileLedger
 from .lifecycle.events import Subscriber
-from .lifecycle.rollout import Adoption, Services
+from .lifecycle.rollout import Engine, open_engines
 from .records.replay import Replayed, Reward, expected_of_records, replay_async
 from .resume import plan_resume
 from .settings import (
@@ -149,7 +149,7 @@ class RolloutClient:
         self._ledgers: dict[str, FileLedger] = {}
         self._portal = Portal("agentcore-rl-client", owner="client")
         self._may_close = threading.Semaphore(1)  # taken by the first `close`
-        services = Services(
+        self._engine = Engine(
             portal=self._portal,
             transport=self._transport,
             pacer=pacer,
@@ -161,8 +161,7 @@ class RolloutClient:
             max_attempts=max_retry_attempts,
             calls_at_once=pool,
         )
-        self._engine = Engine(services, self.deadlines.stop_s)
-        open_engines.add((self._portal, self._engine))
+        open_engines.add(self._engine)
 
     # ---- single rollouts
 
@@ -214,16 +213,9 @@ class RolloutClient:
 
         Raises: what prevented the start (RolloutThrottledError, AgentError, ConfigError, ...).
         """
-        overrides = for_the_agent(rollout_config, rollout_overrides)
-        future = self._engine.submit(self._request(payload, session_id, input_id, overrides))
-        self._portal.refuse_own_thread()
-        try:
-            result_of(future._accepted)
-        except BaseException:
-            future.cancel()
-            raise
-        self._raise_start_error(future)
-        return future
+        return self._portal.call(
+            self.invoke_async(payload, session_id, input_id, rollout_config=rollout_config, **rollout_overrides)
+        )
 
     async def invoke_async(
         self,
@@ -242,7 +234,10 @@ class RolloutClient:
         except BaseException:
             future.cancel()
             raise
-        self._raise_start_error(future)
+        if future.done() and future._progress.agent_reply is None and future.record is None:
+            error = future.exception(0)
+            if error is not None:
+                raise error
         return future
 
     def attach(
@@ -258,15 +253,16 @@ class RolloutClient:
         stopped like one of ours, and never started again.
         """
         request = self._request({}, session_id, input_id, {}, timeout=timeout, retries=0)
-        adoption = Adoption(accepted=True, bucket=s3_bucket or self.s3_bucket, key=result_key)
-        return self._engine.submit(request, adopt=adoption)
-
-    @staticmethod
-    def _raise_start_error(future: RolloutFuture) -> None:
-        if future.done() and future._progress.agent_reply is None and future.record is None:
-            error = future.exception(0)
-            if error is not None:
-                raise error
+        known = Attempt(
+            index=None,
+            input_id=input_id,
+            session_id=session_id,
+            attempt=1,
+            key=result_key,
+            bucket=s3_bucket or self.s3_bucket,
+            accepted_s=time.time(),
+        )
+        return self._engine.submit(request, known)
 
     # ---- batches
 
@@ -388,7 +384,7 @@ class RolloutClient:
         Args:
             ledger: the file of a run, with which the records of its sessions are checked.
         """
-        expected = expected_of_records(self._engine.services.proofs, None if ledger is None else Path(ledger))
+        expected = expected_of_records(self._engine.proofs, None if ledger is None else Path(ledger))
         return replay_async(self.store, self.exp_id, reward, input_id=input_id, expected=expected)
 
     def replay(
@@ -413,12 +409,12 @@ class RolloutClient:
         Events: intent, accepted, refused, server_error, retried, finished, stopped. Fields always hold
         ``session_id`` and ``exp_id``.
         """
-        self._engine.services.events.subscribers.append(subscriber)
+        self._engine.events.subscribers.append(subscriber)
 
     @property
     def in_flight(self) -> int:
         """Rollouts without an outcome."""
-        return self._engine.in_flight
+        return len(self._engine.flights())
 
     def flights(self) -> list[dict[str, Any]]:
         """Where each rollout without an outcome is: ``session_id``, ``input_id``, ``attempt``, ``stage``, seconds in it
@@ -432,7 +428,7 @@ class RolloutClient:
         cause_policy, cause_infrastructure), stopped, stop_failed, store_requests; of the records read: proven,
         unproven, forged.
         """
-        return {**self._engine.services.events.counts, "store_requests": self._engine.services.stores.requests}
+        return {**self._engine.events.counts, "store_requests": self._engine.stores.requests}
 
     @property
     def region(self) -> str:
@@ -489,7 +485,7 @@ class RolloutClient:
         return self._may_close.acquire(blocking=False)
 
     def _end_close(self) -> None:
-        open_engines.discard((self._portal, self._engine))
+        open_engines.discard(self._engine)
         self._leave_pacer()
         self._portal.close()
         self._transport.close()

@@ -9,7 +9,7 @@ Theory of operation. A rollout is one task on its client's loop that walks throu
     stop    in the background, after the future is resolved
 
 An invoke is sent at most once per session. It is sent again only when the runtime answered that it did not take it
-(429, 402, 409), when no connection came about, or when a second delivery does no harm (`Services.runs_once`). When the answer is
+(429, 402, 409), when no connection came about, or when a second delivery does no harm (`Engine.runs_once`). When the answer is
 missing, the session may run: the rollout looks for its heartbeat or record for `confirm_s` (`confirm_error_s` where the
 runtime answered 500 or 503) and gives the session up (and stops it) only when there is none. A retry is a new attempt
 with a new session id.
@@ -24,6 +24,7 @@ Whatever happens, the task ends in exactly one `Verdict`, and every session that
 from __future__ import annotations
 
 import asyncio
+import atexit
 import dataclasses
 import inspect
 import json
@@ -31,11 +32,19 @@ import logging
 import random
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ..._portal import Portal
-from ...contract import ROLLOUT_FIELD, RUNS_ONCE_FIELD, Cause, Outcome, Stage, new_session_id, result_key
+from ...contract import (
+    ROLLOUT_FIELD,
+    RUNS_ONCE_FIELD,
+    Cause,
+    Outcome,
+    Stage,
+    check_session_id,
+    new_session_id,
+    result_key,
+)
 from ...errors import (
     AgentCoreRLError,
     AgentError,
@@ -65,7 +74,7 @@ from ..data_plane.transport import (
     parse_reply,
 )
 from ..future import Progress, RolloutFuture, Verdict
-from ..ledger import FileLedger
+from ..ledger import Attempt, FileLedger
 from ..proofs import ANYTHING, Expected, Proofs, promises_proof
 from ..records.watcher import Waiter, Watcher
 from ..settings import RETRYABLE, Deadlines, RolloutRequest, WatchSettings
@@ -87,25 +96,9 @@ class AttemptEnded(Exception):  # noqa: N818  (a way out, not an error)
         self.verdict = Verdict(outcome=outcome, error=error)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Adoption:
-    """A session that an earlier process started.
-
-    Attributes:
-        accepted: its invoke is known to have been accepted.
-        proof_key: name of the key that its secret comes from; None: not known.
-        promised: its agent said that it proves its records.
-    """
-
-    accepted: bool
-    bucket: str
-    key: str
-    proof_key: str | None = None
-    promised: bool = False
-
-
-class Services:
-    """What the rollouts of one client share. Lives on the client's loop.
+class Engine:
+    """The rollouts of one client and what they share. `submit`, `refuse_more` and `flights` may be called from any thread; the
+    rest lives on the client's loop.
 
     Attributes:
         max_attempts: how often an invoke that the runtime did not take is sent.
@@ -130,14 +123,64 @@ class Services:
     ) -> None:
         self.portal, self.transport, self.pacer, self.watch = portal, transport, pacer, watch
         self.max_attempts = max_attempts
-        self.stops = StopQueue(transport, pacer, deadlines.stop_s)
         self.endings = Endings(transport)
         self.events = Events(exp_id)
         self.proofs = Proofs(watch.proof_key, required=watch.require_proof)
         self.stores = Stores(bucket, store, watch)
         self.runs_once: bool | None = None
         self.admission = asyncio.Lock()
+        self._stops = StopQueue(transport, pacer, deadlines.stop_s)
+        self._stop_s = deadlines.stop_s
         self._calls = asyncio.Semaphore(calls_at_once)
+        self._rollouts: dict[RolloutFuture, Rollout] = {}
+        self._closing = False
+
+    # ---- from any thread
+
+    def submit(self, request: RolloutRequest, adopted: Attempt | None = None) -> RolloutFuture:
+        """Start a rollout; returns at once. One that is ``adopted`` from an earlier process is not started but waited for."""
+        check_session_id(request.session_id)
+        if self._closing:
+            raise ConfigError("the client is closed; make a new one")
+        loop = self.portal.loop
+        rollout = Rollout(self, request, adopted)
+        if self.portal.on_own_thread:
+            self._launch(rollout)
+        else:
+            loop.call_soon_threadsafe(self._launch, rollout)
+        return rollout.future
+
+    def refuse_more(self) -> None:
+        """From now on, `submit` raises."""
+        self._closing = True
+
+    def flights(self) -> list[dict[str, Any]]:
+        """Where each rollout without a verdict is."""
+        return [rollout.described() for rollout in list(self._rollouts.values())]
+
+    # ---- on the loop
+
+    async def close_async(self, *, cancel: bool) -> None:
+        """End what runs (with `cancel`), then wait for the stops up to their deadline."""
+        self._closing = self._closing or cancel
+        if cancel:
+            for rollout in list(self._rollouts.values()):
+                error = RolloutCancelledError("the client was closed")
+                rollout.end(Verdict(outcome=Outcome.CANCELLED, error=error))
+        ending = [r.task for r in self._rollouts.values() if r.task is not None and r.forced is not None]
+        if ending:
+            await asyncio.wait(ending)
+        await self._stops.drain(self._stop_s)
+        if cancel:
+            self.endings.close()
+            self.stores.close()
+
+    def _launch(self, rollout: Rollout) -> None:
+        if self._closing:
+            rollout.resolve()
+            return
+        self._rollouts[rollout.future] = rollout
+        rollout.start().add_done_callback(lambda _: self._rollouts.pop(rollout.future, None))
 
     async def invoke(self, session_id: str, body: bytes) -> bytes:
         """One invoke; the answer as it came."""
@@ -163,24 +206,36 @@ class Services:
             if gone and silent is not None:
                 await self.stores.remove_heartbeat(*silent)
 
-        return self.stops.put(session_id, ended, after)
+        return self._stops.put(session_id, ended, after)
+
+
+# Engines that may still have sessions to stop. Strong on purpose: a dropped client must not take its stops with it.
+open_engines: set[Engine] = set()
+
+
+@atexit.register
+def _flush_at_exit() -> None:
+    """Send the stops that are still open. Rollouts in flight are left running: their results will be in the store."""
+    for engine in list(open_engines):
+        if engine.portal.started:
+            engine.portal.call(engine.close_async(cancel=False))
 
 
 class Rollout:
     """One rollout of a client, with all its attempts. ``future`` is its handle for the caller."""
 
-    def __init__(self, services: Services, request: RolloutRequest, adopted: Adoption | None = None) -> None:
+    def __init__(self, engine: Engine, request: RolloutRequest, adopted: Attempt | None) -> None:
         self.request = request
         self.progress = Progress(
             session_id=request.session_id, input_id=request.input_id, attempt=request.first_attempt
         )
         self.progress.enter(Stage.QUEUE)
         self.future = RolloutFuture(
-            services.portal, self.progress, self.end, raise_failures=request.on_failure == "raise"
+            engine.portal, self.progress, self.end, raise_failures=request.on_failure == "raise"
         )
         self.task: asyncio.Task[None] | None = None
         self.forced: Verdict | None = None  # the verdict that the owner of the future asked for
-        self._services = services
+        self._engine = engine
         self._adopted = adopted
         self._invoke: asyncio.Future[bytes] | None = None  # on the wire or answered; None while no session can exist
         self._server_errors = 0  # answers of this attempt that said 500 or 503
@@ -213,7 +268,7 @@ class Rollout:
             verdict.error.input_id = verdict.error.input_id or progress.input_id
             verdict.error.key = verdict.error.key or progress.key or None
         verdict = self.future._claim(verdict)  # its owner may have cancelled it meanwhile
-        self._services.events.finished(self.request, progress, verdict)
+        self._engine.events.finished(self.request, progress, verdict)
         self.future._resolve()
 
     def _settled(self, _: asyncio.Task[None]) -> None:
@@ -223,7 +278,7 @@ class Rollout:
         if adopted is not None:
             ledger = self.request.ledger
             silent = (adopted.bucket, adopted.key)
-            self._stop = self._services.stop(self.progress.session_id, ledger, silent=silent)
+            self._stop = self._engine.stop(self.progress.session_id, ledger, silent=silent)
         self.resolve()
 
     async def _run(self) -> None:
@@ -234,10 +289,12 @@ class Rollout:
                 verdict = await self._attempt()
                 tried = progress.attempt - request.first_attempt
                 # The earlier process died before it could send this, or nothing came of it: gone first, then again.
-                unsent = self._adopted is not None and not self._adopted.accepted and verdict.outcome is Outcome.LOST
+                unsent = (
+                    self._adopted is not None and self._adopted.accepted_s is None and verdict.outcome is Outcome.LOST
+                )
                 if not unsent and (tried >= request.retries or verdict.outcome not in RETRYABLE):
                     break
-                self._services.events.retried(request, progress, verdict)
+                self._engine.events.retried(request, progress, verdict)
                 if unsent and self._stop is not None:
                     await asyncio.wait([self._stop])
                 progress.attempt += 1
@@ -277,7 +334,7 @@ class Rollout:
 
     async def _attempt(self) -> Verdict:
         """One session from its place in the queue to its verdict."""
-        session_id, services = self.progress.session_id, self._services
+        session_id, engine = self.progress.session_id, self._engine
         self._invoke, self._stop, self._server_errors, self._server_error = None, None, 0, None
         adopted, recorded = self._adopted is not None, False
         ledger = self.request.ledger
@@ -295,7 +352,7 @@ class Rollout:
             if call is not None or adopted:
                 place = (self.progress.bucket, self.progress.key)
                 silent = None if recorded or not self.progress.key else place
-                self._stop = services.stop(session_id, ledger, after=call, silent=silent)
+                self._stop = engine.stop(session_id, ledger, after=call, silent=silent)
             elif ledger is not None:  # no session can exist
                 ledger.note(session_id, event="stopped")
 
@@ -305,13 +362,13 @@ class Rollout:
         return call
 
     async def _session(self) -> Verdict:
-        request, progress, services = self.request, self.progress, self._services
+        request, progress, engine = self.request, self.progress, self._engine
         config = dict(request.config)
         if request.prepare is not None:
             extra = request.prepare(progress.session_id, progress.attempt)
             config.update(await extra if inspect.isawaitable(extra) else extra)
         adopted, ledger = self._adopted, request.ledger
-        key = services.proofs.key(ledger)
+        key = engine.proofs.key(ledger)
         progress.proof_key = key.id if adopted is None else adopted.proof_key
         progress.promised = adopted is not None and adopted.promised
         config[PROOF_KEY_FIELD] = key.session_secret(progress.session_id)
@@ -321,7 +378,7 @@ class Rollout:
             self.progress.enter(Stage.START)
             self._accept()
         else:
-            await services.events.intent(request, progress)
+            await engine.events.intent(request, progress)
         while True:
             reply: dict[str, Any] | None = None
             if adopted is None:
@@ -330,8 +387,8 @@ class Rollout:
                 progress.bucket, progress.key = place_of_record(reply, bucket)
                 progress.agent_reply = reply
                 progress.promised = promises_proof(reply)
-                services.events.accepted(request, progress)
-            self._expected = services.proofs.expected(
+                engine.events.accepted(request, progress)
+            self._expected = engine.proofs.expected(
                 progress.session_id, ledger, key_id=progress.proof_key, promised=progress.promised
             )
             if reply is not None or self._server_error is None:
@@ -350,7 +407,7 @@ class Rollout:
         """The invoke's body, and the bucket that it names. Sets where the record is expected."""
         request, progress = self.request, self.progress
         config.setdefault("attempt", progress.attempt)
-        config.setdefault("heartbeat_s", self._services.watch.heartbeat_s)
+        config.setdefault("heartbeat_s", self._engine.watch.heartbeat_s)
         try:
             body = json.dumps({**request.payload, ROLLOUT_FIELD: config}).encode()
             key = result_key(config["exp_id"], config["input_id"], progress.session_id)
@@ -389,7 +446,7 @@ class Rollout:
 
     async def _get_accepted(self, body: bytes) -> dict[str, Any] | None:
         """Get the invoke accepted. None: it went out, and whether it was accepted is unknown."""
-        request, progress, services = self.request, self.progress, self._services
+        request, progress, engine = self.request, self.progress, self._engine
         deadlines, session_id = request.deadlines, progress.session_id
         self._server_error = None
         failures = 0
@@ -398,7 +455,7 @@ class Rollout:
             self.progress.enter(Stage.QUEUE)
             await self._wait_for_turn()
             self.progress.enter(Stage.START)
-            call = asyncio.ensure_future(services.invoke(session_id, body))
+            call = asyncio.ensure_future(engine.invoke(session_id, body))
             self._invoke = call
             call.add_done_callback(_consume)
             patience_s = deadlines.start_s if request.timeout_s is None else min(deadlines.start_s, request.timeout_s)
@@ -407,12 +464,12 @@ class Rollout:
                     raw = await asyncio.shield(call)
                 reply = parse_reply(raw, session_id)
                 self._server_error = None
-                services.runs_once = reply.get(RUNS_ONCE_FIELD) is True and services.runs_once is not False
+                engine.runs_once = reply.get(RUNS_ONCE_FIELD) is True and engine.runs_once is not False
                 return reply
             except InvokeServerError as e:
                 self._server_errors, self._server_error = self._server_errors + 1, e
-                services.events.tell("server_error", progress)
-                if not services.runs_once or self._server_errors >= services.max_attempts:
+                engine.events.tell("server_error", progress)
+                if not engine.runs_once or self._server_errors >= engine.max_attempts:
                     return None
                 logger.info("sending the invoke again after %s", e, extra={"session_id": session_id})
                 await asyncio.sleep(self._error_pause_s())
@@ -422,7 +479,7 @@ class Rollout:
                 failures += 1
                 if e.kind == "throttled":
                     refused_since_s = self._throttled(e, refused_since_s)
-                elif failures >= services.max_attempts:
+                elif failures >= engine.max_attempts:
                     raise _refused(e, failures) from e
                 await asyncio.sleep(backoff_s(failures, base_s=0.25, cap_s=5.0, jitter=random.random()))
             except InvokeUncertainError as e:
@@ -443,18 +500,18 @@ class Rollout:
 
     async def _wait_for_turn(self) -> None:
         """First come, first served, at the pace of the agent."""
-        services = self._services
+        engine = self._engine
         try:
-            async with asyncio.timeout(self.request.deadlines.queue_s), services.admission:
-                await take_turn(services.pacer.try_start)
+            async with asyncio.timeout(self.request.deadlines.queue_s), engine.admission:
+                await take_turn(engine.pacer.try_start)
         except TimeoutError as e:
             raise self._timed_out(Stage.QUEUE) from e
 
     def _throttled(self, e: InvokeRefusedError, since_s: float | None) -> float:
         """The runtime refused to take more sessions. Returns when it began to. Raises: AttemptEnded after `throttle_s`."""
         now = time.monotonic()
-        self._services.pacer.start_refused(now)
-        self._services.events.tell("refused", self.progress)
+        self._engine.pacer.start_refused(now)
+        self._engine.events.tell("refused", self.progress)
         since_s = since_s if since_s is not None else now
         limit_s = self.request.deadlines.throttle_s
         if limit_s is not None and now - since_s >= limit_s:
@@ -489,14 +546,14 @@ class Rollout:
         It may where the agent is known by now to run once, and where the runtime says that there is no such session. Where there
         was one, this ends it.
         """
-        services = self._services
-        if self._server_error is None or self._server_errors >= services.max_attempts:
+        engine = self._engine
+        if self._server_error is None or self._server_errors >= engine.max_attempts:
             return False
-        if not services.runs_once:
+        if not engine.runs_once:
             try:
                 async with asyncio.timeout(self.request.deadlines.stop_s):
-                    await take_turn(services.pacer.try_stop)
-                    if await in_thread(services.transport.stop, self.progress.session_id):
+                    await take_turn(engine.pacer.try_stop)
+                    if await in_thread(engine.transport.stop, self.progress.session_id):
                         return False
             except (InvokeRefusedError, InvokeUncertainError, InvokeFailedError, TimeoutError) as e:
                 logger.info("the runtime could not be asked for the session: %s", e)
@@ -515,26 +572,26 @@ class Rollout:
         Raises: AttemptEnded when the session is lost, or its record can be nowhere; NoSignError when there is no reply and the
             session does not show itself.
         """
-        progress, services = self.progress, self._services
+        progress, engine = self.progress, self._engine
         heartbeat_s = promised_heartbeat_s(reply)
         try:
-            services.stores.store(progress.bucket).check_readable(progress.key)
+            engine.stores.store(progress.bucket).check_readable(progress.key)
         except ConfigError as e:
             text = f"no record can be at {progress.key!r} in {progress.bucket!r}: {e}"
             error = InvalidResultError(text, cause=Cause.INFRASTRUCTURE)
             raise AttemptEnded(Outcome.INVALID, error) from e
-        watcher = services.stores.watcher(progress)
-        silence_s = services.watch.silence_s(heartbeat_s)
+        watcher = engine.stores.watcher(progress)
+        silence_s = engine.watch.silence_s(heartbeat_s)
         waiter = watcher.add(progress.key, expects_life=heartbeat_s is not None, silence_s=silence_s)
         progress.trouble = lambda: watcher.trouble
-        reader = services.stores.reader(progress.bucket)
+        reader = engine.stores.reader(progress.bucket)
 
         async def ended(ending: Ending) -> None:
             await watcher.died(waiter, str(ending))
 
-        services.endings.watch(progress.session_id, ended)
+        engine.endings.watch(progress.session_id, ended)
         try:
-            if reply is None and not (self._adopted is not None and self._adopted.accepted):
+            if reply is None and not (self._adopted is not None and self._adopted.accepted_s):
                 await self._confirm(watcher, waiter)
                 self._accept()
             while True:
@@ -548,14 +605,14 @@ class Rollout:
         except RolloutLostError as e:
             raise AttemptEnded(Outcome.LOST, e) from e
         finally:
-            services.endings.forget(progress.session_id)
+            engine.endings.forget(progress.session_id)
             watcher.remove(waiter)
 
     async def _with_ending(self, verdict: Verdict) -> Verdict:
         """Add to the record of an interrupted agent what interrupted it, where the runtime says so."""
         if verdict.outcome is not Outcome.LOST:
             return verdict
-        ending = await self._services.endings.of(self.progress.session_id)
+        ending = await self._engine.endings.of(self.progress.session_id)
         if ending is None:
             return verdict
         error = RolloutLostError(f"{ending}; {verdict.error}", key=self.progress.key)
