@@ -150,7 +150,7 @@ async def test_a_session_is_not_lost_because_the_machine_had_no_time_for_anybody
     assert not waiter.found.done()
     while not waiter.found.done():  # its silence counts all the same
         ahead_s, looks = ahead_s + 0.9, flaky.lists
-        while flaky.lists == looks and not waiter.found.done():
+        while flaky.lists == looks and not waiter.found.done():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert isinstance(waiter.found.exception(), RolloutLostError)
 
