@@ -24,7 +24,7 @@ from agentcore_rl_toolkit.runtime.remote import RuntimeView
 from agentcore_rl_toolkit.store import ObjectStore, open_store
 
 HERE = Path(__file__).parent
-AGENTS = ("plain", "throttled", "dropped_before", "dropped_after", "duplicated", "broken_start", "failing", "killed")
+AGENTS = ("plain", "throttled", "dropped_before", "dropped_after", "broken_start", "failing", "killed")
 AGENTS += ("never_up", "killed_at_once")
 FAULTS = [
     {"kind": "throttle", "operation": "InvokeAgentRuntime", "agent": "throttled", "every": 2},
@@ -32,11 +32,10 @@ FAULTS = [
     {"kind": "throttle", "operation": "StopRuntimeSession", "agent": "throttled", "every": 2},
     {"kind": "drop", "operation": "InvokeAgentRuntime", "agent": "dropped_before", "every": 2, "when": "before"},
     {"kind": "drop", "operation": "InvokeAgentRuntime", "agent": "dropped_after", "every": 2, "when": "after"},
-    {"kind": "duplicate", "operation": "InvokeAgentRuntime", "agent": "duplicated"},
     {"kind": "kill", "operation": "InvokeAgentRuntime", "agent": "killed", "every": 2, "delay_s": 0.5},
     {"kind": "server_error", "operation": "InvokeAgentRuntime", "agent": "broken_start", "first": 2},
     {"kind": "server_error", "operation": "InvokeAgentRuntime", "agent": "failing", "every": 3},
-    {"kind": "init_timeout", "operation": "InvokeAgentRuntime", "agent": "never_up"},
+    {"kind": "runtime_error", "operation": "InvokeAgentRuntime", "agent": "never_up"},
     {"kind": "kill", "operation": "InvokeAgentRuntime", "agent": "killed_at_once"},
 ]
 ROWS: list[tuple[str, str, str, str, str, str]] = []

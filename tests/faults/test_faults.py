@@ -140,13 +140,6 @@ def test_an_agent_that_dies_is_lost_whenever_it_dies(
         assert isinstance(item.exception, RolloutLostError)
 
 
-@pytest.mark.system
-def test_request_delivered_twice_runs_once(world: Any, row: Row) -> None:
-    client = world.client(exp("dup"), "duplicated")
-    items = client.map([{"run_s": 0.3}] * 6, timeout=60)
-    assert judge(world, row, "every request delivered twice", client, items, 6) == {"ok": 6}
-
-
 CLIENT = """
 import os, signal, sys, threading
 from agentcore_rl_toolkit.client import Deadlines, RolloutClient, WatchSettings

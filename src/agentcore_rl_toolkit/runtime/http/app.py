@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
@@ -12,9 +11,8 @@ from typing import Any
 from ..._servers import sigv4
 from ..._servers.host_check import HostCheck
 from ..api import control
-from ..api.faults import INIT_TIMEOUT, Effects
+from ..api.faults import Effects
 from ..runtime import Runtime
-from ..sessions.connection import UpstreamLostError
 from ..sessions.session import Key
 from ..wire import (
     SESSION_HEADER,
@@ -34,7 +32,6 @@ from .responses import (
     AWS_REQUEST_ID,
     Receive,
     Send,
-    break_off,
     failed,
     read_body,
     refusal_error,
@@ -62,7 +59,6 @@ class RuntimeApp:
     def __init__(self, runtime: Runtime, hosts: HostCheck | None = None) -> None:
         self.runtime = runtime
         self._hosts = hosts
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -158,11 +154,7 @@ class RuntimeApp:
         effects = self._effects(route.operation, agent.name, key)
         if effects.drop == "before":
             raise ConnectionResetError("a planned fault")
-        reply_to = send
-        if effects.drop == "after":
-            reply_to = _nowhere
-        elif effects.partial_bytes is not None:
-            reply_to = _cut(send, effects.partial_bytes)
+        reply_to = send if effects.drop is None else _nowhere
         if self.runtime.cluster is not None:
             await self.runtime.cluster.forward(route, agent, key, headers, body, reply_to)
         elif route.operation == STOP:
@@ -175,11 +167,7 @@ class RuntimeApp:
         return 200
 
     def _effects(self, operation: str, agent: str, key: Key) -> Effects:
-        plan = self.runtime.faults
-        if not plan.rules:
-            return Effects()
-        uptime_s = time.monotonic() - self.runtime.started_s
-        return Effects(plan.draw(operation, agent, uptime_s, starts=key not in self.runtime.table.sessions))
+        return Effects(self.runtime.faults.draw(operation, agent, starts=key not in self.runtime.table.sessions))
 
     async def _stop(self, key: Key, send: Send) -> None:
         if self.runtime.table.stop(key) is None:
@@ -193,9 +181,6 @@ class RuntimeApp:
         if operation == INVOKE:
             self.runtime.check_store(body)
         request_id = request_id_of(dict(headers))
-        if effects.init_timeout_s is not None:
-            await asyncio.sleep(effects.init_timeout_s)
-            raise WireError("RuntimeClientError", INIT_TIMEOUT.format(self.runtime.config.times.init_timeout_s))
         table = self.runtime.table
         async with table.in_use(agent, key, start_delay_s=effects.start_delay_s) as session:
             for delay_s in effects.kills_s:
@@ -204,40 +189,5 @@ class RuntimeApp:
                 more = [*trace_headers(headers, ()), (AWS_REQUEST_ID, request_id.encode())]
                 await run_command(session, *command, send, more)
                 return
-            if effects.duplicate:
-                self._keep(self._again(agent, key, headers, body))
             times = self.runtime.config.times
             await relay(session, send, times=times, headers=headers, body=body, request_id=request_id)
-
-    async def _again(self, agent: Any, key: Key, headers: Headers, body: list[bytes]) -> None:
-        """Deliver a request once more; the caller sees the first delivery only."""
-        with contextlib.suppress(WireError, UpstreamLostError):
-            async with self.runtime.table.in_use(agent, key) as session:
-                times = self.runtime.config.times
-                await relay(session, _nowhere, times=times, headers=headers, body=body, request_id=request_id_of({}))
-
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-
-def _cut(send: Send, after_bytes: int) -> Send:
-    """Sends so many bytes of a body, then ends the connection; the rest goes nowhere."""
-    left = after_bytes
-    over = False
-
-    async def cut(message: dict[str, Any]) -> None:
-        nonlocal left, over
-        if over:
-            return
-        if message["type"] == "http.response.start":
-            await send(message)
-            return
-        data, left = message.get("body", b"")[:left], max(0, left - len(message.get("body", b"")))
-        over = left == 0 or not message.get("more_body")
-        await send({"type": "http.response.body", "body": data, "more_body": True})
-        if over:
-            await break_off(send, flush=True)
-
-    return cut

@@ -101,16 +101,13 @@ def refusal_error(refusal: Refusal) -> WireError:
     return WireError("AccessDeniedException", refusal.message, status=refusal.status)
 
 
-async def break_off(send: Send, *, flush: bool = False) -> None:
-    """End the caller's connection without a complete response; with ``flush`` after what was sent of it.
+async def break_off(send: Send) -> None:
+    """End the caller's connection without a complete response.
 
     ASGI has no message for this. uvicorn's ``send`` is a method of the object that has the transport.
     """
     transport = getattr(getattr(send, "__self__", None), "transport", None)
     if transport is None:
         raise ConnectionResetError("the connection is to be broken off")
-    if flush:
-        transport.close()
-    else:
-        transport.abort()
+    transport.abort()
     await asyncio.sleep(0.001)  # uvicorn hears of it from the loop, and expects no response then
