@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import resource
 
 MAX_OPEN_FILES = 65_536
-EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 def raise_file_limit() -> None:

@@ -135,4 +135,4 @@ async def test_calls_one_after_the_other_share_one_connection_to_the_engine(
                 async for _ in reply:
                     pass
     [worker] = gateway.router.workers.values()
-    assert worker.pool.open == 1
+    assert len(worker.pool.idle) == 1

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
-from collections.abc import Callable
 
 from ...messages.errors import RequestError
 from ..capture.versions import brings_tokens
 from ..http.messages import unread
 from ..sessions.session import Session
-from ..upstreams.pool import NoDescriptorError, UpstreamConnection
+from ..upstreams.pool import UpstreamConnection
 from ..upstreams.router import Router, Worker
 from .context import Context
 from .engine import EngineSide, Owner
@@ -90,7 +90,7 @@ def try_again(owner: Owner, context: Context, route: Route, worker: Worker, why:
 class Exchange:
     """See the module. It is the `Reader` of its upstream connection."""
 
-    __slots__ = ("_call_off", "_context", "_engine", "_incoming", "_owner", "_route", "_stream", "_up")
+    __slots__ = ("_connecting", "_context", "_engine", "_incoming", "_owner", "_route", "_stream", "_up")
 
     def __init__(self, owner: Owner, engine: EngineSide, context: Context, session: Session, *, stream: bool) -> None:
         self._owner = owner
@@ -100,7 +100,7 @@ class Exchange:
         self._stream = stream
         self._route = Route(engine, context.router, session)
         self._up: UpstreamConnection | None = None
-        self._call_off: Callable[[], None] | None = None
+        self._connecting: asyncio.Task[None] | None = None
 
     # -- sending
 
@@ -114,21 +114,18 @@ class Exchange:
         if connection is not None:
             self._send(connection)
         else:
-            self._call_off = worker.pool.connect(self._connected)
+            self._connecting = asyncio.ensure_future(self._connect(worker))
 
-    def _connected(self, connection: UpstreamConnection | None, error: OSError | None) -> None:
-        self._call_off = None
+    async def _connect(self, worker: Worker) -> None:
         try:
-            if connection is not None:
-                self._send(connection)
-                return
-            worker = self._leave()
-            if isinstance(error, NoDescriptorError):
-                why = f"the gateway has no connection left for this call: {error}"
-                self._owner.fail(RequestError(why, kind="overloaded"))
-            elif worker is not None:
-                worker.failed(time.monotonic(), unreachable=True, why=f"it cannot be reached: {error}")
+            try:
+                connection = await worker.pool.connect()
+            except OSError as e:
+                self._leave()
+                worker.failed(time.monotonic(), unreachable=True, why=f"it cannot be reached: {e}")
                 self._again(worker, "the inference server cannot be reached")
+            else:
+                self._send(connection)
         except Exception as e:
             self._owner.broke(e)
 
@@ -230,10 +227,9 @@ class Exchange:
 
     def stop(self) -> None:
         up, worker = self._up, self._route.worker
-        call_off, self._call_off = self._call_off, None
         self._leave()
-        if call_off is not None:
-            call_off()
+        if self._connecting is not None and self._connecting is not asyncio.current_task():
+            self._connecting.cancel()
         if up is not None:
             up.abort()
         if worker is not None:

@@ -10,24 +10,17 @@ import asyncio
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import httptools
 
-from ..._servers.open_files import EXHAUSTED
 from ..config import UpstreamConfig
 from ..http.messages import JOINED_BYTES
 
 # Inference servers listen with a backlog of 100 to 2048; a burst of connection attempts above it waits a whole second
 # for the kernel's retransmission, which is what p99 at a few hundred agents would consist of.
 MAX_CONNECTING = 128
-NEXT_TRY_S = 0.05  # no descriptor was free for a connection: that is our trouble, not the server's
 IDLE_S = 4.0  # uvicorn closes idle connections after 5 s; a call sent into that moment would have to be repeated
-
-
-class NoDescriptorError(ConnectionError):
-    """This process has as many files open as it may: the server was not even asked."""
 
 
 class Reader(Protocol):
@@ -48,7 +41,6 @@ class UpstreamConnection(asyncio.Protocol):
         self.transport: Any = None
         self.idle_since = 0.0
         self.uses = 0
-        self.counted = False
         self._pieces: list[bytes] = []
         self.on_body = self._pieces.append  # called by the parser for every HTTP chunk: no Python frame in between
         self._parser = httptools.HttpResponseParser(self)
@@ -82,7 +74,6 @@ class UpstreamConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         reader = self.reader
         if reader is None:  # bytes nobody asked for: this connection cannot be trusted with another call
-            self._pool.forget(self)
             self.transport.abort()
             return
         self._began = True
@@ -113,7 +104,6 @@ class UpstreamConnection(asyncio.Protocol):
             reader.on_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._pool.forget(self)
         reader, self.reader = self.reader, None
         if reader is None:
             return
@@ -158,16 +148,13 @@ class UpstreamConnection(asyncio.Protocol):
 
 
 class Pool:
-    """Connections to one server. ``open`` counts all of them, idle or not."""
+    """Connections to one server."""
 
     def __init__(self, config: UpstreamConfig, *, connect_s: float) -> None:
         self.config = config
         self.connect_s = connect_s
         self.idle: deque[UpstreamConnection] = deque()
-        self.open = 0
-        self.connecting = 0
-        self._waiting: deque[tuple[Callable[[UpstreamConnection | None, OSError | None], None], list[bool]]] = deque()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._connecting = asyncio.Semaphore(MAX_CONNECTING)
         self._tls = ssl.create_default_context() if config.tls else None
 
     def take(self) -> UpstreamConnection | None:
@@ -178,100 +165,30 @@ class Pool:
                 return connection
         return None
 
-    def connect(self, ready: Callable[[UpstreamConnection | None, OSError | None], None]) -> Callable[[], None]:
-        """Call `ready(connection, error)` with a new connection, or an idle one should one come back first.
-
-        Returns a way to call it off.
-        """
-        wanted = [True]
-        self._waiting.append((ready, wanted))
-        if self.connecting < MAX_CONNECTING:
-            self._open_one()
-
-        def call_off() -> None:
-            wanted[0] = False
-
-        return call_off
-
-    def _open_one(self) -> None:
-        self.connecting += 1
-        task = asyncio.get_running_loop().create_task(self._open())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _open(self) -> None:
-        connection: UpstreamConnection | None = None
-        error: OSError | None = None
-        try:
-            connection = await self._in_time()
-            if connection is not None:
-                connection.counted = True
-                self.open += 1
-        except OSError as e:
-            error = e
-        finally:
-            self.connecting -= 1
-        if connection is not None:
-            self.give(connection)
-        elif error is not None:
-            self._hand(None, error)
-        if self._waiting and self.connecting < min(MAX_CONNECTING, len(self._waiting)):
-            self._open_one()
-
-    async def _in_time(self) -> UpstreamConnection | None:
-        """A new connection within `connect_s`; None when nobody waits for one any more. Raises: OSError."""
-        short = False
-        try:
-            async with asyncio.timeout(self.connect_s):
-                connection = await self._try()
-                while connection is None and self._waiting:
-                    short = True
-                    await asyncio.sleep(NEXT_TRY_S)
-                    connection = await self._try()
-                return connection
-        except TimeoutError:
-            if short:
-                raise NoDescriptorError("this process has as many files open as it may: raise `ulimit -n`") from None
-            raise ConnectionError(f"no connection to {self.config.url} within {self.connect_s:g} s") from None
-
-    async def _try(self) -> UpstreamConnection | None:
-        """A new connection, None when this process has no descriptor for one. Raises: OSError."""
+    async def connect(self) -> UpstreamConnection:
+        """A new connection, or one that became idle meanwhile. Raises: OSError."""
         config = self.config
-        try:
-            _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: UpstreamConnection(self),
-                config.host,
-                config.port,
-                ssl=self._tls,
-                server_hostname=config.host if self._tls else None,
-            )
-        except OSError as e:
-            if e.errno not in EXHAUSTED:
-                raise
-            return None
-        return connection
+        async with self._connecting:
+            connection = self.take()
+            if connection is not None:
+                return connection
+            try:
+                async with asyncio.timeout(self.connect_s):
+                    _, connection = await asyncio.get_running_loop().create_connection(
+                        lambda: UpstreamConnection(self),
+                        config.host,
+                        config.port,
+                        ssl=self._tls,
+                        server_hostname=config.host if self._tls else None,
+                    )
+            except TimeoutError:
+                raise ConnectionError(f"no connection to {config.url} within {self.connect_s:g} s") from None
+            return connection
 
     def give(self, connection: UpstreamConnection) -> None:
-        """A connection is free: to whom waits for one, else to the stack."""
-        if self._waiting and self._hand(connection, None):
-            return
+        """A connection is free."""
         connection.idle_since = time.monotonic()
         self.idle.append(connection)
-
-    def _hand(self, connection: UpstreamConnection | None, error: OSError | None) -> bool:
-        while self._waiting:
-            ready, wanted = self._waiting.popleft()
-            if wanted[0]:
-                ready(connection, error)
-                return True
-        return False
-
-    def forget(self, connection: UpstreamConnection) -> None:
-        """A connection was closed. Idle ones that closed stay in the stack until taken or swept, which is O(1) here."""
-        if not connection.counted:
-            return
-        connection.counted = False
-        self.open -= 1
 
     def sweep(self, now: float) -> None:
         """Close connections that have been idle for `IDLE_S`; the oldest lie at the bottom."""
@@ -283,5 +200,3 @@ class Pool:
         for connection in self.idle:
             connection.transport.close()
         self.idle.clear()
-        for task in self._tasks:
-            task.cancel()
