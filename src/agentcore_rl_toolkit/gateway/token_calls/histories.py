@@ -2,17 +2,16 @@
 
 In token mode the next prompt of a session extends the last one, so its tokens have to be at hand: some 15 bytes per
 token of context, with the text that is sent and the messages that are compared. Sessions that are answering are held;
-of the quiet ones those that were active last, up to a budget. The rest is dropped, which loses nothing: when such a
+of the quiet ones those that called last, up to a budget. The rest is dropped, which loses nothing: when such a
 session calls again its history is made anew from its records (`render.replay`), as it is after a restart. That
 costs a few milliseconds of the render thread per 100,000 tokens and writes nothing.
 
-`pin`, `unpin` and `forget` are for the event loop, `open` and `settle` for the thread that renders.
+`open` is for the thread that renders, all else for the event loop.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,9 +47,8 @@ _options = msgspec.json.Decoder(_Options)
 class History:
     """A session's place among the histories. ``pins`` counts the calls that need it, ``conversation`` None: on disk."""
 
-    session: Session | None  # None: closed
+    session: Session
     conversation: Conversation | None = None
-    recorded: bool = False  # whether there are calls to make it from
     pins: int = 0
     size: int = 0
 
@@ -69,78 +67,49 @@ class Histories:
         self.lost = 0  # histories whose records could not be read
         self._sessions = sessions
         self._renderer = renderer
-        self._of: dict[bytes, History] = {}  # by session: those that are pinned or in memory
-        self._quiet: OrderedDict[int, History] = OrderedDict()  # in memory and not pinned, longest quiet first
-        self._lock = threading.Lock()
+        self._of: OrderedDict[bytes, History] = OrderedDict()  # by session: those in memory, longest quiet first
         sessions.closing = self.forget
 
     def pin(self, session: Session) -> History:
         """Keep a session's history for a call that begins."""
-        with self._lock:
-            history = self._of.get(session.id_bytes)
-            if history is None:
-                history = self._of[session.id_bytes] = History(session)
-            history.pins += 1
-            self._quiet.pop(id(history), None)
+        history = self._of.setdefault(session.id_bytes, History(session))
+        self._of.move_to_end(session.id_bytes)
+        history.pins += 1
         if history.conversation is None and session.records:
             self._sessions.store.commit()  # the thread that reads the records cannot
-            history.recorded = True
         return history
 
     def unpin(self, history: History) -> None:
-        """The call is over."""
-        self.settle(history)
-        with self._lock:
-            history.pins -= 1
-            if not history.pins and history.session is not None:
-                if history.conversation is None:
-                    self._of.pop(history.session.id_bytes, None)
-                else:
-                    self._quiet[id(history)] = history
-                self._shrink()
+        """The call is over: count what the history takes by now, and make place for it."""
+        history.pins -= 1
+        if self._of.get(history.session.id_bytes) is not history:
+            return  # the session is closed
+        if history.conversation is not None:
+            size = history.conversation.size_bytes
+            self.held_bytes += size - history.size
+            history.size = size
+        elif not history.pins:
+            self.forget(history.session)
+        while self.held_bytes > self.budget_bytes:
+            oldest = next((each for each in self._of.values() if not each.pins), None)
+            if oldest is None:
+                break
+            self.forget(oldest.session)
 
     def open(self, history: History) -> Conversation:
         """The history of a pinned session, from its records if it is not in memory."""
-        session = history.session
         if history.conversation is None:
-            if history.recorded and session is not None:
-                history.conversation = self._reload(session)
-                history.recorded = False
-            else:
-                history.conversation = self._renderer.conversation(now=None if session is None else session.created_s)
+            history.conversation = self._reload(history.session)
         return history.conversation
 
-    def settle(self, history: History) -> None:
-        """Count what a history takes by now, and make place for it."""
-        conversation = history.conversation
-        if conversation is None:
-            return
-        size = conversation.size_bytes
-        with self._lock:
-            if history.session is not None:
-                self.held_bytes += size - history.size
-                history.size = size
-                self._shrink()
-
     def forget(self, session: Session) -> None:
-        """The session is closed: it will make no further call."""
-        with self._lock:
-            history = self._of.pop(session.id_bytes, None)
-            if history is not None:
-                self._quiet.pop(id(history), None)
-                self.held_bytes -= history.size
-                history.size, history.session = 0, None
-
-    def _shrink(self) -> None:
-        while self.held_bytes > self.budget_bytes and self._quiet:
-            _, oldest = self._quiet.popitem(last=False)
-            self.held_bytes -= oldest.size
-            oldest.size, oldest.conversation = 0, None
-            if oldest.session is not None:
-                self._of.pop(oldest.session.id_bytes, None)
+        """Keep a session's history no longer, which is quiet or closed."""
+        history = self._of.pop(session.id_bytes, None)
+        if history is not None:
+            self.held_bytes -= history.size
 
     def _reload(self, session: Session) -> Conversation:
-        if session.stored.last_call < self._first_call:
+        if not session.records or session.stored.last_call < self._first_call:
             return self._renderer.conversation(now=session.created_s)
         self.reloads += 1
         try:

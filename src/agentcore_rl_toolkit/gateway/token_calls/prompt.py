@@ -53,7 +53,6 @@ class Prompt:
         )
         self.plain_markers = prompt.plain_markers
         asked.counted = Usage(prompt_tokens=prompt.length, cached_tokens=prompt.reused_tokens)
-        self._mode.histories.settle(self._history)
         self.json = prompt.json
 
     def commit(self, call_id: str, captured: Captured, sampled: TokenReply, choices: dict[int, Choice]) -> None:
