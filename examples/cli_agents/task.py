@@ -1,0 +1,50 @@
+"""A task: what the program is told, the files that it begins with, and the check of what it left. Shared by both apps."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+DEFAULT_PROGRAM = os.environ.get("CLI_AGENT", "claude")
+
+
+class Task(BaseModel):
+    """One payload. ``check`` is a shell command that runs in the workspace at the end: its exit code 0 is the whole reward.
+
+    ``files`` are the workspace's files by path; ``program`` is by default the variable CLI_AGENT, else claude.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    prompt: str = Field(min_length=1)
+    files: dict[str, str] = {}
+    check: str = "false"
+    program: Literal["claude", "codex", "opencode", "qwen"] = Field(default=DEFAULT_PROGRAM, validate_default=True)
+    limit_s: float = Field(default=600.0, gt=0)
+
+    @field_validator("files")
+    @classmethod
+    def _inside(cls, files: dict[str, str]) -> dict[str, str]:
+        if bad := [name for name in files if os.path.isabs(name) or ".." in name.split("/")]:
+            raise ValueError(f"{bad[0]} is outside of the workspace")
+        return files
+
+    @classmethod
+    def of(cls, payload: dict[str, Any]) -> Task:
+        """Read a payload; what the client adds under ``_rollout`` is not looked at. Raises: ValueError that names each field."""
+        return cls.model_validate({name: value for name, value in payload.items() if name != "_rollout"})
+
+    def lay_out(self, workspace: Path, home: Path) -> None:
+        """Make both folders, and the files of the workspace."""
+        home.mkdir()
+        workspace.mkdir()
+        for name, text in self.files.items():
+            (workspace / name).parent.mkdir(parents=True, exist_ok=True)
+            (workspace / name).write_text(text)
+
+    def read_back(self, workspace: Path) -> dict[str, str]:
+        """The task's files as the program left them."""
+        return {name: (workspace / name).read_text() for name in self.files if (workspace / name).is_file()}
