@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import tarfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,26 @@ def end_monitors(folder: Path) -> None:
                 process.kill()
 
 
+@contextlib.contextmanager
+def service(folder: Path) -> Iterator[None]:
+    """Podman's service, as `systemctl --user start podman.socket` runs one."""
+    (folder / "podman").mkdir()
+    address = folder / "podman" / "podman.sock"
+    with (folder / "service.log").open("wb") as log:
+        words = ["podman", "system", "service", "--time=0", f"unix://{address}"]
+        process = subprocess.Popen(words, stdout=log, stderr=log, cwd=folder)
+    try:
+        deadline = time.monotonic() + 60
+        while not address.exists():
+            assert process.poll() is None, (folder / "service.log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
 @pytest.fixture(scope="session")
 def engine_storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Podman in a storage of its own with the agent's image, for as long as the tests run."""
@@ -194,7 +215,9 @@ def engine_storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         context = folder / "context"
         context.mkdir()
         build_agent(context)
-        yield folder
+        patch.setenv("XDG_RUNTIME_DIR", str(folder))  # where the service of a user listens
+        with service(folder):
+            yield folder
         podman("rm", "--all", "--force", "--time=0", check=False)
         podman("rmi", "--all", "--force", check=False)
         end_monitors(folder)

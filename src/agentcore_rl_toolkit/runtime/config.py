@@ -22,7 +22,7 @@ class IsolationConfig:
     that sessions may use besides their own and the agent's project. ``store``: the folder of the ``file://`` store that they
     write their records to. ``memory_bytes``: the limit of each process of a session, in a container that of the session;
     None: no limit.
-    ``container_runtime``: the engine's runtime for containers, such as runsc; None: its default.
+    ``container_runtime``: Docker's runtime for containers, such as runsc; None: its default.
     """
 
     tier: str = "auto"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -184,14 +183,6 @@ def test_an_image_that_is_not_ready_in_time_is_a_424(engine_storage: Path, start
     wait_for(lambda: containers() == [])
 
 
-def running(argument: str) -> bool:
-    """Whether a process has this on its command line."""
-    found = subprocess.run(
-        ["ps", "-ww", "-eo", "args", "--no-headers"], capture_output=True, text=True, check=True
-    ).stdout
-    return any(argument in line for line in found.splitlines())
-
-
 @pytest.mark.system
 def test_a_killed_runtimes_containers_go_and_nobody_elses(
     engine_storage: Path, start_server: Callable[..., Server]
@@ -200,14 +191,11 @@ def test_a_killed_runtimes_containers_go_and_nobody_elses(
     try:
         first = start_server()
         Agent(first).invoke({}, new_session_id())
-        socket_path = str(Path(first.view.get("/_local/status")["state_dir"]).parent / "engine" / "podman")
-        assert running(socket_path)
         first.stop(signal.SIGKILL)
         assert len(containers()) == 2
         time.sleep(1.1)  # a root that was made this second might be of a runtime that is just starting
         second = start_server()
         Agent(second)
         assert containers() == ["somebody"]
-        assert not running(socket_path)  # the engine's service of the killed runtime
     finally:
         podman("rm", foreign)

@@ -69,7 +69,9 @@ _SERVE_OPTIONS = [
         show_default=True,
         help="process: a Bubblewrap sandbox per agent; container: a container per session; auto: process where it is available.",
     ),
-    click.option("--runtime", "container_runtime", metavar="NAME", help="Of containers, such as runsc (gVisor)."),
+    click.option(
+        "--runtime", "container_runtime", metavar="NAME", help="Docker's for containers, such as runsc (gVisor)."
+    ),
     *sandbox_options,
     click.option("--store", metavar="file:///DIR", help="The store that sessions write their records to."),
     click.option("--memory-mb", type=int, help="Memory limit of each process of a session, or of its container."),

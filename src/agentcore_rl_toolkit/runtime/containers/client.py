@@ -1,7 +1,6 @@
 """A container engine through aiodocker, which Podman's service understands as well: asynchronous, no process per container.
 
-Looked for, in this order: the address in ``DOCKER_HOST`` or ``CONTAINER_HOST``, the sockets of Docker and Podman, the ``podman``
-program, whose service is then started.
+Looked for, in this order: the address in ``DOCKER_HOST`` or ``CONTAINER_HOST``, the sockets of Docker and Podman.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,13 +19,13 @@ if TYPE_CHECKING:
     import aiodocker
     from aiodocker.containers import DockerContainer
 
-SERVICE_START_S = 20.0
-INSTALL = (
-    "install Docker (https://docs.docker.com/engine/install) or Podman (on Debian and Ubuntu: apt-get install podman)"
+FIRST_REPLY_S = 20.0
+START_ONE = (
+    "start Docker, or Podman's service: systemctl --user start podman.socket; without systemd: "
+    "podman system service --time=0 unix:///tmp/podman.sock, and CONTAINER_HOST=unix:///tmp/podman.sock here"
 )
 CALL_TIMEOUT_S = 120.0
 PULL_TIMEOUT_S = 1_800.0
-HYBRID_GROUPS, SYSTEMD = "/sys/fs/cgroup/unified", "/run/systemd/system"
 _NO_REPLY = 900  # aiodocker's status of an engine that was not reached
 
 
@@ -40,22 +38,17 @@ class EngineError(LocalRuntimeError):
 
 
 class Engine:
-    """The first engine that answers. ``await start()`` first; `close` ends a service that was started for it.
-
-    ``name``: docker or podman. ``runtime``: what Podman's service runs containers with, such as runsc.
+    """The first engine that answers. ``await start()`` first. ``name``: docker or podman.
 
     Raises: MissingExtraError without aiodocker.
     """
 
-    def __init__(self, folder: Path, *, runtime: str | None = None) -> None:
+    def __init__(self) -> None:
         try:
             import aiodocker
         except ImportError as e:
             raise missing_extra("sessions in containers need aiodocker", "containers") from e
         self.name = self.url = ""
-        self._runtime = runtime
-        self._folder = folder
-        self._service: asyncio.subprocess.Process | None = None
         self._connect = aiodocker.Docker
         self._docker: Any = None
 
@@ -63,7 +56,7 @@ class Engine:
         return f"{self.name} at {self.url}"
 
     async def start(self) -> None:
-        """Find the engine, or start Podman's service. Raises: ConfigError that says what was tried and what to install."""
+        """Find the engine. Raises: ConfigError that says what was tried and what to start."""
         tried = []
         for url in _usual_places():
             try:
@@ -71,19 +64,14 @@ class Engine:
                 return
             except EngineError as e:
                 tried.append(str(e))
-        podman = shutil.which("podman")
-        if podman is None:
-            raise ConfigError(
-                f"no container engine can be used here ({'; '.join([*tried, 'podman is not on PATH'])}); {INSTALL}"
-            )
-        await self._serve(podman)
+        raise ConfigError(f"no container engine answers here ({'; '.join(tried) or 'there is no socket'}); {START_ONE}")
 
     async def _try(self, url: str) -> None:
         """Take the engine at this address. Raises: EngineError."""
         self.url = url
         self._docker = self._connect(url)
         try:
-            async with self.asked(SERVICE_START_S) as docker:
+            async with self.asked(FIRST_REPLY_S) as docker:
                 version = await docker.version()
         except BaseException:
             await self._docker.close()
@@ -92,49 +80,9 @@ class Engine:
         podman = any("podman" in str(part.get("Name", "")).lower() for part in version.get("Components") or ())
         self.name = "podman" if podman else "docker"
 
-    async def _serve(self, podman: str) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        log, url = self._folder / "podman.log", f"unix://{self._folder / 'podman'}"
-        ends_with_us = ["/bin/sh", "-c", '"$@" & read _; kill $!', "sh"]  # its input ends with this process
-        with log.open("wb") as output:
-            self._service = await asyncio.create_subprocess_exec(
-                *ends_with_us,
-                *(podman, *self._podman_options(), "system", "service", "--time=0", url),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                cwd=self._folder,  # its monitors write files where it stands
-                start_new_session=True,
-            )
-        deadline = asyncio.get_running_loop().time() + SERVICE_START_S
-        while True:
-            try:
-                await self._try(url)
-                return
-            except EngineError as e:
-                late = asyncio.get_running_loop().time() > deadline
-                if late or self._service.returncode is not None:
-                    printed = log.read_text(errors="replace").strip()[-1_000:]
-                    raise EngineError(f"podman's service did not start: {printed or e}") from None
-            await asyncio.sleep(0.02)
-
-    def _podman_options(self) -> list[str]:
-        options = []
-        if self._runtime is not None:
-            program = str(gvisor_program(self._folder)) if self._runtime == "runsc" else self._runtime
-            options += ["--runtime", program]
-        elif Path(HYBRID_GROUPS).is_dir() and shutil.which("runc") is not None:
-            options += ["--runtime", "runc"]  # Podman's first choice, crun, refuses mixed control groups
-        if not Path(SYSTEMD).is_dir():
-            options += ["--cgroup-manager", "cgroupfs"]
-        return options
-
     async def close(self) -> None:
         if self._docker is not None:
             await self._docker.close()
-        if self._service is not None and self._service.stdin is not None:
-            self._service.stdin.close()
-            await self._service.wait()
 
     @contextlib.asynccontextmanager
     async def asked(self, timeout_s: float | None = CALL_TIMEOUT_S) -> AsyncIterator[aiodocker.Docker]:
@@ -225,34 +173,3 @@ def _usual_places() -> list[str]:
     return [url for url in named if url.startswith(("unix://", "tcp://"))] + [
         f"unix://{path}" for path in sockets if os.path.exists(path)
     ]
-
-
-# Releases of runsc before 2024 take a network namespace for the machine's own when it has /proc/sys/net/core/rmem_default, which
-# since Linux 6.9 all have, and then refuse to start. So as root it is shown a /proc/sys without "net".
-# And runsc gives its standard input to its sandbox's user, "nobody": the machine's own /dev/null, where an engine opens that.
-_GVISOR = """\
-#!/bin/sh
-if [ /dev/stdin -ef /dev/null ]; then exec <"{folder}/nothing"; fi
-if [ "$(id -u)" != 0 ]; then exec runsc --ignore-cgroups "$@"; fi
-exec unshare --mount --propagation slave /bin/sh -ec '
-cd "$0"
-mkdir -p vm kernel
-mount --bind /proc/sys/vm vm
-mount --bind /proc/sys/kernel kernel
-mount -t tmpfs none /proc/sys
-mkdir /proc/sys/vm /proc/sys/kernel
-mount --bind vm /proc/sys/vm
-mount --bind kernel /proc/sys/kernel
-cd "$1"
-shift
-exec runsc "$@"' "{folder}" "$PWD" "$@"
-"""
-
-
-def gvisor_program(folder: Path) -> Path:
-    """A runtime for an engine that is ``runsc`` as it works here."""
-    program = folder / "runsc"
-    (folder / "nothing").touch()
-    program.write_text(_GVISOR.replace("{folder}", str(folder)))
-    program.chmod(0o700)
-    return program

@@ -57,9 +57,13 @@ class ContainerNode:
         async with self._opening:
             if self._engine is not None:
                 return
-            engine = Engine(self._root / "engine", runtime=self._config.container_runtime)
+            engine = Engine()
             try:
                 await engine.start()
+                if engine.name == "podman" and self._config.container_runtime is not None:
+                    raise ConfigError(
+                        "Podman takes its runtime from containers.conf ([engine], runtime), not from --runtime"
+                    )
                 await self._sweep(engine)
             except BaseException:
                 await engine.close()
@@ -116,7 +120,7 @@ class ContainerNode:
         await self._end([p for p in self._running if p.agent_key == (agent.runtime_id, agent.version)])
 
     async def close(self) -> None:
-        """End every session, then a service that was started for them."""
+        """End every session."""
         await self._end(list(self._running))
         if self._engine is not None:
             await self._engine.close()
@@ -145,7 +149,7 @@ class ContainerNode:
             host |= {"Memory": c.memory_bytes, "MemorySwap": c.memory_bytes}
         if self.engine.name == "podman" and sys.platform == "linux":
             host["Ulimits"] = _own_limits()
-        if c.container_runtime is not None and self.engine.name == "docker":  # Podman's service is started with it
+        if c.container_runtime is not None:
             host["Runtime"] = c.container_runtime
         settings: dict[str, Any] = {
             "Image": image,
