@@ -49,42 +49,4 @@ if TYPE_CHECKING:
     from .gateway import GatewayClient as GatewayClient
     from .reward import RewardFunction as RewardFunction
 else:
-    __all__, __getattr__, __dir__ = lazy(
-        __name__,
-        {
-            ".app": ("AgentCoreRLApp",),
-            ".client": ("AsyncBatchResult", "BatchItem", "BatchResult", "Deadlines", "RolloutClient", "RolloutFuture"),
-            ".contract": ("Cause", "Outcome"),
-            ".errors": (
-                "AgentCoreRLError",
-                "AgentError",
-                "AgentLoadError",
-                "CaptureError",
-                "ConfigError",
-                "ContractError",
-                "GatewayError",
-                "GatewayLostError",
-                "InvalidResultError",
-                "LocalRuntimeError",
-                "MissingExtraError",
-                "ObjectExistsError",
-                "ObjectNotFoundError",
-                "ObjectTooLargeError",
-                "PolicyError",
-                "PolicyFailure",
-                "RolloutCancelledError",
-                "RolloutError",
-                "RolloutLostError",
-                "RolloutThrottledError",
-                "RolloutTimeoutError",
-                "StoreError",
-                "StorePermissionError",
-                "UnlistableError",
-                "UpstreamError",
-                "WeightsError",
-            ),
-            ".gateway": ("GatewayClient",),
-            ".reward": ("RewardFunction",),
-            "._version": ("__version__",),
-        },
-    )
+    __all__, __getattr__, __dir__ = lazy(__name__)

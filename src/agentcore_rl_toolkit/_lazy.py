@@ -1,33 +1,31 @@
-"""Names of a package that load on first use, so that importing one part never loads another's dependencies.
-
-Type checkers and editors do not run the table: they read the imports under ``TYPE_CHECKING`` beside it, and report a name
-that is not there. ``tests/test_lazy.py`` holds that both list the same names.
-"""
+"""Names of a package that load on first use, so that importing one part never loads another's dependencies."""
 
 from __future__ import annotations
 
+import ast
 import importlib
+import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 
-def lazy(
-    package: str, names: Mapping[str, Iterable[str]]
-) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
-    """``__all__``, ``__getattr__`` and ``__dir__`` of a package. ``names`` are its public names, by the module that has them:
+def lazy(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """``__all__``, ``__getattr__`` and ``__dir__`` of a package. Its names are those that it imports for type checkers:
 
         if TYPE_CHECKING:
             from .client import RolloutClient as RolloutClient
         else:
-            __all__, __getattr__, __dir__ = lazy(__name__, {".client": ("RolloutClient",)})
+            __all__, __getattr__, __dir__ = lazy(__name__)
 
     Source: PEP 562.
     """
-    home = {name: module for module, its in names.items() for name in its}
+    this = sys.modules[package]
+    block = next(part for part in ast.parse(inspect.getsource(this)).body if isinstance(part, ast.If))
+    imports = [part for part in block.body if isinstance(part, ast.ImportFrom)]
+    home = {alias.name: f".{part.module}" for part in imports for alias in part.names}
 
     def load(name: str) -> Any:
-        this = sys.modules[package]
         if name not in home:
             raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=this)
         value = getattr(importlib.import_module(home[name], package), name)

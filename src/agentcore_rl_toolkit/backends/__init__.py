@@ -30,23 +30,4 @@ if TYPE_CHECKING:
     from .collection.stream import collect_stream as collect_stream
     from .service import RolloutService as RolloutService
 else:
-    __all__, __getattr__, __dir__ = lazy(
-        __name__,
-        {
-            ".collection.collect": ("collect", "collect_async"),
-            ".collection.groups": (
-                "CollectConfig",
-                "CollectedRollout",
-                "CollectStats",
-                "Group",
-                "GroupRequest",
-                "check_usable",
-                "summarize",
-                "with_rewards",
-            ),
-            ".collection.recording": ("Recording", "open_recording"),
-            ".collection.samples": ("Sample", "to_samples"),
-            ".collection.stream": ("GroupStream", "StreamAccounts", "collect_stream"),
-            ".service": ("RolloutService",),
-        },
-    )
+    __all__, __getattr__, __dir__ = lazy(__name__)

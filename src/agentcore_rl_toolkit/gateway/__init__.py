@@ -19,12 +19,4 @@ if TYPE_CHECKING:
     from .server import Gateway as Gateway
     from .service import serve as serve
 else:
-    __all__, __getattr__, __dir__ = lazy(
-        __name__,
-        {
-            ".client": ("GatewayClient", "SessionCapture", "SessionHandle"),
-            ".config": ("GatewayConfig", "Limits", "UpstreamConfig"),
-            ".server": ("Gateway",),
-            ".service": ("serve",),
-        },
-    )
+    __all__, __getattr__, __dir__ = lazy(__name__)

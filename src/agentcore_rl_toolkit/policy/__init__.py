@@ -21,13 +21,4 @@ if TYPE_CHECKING:
     from .word_problems import problems as problems
     from .word_problems import reward as reward
 else:
-    __all__, __getattr__, __dir__ = lazy(
-        __name__,
-        {
-            ".engine": ("Engine",),
-            ".model": ("WEIGHTS_DIR", "load_policy", "save_policy"),
-            ".word_problems": ("Problem", "calculate", "problems", "reward"),
-            ".server.app": ("create_app",),
-            ".server.keys": ("admin_key",),
-        },
-    )
+    __all__, __getattr__, __dir__ = lazy(__name__)

@@ -12,4 +12,4 @@ from .._lazy import lazy
 if TYPE_CHECKING:
     from .local import LocalRuntime as LocalRuntime
 else:
-    __all__, __getattr__, __dir__ = lazy(__name__, {".local": ("LocalRuntime",)})
+    __all__, __getattr__, __dir__ = lazy(__name__)

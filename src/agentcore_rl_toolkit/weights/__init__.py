@@ -17,12 +17,4 @@ if TYPE_CHECKING:
     from .publishing import prove as prove
     from .publishing import publish as publish
 else:
-    __all__, __getattr__, __dir__ = lazy(
-        __name__,
-        {
-            ".arrival": ("check_arrived",),
-            ".checkpoint": ("write_checkpoint",),
-            ".engines": ("EngineAddress",),
-            ".publishing": ("Publisher", "prove", "publish"),
-        },
-    )
+    __all__, __getattr__, __dir__ = lazy(__name__)
