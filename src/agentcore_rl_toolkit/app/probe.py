@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import platform
 import time
 import urllib.error
@@ -22,11 +21,11 @@ from urllib.parse import urlsplit
 
 from ..contract import PROBE_EXPERIMENT, PROBE_FIELD, PROBED, REDACTED, ROLLOUT_FIELD, RolloutConfig, result_key
 from ..errors import AgentCoreRLError, ContractError, StorePermissionError
-from ..store import ObjectStore, parse_url, url_matches
+from ..store import ObjectStore, url_matches
 from .record import find_secrets
 from .settings import AgentSettings
 
-CONNECT_S, STORE_S, GATEWAY_S = 5.0, 10.0, 10.0
+STORE_S, GATEWAY_S = 10.0, 10.0
 MAX_REPLY_BYTES, MAX_MODELS, MAX_TEXT = 2**20, 20, 300
 
 
@@ -40,16 +39,13 @@ async def answer(
     config = _asked_for(payload, settings)
     key = result_key(PROBE_EXPERIMENT, str(config.input_id), session_id)
     bucket = str(config.s3_bucket)
-    store, egress, gateway = await asyncio.gather(
-        _store(store_for(bucket)[0], key), _egress(bucket), asyncio.to_thread(_gateway, config)
-    )
+    store, gateway = await asyncio.gather(_store(store_for(bucket)[0], key), asyncio.to_thread(_gateway, config))
     report = {
         "toolkit": _version(),
         "python": platform.python_version(),
         "architecture": platform.machine(),
         "time_s": time.time(),
         "store": store,
-        "egress": egress,
         "gateway": gateway,
     }
     clean = json.dumps(report)
@@ -80,38 +76,16 @@ def _found(ok: bool | None, text: str, **more: Any) -> dict[str, Any]:
 
 async def _store(store: ObjectStore, key: str) -> dict[str, Any]:
     """Whether a record can be put where this session's would lie; it is deleted again."""
+    right = "s3:PutObject"
     try:
         await store.put_async(key, b"{}", timeout_s=STORE_S)
-    except StorePermissionError as e:
-        return _found(False, _first_line(e), right="s3:PutObject")
-    except (AgentCoreRLError, OSError) as e:
-        return _found(False, _first_line(e))
-    try:
+        right = "s3:DeleteObject"
         await store.delete_async(key, timeout_s=STORE_S)
     except StorePermissionError as e:
-        return _found(False, _first_line(e), right="s3:DeleteObject")
+        return _found(False, _first_line(e), right=right)
     except (AgentCoreRLError, OSError) as e:
         return _found(False, _first_line(e))
     return _found(True, key)
-
-
-async def _egress(bucket: str) -> dict[str, Any]:
-    """Whether a connection to the store can be opened at all, which tells a missing route from a missing right."""
-    url = parse_url(bucket)
-    if url.scheme != "s3":
-        return _found(None, f"{url.scheme}: needs no network")
-    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    where = urlsplit(endpoint or f"https://s3.{region}.amazonaws.com")
-    name, port = where.hostname or "", where.port or (80 if where.scheme == "http" else 443)
-    try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(name, port), CONNECT_S)
-    except TimeoutError:
-        return _found(False, f"{name}:{port} does not answer within {CONNECT_S:.0f} s")
-    except OSError as e:
-        return _found(False, f"{name}:{port}: {e.strerror or e}")
-    writer.close()
-    return _found(True, f"{name}:{port}")
 
 
 def _gateway(config: RolloutConfig) -> dict[str, Any]:

@@ -281,7 +281,7 @@ def findings(report: Mapping[str, Any], rollout: Mapping[str, Any], asked_s: flo
     found = [
         ok("session", f"starts, {report['architecture']}, Python {report['python']}, toolkit {report['toolkit']}"),
         _clock(float(report["time_s"]), asked_s, answered_s),
-        *_store(report["egress"], report["store"], str(rollout["s3_bucket"])),
+        _store(report["store"], str(rollout["s3_bucket"])),
     ]
     gateway = report["gateway"]
     if gateway["ok"] is None:
@@ -317,16 +317,13 @@ def _clock(theirs_s: float, asked_s: float, answered_s: float) -> Finding:
     return ok("session clock", f"{skew_s:+.0f} s from this machine's")
 
 
-def _store(egress: Mapping[str, Any], store: Mapping[str, Any], bucket: str) -> list[Finding]:
+def _store(store: Mapping[str, Any], bucket: str) -> Finding:
     if store["ok"]:
-        return [ok("session bucket", f"{bucket}: a record can be put and deleted")]
-    if egress["ok"] is False:
-        advice = "in a VPC: an endpoint for S3 in the subnets' route tables, or a NAT gateway, and a security group that lets out"
-        return [fail("session network", f"a session has no way to S3: {egress['text']}", advice)]
+        return ok("session bucket", f"{bucket}: a record can be put and deleted")
     right = store.get("right")
     advice = (
         f"allow {right} on {bucket} for the agent's execution role (`agentcore-rl deploy iam` prints the policy)"
         if right
-        else f"check that {bucket} exists, and its region"
+        else f"check that {bucket} exists, and its region; in a VPC: that sessions have a way to S3, by an endpoint or a NAT"
     )
-    return [fail("session bucket", f"a session cannot write to {bucket}: {store['text']}", advice)]
+    return fail("session bucket", f"a session cannot write to {bucket}: {store['text']}", advice)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 import click
 
@@ -39,19 +40,13 @@ def group() -> None:
     help="policy (the built-in one), vllm, sglang, sglang-experts, tinker; openai gives no tokens.",
 )
 @from_environment("--upstream-key", "AGENTCORE_RL_GATEWAY_UPSTREAM_KEY")
-@click.option(
-    "--sampler", default=None, help="With --engine tinker: tinker:// path of sampler weights, or a base model."
-)
-@click.option(
-    "--store", "store_dir", type=click.Path(file_okay=False), default=None, help="Directory that keeps the calls."
-)
+@click.option("--sampler", help="With --engine tinker: tinker:// path of sampler weights, or a base model.")
+@click.option("--store", "store_dir", type=click.Path(file_okay=False), help="Directory that keeps the calls.")
 @click.option("--fsync", is_flag=True, help="Wait for the disk before an agent gets the end of a reply.")
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="0 takes a free one.")
-@click.option(
-    "--ready-file", type=click.Path(dir_okay=False), default=None, help="Written with url and pid once listening."
-)
-@click.option("--parent-pid", type=int, default=None, help="Stop when this process is gone.")
+@click.option("--ready-file", type=click.Path(dir_okay=False), help="Written with url and pid once listening.")
+@click.option("--parent-pid", type=int, help="Stop when this process is gone.")
 @from_environment("--admin-key", "AGENTCORE_RL_GATEWAY_ADMIN_KEY")
 @click.option("--no-admin-key", is_flag=True, help="Let every user and program of this machine administer it.")
 @click.option(
@@ -60,9 +55,15 @@ def group() -> None:
     help="Take calls without a key, of any session: one that nobody opened is opened by its first call.",
 )
 @_allowed_hosts
-@click.option("--allow-field", multiple=True, metavar="NAME", help="Request field of your engine that agents may use.")
+@click.option(
+    "--allow-field",
+    "allow_fields",
+    multiple=True,
+    metavar="NAME",
+    help="Request field of your engine that agents may use.",
+)
 @click.option("--retention-hours", type=click.FloatRange(0, min_open=True), help="Drop sessions closed longer ago.")
-@click.option("--model-id", default=None, help="Model name of every call, whatever the agent names.")
+@click.option("--model-id", help="Model name of every call, whatever the agent names.")
 @click.option(
     "--model",
     "model_dir",
@@ -76,32 +77,20 @@ def group() -> None:
     default=None,
     help="Another chat template than the model's, with --model.",
 )
-@click.option("--parser", default=None, help="Output parser by name, not the one that the template suggests.")
+@click.option("--parser", help="Output parser by name, not the one that the template suggests.")
 @settings_option
-@click.option("--context-tokens", type=click.IntRange(1), default=None, help="The model's window, with --model.")
+@click.option("--context-tokens", type=click.IntRange(1), help="The model's window, with --model.")
 def serve(
     upstreams: tuple[str, ...],
-    engine: str,
+    engine: Any,
     upstream_key: str | None,
-    sampler: str | None,
-    store_dir: str | None,
-    fsync: bool,
-    host: str,
-    port: int,
     ready_file: str | None,
     parent_pid: int | None,
-    admin_key: str | None,
     no_admin_key: bool,
     no_session_keys: bool,
-    allowed_hosts: tuple[str, ...],
-    allow_field: tuple[str, ...],
     retention_hours: float | None,
-    model_id: str | None,
-    model_dir: str | None,
-    template: str | None,
-    parser: str | None,
-    context_tokens: int | None,
     words: tuple[str, ...],
+    **options: Any,
 ) -> None:
     """Serve model calls to agents at URL/sessions/{session_id}/v1 and record them.
 
@@ -125,32 +114,20 @@ def serve(
 
         key = key or key_from_env(KEY_ENV)
         paths = [u for u in upstreams if u.startswith("tinker://")]
-        sampler = sampler or next(iter(paths), None)
+        options["sampler"] = options["sampler"] or next(iter(paths), None)
         upstreams = tuple(u for u in upstreams if u not in paths) or (service_url(),)
     config = GatewayConfig(
-        upstreams=tuple(UpstreamConfig(url=u, engine=engine, api_key=key) for u in upstreams),  # type: ignore[arg-type]  # click.Choice
-        engine=engine,  # type: ignore[arg-type]  # click.Choice
-        host=host,
-        port=port,
-        admin_key=admin_key,
-        store_dir=store_dir,
-        fsync=fsync,
+        upstreams=tuple(UpstreamConfig(url=u, engine=engine, api_key=key) for u in upstreams),
+        engine=engine,
         session_keys=not no_session_keys,
-        allowed_hosts=allowed_hosts,
-        allow_fields=allow_field,
-        model_id=model_id,
         retention_s=None if retention_hours is None else retention_hours * 3600,
         train_constrained=rare.train_constrained,
-        model_dir=model_dir,
-        template=template,
-        parser=parser,
-        sampler=sampler,
-        context_tokens=context_tokens,
         limits=Limits(
             call_s=rare.call_timeout or None,
             outage_s=rare.outage_timeout,
             default_max_tokens=rare.default_max_tokens,
         ),
+        **options,
     )
     try:
         import uvloop
@@ -189,10 +166,8 @@ def export(store: str, target: str, sessions: tuple[str, ...], as_json: bool) ->
 
 @group.command(short_help="Check tokenizers and chat templates.")
 @click.argument("models", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False))
-@click.option(
-    "--template", type=click.Path(exists=True, dir_okay=False), default=None, help="Another chat template for them."
-)
-@click.option("--parser", default=None, help="Output parser by name, not the one that the template suggests.")
+@click.option("--template", type=click.Path(exists=True, dir_okay=False), help="Another chat template for them.")
+@click.option("--parser", help="Output parser by name, not the one that the template suggests.")
 @_as_json
 def doctor(models: tuple[str, ...], template: str | None, parser: str | None, as_json: bool) -> None:
     """Check MODELS, directories with tokenizer and chat template: will turns extend each other, will calls be read?
