@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit import RolloutClient
-from agentcore_rl_toolkit.backends.collection.collect import CollectConfig, Group, GroupRequest, collect, collect_async
+from agentcore_rl_toolkit.backends.collection.collect import collect, collect_async
+from agentcore_rl_toolkit.backends.collection.groups import CollectConfig, Group, GroupRequest
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
 from agentcore_rl_toolkit.backends.rllm.convert import to_rllm
 from agentcore_rl_toolkit.backends.trl.convert import REWARD_KEY, to_trl

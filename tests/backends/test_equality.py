@@ -21,7 +21,8 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.backends.collection.collect import CollectConfig, CollectedRollout, Group, collect, summarize
+from agentcore_rl_toolkit.backends.collection.collect import collect
+from agentcore_rl_toolkit.backends.collection.groups import CollectConfig, CollectedRollout, Group, summarize
 from agentcore_rl_toolkit.backends.collection.samples import Sample, rollout_samples, to_samples
 from agentcore_rl_toolkit.backends.primitives.data import to_datum
 from agentcore_rl_toolkit.backends.rllm.convert import groups_to_rllm, to_rllm

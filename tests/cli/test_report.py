@@ -10,13 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from agentcore_rl_toolkit.backends.collection.collect import (
-    CollectedRollout,
-    Group,
-    GroupRequest,
-    open_recording,
-    summarize,
-)
+from agentcore_rl_toolkit.backends.collection.groups import CollectedRollout, Group, GroupRequest, summarize
+from agentcore_rl_toolkit.backends.collection.recording import open_recording
 from agentcore_rl_toolkit.cli.training.display import Display
 from agentcore_rl_toolkit.cli.training.report import Report
 from agentcore_rl_toolkit.contract import Cause, Outcome

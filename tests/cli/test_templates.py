@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from agentcore_rl_toolkit import RolloutClient
-from agentcore_rl_toolkit.backends.collection.collect import CollectConfig, GroupRequest, collect_async
+from agentcore_rl_toolkit.backends.collection.collect import collect_async
+from agentcore_rl_toolkit.backends.collection.groups import CollectConfig, GroupRequest
 from agentcore_rl_toolkit.cli.init import FRAMEWORKS, write
 from agentcore_rl_toolkit.cli.servers.vllm import MODEL_ID
 from agentcore_rl_toolkit.cli.training.services import Services

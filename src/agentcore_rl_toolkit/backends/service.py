@@ -22,18 +22,10 @@ from ..contract import Cause, Outcome, new_session_id
 from ..errors import ConfigError, ContractError
 from ..gateway.client.addresses import gateway_urls, public_urls
 from ._gateway_process import GatewayProcess
-from .collection.collect import (
-    CollectConfig,
-    CollectedRollout,
-    Group,
-    GroupRequest,
-    Recording,
-    collect_async,
-    open_recording,
-)
-from .collection.groups import PolicyFailures
+from .collection.collect import collect_async
+from .collection.groups import CollectConfig, CollectedRollout, Group, GroupRequest, PolicyFailures
 from .collection.places import Places
-from .collection.recording import kept
+from .collection.recording import Recording, kept, open_recording
 from .data import payload_id
 from .settings import Count, Least0, NotNegative, Port, Positive, check
 

@@ -21,7 +21,7 @@ from .output import dialogue
 from .output.terminal import visible
 
 if TYPE_CHECKING:
-    from ..backends.collection.collect import CollectedRollout
+    from ..backends.collection.groups import CollectedRollout
     from .training.stack import Stack
 
 
@@ -113,7 +113,8 @@ def _stack(
 
 
 async def _roll(stack: Stack, payload: dict[str, Any], timeout_s: float) -> CollectedRollout:
-    from ..backends.collection.collect import CollectConfig, GroupRequest, collect_async
+    from ..backends.collection.collect import collect_async
+    from ..backends.collection.groups import CollectConfig, GroupRequest
     from ..client import RolloutClient
     from ..gateway import GatewayClient
     from .servers.vllm import MODEL_ID

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentcore_rl_toolkit.backends.collection.advantages import advantages, dr_grpo, grpo, rloo, sequence_weights
+from agentcore_rl_toolkit.backends.collection.advantages import advantages, dr_grpo, grpo, rloo
 from agentcore_rl_toolkit.errors import ConfigError
 
 rewards = st.lists(st.one_of(st.none(), st.floats(-10, 10)), min_size=1, max_size=16)
@@ -41,10 +41,3 @@ def test_masking_equals_leaving_out(estimator: str, rewards_G: list[float | None
 def test_a_reward_that_is_no_number_is_refused(bad: float) -> None:
     with pytest.raises(ConfigError, match="finite"):
         grpo([1.0, bad])
-
-
-def test_weighted_sequence_means_equal_the_mean_over_the_episode() -> None:
-    loss_ST = [[1.0, 2.0, 3.0], [10.0]]
-    weights_S = sequence_weights([3, 1])
-    weighted = sum(w * sum(x) / len(x) for w, x in zip(weights_S, loss_ST, strict=True))
-    assert weighted == pytest.approx((1 + 2 + 3 + 10) / 4)

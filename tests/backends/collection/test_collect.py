@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.backends.collection.collect import (
+from agentcore_rl_toolkit.backends.collection.collect import collect, collect_async
+from agentcore_rl_toolkit.backends.collection.groups import (
     CollectConfig,
     CollectedRollout,
     GroupRequest,
-    collect,
-    collect_async,
     summarize,
     with_rewards,
 )
@@ -350,7 +349,8 @@ async def test_the_sync_face_works_inside_a_running_loop() -> None:
 
 INTERRUPTED = """
 import math, os, signal, threading
-from agentcore_rl_toolkit.backends.collection.collect import GroupRequest, collect
+from agentcore_rl_toolkit.backends.collection.collect import collect
+from agentcore_rl_toolkit.backends.collection.groups import GroupRequest
 from recorded import Episode, Replay
 
 replay = Replay([Episode(input_id="a", delay_s=math.inf) for _ in range(3)])

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.backends.collection.collect import CollectConfig, Group, GroupRequest, collect_async
+from agentcore_rl_toolkit.backends.collection.collect import collect_async
+from agentcore_rl_toolkit.backends.collection.groups import CollectConfig, Group, GroupRequest
 from agentcore_rl_toolkit.backends.service import RolloutService, ServiceSettings
 from agentcore_rl_toolkit.client.testing import ScriptedRuntime
 from agentcore_rl_toolkit.contract import Cause, Outcome, Stage

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.backends.collection.collect import GroupRequest
+from agentcore_rl_toolkit.backends.collection.groups import GroupRequest
 from agentcore_rl_toolkit.backends.primitives.client import Passed
 from agentcore_rl_toolkit.backends.primitives.config import PrimitivesConfig
 from agentcore_rl_toolkit.backends.primitives.data import Datum

@@ -19,7 +19,7 @@ import pytest
 
 pytest.importorskip("tinker")
 
-from agentcore_rl_toolkit.backends.collection.collect import Group
+from agentcore_rl_toolkit.backends.collection.groups import Group
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
 from agentcore_rl_toolkit.backends.primitives.client import Adam
 from agentcore_rl_toolkit.backends.primitives.loop import StepResult

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.backends.collection.collect import CollectConfig, Group, collect
+from agentcore_rl_toolkit.backends.collection.collect import collect
+from agentcore_rl_toolkit.backends.collection.groups import CollectConfig, Group
 from agentcore_rl_toolkit.backends.trl.convert import REWARD_KEY, to_trl
 
 from ..recorded import Replay, recorded_episodes, requests_for

@@ -23,7 +23,8 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.backends.collection.advantages import grpo
-from agentcore_rl_toolkit.backends.collection.collect import Group, collect
+from agentcore_rl_toolkit.backends.collection.collect import collect
+from agentcore_rl_toolkit.backends.collection.groups import Group
 from agentcore_rl_toolkit.backends.verl.convert import to_verl
 from agentcore_rl_toolkit.policy.word_problems import problems
 

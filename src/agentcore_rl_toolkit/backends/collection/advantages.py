@@ -1,4 +1,4 @@
-"""Advantages over one group of rollouts, and the weight of each training sequence. Pure arithmetic on lists.
+"""Advantages over one group of rollouts. Pure arithmetic on lists.
 
 A masked rollout (late, failed, stale) is `None` in the rewards and stays `None` in the result: it neither gets an
 advantage nor moves the group's mean or spread.
@@ -7,13 +7,12 @@ advantage nor moves the group's mean or spread.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Literal, get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 from ...errors import ConfigError
 
 Estimator = Literal["grpo", "dr_grpo", "rloo"]
-Aggregation = Literal["sequence_mean", "token_sum"]
 
 STD_EPSILON = 1e-6  # slime and verl divide by (std + 1e-6); TRL uses 1e-4
 
@@ -64,39 +63,11 @@ def rloo(rewards_G: Sequence[float | None]) -> list[float | None]:
     return [None if r is None else r - (total - r) / (n - 1) for r in rewards_G]
 
 
-def advantages(
-    rewards_G: Sequence[float | None], *, estimator: Estimator = "grpo", epsilon: float = STD_EPSILON
-) -> list[float | None]:
+def advantages(rewards_G: Sequence[float | None], *, estimator: Estimator = "grpo") -> list[float | None]:
     """Advantages of a group by name of the estimator. Raises: ConfigError on an unknown name or a bad reward."""
-    if estimator == "grpo":
-        return grpo(rewards_G, epsilon=epsilon)
-    if estimator == "dr_grpo":
-        return dr_grpo(rewards_G)
-    if estimator == "rloo":
-        return rloo(rewards_G)
-    raise ConfigError(f"unknown advantage estimator {estimator!r}; known: {', '.join(get_args(Estimator))}")
-
-
-def sequence_weights(trained_tokens_S: Sequence[int], *, aggregation: Aggregation = "sequence_mean") -> list[float]:
-    """Weight of each training sequence of one rollout, so that a forked episode counts once.
-
-    With a loss that averages within each sequence (`sequence_mean`), S sequences of one episode would count S times;
-    weighting each by its share of the episode's trained tokens gives exactly the loss of the unforked episode. A loss
-    that sums over tokens (`token_sum`: DAPO, Dr. GRPO) already counts each sampled token once, so every weight is 1.
-
-    Shapes: (S,) -> (S,).   Units: none; `sequence_mean` weights sum to 1 per rollout unless nothing is trained.
-    Raises: ConfigError on a negative count or an unknown aggregation.
-    """
-    if any(n < 0 for n in trained_tokens_S):
-        raise ConfigError(f"token counts cannot be negative: {list(trained_tokens_S)}")
-    if aggregation == "token_sum":
-        return [1.0] * len(trained_tokens_S)
-    if aggregation != "sequence_mean":
-        raise ConfigError(f"unknown aggregation {aggregation!r}; known: {', '.join(get_args(Aggregation))}")
-    total = sum(trained_tokens_S)
-    if total == 0:
-        return [0.0] * len(trained_tokens_S)
-    return [n / total for n in trained_tokens_S]
+    if estimator not in ESTIMATORS:
+        raise ConfigError(f"unknown advantage estimator {estimator!r}; known: {', '.join(ESTIMATORS)}")
+    return ESTIMATORS[estimator](rewards_G)
 
 
 def _usable(rewards_G: Sequence[float | None]) -> list[float]:
@@ -105,3 +76,10 @@ def _usable(rewards_G: Sequence[float | None]) -> list[float]:
         if not math.isfinite(r):
             raise ConfigError(f"reward {r!r} is not a finite number; mask the rollout (None) instead")
     return usable
+
+
+ESTIMATORS: Mapping[str, Callable[[Sequence[float | None]], list[float | None]]] = {
+    "grpo": grpo,
+    "dr_grpo": dr_grpo,
+    "rloo": rloo,
+}

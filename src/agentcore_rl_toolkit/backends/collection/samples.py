@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import ConfigError
 from ...trajectory import ExpertSpan
-from .advantages import STD_EPSILON, Aggregation, Estimator, advantages, sequence_weights
+from .advantages import Estimator, advantages
 from .groups import CollectedRollout, Group
 
 # Finish reasons of a last turn that was cut by a length limit, in the words of vLLM, SGLang, OpenAI and Anthropic.
@@ -21,8 +21,9 @@ class Sample:
 
     Shapes: `prompt_ids` (P,), the other lists (R,); P + R tokens in all. `response_mask` is 1 where the policy
     sampled the token and it is trained here; `response_logprobs` and `weight_versions` are None where it is 0.
-    `advantage` is the rollout's, the same for all its sequences; `weight` is the sequence's share of the rollout (see
-    `sequence_weights`). `sequence_index` of `sequences` says which branch of a forked episode this is.
+    `advantage` is the rollout's, the same for all its sequences; `weight` is the sequence's share of the rollout's
+    trained tokens: with it a loss that averages within each sequence counts a forked episode once. `sequence_index` of
+    `sequences` says which branch of a forked episode this is.
     """
 
     session_id: str
@@ -61,18 +62,12 @@ class Sample:
         return (min(known), max(known)) if known else None
 
 
-def to_samples(
-    groups: Sequence[Group],
-    *,
-    estimator: Estimator = "grpo",
-    epsilon: float = STD_EPSILON,
-    aggregation: Aggregation = "sequence_mean",
-) -> list[Sample]:
+def to_samples(groups: Sequence[Group], *, estimator: Estimator = "grpo") -> list[Sample]:
     """Samples of all usable rollouts, in group, rollout and branch order.
 
     Rollouts without an advantage (masked, or without a baseline under RLOO) give no sample; nothing is padded or made
     up. Sequences without a token to train on are left out; they carry weight 0.
-    Raises: ConfigError on an unknown estimator or aggregation, a reward that is not finite, or a usable rollout without one.
+    Raises: ConfigError on an unknown estimator, a reward that is not finite, or a usable rollout without one.
     """
     bare = next((r for g in groups for r in g.usable if r.reward is None), None)
     if bare is not None:
@@ -82,28 +77,23 @@ def to_samples(
         )
     found: list[Sample] = []
     for group_index, group in enumerate(groups):
-        advantages_G = advantages(group.rewards, estimator=estimator, epsilon=epsilon)
+        advantages_G = advantages(group.rewards, estimator=estimator)
         for rollout, advantage in zip(group.rollouts, advantages_G, strict=True):
             if advantage is not None:
-                found.extend(rollout_samples(rollout, advantage, group_index, group.request.metadata, aggregation))
+                found.extend(rollout_samples(rollout, advantage, group_index, group.request.metadata))
     return found
 
 
 def rollout_samples(
-    rollout: CollectedRollout,
-    advantage: float,
-    group_index: int = 0,
-    metadata: Any = None,
-    aggregation: Aggregation = "sequence_mean",
+    rollout: CollectedRollout, advantage: float, group_index: int = 0, metadata: Any = None
 ) -> list[Sample]:
     """Samples of one usable rollout; none when it is masked, has no trajectory or no reward."""
     if not rollout.usable or rollout.trajectory is None or rollout.reward is None:
         return []
     sequences = [s for s in rollout.trajectory.sequences if s.trained_tokens]
-    weights_S = sequence_weights([s.trained_tokens for s in sequences], aggregation=aggregation)
     detail = rollout.reward_detail
     found = []
-    for index, (sequence, weight) in enumerate(zip(sequences, weights_S, strict=True)):
+    for index, sequence in enumerate(sequences):
         cut = sequence.prompt_length
         found.append(
             Sample(
@@ -120,7 +110,7 @@ def rollout_samples(
                 weight_versions=sequence.weight_versions[cut:],
                 reward=rollout.reward,
                 advantage=advantage,
-                weight=weight,
+                weight=sequence.weight,
                 turns=len(sequence.turn_ids),
                 truncated=sequence.finish_reason in TRUNCATED_REASONS,
                 routed_experts=sequence.routed_experts,

@@ -134,12 +134,16 @@ class _Accounts:
 
 
 class GroupStream:
-    """Finished groups without end; made by `collect_stream`.
+    """The groups of ``requests(0)``, ``requests(1)`` and so on as they finish, until a request is None.
+
+    The same position must always give the same request, also after a restart. ``batch_groups`` groups are trained at once and
+    make one weight version, ``max_staleness`` versions may lie between a rollout's start and its training. ``weight_version`` is
+    the one in place now; ``state`` what an earlier stream's `state()` gave. Rollouts are recorded when they are handed out, as of
+    the step that trains them. Nothing starts before the first batch is asked for.
 
     Use `take_async` for batches, and call `published` when new weights are in place. `take` and ``with`` are the same for
-    synchronous trainers. Leaving the block stops what runs.
-
-    ``waited_s`` are the seconds spent waiting in `take`.
+    synchronous trainers. Leaving the block stops what runs. ``waited_s`` are the seconds spent waiting in `take`.
+    Raises: ConfigError on bad arguments.
     """
 
     def __init__(
@@ -148,15 +152,20 @@ class GroupStream:
         *,
         client: RolloutClient,
         gateway: GatewayClient | None,
-        config: CollectConfig,
         batch_groups: int,
         max_staleness: int,
-        weight_version: int,
-        state: Mapping[str, Any] | None,
-        on_rollout: Callable[[CollectedRollout], None] | None,
-        places: Places | None,
-        recording: Recording | None,
+        config: CollectConfig | None = None,
+        weight_version: int = 0,
+        state: Mapping[str, Any] | None = None,
+        on_rollout: Callable[[CollectedRollout], None] | None = None,
+        places: Places | None = None,
+        recording: Recording | None = None,
     ) -> None:
+        if batch_groups < 1:
+            raise ConfigError(f"batch_groups must be at least 1, got {batch_groups}")
+        if max_staleness < 0:
+            raise ConfigError(f"max_staleness cannot be negative, got {max_staleness}")
+        config = config or CollectConfig()
         self.batch_groups, self.max_staleness, self.weight_version = batch_groups, max_staleness, weight_version
         self.waited_s = 0.0
         self._requests, self._on_rollout, self._recording = requests, on_rollout, recording
@@ -341,43 +350,4 @@ class GroupStream:
         self.close()
 
 
-def collect_stream(
-    requests: Requests,
-    *,
-    client: RolloutClient,
-    gateway: GatewayClient | None,
-    batch_groups: int,
-    max_staleness: int,
-    config: CollectConfig | None = None,
-    weight_version: int = 0,
-    state: Mapping[str, Any] | None = None,
-    on_rollout: Callable[[CollectedRollout], None] | None = None,
-    places: Places | None = None,
-    recording: Recording | None = None,
-) -> GroupStream:
-    """A stream of the groups of ``requests(0)``, ``requests(1)`` and so on, until one is None.
-
-    The same position must always give the same request, also after a restart. ``batch_groups`` groups are trained at once and
-    make one weight version, ``max_staleness`` versions may lie between a rollout's start and its training. ``weight_version`` is
-    the one in place now; ``state`` what an earlier stream's `state()` gave. Rollouts are recorded when they are handed out, as of
-    the step that trains them. Nothing starts before the first batch is asked for.
-    Raises: ConfigError on bad arguments.
-    """
-    config = config or CollectConfig()
-    if batch_groups < 1:
-        raise ConfigError(f"batch_groups must be at least 1, got {batch_groups}")
-    if max_staleness < 0:
-        raise ConfigError(f"max_staleness cannot be negative, got {max_staleness}")
-    return GroupStream(
-        requests,
-        client=client,
-        gateway=gateway,
-        config=config,
-        batch_groups=batch_groups,
-        max_staleness=max_staleness,
-        weight_version=weight_version,
-        state=state,
-        on_rollout=on_rollout,
-        places=places,
-        recording=recording,
-    )
+collect_stream = GroupStream

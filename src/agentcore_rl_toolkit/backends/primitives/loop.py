@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 from ...errors import RolloutError
 from ..collection.advantages import advantages
-from ..collection.collect import CollectStats, Group, GroupRequest, Recording, collect_async, summarize
+from ..collection.collect import collect_async
+from ..collection.groups import CollectStats, Group, GroupRequest, summarize
+from ..collection.recording import Recording
 from ..collection.samples import Sample, to_samples
 from .client import Passed, TrainingClient
 from .config import PrimitivesConfig

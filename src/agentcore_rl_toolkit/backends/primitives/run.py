@@ -15,8 +15,8 @@ from typing import Any
 
 from ...contract import Cause
 from ...errors import ConfigError
-from ..collection.collect import Group, GroupRequest, Recording, open_recording
-from ..collection.recording import kept
+from ..collection.groups import Group, GroupRequest
+from ..collection.recording import Recording, kept, open_recording
 from ..data import payload_id, read_rows
 from ..service import RolloutService
 from .client import TrainingClient

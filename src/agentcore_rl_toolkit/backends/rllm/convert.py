@@ -13,7 +13,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from ..collection.advantages import STD_EPSILON, Estimator, advantages
+from ..collection.advantages import Estimator, advantages
 from ..collection.experts import routed_experts
 from ..collection.groups import CollectedRollout, Group
 from ..collection.samples import Sample, rollout_samples
@@ -25,7 +25,6 @@ def groups_to_rllm(
     groups: Sequence[Group],
     *,
     estimator: Estimator = "grpo",
-    epsilon: float = STD_EPSILON,
     expert_shape: tuple[int, int] | None = None,
 ) -> list[dict[str, Any]]:
     """All rollouts as keyword arguments of `rllm.types.Episode`, with the advantages that every other backend trains with.
@@ -36,7 +35,7 @@ def groups_to_rllm(
     """
     episodes = []
     for group in groups:
-        advantages_G = advantages(group.rewards, estimator=estimator, epsilon=epsilon)
+        advantages_G = advantages(group.rewards, estimator=estimator)
         for rollout, advantage in zip(group.rollouts, advantages_G, strict=True):
             episodes.append(to_rllm(rollout, group.request.metadata, advantage=advantage, expert_shape=expert_shape))
     return episodes

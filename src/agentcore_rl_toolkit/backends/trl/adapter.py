@@ -20,17 +20,9 @@ from ...client import RolloutClient
 from ...errors import ConfigError, MissingExtraError, RolloutError
 from ...gateway import GatewayClient
 from ...weights import EngineAddress, Publisher, check_arrived
-from ..collection.collect import (
-    CollectedRollout,
-    Group,
-    GroupRequest,
-    Recording,
-    check_usable,
-    collect,
-    open_recording,
-    summarize,
-)
-from ..collection.recording import kept, step_numbers
+from ..collection.collect import collect
+from ..collection.groups import CollectedRollout, Group, GroupRequest, check_usable, summarize
+from ..collection.recording import Recording, kept, open_recording, step_numbers
 from ..data import encode_payload, payload_id, read_rows
 from ..service import RolloutService
 from .config import TrlConfig

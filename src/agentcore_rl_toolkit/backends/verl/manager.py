@@ -18,7 +18,7 @@ from typing import Any
 from ..._installation import missing_extra
 from ...errors import CaptureError, RolloutError
 from .._portal import start
-from ..collection.collect import CollectedRollout, Group, GroupRequest, summarize
+from ..collection.groups import CollectedRollout, Group, GroupRequest, summarize
 from ..collection.recording import FILTERED
 from ..data import payload_id
 from ..service import RolloutService

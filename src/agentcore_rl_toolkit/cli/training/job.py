@@ -22,7 +22,7 @@ from .stack import Stack
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ...backends.collection.collect import Recording
+    from ...backends.collection.recording import Recording
     from ...client import RolloutClient
     from ...gateway import GatewayClient
     from .display import Display
@@ -110,7 +110,7 @@ def observed(job: Job, console: Console, recording: Recording) -> Iterator[tuple
 @contextlib.contextmanager
 def recorded(job: Job, stack: Stack) -> Iterator[Recording]:
     """What writes the rollouts into the run's folder, all of them written afterwards."""
-    from ...backends.collection.collect import open_recording
+    from ...backends.collection.recording import open_recording
     from ...runtime.remote import RuntimeView
 
     view = RuntimeView(stack.runtime_url)
