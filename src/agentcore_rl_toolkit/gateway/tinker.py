@@ -1,4 +1,4 @@
-"""Calls that Tinker's SDK samples: the weights in use, and a call's way to them and back (a `calls.engine.Transport`).
+"""Calls that Tinker's SDK samples: the weights in use, and a call's way to them and back (a `Transport`).
 
 A `tinker.SamplingClient` stands for fixed weights, so the version of a turn is that of the client that was asked. New weights
 are a new client; running calls end on the old one. The SDK waits for its service and tries again by itself.
@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from .._installation import missing_extra
 from ..messages.dialects.canonical import STOP
 from ..messages.errors import RequestError
@@ -22,16 +24,17 @@ from .calls.agent import TranslatingAgent
 from .calls.call import Call
 from .calls.context import Context
 from .calls.engine import Owner
-from .calls.exchange import Route
+from .calls.exchange import Transport
 from .calls.states import State
 from .config import UpstreamConfig
 from .engines import Piece
 from .engines.errors import upstream_error
-from .engines.tinker import read_request, write_answer
+from .engines.tinker import pieces_of
 from .http.connection import AgentConnection
 from .sessions.session import Session
 from .token_calls.mode import TokenMode
 from .token_calls.sampling import TokenSampling
+from .upstreams.router import Worker
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +52,7 @@ class Samplers:
         self.wanted = wanted
         self._connect = connect
         self._service = connect()
-        self._open: tuple[str, asyncio.Task[Any]] | None = None
+        self._open: asyncio.Task[Any] | None = None  # the client of what is wanted
 
     def models(self) -> list[str]:
         """What is sampled now."""
@@ -58,18 +61,15 @@ class Samplers:
     async def current(self) -> tuple[Any, int | None]:
         """The sampling client of what is wanted now, and its version. Raises: RequestError."""
         while self.wanted is not None:
-            model = self.wanted[0]
-            if self._open is None or self._open[0] != model:
-                self._open = model, asyncio.ensure_future(self._client(model))
-            opening = self._open
+            opening = self._open = self._open or asyncio.ensure_future(self._client(self.wanted[0]))
             try:
-                client = await asyncio.shield(opening[1])
+                client = await asyncio.shield(opening)
             except Exception as e:
                 if self._open is opening:
                     self._open = None
-                log.warning("no sampler for %s: %s", model, e)
+                log.warning("no sampler for %s: %s", self.wanted[0], e)
                 raise RequestError("the inference server has no weights to sample from", kind="upstream") from e
-            if self.wanted[0] == model:  # or others were published meanwhile
+            if self._open is opening:  # or others were published meanwhile
                 return client, self.wanted[1]
         raise RequestError(
             "the gateway has no weights to sample from yet: give --sampler, or publish some (set_weight_version)",
@@ -89,12 +89,11 @@ class Samplers:
             await opening
         except Exception as e:
             raise RequestError(f"{model} cannot be sampled: {e}", kind="upstream") from e
-        self._open, self.wanted = (model, opening), (model, version)
+        self._open, self.wanted = opening, (model, version)
 
     def lost(self, client: Any) -> None:
         """The service does not know a client's session any more: the next call opens another."""
-        opened = self._open
-        if opened is not None and opened[1].done() and opened[1].result() is client:
+        if self._open is not None and self._open.done() and self._open.result() is client:
             self._open, self._service = None, self._connect()
 
     async def _client(self, model: str) -> Any:
@@ -109,107 +108,90 @@ class Samplers:
                 await asyncio.to_thread(lambda: self._service.close("success").result(CLOSE_S))
 
 
-class TinkerExchange:
-    """A call's way through the SDK."""
+class TinkerExchange(Transport):
+    """A call's way through the SDK. ``finish`` completes each choice of the answer."""
 
     def __init__(
-        self, owner: Owner, engine: TokenSampling, context: Context, session: Session, stream: bool, samplers: Samplers
+        self,
+        owner: Owner,
+        engine: TokenSampling,
+        context: Context,
+        session: Session,
+        samplers: Samplers,
+        *,
+        stream: bool,
+        finish: Callable[[Piece], None],
     ) -> None:
-        self._owner = owner
-        self._engine = engine
-        self._keep_alive_s = context.limits.keep_alive_s
-        self._route = Route(engine, context.router, session)
+        super().__init__(owner, engine, context, session)
+        self._sampling = engine
         self._samplers = samplers
-        self._version: int | None = None
+        self._finish = finish
         self._task: asyncio.Task[None] | None = None
         self._comments: asyncio.TimerHandle | None = None
-        engine.adjust = self._adjust
         if stream:
             self._comment_later()
 
     def route(self) -> None:
-        try:
-            self._route.enter()
-        except RequestError as e:
-            self._owner.fail(e)
-            return
-        self._task = asyncio.ensure_future(self._ask())
+        if (worker := self._enter()) is not None:
+            self._task = asyncio.ensure_future(self._ask(worker))
 
-    async def _ask(self) -> None:
+    async def _ask(self, worker: Worker) -> None:
         try:
-            answer = await self._sampled(again=True)
-        except asyncio.CancelledError:
-            raise
-        except Exception as e:
-            self._failed(e)
-            return
-        incoming, worker = self._engine.incoming, self._route.leave()
-        incoming.status, incoming.parts, incoming.received = 200, [answer], len(answer)
-        incoming.first_token_s = time.time()
-        if worker is not None:
+            self._sampling.whole = await self._sampled(worker, again=True)
+            self._leave()
             worker.succeeded()
+        except Exception as e:
+            self._failed(worker, e)
+            return
+        self._incoming.status, self._incoming.first_token_s = 200, time.time()
         try:
             self._owner.complete()
         except Exception as e:
             self._owner.broke(e)
 
-    async def _sampled(self, *, again: bool) -> bytes:
+    async def _sampled(self, worker: Worker, *, again: bool) -> list[Piece]:
         import tinker
 
-        client, self._version = await self._samplers.current()
-        worker = self._route.worker
-        assert worker is not None
-        asked = read_request(b"".join(map(bytes, self._engine.request_for(worker)[1])))
-        self._engine.incoming.clear()
+        client, version = await self._samplers.current()
+        asked = msgspec.json.decode(self._engine.request_for(worker)[1][0])
         # However long the call waits: no other weights have a part in its answer.
-        self._engine.incoming.span.fix(self._version)
+        self._incoming.span.fix(version)
         self._owner.become(State.SENT)
-        params = tinker.SamplingParams(**asked.sampling_params)
+        prompt, params = tinker.ModelInput.from_ints(asked["prompt"]), tinker.SamplingParams(**asked["sampling_params"])
         try:
-            return write_answer(
-                await client.sample(tinker.ModelInput.from_ints(asked.prompt), asked.num_samples, params)
-            )
+            pieces = pieces_of(await client.sample(prompt, asked["num_samples"], params), version)
         except tinker.APIStatusError as e:
             if e.status_code not in (404, 410) or not again:
                 raise
+        else:
+            for piece in pieces:
+                self._finish(piece)
+            return pieces
         self._samplers.lost(client)
         self._owner.become(State.ROUTED)
-        return await self._sampled(again=False)
+        return await self._sampled(worker, again=False)
 
-    def _failed(self, error: Exception) -> None:
-        worker = self._route.leave()
+    def _failed(self, worker: Worker, error: Exception) -> None:
+        self._leave()
         found = _for_agent(error)
-        if worker is not None and found.kind == "upstream":
-            worker.failed(time.monotonic(), unreachable=False, why=repr(error))
         if found.kind == "upstream":
+            worker.failed(time.monotonic(), unreachable=False, why=repr(error))
             log.warning("sampling failed: %r", error)
         self._owner.fail(found)
-
-    def _adjust(self, piece: Piece, stops: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:
-        """Put in what the SDK does not say: the weights, and where a stop string ends the answer."""
-        piece.weight_version = self._version
-        cut(piece, stops, decode)
 
     # -- from the call
 
     def stop(self) -> None:
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()  # the SDK cancels the sampling at its service
-        self._route.leave()
+        self._leave()
 
     def close(self) -> None:
         if self._comments is not None:
             self._comments.cancel()
-        self._engine.adjust = None
-
-    def weights_change(self, *, slow: bool) -> None:
-        """A call's weights are its client's."""
-
-    def pause_reading(self) -> None: ...
-    def resume_reading(self) -> None: ...
 
     def _comment_later(self) -> None:
-        self._comments = asyncio.get_running_loop().call_later(self._keep_alive_s, self._comment)
+        self._comments = asyncio.get_running_loop().call_later(self._context.limits.keep_alive_s, self._comment)
 
     def _comment(self) -> None:
         if self._owner.comment(COMMENT):
@@ -266,11 +248,12 @@ def tinker_call(
 ) -> Call:
     """A call over Tinker, in any dialect."""
     agent = TranslatingAgent(conn, dialect)
-    engine = TokenSampling(context, session, agent, mode, whole=True)
-    return Call(
-        context,
-        session,
-        agent,
-        engine,
-        lambda owner, stream: TinkerExchange(owner, engine, context, session, stream, samplers),
-    )
+    engine = TokenSampling(context, session, agent, mode)
+
+    def finish(piece: Piece) -> None:
+        cut(piece, agent.asked.sampling.stop, mode.renderer.decode)
+
+    def make(owner: Owner, stream: bool) -> Transport:
+        return TinkerExchange(owner, engine, context, session, samplers, stream=stream, finish=finish)
+
+    return Call(context, session, agent, engine, make)

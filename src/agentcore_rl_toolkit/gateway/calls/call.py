@@ -42,8 +42,8 @@ from ..sessions.session import RecordedReply, Session, repeats_of
 from . import dedup
 from .agent import AgentSide
 from .context import Context
-from .engine import EngineSide, Owner, Transport
-from .exchange import Exchange
+from .engine import EngineSide, Owner
+from .exchange import Exchange, Transport
 from .incremental import digest_of
 from .states import ENDS, NEXT, IllegalTransitionError, State
 

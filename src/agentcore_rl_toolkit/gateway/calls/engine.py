@@ -120,29 +120,6 @@ class EngineSide(Protocol):
         ...
 
 
-class Transport(Protocol):
-    """How the request gets to a server and the reply's bytes back: `Exchange`, and `gateway.tinker`."""
-
-    def route(self) -> None:
-        """Choose a server and send the request to it."""
-        ...
-
-    def stop(self) -> None:
-        """The call ends: nobody waits for the reply any more."""
-        ...
-
-    def close(self) -> None:
-        """The call has ended."""
-        ...
-
-    def weights_change(self, *, slow: bool) -> None:
-        """Other weights are about to be published. ``slow``: the agent's connection holds the reply up."""
-        ...
-
-    def pause_reading(self) -> None: ...
-    def resume_reading(self) -> None: ...
-
-
 class Owner(RunningCall, Protocol):
     """The call, as its engine side sees it."""
 

@@ -11,7 +11,7 @@ from ..capture.versions import brings_tokens
 from ..http.messages import unread
 from ..sessions.session import Session
 from ..upstreams.pool import UpstreamConnection
-from ..upstreams.router import Router, Worker
+from ..upstreams.router import Worker
 from .context import Context
 from .engine import EngineSide, Owner
 from .states import State
@@ -20,95 +20,80 @@ MAX_TRIES = 4
 _TRY_ELSEWHERE = frozenset({429, 502, 503, 504})
 
 
-class Route:
-    """The server that has the call (``worker``), and those that had it before."""
+class Transport:
+    """How the request gets to a server and the reply's bytes back: `Exchange`, and `gateway.tinker`."""
 
-    __slots__ = ("_engine", "_router", "second", "session", "tried", "until", "worker")
+    __slots__ = ("_context", "_engine", "_incoming", "_owner", "_session", "_worker")
 
-    def __init__(self, engine: EngineSide, router: Router, session: Session) -> None:
-        self._engine = engine
-        self._router = router
-        self.session = session
-        self.worker: Worker | None = None
-        self.tried: tuple[Worker, ...] = ()
-        self.second = False  # whether the only server has been given a second chance
-        self.until: float | None = None  # when it has waited long enough for a server to come up
-
-    def wait(self, until: float) -> None:
-        """The call waits until a server is up; then all count as not tried."""
-        self.until, self.tried, self.second = until, (), False
-
-    def enter(self) -> Worker:
-        """Choose a server, and count the call there. Raises: RequestError when there is none."""
-        session, engine = self.session, self._engine
-        worker = self._router.pick(session.worker, self.tried)
-        if worker is None:
-            if self.tried:
-                raise RequestError("no inference server answered; see the gateway's log", kind="upstream")
-            raise RequestError(
-                "the gateway has no inference server; add one with POST /admin/workers", kind="overloaded"
-            )
-        session.worker = self.worker = worker
-        worker.inflight += 1
-        worker.calls += 1
-        engine.incoming.kind, engine.incoming.upstream_id = worker.config.engine, worker.id
-        return worker
-
-    def leave(self) -> Worker | None:
-        """Let go of the server; returns it."""
-        worker, self.worker = self.worker, None
-        if worker is not None:
-            worker.inflight -= 1
-        return worker
-
-    def another(self, worker: Worker, *, once_more: bool) -> bool:
-        """Whether there is a server to try after this one. ``once_more``: or this one, if there is no other."""
-        self.tried = (*self.tried, worker)
-        other = self._router.pick(None, self.tried)
-        if other is None and once_more and not worker.draining:
-            self.second, self.tried, other = True, self.tried[:-1], worker
-        return len(self.tried) < MAX_TRIES and other is not None
-
-    def elsewhere(self, worker: Worker) -> bool:
-        """Whether the call can be tried at another server than this one."""
-        return len(self.tried) + 1 < MAX_TRIES and self._router.pick(None, (*self.tried, worker)) is not None
-
-
-def try_again(owner: Owner, context: Context, route: Route, worker: Worker, why: str, *, once_more: bool) -> None:
-    """Try another server as long as nothing has reached the agent. ``once_more``: or this one, if there is no other."""
-    if owner.state is not State.RELAYING and route.another(worker, once_more=once_more):
-        owner.forget()
-        context.counters["retries"] += 1
-        owner.go()
-    elif owner.state is not State.RELAYING and (until := context.outage.hold(owner, route.until)) is not None:
-        owner.forget()
-        route.wait(until)
-    else:
-        owner.fail(RequestError(why, kind="upstream"))
-
-
-class Exchange:
-    """See the module. It is the `Reader` of its upstream connection."""
-
-    __slots__ = ("_connecting", "_context", "_engine", "_incoming", "_owner", "_route", "_stream", "_up")
-
-    def __init__(self, owner: Owner, engine: EngineSide, context: Context, session: Session, *, stream: bool) -> None:
+    def __init__(self, owner: Owner, engine: EngineSide, context: Context, session: Session) -> None:
         self._owner = owner
         self._engine = engine
         self._incoming = engine.incoming
         self._context = context
+        self._session = session
+        self._worker: Worker | None = None  # the server that has the call
+
+    def route(self) -> None:
+        """Choose a server and send the request to it."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """The call ends: nobody waits for the reply any more."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """The call has ended."""
+
+    def weights_change(self, *, slow: bool) -> None:
+        """Other weights are about to be published. ``slow``: the agent's connection holds the reply up."""
+
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+
+    def _enter(self, tried: tuple[Worker, ...] = ()) -> Worker | None:
+        """Choose a server that was not tried yet, and count the call there. None: there is none, and the call fails."""
+        session = self._session
+        worker = self._context.router.pick(session.worker, tried)
+        if worker is None:
+            error = RequestError("no inference server answered; see the gateway's log", kind="upstream")
+            if not tried:
+                why = "the gateway has no inference server; add one with POST /admin/workers"
+                error = RequestError(why, kind="overloaded")
+            self._owner.fail(error)
+            return None
+        session.worker = self._worker = worker
+        worker.inflight += 1
+        worker.calls += 1
+        self._incoming.kind, self._incoming.upstream_id = worker.config.engine, worker.id
+        return worker
+
+    def _leave(self) -> Worker | None:
+        """Let go of the server; returns it."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.inflight -= 1
+        return worker
+
+
+class Exchange(Transport):
+    """Over connections to servers: the `Reader` of the one in use. ``tried`` are the servers that had the call before."""
+
+    __slots__ = ("_connecting", "_second", "_stream", "_tried", "_until", "_up")
+
+    def __init__(self, owner: Owner, engine: EngineSide, context: Context, session: Session, *, stream: bool) -> None:
+        super().__init__(owner, engine, context, session)
         self._stream = stream
-        self._route = Route(engine, context.router, session)
+        self._tried: tuple[Worker, ...] = ()
+        self._second = False  # whether the only server has been given a second chance
+        self._until: float | None = None  # when it has waited long enough for a server to come up
         self._up: UpstreamConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
 
     # -- sending
 
     def route(self) -> None:
-        try:
-            worker = self._route.enter()
-        except RequestError as e:
-            self._owner.fail(e)
+        worker = self._enter(self._tried)
+        if worker is None:
             return
         connection = worker.pool.take()
         if connection is not None:
@@ -130,7 +115,7 @@ class Exchange:
             self._owner.broke(e)
 
     def _send(self, connection: UpstreamConnection) -> None:
-        worker = self._route.worker
+        worker = self._worker
         if worker is None:  # pragma: no cover  (a connection is only asked for with a worker)
             return
         try:
@@ -145,15 +130,36 @@ class Exchange:
         self._incoming.span.sent()
         self._owner.become(State.SENT)
         size = len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
-        head = worker.head(path, size, self._route.session.id_bytes)
+        head = worker.head(path, size, self._session.id_bytes)
         connection.send(self, head, *pieces)
 
     def _leave(self) -> Worker | None:
         self._up = None
-        return self._route.leave()
+        return super()._leave()
 
     def _again(self, worker: Worker, why: str, *, once_more: bool = False) -> None:
-        try_again(self._owner, self._context, self._route, worker, why, once_more=once_more)
+        """Try another server as long as nothing has reached the agent. ``once_more``: or this one, if there is no other."""
+        owner, context = self._owner, self._context
+        if owner.state is State.RELAYING:
+            owner.fail(RequestError(why, kind="upstream"))
+            return
+        tried = (*self._tried, worker)
+        other = context.router.pick(None, tried)
+        if other is not None and len(tried) < MAX_TRIES:
+            self._tried = tried
+        elif other is None and once_more and not worker.draining:
+            self._second = True
+        else:
+            until = context.outage.hold(owner, self._until)
+            if until is None:
+                owner.fail(RequestError(why, kind="upstream"))
+            else:  # then all servers count as not tried
+                self._until, self._tried, self._second = until, (), False
+                owner.forget()
+            return
+        owner.forget()
+        context.counters["retries"] += 1
+        owner.go()
 
     # -- the reply
 
@@ -195,12 +201,12 @@ class Exchange:
                 # The server closed an idle connection at the moment we used it: nobody's fault, and it did not see the
                 # request.
                 self._context.counters["stale_connections"] += 1
-                if self._route.session.worker is worker and not worker.draining:
+                if self._session.worker is worker and not worker.draining:
                     self._owner.route()
                     return
             why = "the inference server closed the connection before its reply was whole"
             worker.failed(time.monotonic(), unreachable=True, why=why)
-            self._again(worker, why, once_more=not self._route.second)
+            self._again(worker, why, once_more=not self._second)
         except Exception as e:
             self._owner.broke(e)
 
@@ -216,7 +222,8 @@ class Exchange:
                 return
             if status >= 500:
                 worker.failed(time.monotonic(), unreachable=False, why=f"it answered {status} several times in a row")
-            if status in _TRY_ELSEWHERE and self._route.elsewhere(worker):
+            tried = (*self._tried, worker)
+            if status in _TRY_ELSEWHERE and len(tried) < MAX_TRIES and self._context.router.pick(None, tried):
                 self._again(worker, "")
             else:
                 self._owner.pass_error(status, self._incoming.body())
@@ -226,7 +233,7 @@ class Exchange:
     # -- from the call
 
     def stop(self) -> None:
-        up, worker = self._up, self._route.worker
+        up, worker = self._up, self._worker
         self._leave()
         if self._connecting is not None and self._connecting is not asyncio.current_task():
             self._connecting.cancel()
@@ -234,8 +241,6 @@ class Exchange:
             up.abort()
         if worker is not None:
             self._engine.stop(worker)
-
-    def close(self) -> None: ...
 
     def weights_change(self, *, slow: bool) -> None:
         if self._up is None:

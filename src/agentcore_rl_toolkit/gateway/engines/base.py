@@ -71,6 +71,7 @@ class TokenEngine(ABC):
 
     name: str
     features: frozenset[str]
+    streams = True  # False: it answers whole
 
     @abstractmethod
     def request(

@@ -13,7 +13,6 @@ import msgspec
 
 from ...errors import CaptureError
 from ...messages.dialects.canonical import LENGTH, STOP, ModelRequest
-from ...messages.errors import NOT_JSON
 from .base import GenerationStream, Piece, TokenEngine
 
 PRODUCTION_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"
@@ -22,31 +21,12 @@ KEY_ENV, URL_ENV = "TINKER_API_KEY", "TINKER_BASE_URL"  # the SDK's own names
 _encode = msgspec.json.Encoder().encode
 
 
-class SampleAsked(msgspec.Struct):
-    """The arguments of `SamplingClient.sample`."""
-
-    prompt: list[int]
-    num_samples: int
-    sampling_params: dict[str, Any]
-
-
-class Sequence(msgspec.Struct):
-    """One sampled sequence. Shapes: both (K,)."""
-
-    tokens: list[int]
-    logprobs: list[float | None] | None
-    stop_reason: str
-
-
-read_request = msgspec.json.Decoder(SampleAsked).decode
-_read_answer = msgspec.json.Decoder(list[Sequence]).decode
-
-
 class TinkerEngine(TokenEngine):
     """See the module. ``stop`` strings are cut by the gateway and not sent: a request takes either strings or token ids, and
     the ids that end a turn must stop it in any case."""
 
     name = "tinker"
+    streams = False
     features = frozenset({"n", "seed", "top_k", "stop"})
 
     def request(
@@ -66,31 +46,26 @@ class TinkerEngine(TokenEngine):
         return b"", _encode(body)
 
     def reply(self, body: bytes) -> list[Piece]:
-        try:
-            sequences = _read_answer(body)
-        except NOT_JSON as e:
-            raise CaptureError(f"the SDK's answer cannot be read: {e}") from e
-        unknown = [s.stop_reason for s in sequences if s.stop_reason not in (STOP, LENGTH)]
-        if unknown:
-            raise CaptureError(f"a sequence has the unknown stop reason {unknown[0]!r}")
-        return [
-            Piece(choice=i, ids=s.tokens, logprobs=s.logprobs, finish_reason=s.stop_reason)
-            for i, s in enumerate(sequences)
-        ]
+        raise CaptureError("the SDK has the answer")
 
     def stream(self) -> GenerationStream:
         raise CaptureError("Tinker answers whole")
 
 
-def write_answer(response: Any) -> bytes:
-    """A `tinker.SampleResponse` as `TinkerEngine.reply` reads it; NaN stands for a logprob that was not computed."""
-    return _encode([_sequence(s) for s in response.sequences])
-
-
-def _sequence(sampled: Any) -> Sequence:
-    logprobs = sampled.logprobs
-    values = None if logprobs is None else [None if math.isnan(lp) else lp for lp in logprobs]
-    return Sequence(list(sampled.tokens), values, sampled.stop_reason)
+def pieces_of(response: Any, version: int | None) -> list[Piece]:
+    """A `tinker.SampleResponse`; NaN stands for a logprob that was not computed. Raises: CaptureError."""
+    pieces = []
+    for choice, sampled in enumerate(response.sequences):
+        if sampled.stop_reason not in (STOP, LENGTH):
+            raise CaptureError(f"a sequence has the unknown stop reason {sampled.stop_reason!r}")
+        logprobs = sampled.logprobs
+        piece = Piece(
+            choice=choice, ids=list(sampled.tokens), finish_reason=sampled.stop_reason, weight_version=version
+        )
+        if logprobs is not None:
+            piece.logprobs = [None if math.isnan(lp) else lp for lp in logprobs]
+        pieces.append(piece)
+    return pieces
 
 
 def service_url() -> str:

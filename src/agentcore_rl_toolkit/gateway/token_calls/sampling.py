@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -38,19 +37,15 @@ _to_json = msgspec.json.Encoder().encode
 
 
 class TokenSampling:
-    """An `EngineSide`, over token engines. ``live``: a reply is read as it comes, because the agent streams.
-
-    ``adjust``, if any, completes each piece of a whole reply: it gets the stop strings and how ids are decoded.
+    """An `EngineSide`, over token engines. ``live``: a reply is read as it comes, because the agent streams. ``whole`` is the
+    whole reply of an engine that does not answer in bytes.
     """
 
-    def __init__(
-        self, context: Context, session: Session, agent: TranslatingAgent, mode: TokenMode, *, whole: bool = False
-    ) -> None:
+    def __init__(self, context: Context, session: Session, agent: TranslatingAgent, mode: TokenMode) -> None:
         self._context = context
         self._session = session
         self._agent = agent
         self._mode = mode
-        self._whole = whole  # whether the engine answers in one piece, whatever the agent wants
         self.incoming = Incoming(context.running)
         self._engine = TOKEN_ENGINES[context.engine]
         self._prompt = Prompt(mode)
@@ -62,7 +57,7 @@ class TokenSampling:
         self._live = False
         self._reader: GenerationStream | None = None
         self._reply: TokenReply | None = None
-        self.adjust: Callable[[Piece, Sequence[str], Callable[[Sequence[int]], str]], None] | None = None
+        self.whole: list[Piece] | None = None
 
     # -- the request
 
@@ -75,7 +70,7 @@ class TokenSampling:
         impose(asked, session.settings.sampling_params)
         agent.n = asked.n
         agent.reply_id = new_id("chatcmpl-")
-        self._live = agent.stream and not self._whole
+        self._live = agent.stream and self._engine.streams
         asked.require(self._engine.features, engine=self._engine.name, allowed=allowed)
         fields = agent.as_chat(_as_sent)
         self._force_calls()
@@ -192,10 +187,8 @@ class TokenSampling:
     def capture(self) -> Captured:
         sampled, agent = self._sampled(), self._agent
         if not self._live:
-            body = self.incoming.body()
-            for piece in self._engine.reply(body):
-                if self.adjust is not None:
-                    self.adjust(piece, agent.asked.sampling.stop, self._mode.renderer.decode)
+            pieces = self._engine.reply(self.incoming.body()) if self.whole is None else self.whole
+            for piece in pieces:
                 self._take(piece)
         captured = Captured(choices=[], has_tokens=True, reply_id=agent.reply_id, model=agent.asked.model)
         if self._prompt.rendered is not None or self._prompt.raw is not None:
