@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from .errors import ConfigError
 
+P = ParamSpec("P")
+S = TypeVar("S")
 T = TypeVar("T")
 
 LONGEST_SLEEP_S = 1.0  # of a thread that waits for a result; Ctrl-C takes at most so long
@@ -115,6 +118,17 @@ class Portal:
             raise ConfigError(
                 "a sync method was called on the thread that does its work, and would wait for itself; use the `_async` one"
             )
+
+    def sync(self, method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[S, P], T]:
+        """The sync twin of an async method: the same signature and docstring, without ``_async`` in its name."""
+
+        @functools.wraps(method)
+        def call(self_: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            return self.call(method(self_, *args, **kwargs))
+
+        call.__name__ = method.__name__.removesuffix("_async")
+        call.__qualname__ = method.__qualname__.removesuffix("_async")
+        return call
 
     def call(self, coroutine: Coroutine[Any, Any, T], *, clean_up_s: float = 0.0) -> T:
         """Run a coroutine on the loop and wait for it here. Ctrl-C cancels it and gives it `clean_up_s` to end.

@@ -48,6 +48,7 @@ TRAIN_FIELD = "train"  # of the `_rollout` block, and of a record's own block: t
 POLICY_REWARD_FIELD = "policy_reward"  # of a record's own block: what the agent declares for failures of the policy
 TRAIN_RULES = ("all", "task", "main")  # any other word is a tag; `trajectory.selection` says what each means
 DEFAULT_TRAIN = "task"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _TAG = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 SECRET_KEYS = frozenset(
@@ -140,7 +141,8 @@ def check_id(value: IdValue, name: str) -> str:
     """The text that an experiment or input id has in keys. Numbers stand as `str` writes them, as in the published package.
 
     Any text that stays below its experiment is an id, slashes inside it included (``team/run-7``).
-    Raises: ContractError on an empty or ``..`` part, on NUL, on what is not Unicode, and on what is neither text nor a number.
+    Raises: ContractError on an empty or ``..`` part, on a control character, on what is not Unicode, and on what is neither text
+        nor a number.
     """
     if not _is_text(value) and not _is_number(value):
         raise ContractError(
@@ -161,8 +163,8 @@ def _check_parts(text: str, name: str) -> None:
         trouble = "has a part '.' or '..', which leads out of its experiment: write the name without it"
     elif "" in parts:
         trouble = "begins or ends with '/' or has '//', which stores read as another name: remove the extra '/'"
-    elif "\0" in text:
-        trouble = "holds a NUL character, which no store takes: remove it"
+    elif _CONTROL.search(text):
+        trouble = "holds a control character, which not every store takes: remove it"
     else:
         try:
             text.encode()

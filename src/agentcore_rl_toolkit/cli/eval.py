@@ -21,7 +21,6 @@ import click
 from ..contract import Cause
 from ..errors import ConfigError, GatewayError, LocalRuntimeError
 from ..store import parse_url
-from ..store.names import path_of
 from .options import as_json, from_environment, sandbox_words, with_sandbox
 from .output.commands import nearby, program
 from .output.failures import Failure, explain
@@ -144,11 +143,11 @@ def _experiment(options: dict[str, Any]) -> tuple[str, Path]:
     last = ""
     for number in itertools.count(1):
         exp_id = first if number == 1 else f"{first}-{number}"
-        if not (Path("runs") / path_of(exp_id) / "ledger.jsonl").exists():
+        if not (Path("runs") / exp_id / "ledger.jsonl").exists():
             break
         last = exp_id
     exp_id = last or first if options["resume"] else exp_id
-    return exp_id, (Path("runs") / path_of(exp_id)).resolve()
+    return exp_id, (Path("runs") / exp_id).resolve()
 
 
 def _check(options: dict[str, Any]) -> None:
@@ -193,7 +192,7 @@ def _check_store(bucket: str, exp_id: str) -> None:
     from ..store import open_store
 
     try:
-        open_store(bucket).list(f"{path_of(exp_id)}/{secrets.token_hex(8)}", timeout_s=STORE_WITHIN_S)
+        open_store(bucket).list(f"{exp_id}/{secrets.token_hex(8)}", timeout_s=STORE_WITHIN_S)
     except StorePermissionError:
         pass
     except StoreError as e:
@@ -225,7 +224,7 @@ def _goes_on(exp_id: str, *, out_given: bool) -> str:
     for before, word in itertools.pairwise(sys.argv):
         hidden = 1 if before == "--session-env" else 2 if word.startswith("--session-env=") else None
         words.append(word if hidden is None else "=".join(word.split("=")[:hidden]))
-    words += [] if out_given else ["--out", str(Path("runs") / path_of(exp_id))]
+    words += [] if out_given else ["--out", str(Path("runs") / exp_id)]
     return f"{program()} {shlex.join([*(word for word in words if word != '--resume'), '--resume'])}"
 
 

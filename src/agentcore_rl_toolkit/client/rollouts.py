@@ -16,7 +16,6 @@ from .._portal import Portal
 from ..contract import IdValue, check_id, new_session_id
 from ..errors import ConfigError
 from ..store import open_store, parse_url
-from ..store.names import path_of
 from .arguments import check_choice, check_number, for_the_agent
 from .batch import AsyncBatchResult, BatchItem, BatchPlan, BatchResult, BatchRun, ProgressHook, print_progress
 from .data_plane.pacing import PaceLimits, shared_pacer
@@ -313,7 +312,7 @@ class RolloutClient:
         self._check_policy(timeout, on_failure, retries)
         check_choice("resume", resume, (True, False, "retry_failed"))
         if resume and ledger is None:
-            ledger = Path("runs") / path_of(self.exp_id) / "ledger.jsonl"
+            ledger = Path("runs") / self.exp_id / "ledger.jsonl"
         hook: ProgressHook | None = print_progress if progress is True else (progress or None)
 
         def start() -> BatchRun:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
@@ -20,8 +21,9 @@ DEFAULT_TIMEOUT_S = 60.0
 MAX_KEY_BYTES = 1024  # S3's limit; the other stores follow it so that a run can move between them
 
 _NO_PART = frozenset({"", ".", ".."})
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
-run_sync = Portal("agentcore-rl-store").call  # one loop per process, under every store's sync face
+_portal = Portal("agentcore-rl-store")  # one loop per process, under every store's sync face
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,13 +69,6 @@ class ObjectStore(ABC):
     async def _list(self, prefix: str, after: str | None) -> list[ObjectInfo]: ...
     @abstractmethod
     async def _delete(self, key: str) -> None: ...
-
-    def check_readable(self, key: str) -> str:
-        """Return the key unchanged if an object may be read under it. Raises: ConfigError.
-
-        A store may read more keys than it writes: others put objects there too.
-        """
-        return check_key(key)
 
     # -- the public face
 
@@ -124,7 +119,7 @@ class ObjectStore(ABC):
 
         Raises: ObjectNotFoundError; ObjectTooLargeError with `max_bytes`.
         """
-        self.check_readable(key)
+        check_key(key)
         return await self._until_deadline("get", key, lambda: self._get(key, max_bytes), timeout_s, 100_000_000)
 
     async def _holds(self, key: str, body: bytes) -> bool:
@@ -135,7 +130,7 @@ class ObjectStore(ABC):
 
     async def head_async(self, key: str, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> ObjectInfo:
         """Size and age of an object. Raises: ObjectNotFoundError."""
-        self.check_readable(key)
+        check_key(key)
         return await self._until_deadline("head", key, lambda: self._head(key), timeout_s, 0)
 
     async def list_async(
@@ -154,36 +149,6 @@ class ObjectStore(ABC):
         """Remove an object; a missing one is no error."""
         check_key(key)
         await self._until_deadline("delete", key, lambda: self._delete(key), timeout_s, 0)
-
-    def put(
-        self,
-        key: str,
-        body: bytes,
-        *,
-        create_only: bool = False,
-        durable: bool = True,
-        timeout_s: float | None = DEFAULT_TIMEOUT_S,
-    ) -> None:
-        """Sync face of `put_async`."""
-        run_sync(self.put_async(key, body, create_only=create_only, durable=durable, timeout_s=timeout_s))
-
-    def get(self, key: str, *, max_bytes: int | None = None, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> bytes:
-        """Sync face of `get_async`."""
-        return run_sync(self.get_async(key, max_bytes=max_bytes, timeout_s=timeout_s))
-
-    def head(self, key: str, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> ObjectInfo:
-        """Sync face of `head_async`."""
-        return run_sync(self.head_async(key, timeout_s=timeout_s))
-
-    def list(
-        self, prefix: str = "", after: str | None = None, *, timeout_s: float | None = DEFAULT_TIMEOUT_S
-    ) -> list[ObjectInfo]:
-        """Sync face of `list_async`."""
-        return run_sync(self.list_async(prefix, after, timeout_s=timeout_s))
-
-    def delete(self, key: str, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
-        """Sync face of `delete_async`."""
-        run_sync(self.delete_async(key, timeout_s=timeout_s))
 
     async def _until_deadline(
         self, verb: str, key: str, attempt: Callable[[], Awaitable[T]], timeout_s: float | None, body_bytes: int
@@ -215,6 +180,12 @@ class ObjectStore(ABC):
                 ) from fault
             await asyncio.sleep(delay_s)
 
+    put = _portal.sync(put_async)
+    get = _portal.sync(get_async)
+    head = _portal.sync(head_async)
+    delete = _portal.sync(delete_async)
+    list = _portal.sync(list_async)
+
 
 def check_key(key: str) -> str:
     """Return the key unchanged. Raises: ConfigError when it is empty, too long, no Unicode, or could leave its folder."""
@@ -222,8 +193,8 @@ def check_key(key: str) -> str:
         raise ConfigError(f"an object key must be a non-empty string, got {key!r}")
     if len(key.encode("utf-8", "surrogatepass")) > MAX_KEY_BYTES:
         raise ConfigError(f"object key of more than {MAX_KEY_BYTES} bytes: {key[:80]!r}...")
-    if "\0" in key or any(part in _NO_PART for part in key.split("/")):
-        raise ConfigError(f"object key {key!r}: no empty part, '.', '..' or NUL character")
+    if _CONTROL.search(key) or any(part in _NO_PART for part in key.split("/")):
+        raise ConfigError(f"object key {key!r}: no empty part, '.', '..' or control character")
     try:
         key.encode()
     except UnicodeEncodeError as e:

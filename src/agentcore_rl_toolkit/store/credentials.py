@@ -1,10 +1,9 @@
-"""AWS credentials for obstore, looked up when a request needs them and never earlier."""
+"""AWS credentials and region for obstore, looked up when a store is first used and never earlier."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from ..errors import MissingExtraError, StorePermissionError
@@ -13,30 +12,15 @@ from ..errors import MissingExtraError, StorePermissionError
 TTL = timedelta(minutes=5)
 
 
-class AwsCredentials:
-    """Credential provider: the environment's static keys, else whatever boto3 finds (profile, SSO, container, instance).
+def find_provider() -> Any:
+    """None where the environment has static keys, which obstore reads by itself; else what asks boto3 (profile, SSO, container,
+    instance).
 
-    The environment is read first, as boto3 does, and without loading boto3: a session of the local runtime saves 70 ms of CPU.
+    The environment comes first, as with boto3, and without loading boto3: a session of the local runtime saves 70 ms of CPU.
+    Raises: StorePermissionError when there are no credentials.
     """
-
-    def __init__(self) -> None:
-        self._provider: Callable[[], Any] | None = None
-
-    def __call__(self) -> Any:
-        key, secret = os.environ.get("AWS_ACCESS_KEY_ID"), os.environ.get("AWS_SECRET_ACCESS_KEY")
-        if key and secret:
-            return {
-                "access_key_id": key,
-                "secret_access_key": secret,
-                "token": os.environ.get("AWS_SESSION_TOKEN") or None,
-                "expires_at": datetime.now(UTC) + TTL,
-            }
-        if self._provider is None:
-            self._provider = _boto3_provider()
-        return self._provider()
-
-
-def _boto3_provider() -> Callable[[], Any]:
+    if os.environ.get("AWS_ACCESS_KEY_ID") and os.environ.get("AWS_SECRET_ACCESS_KEY"):
+        return None
     try:
         from obstore.auth.boto3 import Boto3CredentialProvider
     except ImportError as e:

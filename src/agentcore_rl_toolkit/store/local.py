@@ -1,10 +1,9 @@
 """Objects as files in a directory: atomic, create-only where asked, fsynced, readable with ordinary tools.
 
-Written with the standard library rather than obstore's local store for three reasons: it can fsync, it starts no thread pool of
-its own in every forked session (a first obstore put costs a session some 20 ms of CPU, this one under 1 ms), and its unfinished
-files are told apart from objects by name.
+Written with the standard library rather than obstore's local store for three reasons: it can fsync, a first put costs a forked
+session under 1 ms of CPU (obstore's some 20 ms), and its unfinished files are told apart from objects by name.
 
-Reads, listings and fsyncs run in a few threads of their own; what only touches the page cache is done in place.
+A key is the path of its file. All file operations run in threads.
 
 A put writes ``.tmp-<random>`` beside its target, then renames it (or, for create-only, hard-links it, which the file system
 refuses when the name is taken). A process that dies in between leaves only the temporary file, which no listing shows.
@@ -19,16 +18,14 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import secrets
 import stat
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from ..errors import ConfigError, ObjectExistsError, ObjectNotFoundError, StoreError, StorePermissionError
 from .base import ObjectInfo, ObjectStore, check_key, check_size, utc
-from .names import TEMP_PREFIX, path_of, text_of
 from .retry import RetryPolicy, TransientStoreError
 
 T = TypeVar("T")
@@ -51,29 +48,7 @@ _TRANSIENT = {
 
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MAX_SYNCED = 10_000
-_SMALL = 16_384
-
-_pool: ThreadPoolExecutor | None = None
-_pool_lock = threading.Lock()
-
-
-def _executor() -> ThreadPoolExecutor:
-    # One small pool for all directories of the process, because the disk is shared too; threads start one by one on demand.
-    global _pool
-    with _pool_lock:
-        if _pool is None:
-            _pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="store-file")
-        return _pool
-
-
-def _after_fork() -> None:
-    # threads do not survive a fork, and the lock may have been held
-    global _pool, _pool_lock
-    _pool = None
-    _pool_lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+_TEMP = re.compile(r"\.tmp-[0-9a-f]{16}")
 
 
 class LocalStore(ObjectStore):
@@ -86,15 +61,7 @@ class LocalStore(ObjectStore):
 
     async def _in_thread(self, key: str, work: Callable[[], T]) -> T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(_executor(), work)
-        except OSError as e:
-            raise self._mapped(key, e) from e
-
-    async def _at_once(self, key: str, work: Callable[[], T]) -> T:
-        """For what only touches the page cache: 10 to 100 µs, less than handing it to a thread and waking up again."""
-        await asyncio.sleep(0)
-        try:
-            return work()
+            return await asyncio.to_thread(work)
         except OSError as e:
             raise self._mapped(key, e) from e
 
@@ -106,10 +73,7 @@ class LocalStore(ObjectStore):
             if durable:
                 self._sync_folders(os.path.dirname(path))
 
-        if durable or len(body) > _SMALL:
-            await self._in_thread(key, write)
-        else:
-            await self._at_once(key, write)
+        await self._in_thread(key, write)
 
     async def _get(self, key: str, max_bytes: int | None) -> bytes:
         def read() -> bytes:
@@ -120,7 +84,7 @@ class LocalStore(ObjectStore):
         return await self._in_thread(key, read)
 
     async def _head(self, key: str) -> ObjectInfo:
-        return await self._at_once(key, lambda: _info(key, _regular(os.lstat(self._path(key)), key)))
+        return await self._in_thread(key, lambda: _info(key, _regular(os.lstat(self._path(key)), key)))
 
     async def _list(self, prefix: str, after: str | None) -> list[ObjectInfo]:
         return await self._in_thread(prefix, lambda: _walk(self._root, prefix, after))
@@ -130,7 +94,7 @@ class LocalStore(ObjectStore):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 os.unlink(self._path(key))
 
-        await self._at_once(key, unlink)
+        await self._in_thread(key, unlink)
 
     def _sync_folders(self, folder: str) -> None:
         """Put the new name on disk, and the folders above it the first time; the file's own fsync has paid for most of it."""
@@ -143,7 +107,7 @@ class LocalStore(ObjectStore):
             _sync_folder(folder)
 
     def _path(self, key: str) -> str:
-        return f"{self._root}/{path_of(key)}"
+        return f"{self._root}/{key}"
 
     def _mapped(self, key: str, e: OSError) -> StoreError:
         if isinstance(e, FileExistsError):
@@ -154,6 +118,8 @@ class LocalStore(ObjectStore):
             return StorePermissionError(f"no access to {key!r} in {self.url}: {e}", key=key)
         if isinstance(e, NotADirectoryError | IsADirectoryError):
             return StoreError(f"{key!r} in {self.url} is a folder and an object at once: {e}", key=key)
+        if e.errno == errno.ENAMETOOLONG:
+            return StoreError(f"{key!r} in {self.url}: a file name has at most 255 bytes; shorten its id", key=key)
         if e.errno in _TRANSIENT:
             return TransientStoreError(f"{key!r} in {self.url}: {e}", ambiguous=False, key=key)
         return StoreError(f"{key!r} in {self.url}: {e}", key=key)
@@ -161,7 +127,7 @@ class LocalStore(ObjectStore):
 
 def _write(path: str, body: bytes, create_only: bool, durable: bool) -> None:
     folder = os.path.dirname(path)
-    temp = f"{folder}/{TEMP_PREFIX}{secrets.token_hex(8)}"
+    temp = f"{folder}/.tmp-{secrets.token_hex(8)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         fd = os.open(temp, flags, 0o644)
@@ -196,41 +162,30 @@ def _walk(root: str, prefix: str, after: str | None) -> list[ObjectInfo]:
     top = prefix.rpartition("/")[0]
     if top and not _is_key(top):
         return []  # no object can be there
-    start = path_of(top) + "/" if top else ""
+    start = f"{top}/" if top else ""
     found: list[ObjectInfo] = []
-    folders = [(start, f"{top}/" if top else "")]  # paths within the store, and the keys that they stand for
+    folders = [start]
     while folders:
-        path, base = folders.pop()
+        folder = folders.pop()
         try:
-            with os.scandir(f"{root}/{path}") as entries:
+            with os.scandir(f"{root}/{folder}") as entries:
                 for entry in entries:
-                    name = None if entry.name.startswith(TEMP_PREFIX) else text_of(entry.name)
-                    if name is None:
-                        continue
-                    key = base + name[0]
+                    key = folder + entry.name
                     if entry.is_dir(follow_symlinks=False):
-                        key = key if name[1] else key + "/"
-                        if key.startswith(prefix) or prefix.startswith(key):
-                            folders.append((f"{path}{entry.name}/", key))
-                    elif key.startswith(prefix) and (after is None or key > after):
-                        of = _of_object(entry, key, path)
-                        if of is not None:
-                            found.append(_info(key, of))
+                        if f"{key}/".startswith(prefix) or prefix.startswith(f"{key}/"):
+                            folders.append(f"{key}/")
+                    elif key.startswith(prefix) and (after is None or key > after) and _is_object(entry, key):
+                        with contextlib.suppress(FileNotFoundError):  # it is gone since
+                            found.append(_info(key, entry.stat(follow_symlinks=False)))
         except OSError as e:
-            if e.errno in _TRANSIENT or (path == start and isinstance(e, PermissionError)):
+            if e.errno in _TRANSIENT or (folder == start and isinstance(e, PermissionError)):
                 raise
-            logger.debug("%s/%s is left out of a listing: %s", root, path, e)
+            logger.debug("%s/%s is left out of a listing: %s", root, folder, e)
     return sorted(found, key=lambda info: info.key)
 
 
-def _of_object(entry: os.DirEntry[str], key: str, path: str) -> os.stat_result | None:
-    """Size and age of an entry that is an object; None where it is none, or is gone since."""
-    if not entry.is_file(follow_symlinks=False) or not _is_key(key) or path_of(key) != path + entry.name:
-        return None
-    try:
-        return entry.stat(follow_symlinks=False)
-    except FileNotFoundError:
-        return None
+def _is_object(entry: os.DirEntry[str], key: str) -> bool:
+    return entry.is_file(follow_symlinks=False) and not _TEMP.fullmatch(entry.name) and _is_key(key)
 
 
 def _is_key(text: str) -> bool:

@@ -9,9 +9,8 @@ import os
 import re
 import time
 from collections.abc import Awaitable
-from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from ..errors import (
     AgentCoreRLError,
@@ -22,16 +21,12 @@ from ..errors import (
     StorePermissionError,
     UnlistableError,
 )
-from .base import MAX_KEY_BYTES, ObjectInfo, ObjectStore, check_key, check_size
-from .credentials import AwsCredentials, find_region
+from .base import ObjectInfo, ObjectStore, check_size
+from .credentials import find_provider, find_region
 from .retry import RetryPolicy, TransientStoreError
-
-if TYPE_CHECKING:
-    from .foreign import ForeignKeys
 
 T = TypeVar("T")
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 # Refused now, but by something that passes: throttling, a conditional write that met another one, a request that took too long.
@@ -62,7 +57,6 @@ class RemoteStore(ObjectStore):
         self._scheme, self._bucket, self._prefix = scheme, bucket, prefix
         self._endpoint_url, self._region = endpoint_url, region
         self._opened: tuple[int, Any] | None = None
-        self._other_opened: tuple[int, ForeignKeys] | None = None
 
     def _store(self) -> Any:
         # No lock: two threads that come first at once open it twice, which is harmless; a lock held during a fork is not.
@@ -109,7 +103,7 @@ class RemoteStore(ObjectStore):
             "region": region,
             "virtual_hosted_style_request": False,
             "client_options": options,
-            "credential_provider": AwsCredentials(),
+            "credential_provider": find_provider(),
         }
         # plain DELETE is what every S3-compatible server understands; obstore can choose it since 0.11
         return obstore.store.S3Store(self._bucket, disable_bulk_delete=True, **common)
@@ -118,14 +112,10 @@ class RemoteStore(ObjectStore):
         import obstore
 
         content_type = _TYPES.get(os.path.splitext(key)[1], "application/octet-stream")
-        full = self._prefix + key
-        if self._scheme == "s3" and is_foreign(full):
-            await asyncio.to_thread(self._other().put, full, body, create_only, content_type)
-            return
         # One request even for 100 MB: a multipart upload cannot be create-only.
         put = obstore.put_async(
             self._store(),
-            full,
+            self._prefix + key,
             body,
             attributes={"Content-Type": content_type},
             mode="create" if create_only else "overwrite",
@@ -133,21 +123,8 @@ class RemoteStore(ObjectStore):
         )
         await self._mapped(key, put)
 
-    def check_readable(self, key: str) -> str:
-        if self._scheme != "s3":
-            return check_key(key)
-        if not _is_readable(key):
-            raise ConfigError(
-                f"object key {key!r}: it must be 1 to {MAX_KEY_BYTES} bytes of UTF-8, without a part '.' or '..', which a server "
-                "may take for a step in its own folders"
-            )
-        return key
-
     async def _get(self, key: str, max_bytes: int | None) -> bytes:
         import obstore
-
-        if self._scheme == "s3" and is_foreign(self._prefix + key):
-            return await asyncio.to_thread(self._other().get, self._prefix + key, max_bytes)
 
         async def read() -> bytes:
             # Two limits, because the size is known only after the first answer: a silent server must not get a large body's time.
@@ -162,8 +139,6 @@ class RemoteStore(ObjectStore):
     async def _head(self, key: str) -> ObjectInfo:
         import obstore
 
-        if self._scheme == "s3" and is_foreign(self._prefix + key):
-            return self._below(await asyncio.to_thread(self._other().head, self._prefix + key))
         return self._info(await self._mapped(key, obstore.head_async(self._store(), self._prefix + key)))
 
     async def _list(self, prefix: str, after: str | None) -> list[ObjectInfo]:
@@ -171,54 +146,23 @@ class RemoteStore(ObjectStore):
 
         full = self._prefix + prefix
         folder = full.rpartition("/")[0]  # obstore matches whole path parts only
-        if self._scheme == "s3" and is_foreign(folder):
-            return await self._list_otherwise(prefix, after)
         stream = obstore.list(
             self._store(),
             prefix=folder or None,
             offset=None if after is None else self._prefix + after,
             chunk_size=1000,
         )
-        try:
-            found = [self._info(meta) for meta in await self._mapped(prefix, stream.collect_async())]
-        except UnlistableError:
-            if self._scheme != "s3":
-                raise
-            return await self._list_otherwise(prefix, after)
+        found = [self._info(meta) for meta in await self._mapped(prefix, stream.collect_async())]
         kept = [info for info in found if info.key.startswith(prefix) and (after is None or info.key > after)]
         return sorted(kept, key=lambda info: info.key)
 
     async def _delete(self, key: str) -> None:
         import obstore
 
-        if self._scheme == "s3" and is_foreign(self._prefix + key):
-            await asyncio.to_thread(self._other().delete, self._prefix + key)
-            return
         try:
             await self._mapped(key, obstore.delete_async(self._store(), self._prefix + key))
         except ObjectNotFoundError:
             return  # a store that answers 404 here instead of S3's 204
-
-    async def _list_otherwise(self, prefix: str, after: str | None) -> list[ObjectInfo]:
-        start = None if after is None else self._prefix + after
-        found = await asyncio.to_thread(self._other().list, self._prefix + prefix, start)
-        kept = [info for info in map(self._below, found) if _is_readable(info.key)]
-        return sorted(kept, key=lambda info: info.key)
-
-    def _below(self, info: ObjectInfo) -> ObjectInfo:
-        """With its key relative to this store."""
-        return replace(info, key=info.key[len(self._prefix) :]) if self._prefix else info
-
-    def _other(self) -> ForeignKeys:
-        """What reads the keys that obstore has no words for."""
-        opened = self._other_opened
-        if opened is None or opened[0] != os.getpid():
-            from .foreign import ForeignKeys
-
-            region = self._region or find_region()
-            other = ForeignKeys(self._bucket, region=region, endpoint_url=self._endpoint_url or find_endpoint())
-            opened = self._other_opened = (os.getpid(), other)
-        return opened[1]
 
     def _info(self, meta: Any) -> ObjectInfo:
         return ObjectInfo(
@@ -277,21 +221,6 @@ def _settle_at_exit() -> None:
     # A result is handed over by a thread of obstore's own, which needs the interpreter a moment longer than the caller that it
     # wakes. A program that ends right then would abort. Source: PyO3/pyo3-async-runtimes, issue 40.
     atexit.register(time.sleep, 0.05)
-
-
-def is_foreign(key: str) -> bool:
-    """Whether S3 can hold this key and obstore cannot name it: it refuses most of these, and changes some (``/a``, ``a/``)."""
-    return _CONTROL.search(key) is not None or any(part in ("", ".", "..") for part in key.split("/"))
-
-
-def _is_readable(key: object) -> bool:
-    if not isinstance(key, str):
-        return False
-    try:
-        size = len(key.encode())
-    except UnicodeEncodeError:  # half a surrogate pair
-        return False
-    return 0 < size <= MAX_KEY_BYTES and not {".", ".."} & set(key.split("/"))
 
 
 def _is_foreign_listing(e: Exception, text: str) -> bool:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError, MissingExtraError
-from ...store.names import path_of
 from .recording import Recorder, attach
 from .settings import GAP_VARIABLE, mean_gap
 
@@ -38,7 +37,7 @@ def recorder_of(config: Any, backend: str) -> Recorder:
         return {} if found is None else dict(OmegaConf.to_container(found, resolve=True))
 
     named = OmegaConf.select(config, "rllm.trainer.experiment_name") or "rllm"
-    folder = os.environ.get("RLLM_RECORD_DIR") or f"runs/{path_of(str(named))}"
+    folder = os.environ.get("RLLM_RECORD_DIR") or f"runs/{named}"
     model = OmegaConf.select(config, MODEL_PATHS[backend])
     kept = (
         "algorithm",

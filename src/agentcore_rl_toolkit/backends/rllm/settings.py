@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import ConfigError
-from ...store.names import path_of
 from ...weights.arrival import MAX_MEAN_GAP
 from ..hydra import hydra_value
 from ..settings import (
@@ -116,7 +115,7 @@ class RllmConfig:
         wanted = [("rllm", "rLLM from its repository (github.com/rllm-org/rllm)"), ("hydra", "pip install hydra-core")]
         wanted.append(("verl", "verl") if self.backend == "verl" else ("tinker", "pip install tinker"))
         needs = [text for module, text in wanted if not importlib.util.find_spec(module)]
-        record_dir = str(Path(self.record_dir or f"runs/{path_of(self.experiment_name)}").absolute())
+        record_dir = str(Path(self.record_dir or f"runs/{self.experiment_name}").absolute())
         gap = "none" if self.max_mean_logprob_gap is None else f"{self.max_mean_logprob_gap:g}"
         environment = {"RLLM_DATASET": self.dataset, "RLLM_RECORD_DIR": record_dir, GAP_VARIABLE: gap}
         facts = planned(self, exp_id=self.experiment_name)

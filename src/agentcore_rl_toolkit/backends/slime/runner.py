@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import ConfigError
-from ...store.names import path_of
 from ..settings import Count, NotNegative, Plan, Positive, from_mapping, planned, read_settings, with_environment
 from . import jobs, trained
 from .checks import check_together
@@ -246,20 +245,20 @@ class SlimeRunner(SlimeSettings):
 
     @property
     def config_path(self) -> Path:
-        return Path(self.run_dir).absolute() / path_of(self.exp_id) / "rollout.yaml"
+        return Path(self.run_dir).absolute() / self.exp_id / "rollout.yaml"
 
     @property
     def job_path(self) -> Path:
         """Ray's runtime environment of the job; it may hold secrets, which a command line would show to everybody."""
-        return Path(self.run_dir).absolute() / path_of(self.exp_id) / "job.yaml"
+        return Path(self.run_dir).absolute() / self.exp_id / "job.yaml"
 
     @property
     def prepared_data_path(self) -> Path:
-        return Path(self.run_dir).absolute() / path_of(self.exp_id) / "data.jsonl"
+        return Path(self.run_dir).absolute() / self.exp_id / "data.jsonl"
 
     @property
     def prepared_eval_path(self) -> Path:
-        return Path(self.run_dir).absolute() / path_of(self.exp_id) / "eval.jsonl"
+        return Path(self.run_dir).absolute() / self.exp_id / "eval.jsonl"
 
     @property
     def record_folder(self) -> Path:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError
-from ...store.names import path_of
 from ...weights.arrival import MAX_MEAN_GAP
 from ..data import read_rows
 from ..hydra import hydra_value, unquoted
@@ -167,7 +166,7 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str] = os.environ)
     if mode not in TRAINER_MODES:
         raise ConfigError(f"trainer.v1.trainer_mode={mode} is not one of {', '.join(TRAINER_MODES)}")
     if config.record_dir is None:
-        config = replace(config, record_dir=str(Path("runs", path_of(config.exp_id)).absolute()))
+        config = replace(config, record_dir=str(Path("runs", config.exp_id).absolute()))
     theirs += [
         f"+agentcore.{f.name}={hydra_value(getattr(config, f.name))}"
         for f in fields(config)

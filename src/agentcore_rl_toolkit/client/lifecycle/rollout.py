@@ -58,6 +58,7 @@ from ...errors import (
 )
 from ...proof import PROOF_KEY_FIELD
 from ...store import ObjectStore
+from ...store.base import check_key
 from ..data_plane.endings import Endings
 from ..data_plane.pacing import Pacer, backoff_s
 from ..data_plane.stops import StopQueue, take_turn
@@ -575,7 +576,8 @@ class Rollout:
         progress, engine = self.progress, self._engine
         heartbeat_s = promised_heartbeat_s(reply)
         try:
-            engine.stores.store(progress.bucket).check_readable(progress.key)
+            engine.stores.store(progress.bucket)
+            check_key(progress.key)
         except ConfigError as e:
             text = f"no record can be at {progress.key!r} in {progress.bucket!r}: {e}"
             error = InvalidResultError(text, cause=Cause.INFRASTRUCTURE)
