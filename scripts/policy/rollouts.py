@@ -49,7 +49,7 @@ def measure(
     surroundings: Surroundings = EXAMPLE_AGENT,
 ) -> Measure:
     """Let the agent solve ``n`` held-out problems with a transformers model and its tokenizer."""
-    batch = Batch(Decoder(DecoderShape.from_config(model.config.to_dict()), model.state_dict()), seed=seed)
+    batch = Batch(Decoder(DecoderShape.from_config(model.config), model.state_dict()), seed=seed)
     rollouts = []
     for task in problems("held_out", n, seed=seed):
         opening = surroundings.opening(task)
@@ -59,7 +59,7 @@ def measure(
     owners: dict[int, _Rollout] = {}
     params = SamplingParams(temperature=temperature, max_tokens=MAX_TOKENS)
     while waiting or batch.running:
-        while waiting and batch.free_rows:
+        while waiting and len(batch.running) < batch.decoder.rows:
             rollout = waiting.pop()
             generation = Generation(prompt_ids=list(rollout.token_ids), params=params)
             owners[id(generation)] = rollout

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from agentcore_rl_toolkit.policy.decoder import Decoder
+from agentcore_rl_toolkit.policy.loading import load_decoder
 from agentcore_rl_toolkit.policy.model import load_policy
 from agentcore_rl_toolkit.policy.word_problems import problems
 
@@ -40,7 +41,7 @@ def prompts(hf: tuple[Any, Any]) -> list[list[int]]:
 
 @pytest.fixture
 def decoder() -> Decoder:
-    return Decoder.from_directory(rows=16)
+    return load_decoder(rows=16)
 
 
 @dataclass

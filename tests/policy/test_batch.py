@@ -18,7 +18,7 @@ def finish(batch: Batch, waiting: list[Generation], *, together: int) -> None:
     """Run all, feeding new ones in between steps."""
     queue = list(reversed(waiting))
     while queue or batch.running:
-        while queue and batch.free_rows and len(batch.running) < together:
+        while queue and batch.has_room(queue[-1]) and len(batch.running) < together:
             batch.add(queue.pop())
         batch.step()
 

@@ -9,8 +9,13 @@ import pytest
 import torch
 
 from agentcore_rl_toolkit.errors import ConfigError, PolicyError
+from agentcore_rl_toolkit.policy import loading
+from agentcore_rl_toolkit.policy.batch import Batch, Generation
 from agentcore_rl_toolkit.policy.decoder import Decoder, DecoderShape
-from agentcore_rl_toolkit.policy.model import load_policy, save_policy
+from agentcore_rl_toolkit.policy.loading import load_decoder, sizes_of
+from agentcore_rl_toolkit.policy.model import WEIGHTS_DIR, load_policy, save_policy
+from agentcore_rl_toolkit.policy.sampling import SamplingParams
+from agentcore_rl_toolkit.policy.transformers_decoder import TransformersDecoder
 
 
 def reference(model: Any, ids: list[int]) -> torch.Tensor:
@@ -18,34 +23,59 @@ def reference(model: Any, ids: list[int]) -> torch.Tensor:
         return model(input_ids=torch.tensor([ids])).logits[0]
 
 
-def small_model(**changes: Any) -> Any:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+SMALL = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 300,
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+FAMILIES = {
+    "qwen3": ("Qwen3", {"head_dim": 16}),
+    "qwen3, a head for each, tied": (
+        "Qwen3",
+        {"head_dim": 32, "num_key_value_heads": 4, "tie_word_embeddings": True, "attention_bias": True},
+    ),
+    "llama": ("Llama", {}),
+    "llama 3 with biases": (
+        "Llama",
+        {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": {**LLAMA3, "original_max_position_embeddings": 64},
+        },
+    ),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2 with yarn": ("Qwen2", {"rope_parameters": YARN}),
+    "mistral": ("Mistral", {"sliding_window": None, "head_dim": 24}),
+    "smollm3": ("SmolLM3", {"no_rope_layer_interval": 2}),
+}
+
+
+def small_model(family: str, **changes: Any) -> Any:
+    import transformers
 
     torch.manual_seed(1)
-    options = {
-        "vocab_size": 97,
-        "hidden_size": 64,
-        "intermediate_size": 80,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "max_position_embeddings": 300,
-        "tie_word_embeddings": False,
-        "bos_token_id": None,
-        "eos_token_id": 0,
-        "pad_token_id": 0,
-    }
-    model = Qwen3ForCausalLM(Qwen3Config(**{**options, **changes}))
+    config = getattr(transformers, f"{family}Config")(**{**SMALL, **changes})
+    model = getattr(transformers, f"{family}ForCausalLM")(config)
     for parameter in model.parameters():  # norms start at one and would hide a swap of theirs
         torch.nn.init.normal_(parameter, std=0.3)
     return model.eval()
 
 
-@pytest.mark.parametrize("changes", [{}, {"num_key_value_heads": 4, "tie_word_embeddings": True}])
-def test_logits_equal_transformers_for_prompts_and_steps(changes: dict[str, Any]) -> None:
-    model = small_model(**changes)
-    decoder = Decoder(DecoderShape.from_config(model.config.to_dict()), model.state_dict(), rows=4)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_equal_transformers_for_prompts_and_steps(name: str) -> None:
+    family, changes = FAMILIES[name]
+    model = small_model(family, **changes)
+    decoder = Decoder(DecoderShape.from_config(model.config), model.state_dict(), rows=4)
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randint(0, 97, (n,), generator=generator).tolist() for n in (150, 7, 40)]
     wanted = [reference(model, row) for row in rows]
@@ -101,3 +131,76 @@ def test_saved_policy_loads_again(tmp_path: Path, hf: tuple[Any, Any]) -> None:
     assert tokenizer.chat_template == hf[1].chat_template
     with pytest.raises(ConfigError, match="does not hold a policy"):
         load_policy(tmp_path)
+
+
+OTHERS = {
+    "gemma3, with windows": ("Gemma3", {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16}),
+    "mistral, with windows": ("Mistral", {"sliding_window": 8}),
+    "lfm2, recurrent in part": ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3}),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_models_run_by_transformers_and_sequences_come_and_go(name: str) -> None:
+    family, changes = OTHERS[name]
+    model = text_model(family, **changes)
+    with pytest.raises(ConfigError, match="does not know"):
+        DecoderShape.from_config(model.config)
+    batch = Batch(TransformersDecoder(model, rows=3), seed=3)
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randint(1, 97, (n,), generator=generator).tolist() for n in (20, 5, 11, 17, 3)]
+    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (12, 3, 20, 5, 9)]
+    waiting = [Generation(prompt_ids=ids, params=p) for ids, p in zip(rows, params, strict=True)]
+    ended: list[Generation] = []
+    while waiting or batch.running:
+        while waiting and batch.has_room(waiting[-1]):
+            batch.add(waiting.pop())
+        ended += batch.step()
+    for g in ended:
+        whole = reference(model, g.prompt_ids + g.token_ids).log_softmax(-1)
+        first = len(g.prompt_ids) - 1
+        wanted = [float(whole[first + k, token]) for k, token in enumerate(g.token_ids)]
+        assert g.logprobs == pytest.approx(wanted, abs=1e-4)
+    state = {name: p.detach() * 0.5 for name, p in model.named_parameters()}
+    name = next(iter(state))
+    with pytest.raises(PolicyError, match="lack"):
+        batch.load({n: t for n, t in state.items() if n != name}, 1)
+    batch.load(state, 1)
+    assert torch.equal(dict(model.named_parameters())[name], state[name])
+
+
+def text_model(family: str, **changes: Any) -> Any:
+    if family == "Gemma3":
+        import transformers
+
+        torch.manual_seed(1)
+        return transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**{**SMALL, **changes})).eval()
+    return small_model(family, **changes)
+
+
+def test_the_cache_bounds_how_many_sequences_run(decoder: Decoder) -> None:
+    decoder.cache_tokens = 300
+    batch = Batch(decoder, seed=1)
+    long, short = SamplingParams(max_tokens=900), SamplingParams(max_tokens=90)
+    assert batch.has_room(Generation(prompt_ids=[5] * 10, params=long))  # alone it always can
+    for _ in range(3):
+        assert batch.has_room(Generation(prompt_ids=[5] * 10, params=short))
+        batch.add(Generation(prompt_ids=[5] * 10, params=short))
+    assert not batch.has_room(Generation(prompt_ids=[5] * 10, params=short))
+
+
+def test_a_model_in_several_files_and_too_large_a_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model("Llama")
+    model.generation_config.eos_token_id = [0, 7]
+    model.save_pretrained(tmp_path, max_shard_size="60KB")
+    (tmp_path / "tokenizer.json").write_bytes((WEIGHTS_DIR / "tokenizer.json").read_bytes())
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    sizes = sizes_of(tmp_path)
+    assert (sizes.family, sizes.fast, sizes.parameters) == ("llama", True, sum(p.numel() for p in model.parameters()))
+    decoder = load_decoder(tmp_path, rows=2)
+    assert decoder.shape.end_ids == {0, 7}
+    logits_NV = decoder.forward(torch.tensor([[5, 6, 7]]), torch.tensor([0]), first_row=0, width=3)
+    torch.testing.assert_close(logits_NV[0], reference(model, [5, 6, 7])[-1], atol=1e-4, rtol=1e-5)
+    monkeypatch.setattr(loading, "free_memory", lambda: 1000)
+    with pytest.raises(ConfigError, match=r"needs 0.0 GB of memory, and 0.0 GB are free here: take a smaller model"):
+        load_decoder(tmp_path)

@@ -18,8 +18,9 @@ import torch
 from tokenizers import Tokenizer
 
 from .decoder import Decoder
-from .prefix_cache import PrefixCache
+from .prefix_cache import BLOCK, PrefixCache
 from .sampling import Sampler, SamplingParams, seeded_generator
+from .transformers_decoder import TransformersDecoder
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
@@ -53,7 +54,7 @@ class Batch:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Decoder | TransformersDecoder,
         tokenizer: Tokenizer | None = None,
         *,
         version: int = 0,
@@ -63,6 +64,8 @@ class Batch:
         self.decoder = decoder
         self.tokenizer = tokenizer
         self.version = version
+        if decoder.cache_tokens is not None:
+            cache_blocks = min(cache_blocks, decoder.cache_tokens // (2 * BLOCK))
         self.prefixes = PrefixCache(decoder, capacity=cache_blocks)
         self.running: list[Generation] = []
         self._generator = torch.Generator()
@@ -75,15 +78,20 @@ class Batch:
         self._lengths_N = torch.empty(0, dtype=torch.long)  # tokens in the cache
         self._next_N = torch.empty(0, dtype=torch.long)  # sampled, not yet in the cache
 
-    @property
-    def free_rows(self) -> int:
-        return self.decoder.rows - len(self.running)
+    def has_room(self, generation: Generation) -> bool:
+        """Whether a sequence can join: a row is free, and memory for all of them at their longest. One alone always can."""
+        rows = len(self.running) + 1
+        if rows == 1 or self.decoder.cache_tokens is None:
+            return rows <= self.decoder.rows
+        longest = max(len(g.prompt_ids) + g.params.max_tokens for g in (*self.running, generation))
+        width = min(longest, self.decoder.shape.context)
+        return rows <= self.decoder.rows and rows * width <= self.decoder.cache_tokens
 
     def add(self, generation: Generation) -> None:
-        """Take a sequence in; there must be a free row."""
+        """Take a sequence in; there must be room for it."""
         row = len(self.running)
         generation.generator = seeded_generator(generation.params.seed)
-        self.decoder.reserve(min(len(generation.prompt_ids) + 64, self.decoder.shape.context))
+        self.decoder.reserve(row + 1, min(len(generation.prompt_ids) + 64, self.decoder.shape.context))
         generation.cached_tokens = self.prefixes.fill(generation.prompt_ids, row)
         self.running.append(generation)
         self._new += 1

@@ -1,8 +1,9 @@
-"""The forward pass of Qwen3, written out for generation on a CPU.
+"""The forward pass of the dense Llama family, written out for generation on a CPU.
 
-Same numbers as transformers' ``Qwen3ForCausalLM`` (a test holds them to 1e-5) in a fraction of its time per step: at this size
-a step is mostly the overhead of calling operations, so the query, key and value projections are one matrix, both norms and both
-rotations are done at once, and keys and values are written into one preallocated cache instead of being concatenated.
+One architecture with switches that `config.json` sets: Llama, Mistral, Qwen2, Qwen3, SmolLM2 (a Llama) and SmolLM3. Same
+numbers as transformers (tests hold each family to 1e-4) in a fraction of its time per step: at small sizes a step is mostly the
+overhead of calling operations, so the query, key and value projections are one matrix, both rotations are done at once, and
+keys and values are written into one preallocated cache instead of being concatenated. `transformers_decoder` runs the others.
 
 Rows of the cache are sequences. A call covers a contiguous range of rows, each with its own number of tokens already in the
 cache, so the same code reads a prompt (many new tokens) and takes a decoding step (one).
@@ -10,24 +11,23 @@ cache, so the same code reads a prompt (many new tokens) and takes a decoding st
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (the name everybody gives it)
 
 from ..errors import ConfigError, PolicyError
-from .model import WEIGHTS_FILE, check_directory
 
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
+_ROPES = ("default", "linear", "llama3", "yarn")  # the others change with the length of the sequence
 _CACHE_STEP = 128  # tokens by which the cache grows
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderShape:
-    """What of a Qwen3 ``config.json`` decides the computation."""
+    """What of a model's configuration decides the computation."""
 
     vocabulary: int
     hidden: int
@@ -37,106 +37,157 @@ class DecoderShape:
     head_size: int
     feed_forward: int
     context: int
-    rope_theta: float
     norm_epsilon: float
     tied: bool
+    qk_norm: bool
+    qkv_bias: bool
+    out_bias: bool
+    mlp_bias: bool
+    frequencies: tuple[float, ...]  # of the rotation, head_size / 2 of them
+    rope_scale: float  # of its cosine and sine
+    rotated: tuple[bool, ...]  # which layers rotate queries and keys
     end_ids: frozenset[int]  # of the tokens that end a completion
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> DecoderShape:
-        """Read a ``config.json``. Raises: ConfigError for anything but a plain dense Qwen3."""
-        rope = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta", 10000.0)}
+    def from_config(cls, config: Any) -> DecoderShape:
+        """Read a configuration of transformers. Raises: ConfigError for a model that this forward pass does not compute."""
+        family, layers = config.model_type, int(config.num_hidden_layers)
+        heads, windows = int(config.num_attention_heads), getattr(config, "sliding_window", None)
+        rope = config.rope_parameters or {}
         if (
-            config.get("model_type") != "qwen3"
-            or config.get("use_sliding_window")
-            or config.get("attention_bias")
-            or rope.get("rope_type", "default") != "default"
-            or config.get("hidden_act", "silu") != "silu"
+            family not in FAMILIES
+            or config.hidden_act != "silu"
+            or (windows and getattr(config, "use_sliding_window", True))
+            or rope.get("rope_type", "default") not in _ROPES
+            or rope.get("partial_rotary_factor", 1.0) != 1.0
         ):
-            raise ConfigError("the policy server runs plain dense Qwen3 models; serve any other with vLLM or SGLang")
-        heads = int(config["num_attention_heads"])
-        ends = config.get("eos_token_id")
+            raise ConfigError(f"the fast decoder does not know this model ({family})")
+        head_size = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+        frequencies, rope_scale = _rotation(config, head_size)
+        bias = bool(getattr(config, "attention_bias", False)) and family != "mistral"
         return cls(
-            vocabulary=int(config["vocab_size"]),
-            hidden=int(config["hidden_size"]),
-            layers=int(config["num_hidden_layers"]),
+            vocabulary=int(config.vocab_size),
+            hidden=int(config.hidden_size),
+            layers=layers,
             heads=heads,
-            kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_size=int(config["head_dim"]),
-            feed_forward=int(config["intermediate_size"]),
-            context=int(config["max_position_embeddings"]),
-            rope_theta=float(rope.get("rope_theta", 10000.0)),
-            norm_epsilon=float(config.get("rms_norm_eps", 1e-6)),
-            tied=bool(config.get("tie_word_embeddings", False)),
-            end_ids=frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends]),
+            kv_heads=int(config.num_key_value_heads or heads),
+            head_size=head_size,
+            feed_forward=int(config.intermediate_size),
+            context=int(config.max_position_embeddings),
+            norm_epsilon=float(config.rms_norm_eps),
+            tied=bool(config.tie_word_embeddings),
+            qk_norm=family == "qwen3",
+            qkv_bias=bias or family == "qwen2",
+            out_bias=bias and family != "qwen2",
+            mlp_bias=bool(getattr(config, "mlp_bias", False)) and family in ("llama", "smollm3"),
+            frequencies=frequencies,
+            rope_scale=rope_scale,
+            rotated=tuple(map(bool, getattr(config, "no_rope_layers", None) or [1] * layers)),
+            end_ids=end_ids(config.eos_token_id),
         )
+
+
+def end_ids(eos: int | list[int] | None) -> frozenset[int]:
+    """The `eos_token_id` of a configuration as a set."""
+    return frozenset(eos if isinstance(eos, list) else [] if eos is None else [eos])
+
+
+def _rotation(config: Any, head_size: int) -> tuple[tuple[float, ...], float]:
+    """The frequencies of the rotation, and what scales its cosine and sine."""
+    rope = config.rope_parameters or {"rope_theta": 10000.0}
+    if rope.get("rope_type", "default") == "default":
+        halves = torch.arange(0, head_size, 2).float() / head_size
+        return tuple((1.0 / rope["rope_theta"] ** halves).tolist()), 1.0
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    frequencies, scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))
+    return tuple(frequencies.tolist()), float(scale)
 
 
 class _Layer:
-    """Fused weights of one layer."""
+    """Fused weights of one layer; None where the model has none."""
 
-    __slots__ = ("down", "gate_up", "in_norm", "mid_norm", "out", "qk_norm", "qkv")
+    def __init__(self, shape: DecoderShape) -> None:
+        d, size, inner = shape.hidden, shape.head_size, shape.feed_forward
+        projected = (shape.heads + 2 * shape.kv_heads) * size
+        self.in_norm, self.mid_norm = torch.empty(d), torch.empty(d)
+        self.qkv, self.out = torch.empty(projected, d), torch.empty(d, shape.heads * size)
+        self.gate_up, self.down = torch.empty(2 * inner, d), torch.empty(d, inner)
+        self.qkv_bias = torch.empty(projected) if shape.qkv_bias else None
+        self.out_bias = torch.empty(d) if shape.out_bias else None
+        self.gate_up_bias = torch.empty(2 * inner) if shape.mlp_bias else None
+        self.down_bias = torch.empty(d) if shape.mlp_bias else None
+        self.qk_norm = torch.empty(shape.heads + shape.kv_heads, size) if shape.qk_norm else None
 
-    def __init__(self) -> None:
-        self.in_norm = self.mid_norm = self.qkv = self.qk_norm = self.out = self.gate_up = self.down = torch.empty(0)
+    def load(self, w: Mapping[str, torch.Tensor], shape: DecoderShape) -> None:
+        """Copy the tensors of this layer, named without their prefix."""
+        self.in_norm.copy_(w["input_layernorm.weight"])
+        self.mid_norm.copy_(w["post_attention_layernorm.weight"])
+        self.out.copy_(w["self_attn.o_proj.weight"])
+        self.down.copy_(w["mlp.down_proj.weight"])
+        _fuse(self.qkv, [w[f"self_attn.{x}_proj.weight"] for x in "qkv"])
+        _fuse(self.gate_up, [w["mlp.gate_proj.weight"], w["mlp.up_proj.weight"]])
+        if self.qkv_bias is not None:
+            _fuse(self.qkv_bias, [w[f"self_attn.{x}_proj.bias"] for x in "qkv"])
+        if self.out_bias is not None:
+            self.out_bias.copy_(w["self_attn.o_proj.bias"])
+        if self.gate_up_bias is not None and self.down_bias is not None:
+            _fuse(self.gate_up_bias, [w["mlp.gate_proj.bias"], w["mlp.up_proj.bias"]])
+            self.down_bias.copy_(w["mlp.down_proj.bias"])
+        if self.qk_norm is not None:
+            self.qk_norm[: shape.heads] = w["self_attn.q_norm.weight"]
+            self.qk_norm[shape.heads :] = w["self_attn.k_norm.weight"]
+
+
+def _fuse(target: torch.Tensor, parts: list[torch.Tensor]) -> None:
+    """Write the parts below each other, without a second copy of them."""
+    first = 0
+    for part in parts:
+        target[first : first + len(part)] = part
+        first += len(part)
 
 
 class Decoder:
-    """A Qwen3 model that generates. Not thread-safe: one thread computes and changes weights.
+    """A model that generates. Not thread-safe: one thread computes and changes weights.
 
+    ``cache_tokens`` bounds rows times tokens of the cache; None: nothing does.
     Shapes: N rows, Q new tokens per row, V vocabulary.
     """
 
-    def __init__(self, shape: DecoderShape, state: Mapping[str, torch.Tensor], *, rows: int = 64) -> None:
+    def __init__(
+        self,
+        shape: DecoderShape,
+        state: Mapping[str, torch.Tensor],
+        *,
+        rows: int = 64,
+        cache_tokens: int | None = None,
+    ) -> None:
         self.shape = shape
         self.rows = rows
-        self._layers = [_Layer() for _ in range(shape.layers)]
-        self._embedding = self._final_norm = self._head = torch.empty(0)
-        self._width = 0
+        self.cache_tokens = cache_tokens
+        self._layers = [_Layer(shape) for _ in range(shape.layers)]
+        self._embedding, self._final_norm = torch.empty(shape.vocabulary, shape.hidden), torch.empty(shape.hidden)
+        self._head = self._embedding if shape.tied else torch.empty_like(self._embedding)
+        self._held = (0, 0)  # rows and tokens of the cache
         self.keys: list[torch.Tensor] = [torch.empty(0)] * shape.layers
         self.values: list[torch.Tensor] = [torch.empty(0)] * shape.layers
-        half = shape.head_size // 2
-        angles = torch.arange(shape.context).float()[:, None] * (
-            shape.rope_theta ** (-torch.arange(half).float() / half)
-        )
-        # The rotation of [x1, x2] is [x1, x2] * cos + [-x2, x1] * sin; a roll swaps the halves, the sign sits in the table.
-        self._cos = torch.cat([angles.cos(), angles.cos()], -1)[:, None]
-        self._sin = torch.cat([-angles.sin(), angles.sin()], -1)[:, None]
-        self._columns = torch.arange(shape.context)
+        self._cos = self._sin = torch.empty(0)
         self.load(state)
-
-    @classmethod
-    def from_directory(cls, directory: str | Path | None = None, *, rows: int = 64) -> Decoder:
-        """Read a policy directory; None stands for the shipped one. Raises: ConfigError, PolicyError."""
-        from safetensors.torch import load_file
-
-        folder = check_directory(directory)
-        shape = DecoderShape.from_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-        return cls(shape, load_file(folder / WEIGHTS_FILE), rows=rows)
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take over weights named as transformers names them. All or nothing.
 
         Raises: PolicyError when a tensor is missing, has another shape, or holds NaN or infinity; the old weights stay.
         """
-        checked = self._checked(state)
-        shape = self.shape
-        for k, layer in enumerate(self._layers):
-            prefix = f"model.layers.{k}."
-            w = {n[len(prefix) : -len(".weight")]: t for n, t in checked.items() if n.startswith(prefix)}
-            layer.in_norm, layer.mid_norm = w["input_layernorm"], w["post_attention_layernorm"]
-            layer.qkv = torch.cat([w["self_attn.q_proj"], w["self_attn.k_proj"], w["self_attn.v_proj"]])
-            layer.qk_norm = torch.cat(
-                [
-                    w["self_attn.q_norm"].expand(shape.heads, -1),
-                    w["self_attn.k_norm"].expand(shape.kv_heads, -1),
-                ]
-            )
-            layer.out, layer.down = w["self_attn.o_proj"], w["mlp.down_proj"]
-            layer.gate_up = torch.cat([w["mlp.gate_proj"], w["mlp.up_proj"]])
-        self._embedding = checked["model.embed_tokens.weight"]
-        self._final_norm = checked["model.norm.weight"]
-        self._head = self._embedding if shape.tied else checked["lm_head.weight"]
+        check_tensors(state, expected_tensors(self.shape))
+        with torch.inference_mode():
+            for k, layer in enumerate(self._layers):
+                prefix = f"model.layers.{k}."
+                layer.load({n[len(prefix) :]: t for n, t in state.items() if n.startswith(prefix)}, self.shape)
+            self._embedding.copy_(state["model.embed_tokens.weight"])
+            self._final_norm.copy_(state["model.norm.weight"])
+            if not self.shape.tied:
+                self._head.copy_(state["lm_head.weight"])
 
     @torch.inference_mode()
     def forward(
@@ -156,37 +207,40 @@ class Decoder:
         """
         shape = self.shape
         n, q = ids_NQ.shape
-        self._reserve(width)
-        heads, kv_heads = shape.heads, shape.kv_heads
+        self.reserve(first_row + n, width)
+        heads, kv_heads, size = shape.heads, shape.kv_heads, shape.head_size
+        shared = heads // kv_heads  # query heads that share a key head: they are read as further queries of it
         # padding may run past the context; its results are never read
-        positions_NQ = (starts_N[:, None] + self._columns[:q]).clamp_(max=shape.context - 1)
-        seen = (self._columns[:width] <= positions_NQ[:, :, None])[:, None]
-        mask = torch.where(seen, 0.0, float("-inf"))
+        positions_NQ = (starts_N[:, None] + torch.arange(q)).clamp_(max=shape.context - 1)
+        seen = (torch.arange(width) <= positions_NQ[:, :, None])[:, None]
+        mask = torch.where(seen, 0.0, float("-inf")).repeat(1, 1, shared, 1)
         cos, sin = self._cos[positions_NQ], self._sin[positions_NQ]
         rows_N1 = torch.arange(first_row, first_row + n)[:, None]
         x = F.embedding(ids_NQ, self._embedding)
         for k, layer in enumerate(self._layers):
-            h = F.linear(F.rms_norm(x, (shape.hidden,), layer.in_norm, shape.norm_epsilon), layer.qkv)
-            h = h.view(n, q, heads + 2 * kv_heads, shape.head_size)
-            qk = F.rms_norm(h[:, :, : heads + kv_heads], (shape.head_size,), None, shape.norm_epsilon) * layer.qk_norm
-            qk = torch.addcmul(qk * cos, qk.roll(shape.head_size // 2, -1), sin)
+            normed = F.rms_norm(x, (shape.hidden,), layer.in_norm, shape.norm_epsilon)
+            h = F.linear(normed, layer.qkv, layer.qkv_bias).view(n, q, heads + 2 * kv_heads, size)
+            qk = h[:, :, : heads + kv_heads]
+            if layer.qk_norm is not None:
+                qk = F.rms_norm(qk, (size,), None, shape.norm_epsilon) * layer.qk_norm
+            if shape.rotated[k]:
+                qk = torch.addcmul(qk * cos, qk.roll(size // 2, -1), sin)
             self.keys[k][rows_N1, :, positions_NQ] = qk[:, :, heads:]
             self.values[k][rows_N1, :, positions_NQ] = h[:, :, heads + kv_heads :]
+            queries = qk[:, :, :heads].view(n, q, kv_heads, shared, size).permute(0, 2, 3, 1, 4)
             attended = F.scaled_dot_product_attention(
-                qk[:, :, :heads].transpose(1, 2),
+                queries.reshape(n, kv_heads, shared * q, size),
                 self.keys[k][first_row : first_row + n, :, :width],
                 self.values[k][first_row : first_row + n, :, :width],
                 attn_mask=mask,
-                enable_gqa=heads != kv_heads,
-            )
+            ).view(n, heads, q, size)
             if last_N is not None and k == shape.layers - 1:  # nothing after the last attention looks at other tokens
                 chosen = torch.arange(n)
                 attended, x = attended[chosen, :, last_N][:, :, None], x[chosen, last_N][:, None]
-            x = x + F.linear(attended.transpose(1, 2).flatten(2), layer.out)
-            gate, up = F.linear(
-                F.rms_norm(x, (shape.hidden,), layer.mid_norm, shape.norm_epsilon), layer.gate_up
-            ).chunk(2, -1)
-            x = x + F.linear(F.silu(gate) * up, layer.down)
+            x = x + F.linear(attended.transpose(1, 2).flatten(2), layer.out, layer.out_bias)
+            normed = F.rms_norm(x, (shape.hidden,), layer.mid_norm, shape.norm_epsilon)
+            gate, up = F.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+            x = x + F.linear(F.silu(gate) * up, layer.down, layer.down_bias)
         return F.linear(F.rms_norm(x[:, -1], (shape.hidden,), self._final_norm, shape.norm_epsilon), self._head)
 
     @torch.inference_mode()
@@ -195,56 +249,58 @@ class Decoder:
         for cache in (*self.keys, *self.values):
             cache[target, :, :tokens] = cache[source, :, :tokens]
 
-    def _reserve(self, width: int) -> None:
-        if width <= self._width:
+    @torch.inference_mode()
+    def reserve(self, rows: int, width: int) -> None:
+        """Make room for ``width`` tokens in each of the first ``rows`` rows (it also grows by itself)."""
+        shape, (held_rows, held) = self.shape, self._held
+        if rows <= held_rows and width <= held:
             return
-        grown = min(self.shape.context, -(-width // _CACHE_STEP) * _CACHE_STEP)
+        grown = max(held, min(shape.context, -(-width // _CACHE_STEP) * _CACHE_STEP))
+        new_rows = max(held_rows, min(self.rows, -(-rows // 8) * 8))
         for caches in (self.keys, self.values):
             for k, old in enumerate(caches):
-                new = torch.zeros(self.rows, self.shape.kv_heads, grown, self.shape.head_size)
-                if self._width:
-                    new[:, :, : self._width] = old
+                new = torch.zeros(new_rows, shape.kv_heads, grown, shape.head_size)
+                if held_rows:
+                    new[:held_rows, :, :held] = old
                 caches[k] = new
-        self._width = grown
+        self._held = (new_rows, grown)
+        if grown > held:
+            # The rotation of [x1, x2] is [x1, x2] * cos + [-x2, x1] * sin; a roll swaps the halves, the sign sits in the table.
+            angles = torch.arange(grown).float()[:, None] * torch.tensor(shape.frequencies)
+            cos, sin = angles.cos() * shape.rope_scale, angles.sin() * shape.rope_scale
+            self._cos, self._sin = torch.cat([cos, cos], -1)[:, None], torch.cat([-sin, sin], -1)[:, None]
 
-    def reserve(self, width: int) -> None:
-        """Make room for ``width`` tokens in every row (it also grows by itself)."""
-        with torch.inference_mode():
-            self._reserve(width)
 
-    def _checked(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        checked: dict[str, torch.Tensor] = {}
-        for name, dims in expected_tensors(self.shape).items():
-            tensor = state.get(name)
-            if tensor is None:
-                raise PolicyError(f"the weights lack the tensor {name}")
-            if tuple(tensor.shape) != dims:
-                raise PolicyError(f"the tensor {name} has shape {tuple(tensor.shape)}, this policy needs {dims}")
-            tensor = tensor.detach().to(dtype=torch.float32, device="cpu", copy=True)
-            if not bool(torch.isfinite(tensor).all()):
-                raise PolicyError(f"the tensor {name} holds NaN or infinity")
-            checked[name] = tensor
-        return checked
+def check_tensors(state: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises: PolicyError when a tensor is missing, has another shape, or holds NaN or infinity."""
+    for name, dims in expected.items():
+        tensor = state.get(name)
+        if tensor is None:
+            raise PolicyError(f"the weights lack the tensor {name}")
+        if tuple(tensor.shape) != dims:
+            raise PolicyError(f"the tensor {name} has shape {tuple(tensor.shape)}, this policy needs {dims}")
+        if not bool(torch.isfinite(tensor).all()):
+            raise PolicyError(f"the tensor {name} holds NaN or infinity")
 
 
 def expected_tensors(shape: DecoderShape) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the tensors of a policy, as transformers names them."""
     d, size = shape.hidden, shape.head_size
-    per_layer = {
-        "input_layernorm": (d,),
-        "post_attention_layernorm": (d,),
-        "self_attn.q_proj": (shape.heads * size, d),
-        "self_attn.k_proj": (shape.kv_heads * size, d),
-        "self_attn.v_proj": (shape.kv_heads * size, d),
-        "self_attn.q_norm": (size,),
-        "self_attn.k_norm": (size,),
-        "self_attn.o_proj": (d, shape.heads * size),
-        "mlp.gate_proj": (shape.feed_forward, d),
-        "mlp.up_proj": (shape.feed_forward, d),
-        "mlp.down_proj": (d, shape.feed_forward),
-    }
+    per_layer: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (d,), "post_attention_layernorm.weight": (d,)}
+    for name, rows, columns, bias in (
+        ("self_attn.q_proj", shape.heads * size, d, shape.qkv_bias),
+        ("self_attn.k_proj", shape.kv_heads * size, d, shape.qkv_bias),
+        ("self_attn.v_proj", shape.kv_heads * size, d, shape.qkv_bias),
+        ("self_attn.o_proj", d, shape.heads * size, shape.out_bias),
+        ("mlp.gate_proj", shape.feed_forward, d, shape.mlp_bias),
+        ("mlp.up_proj", shape.feed_forward, d, shape.mlp_bias),
+        ("mlp.down_proj", d, shape.feed_forward, shape.mlp_bias),
+    ):
+        per_layer |= {f"{name}.weight": (rows, columns)} | ({f"{name}.bias": (rows,)} if bias else {})
+    if shape.qk_norm:
+        per_layer |= {"self_attn.q_norm.weight": (size,), "self_attn.k_norm.weight": (size,)}
     tensors: dict[str, tuple[int, ...]] = {
-        f"model.layers.{k}.{name}.weight": dims for k in range(shape.layers) for name, dims in per_layer.items()
+        f"model.layers.{k}.{name}": dims for k in range(shape.layers) for name, dims in per_layer.items()
     }
     tensors["model.embed_tokens.weight"] = (shape.vocabulary, d)
     tensors["model.norm.weight"] = (d,)

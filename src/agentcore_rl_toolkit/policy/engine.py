@@ -21,8 +21,10 @@ from tokenizers import Tokenizer
 from ..errors import PolicyError
 from .batch import Batch, Generation
 from .decoder import Decoder
+from .loading import load_decoder
 from .model import TOKENIZER_FILE, check_directory
 from .sampling import SamplingParams
+from .transformers_decoder import TransformersDecoder
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +43,7 @@ class Engine:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Decoder | TransformersDecoder,
         tokenizer: Tokenizer | None = None,
         *,
         version: int = 0,
@@ -63,7 +65,7 @@ class Engine:
         """An engine on a policy directory; None stands for the shipped policy. Raises: ConfigError, PolicyError."""
         folder = check_directory(directory)
         tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
-        return cls(Decoder.from_directory(folder, rows=max_batch), tokenizer, **options)
+        return cls(load_decoder(folder, rows=max_batch), tokenizer, **options)
 
     def start(self) -> Engine:
         self._thread.start()
@@ -190,7 +192,7 @@ class Engine:
     def _admit(self) -> list[Generation]:
         """Let waiting completions join the batch; returns those that were cancelled while they waited."""
         tokens, gone = 0, []
-        while self._waiting and self._batch.free_rows and tokens < _PROMPT_TOKENS_PER_STEP:
+        while self._waiting and self._batch.has_room(self._waiting[0]) and tokens < _PROMPT_TOKENS_PER_STEP:
             with self._wake:
                 generation = self._waiting.popleft()
             if generation.cancelled:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,10 +77,19 @@ def load_policy(directory: str | Path | None = None) -> tuple[Any, Any]:
 def check_directory(directory: str | Path | None) -> Path:
     """The directory as a path if it holds a policy; None stands for the shipped one. Raises: ConfigError."""
     folder = WEIGHTS_DIR if directory is None else Path(directory)
-    missing = [name for name in ("config.json", WEIGHTS_FILE, TOKENIZER_FILE) if not (folder / name).is_file()]
+    missing = [name for name in ("config.json", TOKENIZER_FILE) if not (folder / name).is_file()]
+    missing += [file.name for file in weight_files(folder) if not file.is_file()]
     if missing:
         raise ConfigError(f"{folder} does not hold a policy: {', '.join(missing)} not found")
     return folder
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold the weights: one, or those that an index names."""
+    index = folder / f"{WEIGHTS_FILE}.index.json"
+    if (folder / WEIGHTS_FILE).is_file() or not index.is_file():
+        return [folder / WEIGHTS_FILE]
+    return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
 
 
 def save_policy(model: Any, directory: str | Path, *, tokenizer_from: str | Path | None = None) -> Path:

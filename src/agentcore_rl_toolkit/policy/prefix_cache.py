@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from .decoder import Decoder
+from .transformers_decoder import TransformersDecoder
 
 BLOCK = 16  # tokens
 
@@ -22,16 +23,14 @@ class PrefixCache:
     Units: ``capacity`` in blocks. A block of the shipped policy takes 32 KiB.
     """
 
-    def __init__(self, decoder: Decoder, *, capacity: int = 2048) -> None:
-        shape = decoder.shape
+    def __init__(self, decoder: Decoder | TransformersDecoder, *, capacity: int = 2048) -> None:
         self._decoder = decoder
-        self._capacity = capacity
+        self._capacity = capacity if decoder.keys else 0  # transformers' caches are not cut into blocks
         self._known: OrderedDict[tuple[int, tuple[int, ...]], int] = OrderedDict()  # (parent's serial, tokens) -> slot
-        self._serial_of_slot = [0] * capacity
-        self._free = list(range(capacity - 1, -1, -1))
+        self._serial_of_slot = [0] * self._capacity
+        self._free = list(range(self._capacity - 1, -1, -1))
         self._next_serial = 1
         self._pool = torch.empty(0)
-        self._dims = (shape.layers, 2, shape.kv_heads, BLOCK, shape.head_size)
         self.hit_tokens = 0
         self.asked_tokens = 0
 
@@ -61,7 +60,7 @@ class PrefixCache:
         if not slots:
             return 0
         self.hit_tokens += tokens
-        self._decoder.reserve(tokens)
+        self._decoder.reserve(row + 1, tokens)
         blocks = self._pool[slots]  # (n, layers, 2, heads, BLOCK, size)
         merged = blocks.permute(1, 2, 3, 0, 4, 5).flatten(3, 4)
         for layer, (keys, values) in enumerate(zip(self._decoder.keys, self._decoder.values, strict=True)):
@@ -75,7 +74,8 @@ class PrefixCache:
         if self._capacity == 0:
             return
         if self._pool.numel() == 0:
-            self._pool = torch.empty(self._capacity, *self._dims)
+            heads, size = self._decoder.keys[0].shape[1], self._decoder.keys[0].shape[3]
+            self._pool = torch.empty(self._capacity, len(self._decoder.keys), 2, heads, BLOCK, size)
         serial = 0
         for first in range(0, len(ids) - BLOCK + 1, BLOCK):
             key = (serial, tuple(ids[first : first + BLOCK]))

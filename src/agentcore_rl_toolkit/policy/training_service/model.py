@@ -27,6 +27,7 @@ from tokenizers import Tokenizer
 from ...errors import ConfigError
 from ..decoder import Decoder, DecoderShape
 from ..engine import Engine
+from ..loading import load_decoder
 from ..model import TOKENIZER_FILE, check_directory, load_policy
 from ..sampling import SamplingParams
 from .interface import Completion, Example
@@ -215,11 +216,9 @@ class PolicyModel:
             engine = self._engines.get(path)
             if engine is None:
                 if path is None:
-                    decoder = Decoder.from_directory(self._weights)
+                    decoder = load_decoder(self._weights)
                 else:
-                    decoder = Decoder(
-                        DecoderShape.from_config(self._base.config.to_dict()), self._kept_at(path)["weights"]
-                    )
+                    decoder = Decoder(DecoderShape.from_config(self._base.config), self._kept_at(path)["weights"])
                 engine = self._engines[path] = Engine(decoder, self._tokenizer, seed=self._seed).start()
             self._engines.move_to_end(path)
             old = [p for p, e in self._engines.items() if e.idle]

@@ -1,0 +1,140 @@
+"""A model's folder as a decoder: the fast one where it knows the model, else transformers.
+
+The memory that it needs is computed before anything is read.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import ConfigError
+from .decoder import Decoder, DecoderShape, end_ids
+from .model import check_directory, weight_files
+from .transformers_decoder import TransformersDecoder
+
+logger = logging.getLogger(__name__)
+
+_FLOAT = 4  # bytes of a number: everything is computed in float32
+_CACHE_SHARE = 4  # of the memory that is left, a quarter holds the running sequences: a trainer may want the rest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What a model needs. Units: bytes but for ``parameters``. ``engine`` counts new weights beside the old ones."""
+
+    family: str
+    fast: bool
+    parameters: int
+
+    @property
+    def engine(self) -> int:
+        return 2 * _FLOAT * self.parameters
+
+    def training(self, lora: bool) -> int:
+        """Trainer and engine together, without activations. AdamW keeps two moments beside weights and gradients."""
+        return self.engine + (2 if lora else 4) * _FLOAT * self.parameters
+
+
+def sizes_of(folder: Path) -> Sizes:
+    """Read a model's configuration and the heads of its weight files. Raises: ConfigError."""
+    from safetensors import safe_open
+
+    config, parameters = _config(folder), 0
+    for file in weight_files(folder):
+        with safe_open(file, framework="pt") as tensors:
+            parameters += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118  (no mapping)
+    return Sizes(family=config.model_type, fast=_shape(config) is not None, parameters=parameters)
+
+
+def check_memory(needed: int, what: str) -> None:
+    """Raises: ConfigError when so many bytes are not free."""
+    free = free_memory()
+    if free is not None and needed > free:
+        raise ConfigError(
+            f"{what} needs {gigabytes(needed)} of memory, and {gigabytes(free)} are free here: take a smaller model, or a "
+            "machine with more"
+        )
+
+
+def free_memory() -> int | None:
+    """Bytes that a process can still have, by the machine and by its control group; None where nothing says so."""
+    found = []
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        found.append(int(lines["MemAvailable"].split()[0]) * 1024)
+    except (OSError, KeyError, ValueError):
+        if "SC_PHYS_PAGES" in os.sysconf_names:
+            found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    try:
+        group = Path("/sys/fs/cgroup")
+        found.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):  # no control group, or "max"
+        pass
+    return min(found, default=None)
+
+
+def gigabytes(size: float) -> str:
+    return f"{size / 1e9:.1f} GB"
+
+
+def load_decoder(directory: str | Path | None = None, *, rows: int = 64) -> Decoder | TransformersDecoder:
+    """Read a model's folder; None stands for the shipped policy. Raises: ConfigError, PolicyError."""
+    folder = check_directory(directory)
+    config, sizes = _config(folder), sizes_of(folder)
+    check_memory(sizes.engine, f"a model of {sizes.parameters / 1e6:,.0f} million parameters ({folder.name})")
+    shape = _shape(config)
+    if shape is None:
+        from transformers import AutoModelForCausalLM
+
+        logger.warning("%s: transformers runs this model (%s) one sequence at a time", folder.name, sizes.family)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        slow = TransformersDecoder(model, rows=rows)
+        slow.shape = replace(slow.shape, end_ids=_ends(folder) or slow.shape.end_ids)
+        return slow
+    free = free_memory()
+    left = (free - sizes.engine) // _CACHE_SHARE if free is not None else None
+    room = None if left is None else max(shape.context, left // cache_bytes(shape))
+    shape = replace(shape, end_ids=_ends(folder) or shape.end_ids)
+    return Decoder(shape, read_state(folder), rows=rows, cache_tokens=room)
+
+
+def cache_bytes(shape: DecoderShape) -> int:
+    """Bytes that a token takes in the cache."""
+    return 2 * shape.layers * shape.kv_heads * shape.head_size * _FLOAT
+
+
+def read_state(folder: Path) -> dict[str, torch.Tensor]:
+    """The weights of a folder, whatever number of files they are in."""
+    from safetensors.torch import load_file
+
+    return {name: tensor for file in weight_files(folder) for name, tensor in load_file(file).items()}
+
+
+def _config(folder: Path) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (ValueError, KeyError, OSError) as e:
+        raise ConfigError(f"{folder}: transformers does not know this model: {str(e).splitlines()[0]}") from e
+
+
+def _shape(config: Any) -> DecoderShape | None:
+    try:
+        return DecoderShape.from_config(config)
+    except ConfigError:
+        return None
+
+
+def _ends(folder: Path) -> frozenset[int]:
+    """The tokens that end a completion by `generation_config.json`, which names more than `config.json` in many models."""
+    file = folder / "generation_config.json"
+    return end_ids(json.loads(file.read_text()).get("eos_token_id")) if file.is_file() else frozenset()
