@@ -34,7 +34,7 @@ from .settings import AgentSettings
 
 logger = logging.getLogger(__name__)
 
-REMEMBERED = 10_000  # finished rollouts whose repeated delivery is still recognised
+REMEMBERED = 10_000  # rollouts whose repeated delivery is still recognised
 MIN_HEARTBEAT_S = 0.2  # a caller must not make an agent write without pause
 
 Identity = tuple[str, str, int]  # store, key, attempt
@@ -58,9 +58,7 @@ class Engine:
         self._lock = threading.RLock()  # a signal handler may interrupt its own holder
         self._runner = AgentRunner()
         self._stores: dict[str, ObjectStore] = {}
-        self._running: set[Identity] = set()
-        self._refused: set[Identity] = set()
-        self._finished: OrderedDict[Identity, None] = OrderedDict()
+        self._accepted: OrderedDict[Identity, None] = OrderedDict()
         self._live: set[Rollout] = set()
         self._closing = ""
 
@@ -106,7 +104,7 @@ class Engine:
         seen = payload if config is None or config.proof_key is None else _without_proof_key(payload)
         args = (seen, context) if takes_context else (seen,)
         if config is None or config.exp_id is None or config.input_id is None or config.s3_bucket is None:
-            self._begin(Rollout(func=func, name=name, args=args, settings=settings, session_id=session_id), None)
+            self._begin(Rollout(func=func, name=name, args=args, settings=settings, session_id=session_id))
             return {"status": "processing"}
 
         bucket, exp_id, input_id = config.s3_bucket, config.exp_id, config.input_id
@@ -140,10 +138,12 @@ class Engine:
         )
         identity = (bucket, key, config.attempt)
         with self._lock:
-            if identity in self._running or identity in self._finished:
-                logger.info("delivered again, %s: %s", "still running" if identity in self._running else "done", key)
+            if identity in self._accepted:
+                logger.info("delivered again: %s", key)
                 return reply
-            self._running.add(identity)
+            self._accepted[identity] = None
+            while len(self._accepted) > REMEMBERED:
+                self._accepted.popitem(last=False)
         rollout = Rollout(
             func=func,
             name=name,
@@ -155,7 +155,7 @@ class Engine:
             heartbeat_s=heartbeat_s,
             policy_reward=policy_reward,
         )
-        self._begin(rollout, identity)
+        self._begin(rollout)
         if heartbeat_s is not None and settings.store_check_s > 0:
             refusal = await rollout.refusal(settings.store_check_s)
             if refusal is not None:
@@ -173,11 +173,8 @@ class Engine:
                 text += f". The agent's role needs s3:PutObject, s3:GetObject and s3:DeleteObject on {config.exp_id}/* there"
         logger.critical("rollout refused: %s", text)
         rollout.give_up(self._runner, text)
-        with self._lock:
-            if identity in self._running:
-                self._refused.add(identity)
-            else:
-                self._finished.pop(identity, None)
+        # Once it has ended, the same delivery is tried again: access may have been granted.
+        rollout.done.add_done_callback(lambda _: self._accepted.pop(identity, None))
         # Without `s3_bucket` and `result_key` a client of the published package fails on the reply itself.
         where = {"s3_bucket": config.s3_bucket, "result_key": identity[1]}
         return {"status": REFUSED, **where, "error": text, "error_type": type(refusal).__name__}
@@ -223,22 +220,13 @@ class Engine:
         """The secret of the rollout whose record lies at a key, while it runs."""
         return next((r.info.config.proof_key for r in list(self._live) if r.info and r.info.result_key == key), None)
 
-    def _begin(self, rollout: Rollout, identity: Identity | None) -> None:
+    def _begin(self, rollout: Rollout) -> None:
         self._live.add(rollout)
         busy = self._on_start(rollout.name)
 
         def finished(_: asyncio.Task[None]) -> None:
             self._on_end(busy)
-            with self._lock:
-                self._live.discard(rollout)
-                if identity is not None:
-                    self._running.discard(identity)
-                    if identity in self._refused:  # delivered again, it is tried again: access may have been granted
-                        self._refused.discard(identity)
-                        return
-                    self._finished[identity] = None
-                    while len(self._finished) > REMEMBERED:
-                        self._finished.popitem(last=False)
+            self._live.discard(rollout)
             rollout.done.set_result(None)
 
         rollout.start(self._runner).add_done_callback(finished)

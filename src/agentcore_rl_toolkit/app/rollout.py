@@ -151,35 +151,29 @@ class Rollout:
     async def _beat(self, info: RolloutInfo, store: ObjectStore, period_s: float) -> None:
         """Renew the sign of life until the record is stored, which may itself take a while."""
         stored = asyncio.create_task(self._stored.wait())
+        sign = {
+            "session_id": info.session_id,
+            "attempt": info.config.attempt,
+            "started_s": round(info.started_s, 3),
+            "period_s": period_s,
+        }
         try:
-            await self._beat_until(stored, info, store, period_s)
+            while not stored.done():
+                began_s = time.monotonic()
+                body = json.dumps({**sign, "beat_s": round(time.time(), 3)}).encode()
+                fault: AgentCoreRLError | None = None
+                try:
+                    await store.put_async(alive_key(info.result_key), body, durable=False, timeout_s=max(period_s, 5.0))
+                except AgentCoreRLError as e:
+                    logger.warning("heartbeat not written: %s", e)
+                    fault = e
+                if not self._first_beat.done():
+                    self._first_beat.set_result(fault)
+                await asyncio.wait({stored}, timeout=beat_pause_s(period_s, time.monotonic() - began_s, jitter()))
         finally:
             stored.cancel()
             if not self._first_beat.done():
                 self._first_beat.set_result(None)
-
-    async def _beat_until(
-        self, stored: asyncio.Task[bool], info: RolloutInfo, store: ObjectStore, period_s: float
-    ) -> None:
-        while not stored.done():
-            began_s = time.monotonic()
-            sign = {
-                "session_id": info.session_id,
-                "attempt": info.config.attempt,
-                "started_s": round(info.started_s, 3),
-                "beat_s": round(time.time(), 3),
-                "period_s": period_s,
-            }
-            body = json.dumps(sign).encode()
-            fault: AgentCoreRLError | None = None
-            try:
-                await store.put_async(alive_key(info.result_key), body, durable=False, timeout_s=max(period_s, 5.0))
-            except AgentCoreRLError as e:
-                logger.warning("heartbeat not written: %s", e)
-                fault = e
-            if not self._first_beat.done():
-                self._first_beat.set_result(fault)
-            await asyncio.wait({stored}, timeout=beat_pause_s(period_s, time.monotonic() - began_s, jitter()))
 
     async def _finish(
         self,
