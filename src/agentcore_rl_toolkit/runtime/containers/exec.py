@@ -7,6 +7,7 @@ import logging
 import re
 import signal
 
+from ..launcher.command_output import Write
 from .client import Engine, EngineError
 
 log = logging.getLogger(__name__)
@@ -16,11 +17,10 @@ _PID_LINE = re.compile(rb"(\d+)\n")
 class ContainerCommand:
     """A command beside a session. ``ended`` resolves to its exit status, -1 when it could not be started."""
 
-    def __init__(self, engine: Engine, container: str, command_id: str, text: str, socket_path: str) -> None:
-        self.id = command_id
+    def __init__(self, engine: Engine, container: str, text: str, write: Write) -> None:
         self.error: str | None = None
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._engine, self._container, self._text, self._socket_path = engine, container, text, socket_path
+        self._engine, self._container, self._text, self._write = engine, container, text, write
         self._inner_pid: int | None = None
         self._task = asyncio.get_running_loop().create_task(self._run())
         self._killing: asyncio.Task[None] | None = None
@@ -36,22 +36,14 @@ class ContainerCommand:
             self.ended.set_result(-signal.SIGKILL)
 
     async def _run(self) -> None:
-        writers: list[asyncio.StreamWriter] = []
         try:
-            for name in (b"o", b"e"):
-                _, writer = await asyncio.open_unix_connection(self._socket_path)
-                writers.append(writer)
-                writer.write(name)
-            status = await self._execute(writers)
+            status = await self._execute()
         except (EngineError, OSError) as e:
             self.error, status = str(e), -1
-        finally:
-            for writer in writers:
-                writer.close()
         if not self.ended.done():
             self.ended.set_result(status)
 
-    async def _execute(self, writers: list[asyncio.StreamWriter]) -> int:
+    async def _execute(self) -> int:
         # The shell leads a process group of its own (the runtimes see to that) and says its id first, by which it can be killed.
         command = ["/bin/sh", "-c", 'echo $$; exec /bin/sh -c "$1"', "sh", self._text]
         begun = b""
@@ -66,9 +58,10 @@ class ContainerCommand:
                         if match is None:
                             continue
                         self._inner_pid, text = int(match[1]), begun[match.end() :]
-                    writer = writers[0 if message.stream == 1 else 1]
-                    writer.write(text)
-                    await writer.drain()
+                    if text:
+                        await self._write("stdout" if message.stream == 1 else "stderr", text)
+            for name in ("stdout", "stderr"):
+                await self._write(name, b"")
             found = await made.inspect()
         if self._inner_pid is None:
             raise EngineError("the container has no /bin/sh to run it with")

@@ -7,10 +7,11 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from ...errors import LocalRuntimeError
+from ..launcher.command_output import Write
 from ..sessions.connection import UpstreamLostError
 from ..sessions.node import SessionOrder
 from .client import Engine, EngineError
@@ -80,12 +81,13 @@ class ContainerProcess:
         await asyncio.wait([self.ended], timeout=CAUSE_WAIT_S)
         return self.death
 
-    def command(self, command_id: str, text: str, socket_path: str) -> ContainerCommand:
-        """Run a shell command in the container; its two outputs connect to this unix socket and send o or e."""
-        command = ContainerCommand(self._engine, self.container or "", command_id, text, socket_path)
+    @contextlib.asynccontextmanager
+    async def command(self, text: str, write: Write) -> AsyncIterator[ContainerCommand]:
+        """Run a shell command in the container; the block waits for its end, and what it prints goes to ``write``."""
+        command = ContainerCommand(self._engine, self.container or "", text, write)
         self._commands.add(command)
         command.ended.add_done_callback(lambda _: self._commands.discard(command))
-        return command
+        yield command
 
     # -- its life
     async def _run(self) -> None:

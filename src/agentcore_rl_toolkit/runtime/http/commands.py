@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from ..._parsing import parse_json
 from ..api import eventstream
-from ..sessions.command_output import CommandOutput
 from ..sessions.session import Session, is_over
 from ..wire import SESSION_HEADER, invalid
 from .responses import Send, as_wire_error
@@ -18,11 +16,8 @@ from .responses import Send, as_wire_error
 Emit = Callable[[Any], Awaitable[None]]
 MAX_COMMAND_CHARS = 65_536
 MAX_TIMEOUT_S, DEFAULT_TIMEOUT_S = 3_600, 300
-CHUNK_BYTES = 64_000  # AWS: 64 KB a chunk
 PLATFORM_ERROR = -1  # AWS's exit code where the command is not to blame
-_numbers = itertools.count(1)
 SESSION_END_S = 0.2
-_STREAMS = {b"o": "stdout", b"e": "stderr"}
 
 
 def parse_command(body: bytes) -> tuple[str, int]:
@@ -63,40 +58,32 @@ async def run_command(
     await send({"type": "http.response.body", "body": last})
 
 
-async def _run(session: Session, command: str, timeout_s: float, emit: Emit) -> None:
-    number = next(_numbers)
-    path = f"{session.socket_path}{number}"
+async def _run(session: Session, text: str, timeout_s: float, emit: Emit) -> None:
+    # A character may come in two pieces.
+    decoders = {name: codecs.getincrementaldecoder("utf-8")(errors="replace") for name in ("stdout", "stderr")}
 
-    async def copy(stream: bytes, reader: asyncio.StreamReader) -> None:
-        name = _STREAMS.get(stream)
-        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a character may come in two pieces
-        while name is not None:
-            data = await reader.read(CHUNK_BYTES)
-            text = decoder.decode(data, final=not data)
-            if text:
-                await emit({"contentDelta": {name: text}})
-            if not data:
-                break
+    async def write(name: str, data: bytes) -> None:
+        shown = decoders[name].decode(data, final=not data)
+        if shown:
+            await emit({"contentDelta": {name: shown}})
 
     await emit({"contentStart": {}})
     status = "COMPLETED"
-    async with CommandOutput(path, copy) as output:
-        process = session.process.command(str(number), command, path)
+    async with session.process.command(text, write) as command:
         try:
             async with asyncio.timeout(timeout_s):
-                code = await asyncio.shield(process.ended)
+                code = await asyncio.shield(command.ended)
         except TimeoutError:
             status = "TIMED_OUT"
-            process.kill()
-            code = await process.ended
-        await output.rest()
-        if process.error is not None:
-            await emit({"contentDelta": {"stderr": f"the command could not be started: {process.error}\n"}})
-        exit_code = code if code >= -1 else 128 - code  # a signal, as a shell reports it
-        if exit_code > 128 and status == "COMPLETED" and await _ended(session):
-            await emit({"contentDelta": {"stderr": f"the session ended while the command ran: {session.state}\n"}})
-            exit_code = PLATFORM_ERROR
-        await emit({"contentStop": {"exitCode": exit_code, "status": status}})
+            command.kill()
+            code = await command.ended
+    if command.error is not None:
+        await emit({"contentDelta": {"stderr": f"the command could not be started: {command.error}\n"}})
+    exit_code = code if code >= -1 else 128 - code  # a signal, as a shell reports it
+    if exit_code > 128 and status == "COMPLETED" and await _ended(session):
+        await emit({"contentDelta": {"stderr": f"the session ended while the command ran: {session.state}\n"}})
+        exit_code = PLATFORM_ERROR
+    await emit({"contentStop": {"exitCode": exit_code, "status": status}})
 
 
 async def _ended(session: Session) -> bool:

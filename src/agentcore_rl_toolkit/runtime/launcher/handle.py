@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,14 @@ from typing import Any
 from ...errors import AgentLoadError, LocalRuntimeError
 from ...isolation.project import Project
 from . import linux
+from .command_output import Write, written
 from .session_log import log_tail
 
 BOOT = str(Path(__file__).resolve().parent / "boot.py")
 TEMPLATE_MODULE = "runtime.template.process"
 LOAD_TIMEOUT_S = 300.0
 END_S = 8.0
+_command_numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +50,7 @@ class TemplateSpec:
 class SessionProcess:
     """A running session process. ``ended`` resolves to its exit status (negative: the signal that killed it, None: unknown)."""
 
-    def __init__(self, template: TemplateProcess, session_id: str) -> None:
+    def __init__(self, template: TemplateProcess, session_id: str, socket_path: str) -> None:
         loop = asyncio.get_running_loop()
         self.template = template
         self.id = session_id
@@ -56,13 +59,17 @@ class SessionProcess:
         self.ended: asyncio.Future[int | None] = loop.create_future()
         self.cpu_s: float | None = None
         self.max_rss_bytes: int | None = None
+        self._socket_path = socket_path
 
-    def command(self, command_id: str, text: str, socket_path: str) -> CommandProcess:
-        """Run a shell command in the session's environment; its two outputs connect to this unix socket and send o or e."""
-        command = CommandProcess(self.template, command_id)
-        self.template.commands[command_id] = command
-        self.template.send(op="command", id=command_id, session=self.id, command=text, socket=socket_path)
-        return command
+    @contextlib.asynccontextmanager
+    async def command(self, text: str, write: Write) -> AsyncIterator[CommandProcess]:
+        """Run a shell command in the session's environment; the block waits for its end, and what it prints goes to ``write``."""
+        command = CommandProcess(self.template)
+        path = f"{self._socket_path}{command.id}"
+        async with written(path, write):
+            self.template.commands[command.id] = command
+            self.template.send(op="command", id=command.id, session=self.id, command=text, socket=path)
+            yield command
 
     def stop(self, grace_s: float) -> None:
         """SIGTERM now and SIGKILL of all that it started after the grace; at once when the grace is 0."""
@@ -72,9 +79,9 @@ class SessionProcess:
 class CommandProcess:
     """A command beside a session. ``ended`` resolves to its exit status, -1 when it could not be started."""
 
-    def __init__(self, template: TemplateProcess, command_id: str) -> None:
+    def __init__(self, template: TemplateProcess) -> None:
         self.template = template
-        self.id = command_id
+        self.id = str(next(_command_numbers))
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.error: str | None = None
 
@@ -171,7 +178,7 @@ class TemplateProcess:
         """Order a session process. Its ``started`` resolves to the process id, or fails with LocalRuntimeError."""
         if not self.alive:
             raise LocalRuntimeError("the agent's template process is gone", session_id=session_id)
-        process = self.sessions[session_id] = SessionProcess(self, session_id)
+        process = self.sessions[session_id] = SessionProcess(self, session_id, socket_path)
         order = {"socket": socket_path, "dir": str(directory), "log": str(log), "links": self._shown}
         self.send(op="spawn", id=session_id, **order)
         return process

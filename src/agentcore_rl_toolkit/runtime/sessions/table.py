@@ -201,7 +201,6 @@ class SessionTable:
             log_path=session.log_path,
             socket_path=session.socket_path,
         )
-        Path(session.socket_path).parent.mkdir(mode=0o700, exist_ok=True)  # for commands, wherever the session is
         session.process = await self.node.start_session(order)
         self._spawn_task(self._wait_end(session))
         if is_over(session):  # stopped while it was being started
