@@ -1,4 +1,4 @@
-"""What a command beside a forked session prints: it connects to a unix socket twice, each stream named in one byte, `o` or `e`."""
+"""What a command beside a forked session prints: two connections to a unix socket, each stream named in one byte, `o` or `e`."""
 
 from __future__ import annotations
 
