@@ -145,7 +145,6 @@ class GatewayConfig:
     store_dir: str | None = None
     fsync: bool = False
     session_keys: bool = True
-    retention_s: float | None = None
     allowed_hosts: tuple[str, ...] = ()
     allow_fields: tuple[str, ...] = ()
     train_constrained: bool = False
@@ -160,8 +159,7 @@ class GatewayConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be between 0 and 65535, got {self.port}")
-        for name in ("retention_s", "context_tokens"):
-            _check_amount(name, getattr(self, name), none=True)
+        _check_amount("context_tokens", self.context_tokens, none=True)
         if self.model_id == "":
             raise ConfigError("model_id must name a model, or be left out")
         if self.admin_key is not None and not _KEY.fullmatch(self.admin_key):

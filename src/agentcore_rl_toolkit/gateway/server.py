@@ -156,14 +156,12 @@ class Gateway:
         await self.store.stop()
 
     async def _tick(self) -> None:
-        """Deadlines, idle connections, loop lag, retention: everything that is looked at now and then, in one place."""
+        """Deadlines, idle connections, loop lag: everything that is looked at now and then, in one place."""
         looks: tuple[Callable[[float], None], ...] = (
             self.running.expire,
-            self.calls.outage.tend,
             lambda now: self.connections.sweep(now, self.counters),
             self.router.sweep,
             lambda now: self.store.tend(),
-            lambda now: self.sessions.expire(now, self.config.retention_s),
         )
         failures = [0] * len(looks)
         due = time.monotonic() + TICK_S

@@ -62,7 +62,6 @@ def group() -> None:
     metavar="NAME",
     help="Request field of your engine that agents may use.",
 )
-@click.option("--retention-hours", type=click.FloatRange(0, min_open=True), help="Drop sessions closed longer ago.")
 @click.option("--model-id", help="Model name of every call, whatever the agent names.")
 @click.option(
     "--model",
@@ -88,7 +87,6 @@ def serve(
     parent_pid: int | None,
     no_admin_key: bool,
     no_session_keys: bool,
-    retention_hours: float | None,
     words: tuple[str, ...],
     **options: Any,
 ) -> None:
@@ -120,7 +118,6 @@ def serve(
         upstreams=tuple(UpstreamConfig(url=u, engine=engine, api_key=key) for u in upstreams),
         engine=engine,
         session_keys=not no_session_keys,
-        retention_s=None if retention_hours is None else retention_hours * 3600,
         train_constrained=rare.train_constrained,
         limits=Limits(
             call_s=rare.call_timeout or None,

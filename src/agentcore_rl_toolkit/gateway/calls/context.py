@@ -32,7 +32,7 @@ class Context:
         self.sessions = sessions
         self.router = router
         self.running = RunningCalls(config.limits, counters)
-        self.outage = Outage(router, self.running, config.limits, counters, token_ids=config.model_dir is not None)
+        self.outage = Outage(router, self.running, config.limits, counters)
         self.started_s = time.time()
         prefix = secrets.token_hex(5)  # ids of one run of the gateway must not meet those of the last one
         self.call_ids = (f"{prefix}-{n:x}" for n in itertools.count())

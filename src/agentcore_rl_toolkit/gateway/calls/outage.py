@@ -11,13 +11,14 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from collections.abc import Coroutine
+from typing import Any
 
 import msgspec
 
 from ...errors import GatewayError
 from ...messages.errors import NOT_JSON, RequestError
 from ..config import Limits
-from ..engines.errors import upstream_error
 from ..sessions.session import RunningCall
 from ..upstreams.router import Router, Worker
 from .running import RunningCalls
@@ -27,26 +28,24 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
 LOOK_S = 5.0  # for one answer
-MOST_CALLS = 20_000  # that wait
-_GENERATE = b"/inference/v1/generate"
 _WEIGHTS = {"vllm": b"/weight_info", "sglang": b"/model_info", "sglang-experts": b"/model_info"}
+
+
+class _WeightInfo(msgspec.Struct):
+    weight_version: str | int | None = None
 
 
 class Outage:
     """See the module. Without `Limits.outage_s` it does nothing: calls fail at once, no server is looked at."""
 
-    def __init__(
-        self, router: Router, running: RunningCalls, limits: Limits, counters: Counter[str], *, token_ids: bool
-    ) -> None:
+    def __init__(self, router: Router, running: RunningCalls, limits: Limits, counters: Counter[str]) -> None:
         self._router = router
         self._running = running
         self._limits = limits
         self._counters = counters
-        self._token_ids = token_ids  # whether calls go to the engines' token routes
         self._waiting: dict[RunningCall, float] = {}  # until when
         self._looking: asyncio.Task[None] | None = None
-        self._next_look = 0.0
-        self._problems: dict[str, str] = {}  # by server: why calls cannot be served there
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -59,47 +58,50 @@ class Outage:
             return "no inference server is up"
         if any(worker.forgot for worker in workers):
             return "an inference server was started again and has not the published weights"
-        return next(iter(self._problems.values()), None)
-
-    # -- waiting
+        return None
 
     def hold(self, call: RunningCall, until: float | None) -> float | None:
-        """Let a call wait, if no server is up and there is room. Returns until when; None: it may not wait (any longer)."""
+        """Let a call wait that no server took. ``until``: it has waited before, and may wait that long.
+
+        Returns until when it waits, None when it is not to: some server is only busy, or its time is over.
+        """
         now = time.monotonic()
         workers = [worker for worker in self._router.workers.values() if not worker.draining]
         if not self._limits.outage_s or any(not worker.resting_until for worker in workers):
             return None
         until = now + self._limits.outage_s if until is None else until
-        if now >= until or len(self._waiting) >= MOST_CALLS:
+        if now >= until:
             return None
-        if not self._waiting:
+        if self._looking is None or self._looking.done():
             log.warning("no inference server is up: calls wait for up to %g s", self._limits.outage_s)
+            self._looking = self._start(self._look())
         self._counters["held_for_a_server"] += 1
         call.become(State.HELD)
         self._waiting[call] = until
         return until
 
-    def tend(self, now: float) -> None:
-        """End what has waited too long; look whether a server is back. For the gateway's ticker."""
-        for call, until in list(self._waiting.items()):
-            if call.ended or now >= until:
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _look(self) -> None:
+        """While calls wait: end what has waited too long, and look whether a server is back."""
+        while self._waiting:
+            await asyncio.sleep(min(LOOK_EVERY_S, self._limits.outage_s))
+            for call in [call for call, until in self._waiting.items() if call.ended or time.monotonic() >= until]:
                 del self._waiting[call]
                 why = f"no inference server has been up for {self._limits.outage_s:g} s; try again later"
                 call.abort(RequestError(why, kind="overloaded"))
-        if not self._waiting or (self._looking is not None and not self._looking.done()) or now < self._next_look:
-            return
-        self._next_look = now + LOOK_EVERY_S
-        self._looking = asyncio.ensure_future(self._look())
-
-    async def _look(self) -> None:
-        back = [worker for worker in list(self._router.workers.values()) if await self._is_up(worker)]
-        if not back or self._running.paused:
-            return
-        waiting, self._waiting = list(self._waiting), {}
-        log.warning("inference server %s is back; %d calls go on", back[0].config.url, len(waiting))
-        for call in waiting:
-            if not call.ended:
-                call.route()
+            back = [worker for worker in list(self._router.workers.values()) if await self._is_up(worker)]
+            if not back or self._running.paused:
+                continue
+            waiting, self._waiting = list(self._waiting), {}
+            log.warning("inference server %s is back; %d calls go on", back[0].config.url, len(waiting))
+            for call in waiting:
+                if not call.ended:
+                    call.route()
 
     async def _is_up(self, worker: Worker) -> bool:
         try:
@@ -112,43 +114,24 @@ class Outage:
         worker.succeeded()
         return True
 
-    # -- what servers say of themselves
-
     def begin(self) -> None:
-        """Ask all servers when the gateway starts, and when weights were published."""
-        if self._limits.outage_s:
-            self._looking = asyncio.ensure_future(self._ask_all())
-
-    async def _ask_all(self) -> None:
-        for worker in list(self._router.workers.values()):
-            await self.ask(worker)
+        """Ask all servers which weights they have: when the gateway starts, and when weights were published."""
+        for worker in self._router.workers.values() if self._limits.outage_s else ():
+            self._start(self.ask(worker))
 
     async def ask(self, worker: Worker) -> None:
-        """Ask a server which weights it has, and a vLLM whether it takes token ids."""
+        """Ask a server which weights it has."""
         route = _WEIGHTS.get(worker.config.engine)
         if route is None:
             return
         try:
-            if self._token_ids and worker.config.engine == "vllm":
-                await self._check_route(worker)
             status, body = await worker.ask(route, timeout_s=LOOK_S)
             if status == 200:
                 worker.says(msgspec.json.decode(body, type=_WeightInfo).weight_version)
         except (GatewayError, *NOT_JSON):
             return  # it is not up yet, or has no such route
 
-    async def _check_route(self, worker: Worker) -> None:
-        status, body = await worker.ask(_GENERATE, b"{}", timeout_s=LOOK_S)  # it is refused with 400, or not there
-        self._problems.pop(worker.id, None)
-        if status in (401, 403, 404):
-            self._problems[worker.id] = why = str(upstream_error(status, body))
-            log.error("inference server %s takes no token ids: %s", worker.config.url, why)
-
     async def close(self) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
-
-
-class _WeightInfo(msgspec.Struct):
-    weight_version: str | int | None = None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

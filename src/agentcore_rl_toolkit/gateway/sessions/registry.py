@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import logging
 import os
 import re
 import secrets
@@ -27,11 +26,8 @@ from ..store.writer import Store
 from .session import RunningCall, Session, Stored
 from .settings import SessionSettings
 
-log = logging.getLogger(__name__)
-
 _TOMBSTONES = 100_000
 MAX_SESSIONS = 200_000
-EXPIRE_EVERY_S = 60.0
 # What a client writes into the path of a URL as it is (RFC 3986, pchar); anything else would arrive under another name.
 # Parts may be divided by "/" (Harbor's are), none of which is a step up or down, or where a session's routes begin.
 _ID = re.compile(
@@ -54,7 +50,6 @@ class Sessions:
         self._secret = secret
         self._tombstones: OrderedDict[bytes, None] = OrderedDict()
         self._opening = asyncio.Lock()
-        self._expire_at = 0.0
         store.on_refused = self._refused
 
     def key_of(self, session_id: str) -> bytes:
@@ -195,17 +190,6 @@ class Sessions:
         self._tombstones[name] = None
         if len(self._tombstones) > _TOMBSTONES:
             self._tombstones.popitem(last=False)
-
-    def expire(self, now: float, retention_s: float | None) -> None:
-        """Once a minute: delete the sessions that were closed longer ago; open ones are never too old. ``now``: monotonic."""
-        if retention_s is None or now < self._expire_at or self.store.failed is not None:
-            return
-        self._expire_at = now + EXPIRE_EVERY_S
-        oldest = time.time() - retention_s
-        victims = [id_ for id_, s in self.by_id.items() if s.closed_s is not None and s.closed_s < oldest]
-        if victims:
-            self.delete(victims)
-            log.warning("deleted %d sessions that were closed more than %g h ago", len(victims), retention_s / 3600)
 
     def restore(self) -> int:
         """Take up the stored sessions. Returns how many calls they have. Raises: GatewayError on a damaged store."""
