@@ -198,6 +198,8 @@ ROOMS = {
             "engine",
             "batch",
             "prefix_cache",
+            "loading",
+            "transformers_decoder",
             "decoder",
             "sampling",
             "model",
