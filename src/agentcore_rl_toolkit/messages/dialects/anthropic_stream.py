@@ -1,7 +1,7 @@
 """Anthropic message streams. Source: docs.anthropic.com/en/api/messages-streaming
 
 Theory of operation of the encoder: content comes in blocks, one open at a time: thinking, text, then one per tool
-call, one call after the other (`CallsInOrder`). A delta of another kind than the open block closes it and opens the next.
+call, whole at the end (`CollectedCalls`). A delta of another kind than the open block closes it and opens the next.
 ``input_tokens`` is known only when the engine tells: at the start if the prompt was counted here, else at the end.
 """
 
@@ -13,9 +13,9 @@ import msgspec
 
 from ..errors import RequestError, anthropic_error
 from .anthropic import SIGNATURE, named_stop, stop_reason, usage_dict
-from .arguments import StandardNumbers
-from .builder import CallsInOrder, encode_event
-from .canonical import Delta, ModelRequest, ToolDelta, Usage, own_id
+from .arguments import standard
+from .builder import CollectedCalls, encode_event
+from .canonical import Delta, ModelRequest, Usage, own_id
 
 
 def _event(name: str, body: dict[str, Any]) -> bytes:
@@ -32,9 +32,7 @@ class Encoder:
         self._usage = request.counted or Usage()
         self._kind: str | None = None
         self._block = -1
-        self._calls = CallsInOrder()
-        self._call: int | None = None  # the one whose block is open
-        self._numbers = StandardNumbers()  # in its arguments
+        self._calls = CollectedCalls()
         self._finish: str | None = None
         self._stop_sequence: str | None = None
 
@@ -64,8 +62,7 @@ class Encoder:
         if text:
             out += self._into("text", {"type": "text", "text": ""})
             out += self._delta({"type": "text_delta", "text": text})
-        for piece in self._calls.now(delta.tool_calls):
-            out += self._write(piece)
+        self._calls.add(delta.tool_calls)
         if delta.finish_reason is not None:
             self._finish = delta.finish_reason
             self._stop_sequence = named_stop(delta.stop_sequence, self._request)
@@ -73,8 +70,12 @@ class Encoder:
 
     def finish(self) -> bytes:
         out = self._close()
-        for pieces in self._calls.rest():
-            out += b"".join(map(self._write, pieces)) + self._close()
+        for place, call in enumerate(self._calls.all()):
+            call_id = call.id or own_id("toolu_", self._id, place)
+            out += self._open("tool_use", {"type": "tool_use", "id": call_id, "name": call.name, "input": {}})
+            if call.arguments:
+                out += self._delta({"type": "input_json_delta", "partial_json": standard(call.arguments)})
+            out += self._close()
         reason = {
             "stop_reason": stop_reason(self._finish, self._stop_sequence),
             "stop_sequence": self._stop_sequence,
@@ -105,19 +106,5 @@ class Encoder:
         out = b""
         if self._kind == "thinking":
             out = self._delta({"type": "signature_delta", "signature": SIGNATURE})
-        if self._kind == "tool_use":
-            out = self._arguments(self._numbers.finish())
         self._kind = None
         return out + _event("content_block_stop", {"index": self._block})
-
-    def _write(self, piece: ToolDelta) -> bytes:
-        out = b""
-        if self._kind != "tool_use" or self._call != piece.index:
-            call_id = piece.id or own_id("toolu_", self._id, piece.index)
-            block = {"type": "tool_use", "id": call_id, "name": piece.name or "", "input": {}}
-            out += self._close() + self._open("tool_use", block)
-            self._call, self._numbers = piece.index, StandardNumbers()
-        return out + self._arguments(self._numbers.feed(piece.arguments))
-
-    def _arguments(self, text: str) -> bytes:
-        return self._delta({"type": "input_json_delta", "partial_json": text}) if text else b""

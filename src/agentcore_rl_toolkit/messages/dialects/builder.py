@@ -1,10 +1,10 @@
-"""Whole replies as the deltas of a stream, tool calls of a stream in order, and server-sent events as bytes."""
+"""Whole replies as the deltas of a stream, tool calls of a stream put together, and server-sent events as bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .canonical import Delta, Reply, ToolDelta
+from .canonical import Delta, Reply, ToolCall, ToolDelta
 
 
 def deltas_of(reply: Reply) -> list[Delta]:
@@ -28,33 +28,29 @@ def deltas_of(reply: Reply) -> list[Delta]:
     return deltas
 
 
-class CallsInOrder:
-    """Tool calls of a stream one after the other, for dialects that write one at a time.
+class CollectedCalls:
+    """Tool calls of a stream, for dialects that write one call at a time: each is written when the reply is over.
 
-    An engine may write pieces of parallel calls in turns. Then the first call is streamed, and the others wait until it is
-    whole, which only the end of the reply tells.
+    An engine may write pieces of parallel calls in turns, and only the end of the reply tells that a call is whole.
     """
 
     def __init__(self) -> None:
-        self._first: int | None = None
-        self._waiting: dict[int, list[ToolDelta]] = {}
+        self._pieces: dict[int, list[ToolDelta]] = {}
 
-    def now(self, pieces: Iterable[ToolDelta]) -> list[ToolDelta]:
-        """Those of the first call."""
-        ready = []
+    def add(self, pieces: Iterable[ToolDelta]) -> None:
         for piece in pieces:
-            if self._first is None:
-                self._first = piece.index
-            if piece.index == self._first:
-                ready.append(piece)
-            else:
-                self._waiting.setdefault(piece.index, []).append(piece)
-        return ready
+            self._pieces.setdefault(piece.index, []).append(piece)
 
-    def rest(self) -> list[list[ToolDelta]]:
-        """The pieces of each further call, when the reply is over."""
-        waiting, self._waiting = self._waiting, {}
-        return [pieces for _, pieces in sorted(waiting.items())]
+    def all(self) -> list[ToolCall]:
+        """The calls in their order; an id that the engine did not give is empty."""
+        return [
+            ToolCall(
+                id=next((p.id for p in pieces if p.id), ""),
+                name="".join(p.name or "" for p in pieces),
+                arguments="".join(p.arguments for p in pieces),
+            )
+            for _, pieces in sorted(self._pieces.items())
+        ]
 
 
 def encode_event(data: bytes, name: str = "") -> bytes:

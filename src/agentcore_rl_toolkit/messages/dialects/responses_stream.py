@@ -1,8 +1,8 @@
 """OpenAI response streams. Source: platform.openai.com/docs/api-reference/responses-streaming
 
 Theory of operation of the encoder: the output is a list of items (reasoning, message, function calls), written one
-after the other (`CallsInOrder`), as clients expect: langchain-openai takes a change of item for a new one. Every event
-carries a sequence number, and every ``done`` event repeats its deltas, so the text so far is kept.
+after the other, as clients expect: langchain-openai takes a change of item for a new one. Calls come whole, at the end
+(`CollectedCalls`). Every event carries a sequence number, and every ``done`` event repeats its deltas, so the text so far is kept.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from ..errors import KINDS, RequestError, openai_error
-from .builder import CallsInOrder, encode_event
-from .canonical import Delta, ModelRequest, ToolDelta, Usage, own_id
+from .builder import CollectedCalls, encode_event
+from .canonical import Delta, ModelRequest, ToolCall, Usage, own_id
 from .responses import (
     closing,
     message_item,
@@ -33,9 +33,6 @@ class _Item:
     id: str
     output_index: int
     text: str = ""
-    call_id: str = ""
-    name: str = ""
-    plain: bool = True  # a function's call
     entries: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -49,8 +46,7 @@ class Encoder:
         self._number = 0
         self._output: list[dict[str, Any]] = []
         self._open: _Item | None = None
-        self._calls = CallsInOrder()
-        self._call: _Item | None = None
+        self._calls = CollectedCalls()
         self._usage: Usage | None = None
         self._finish: str | None = None
 
@@ -79,20 +75,18 @@ class Encoder:
             out += self._piece("response.output_text.delta", delta.text, logprobs=entries or [])
             assert self._open is not None
             self._open.entries += entries or []
-        for piece in self._calls.now(delta.tool_calls):
-            out += self._write(piece)
+        self._calls.add(delta.tool_calls)
         if delta.finish_reason is not None:
             self._finish = delta.finish_reason
         return out
 
     def finish(self) -> bytes:
         end = closing(self._finish)
-        status, rest = end["status"], self._calls.rest()
+        status, calls = end["status"], self._calls.all()
         # Only the item that the answer ended in can be incomplete.
-        out = self._close("completed" if rest or self._call is not None else status)
-        out += self._close_call("completed" if rest else status)
-        for left, pieces in zip(reversed(range(len(rest))), rest, strict=True):
-            out += b"".join(map(self._write, pieces)) + self._close_call("completed" if left else status)
+        out = self._close("completed" if calls else status)
+        for place, call in enumerate(calls):
+            out += self._write(call, place, "completed" if call is not calls[-1] else status)
         if not self._output:
             out += self._into("text") + self._close(status)
         response = {**self._head, **end, "output": self._output, "usage": usage_dict(self._usage)}
@@ -116,10 +110,6 @@ class Encoder:
         self._number += 1
         return encode_event(msgspec.json.encode(event), kind)
 
-    def _add(self, item: dict[str, Any]) -> int:
-        self._output.append(item)
-        return len(self._output) - 1
-
     def _place(self, item: _Item) -> dict[str, Any]:
         return {"item_id": item.id, "output_index": item.output_index}
 
@@ -136,7 +126,7 @@ class Encoder:
         else:
             empty = message_item([], item.id, "in_progress")
             part = text_part("") if kind == "text" else {"type": "refusal", "refusal": ""}
-        self._add(empty)
+        self._output.append(empty)
         out += self._event("response.output_item.added", {"output_index": item.output_index, "item": empty})
         return out + self._event("response.content_part.added", {**self._place(item), "content_index": 0, "part": part})
 
@@ -168,41 +158,20 @@ class Encoder:
         self._output[item.output_index] = done
         return out + self._event("response.output_item.done", {"output_index": item.output_index, "item": done})
 
-    def _write(self, piece: ToolDelta) -> bytes:
-        item = self._call
-        out = b""
-        if item is None:
-            out += self._close()
-            place = len(self._output)
-            item = _Item("call", own_id("fc_", self._id, place), place)
-            item.call_id = piece.id or own_id("call_", self._id, piece.index)
-            item.name = piece.name or ""
-            self._call = item
-            form = self._request.forms.get(item.name)
-            item.plain = form is None or form.kind == "function"
-            empty = call_item(form, item.call_id, item.name, "", item.id, "in_progress")
-            self._add(empty)
-            out += self._event("response.output_item.added", {"output_index": item.output_index, "item": empty})
-        elif piece.name:
-            item.name += piece.name
-        if piece.arguments:
-            item.text += piece.arguments
-            if item.plain:
-                delta = {**self._place(item), "delta": piece.arguments}
-                out += self._event("response.function_call_arguments.delta", delta)
-        return out
-
-    def _close_call(self, status: str) -> bytes:
-        item, self._call = self._call, None
-        if item is None:
-            return b""
-        done = call_item(self._request.forms.get(item.name), item.call_id, item.name, item.text, item.id, status)
-        self._output[item.output_index] = done
-        out = b""
-        if item.plain:
-            arguments = {**self._place(item), "name": done["name"], "arguments": item.text}
-            out = self._event("response.function_call_arguments.done", arguments)
-        elif "input" in done:  # the model writes JSON around it, so the text comes in one piece
-            out = self._event("response.custom_tool_call_input.delta", {**self._place(item), "delta": done["input"]})
-            out += self._event("response.custom_tool_call_input.done", {**self._place(item), "input": done["input"]})
+    def _write(self, call: ToolCall, place: int, status: str) -> bytes:
+        form = self._request.forms.get(call.name)
+        call_id = call.id or own_id("call_", self._id, place)
+        item = _Item("call", own_id("fc_", self._id, len(self._output)), len(self._output))
+        empty = call_item(form, call_id, call.name, "", item.id, "in_progress")
+        done = call_item(form, call_id, call.name, call.arguments, item.id, status)
+        self._output.append(done)
+        out = self._event("response.output_item.added", {"output_index": item.output_index, "item": empty})
+        kind, shown = "custom_tool_call_input", {"input": done["input"]} if "input" in done else {}
+        if "arguments" in done:
+            kind, shown = "function_call_arguments", {"name": done["name"], "arguments": call.arguments}
+        text = shown.get("arguments", shown.get("input"))
+        if text:
+            out += self._event(f"response.{kind}.delta", {**self._place(item), "delta": text})
+        if shown:
+            out += self._event(f"response.{kind}.done", {**self._place(item), **shown})
         return out + self._event("response.output_item.done", {"output_index": item.output_index, "item": done})
