@@ -1,15 +1,15 @@
-"""A radix tree over token sequences: which earlier turn does a prompt continue, and where does it leave the others?
+"""Which earlier turn does a prompt continue, and where does it leave the others?
 
-Theory of operation. Every trainable turn is inserted as the token string ``prompt + completion``; its end is marked.
-A prompt continues the turn whose end is the deepest mark that lies on the prompt's own path. Tokens are packed to
-four bytes each, so that comparing a run of them is one memcmp. Walking costs O(prompt length), inserting O(new
-tokens); a prompt that continues one of the latest leaves, the common case, needs one comparison and no walk. Nothing
-here recurses: sessions of thousands of turns are as deep as they are long.
+Theory of operation. Every trainable turn is kept as the token string ``prompt + completion``, packed to four bytes a token, in
+a sorted list. Strings with a common beginning stand side by side there, so a new prompt shares most with one of its two
+neighbours, and each comparison is one memcmp. A prompt continues the longest string that it begins with: the string before it
+in the list if it begins with that one, else the one before what it shares with that one, and so on.
 """
 
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,31 +29,12 @@ def pack(ids: Sequence[int]) -> bytes:
         raise CaptureError(f"token ids must be integers in [0, 2**32): {e}") from e
 
 
-_TIPS = 8  # branches that may grow side by side (parallel sub-agents) without a walk for each turn
-
-
-class Node:
-    """One edge of the tree, from its parent's depth to ``end`` (bytes), as a window into the token string of
-    ``owner``.
-    """
-
-    __slots__ = ("children", "data", "end", "owner", "start", "turns")
-
-    def __init__(self, data: bytes, start: int, end: int, owner: Turn | None) -> None:
-        self.data = data
-        self.start = start
-        self.end = end
-        self.owner = owner
-        self.children: dict[bytes, Node] = {}
-        self.turns: list[int] = []
-
-
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Where a prompt lies in the tree.
+    """Where a prompt lies among the turns before it.
 
     ``parents`` are positions (in insertion order) of the turns that the prompt continues, empty if none. ``shared``
-    is the number of leading tokens that some earlier turn also has; ``rival`` is an earlier turn that the prompt
+    is the number of leading tokens that some earlier turn also has; ``rival`` is the first of the turns that the prompt
     leaves at ``shared``, None when the prompt simply continues a leaf or nothing was there before."""
 
     parents: tuple[int, ...]
@@ -65,86 +46,37 @@ class TokenTree:
     """See the module's theory of operation."""
 
     def __init__(self) -> None:
-        self._root = Node(b"", 0, 0, None)
-        self._tips: list[Node] = []  # where the latest turns end, newest last
+        self._strings: list[bytes] = []  # sorted, each once
+        self._turns: dict[bytes, list[tuple[int, Turn]]] = {}  # those that end there, by position
 
     def add(self, position: int, turn: Turn) -> Match:
         """Look up the prompt of ``turn``, then insert the whole turn under ``position``."""
         prompt = pack(turn.prompt_ids)
+        at = bisect_right(self._strings, prompt)
+        beside = self._strings[max(0, at - 1) : at + 1]
+        shared = max((common_prefix(prompt, other) for other in beside), default=0)
+        match = Match(self._continued(prompt, at), shared // TOKEN_BYTES, self._rival(prompt[:shared]))
         full = prompt + pack(turn.completion_ids)
-        for tip in reversed(self._tips):
-            # Nothing lies below a leaf, so a leaf on the prompt's path is the deepest end on it.
-            if not tip.children and prompt.startswith(tip.data[: tip.end]):
-                match = Match(tuple(tip.turns), tip.end // TOKEN_BYTES, None)
-                self._tips.remove(tip)
-                self._remember(self._grow(tip, full, turn, position))
-                return match
-        return self._walk(prompt, full, turn, position)
+        if full not in self._turns:
+            insort(self._strings, full)
+        self._turns.setdefault(full, []).append((position, turn))
+        return match
 
-    def _remember(self, tip: Node) -> None:
-        self._tips.append(tip)
-        del self._tips[:-_TIPS]
+    def _continued(self, prompt: bytes, at: int) -> tuple[int, ...]:
+        """Positions of the turns that end deepest in the prompt; ``at`` is its place in the list."""
+        while at:
+            before = self._strings[at - 1]
+            if prompt.startswith(before):
+                return tuple(position for position, _ in self._turns[before])
+            at = bisect_right(self._strings, prompt[: common_prefix(prompt, before)])
+        return ()
 
-    def _grow(self, node: Node, full: bytes, turn: Turn, position: int) -> Node:
-        """Hang the part of ``full`` behind ``node`` under it as one new edge; mark its end."""
-        start = node.end
-        if start == len(full):
-            node.turns.append(position)
-            return node
-        leaf = Node(full, start, len(full), turn)
-        leaf.turns.append(position)
-        node.children[full[start : start + TOKEN_BYTES]] = leaf
-        return leaf
-
-    def _walk(self, prompt: bytes, full: bytes, turn: Turn, position: int) -> Match:
-        node = self._root
-        parents: tuple[int, ...] = ()
-        shared: int | None = None
-        rival: Turn | None = None
-        limit = len(prompt)
-        while True:
-            depth = node.end
-            if depth <= limit and node.turns:
-                parents = tuple(node.turns)
-            if depth >= limit and shared is None:
-                # The whole prompt is known; whatever follows here was sampled or asked by somebody else.
-                shared = limit
-                rival = self._rival(node)
-            if depth == len(full):
-                node.turns.append(position)
-                self._remember(node)
-                break
-            child = node.children.get(full[depth : depth + TOKEN_BYTES])
-            if child is None:
-                if shared is None:
-                    shared = depth
-                    rival = self._rival(node)
-                self._remember(self._grow(node, full, turn, position))
-                break
-            if full.startswith(child.data[depth : child.end], depth):
-                if child.end > limit and shared is None:
-                    shared, rival = limit, child.owner
-                node = child
-                continue
-            split = depth + common_prefix(full[depth : child.end], child.data[depth : child.end])
-            if shared is None:
-                shared, rival = min(split, limit), child.owner
-            node = self._split(node, child, split)
-        return Match(parents, (shared or 0) // TOKEN_BYTES, rival)
-
-    @staticmethod
-    def _rival(node: Node) -> Turn | None:
-        for child in node.children.values():
-            return child.owner
-        return None
-
-    @staticmethod
-    def _split(parent: Node, child: Node, at: int) -> Node:
-        upper = Node(child.data, parent.end, at, child.owner)
-        upper.children[child.data[at : at + TOKEN_BYTES]] = child
-        parent.children[child.data[parent.end : parent.end + TOKEN_BYTES]] = upper
-        child.start = at
-        return upper
+    def _rival(self, shared: bytes) -> Turn | None:
+        """The first turn that goes on behind ``shared``."""
+        begin = bisect_right(self._strings, shared)
+        end = bisect_left(self._strings, shared + b"\xff" * 2 * TOKEN_BYTES, begin)  # no tokenizer has such tokens
+        first = min((self._turns[string][0] for string in self._strings[begin:end]), default=None)
+        return first[1] if first is not None else None
 
 
 def common_prefix(a: bytes, b: bytes) -> int:
