@@ -212,17 +212,6 @@ def test_other_tokens_for_the_same_words_are_a_retokenisation() -> None:
     assert cause(answer, rewritten) == {"history_rewritten": 1}
 
 
-def test_a_decoder_settles_what_tokens_leave_open() -> None:
-    words = {51: "ab", 60: "a", 61: "b", 52: "!", 70: "x"}
-
-    def decode(ids: Any) -> str:
-        return "".join(words.get(i, f"<{i}>") for i in ids)
-
-    answer = turn(0, PROMPT, [51, 52])
-    assert cause(answer, turn(1, [*PROMPT, 60, 61, 52, 30], [9]), decode=decode) == {"retokenised": 1}
-    assert cause(answer, turn(1, [*PROMPT, 70, 61, 52, 30], [9]), decode=decode) == {"history_rewritten": 1}
-
-
 def test_weight_versions_are_per_token() -> None:
     spanning = turn(0, PROMPT, [20, 21, 22], weight_version_first=4, weight_version_last=6)
     exact = turn(1, [9], [20, 21, 22], token_weight_versions=[4, 5, 5], weight_version_last=5)

@@ -6,7 +6,7 @@ import json
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,35 +18,31 @@ from .schema import COLUMNS, open_to_read
 
 LISTED = ("id", *(name for name in COLUMNS if name != "bytes"))
 SORTED_BY = frozenset(LISTED) - {"dropped", "error"}
-# Of each phase, step, outcome and cause: sums, so that means of larger parts follow from them. One pass over the table.
-_PARTS_OF_STEPS = {
+# Of each phase and step; a mean of nothing is NULL.
+_OF_A_STEP = {
     "rollouts": "COUNT(*)",
-    "first_id": "MIN(id)",
     "scored": "COUNT(score)",
-    "score_sum": "SUM(score)",
-    "score_squares": "SUM(score * score)",
-    "reward_min": "MIN(reward)",
-    "reward_max": "MAX(reward)",
-    "ok_rewards": "COUNT(CASE WHEN outcome = 'ok' THEN reward END)",
-    "ok_reward_sum": "SUM(CASE WHEN outcome = 'ok' THEN reward END)",
     "usable": "SUM(mask_reason IS NULL)",
     "sampled_tokens": "SUM(sampled_tokens)",
-    "tokens_max": "MAX(sampled_tokens)",
     "trained_tokens": "SUM(trained_tokens)",
+    "reward": "AVG(score)",
+    "reward_ok": "AVG(CASE WHEN outcome = 'ok' THEN reward END)",
+    "reward_squares": "AVG(score * score)",
+    "reward_min": "MIN(reward)",
+    "reward_max": "MAX(reward)",
+    "tokens_max": "MAX(sampled_tokens)",
+    "tokens_mean": "AVG(sampled_tokens)",
+    "turns": "AVG(turns)",
+    "tool_calls": "AVG(tool_calls)",
+    "staleness": "AVG(staleness)",
     "staleness_max": "MAX(staleness)",
+    "gap_mean": "AVG(gap_mean)",
     "gap_max": "MAX(gap_max)",
+    "entropy": "AVG(entropy_mean)",
+    "elapsed_s": "AVG(elapsed_s)",
     "elapsed_max_s": "MAX(elapsed_s)",
     "first_s": "MIN(ended_s)",
     "last_s": "MAX(ended_s)",
-}
-_MEANS = {
-    "tokens_mean": "sampled_tokens",
-    "turns": "turns",
-    "tool_calls": "tool_calls",
-    "staleness": "staleness",
-    "gap_mean": "gap_mean",
-    "entropy": "entropy_mean",
-    "elapsed_s": "elapsed_s",
 }
 
 
@@ -232,39 +228,37 @@ class RunReader:
 
     # -- the whole run
 
-    def _parts_of_steps(self) -> list[sqlite3.Row]:
-        """Counts and sums by phase, step, outcome and cause."""
-        columns = [f"{sql} AS {name}" for name, sql in _PARTS_OF_STEPS.items()]
-        for name, column in _MEANS.items():
-            columns += [f"SUM({column}) AS sum_{name}", f"COUNT({column}) AS count_{name}"]
-        sql = f"SELECT phase, step, outcome, cause, {', '.join(columns)} FROM rollouts GROUP BY 1, 2, 3, 4"
+    def _counts(self) -> list[sqlite3.Row]:
+        """How many rollouts by phase, step, outcome and cause, in the order of the run."""
+        sql = "SELECT phase, step, outcome, cause, COUNT(*) AS n FROM rollouts GROUP BY 1, 2, 3, 4 ORDER BY MIN(id)"
         return self._all(sql)
 
     def facets(self) -> dict[str, Any]:
         """What there is to filter by, with counts."""
-        parts = self._parts_of_steps()
+        counts = self._counts()
         found: dict[str, Any] = {}
         for name in ("phase", "outcome", "cause"):
-            counts: Counter[str] = Counter()
-            for row in parts:
-                if row[name] is not None:
-                    counts[row[name]] += row["rollouts"]
-            found[name] = dict(counts.most_common())
+            found[name] = dict(_counted(counts, lambda row, name=name: row[name]).most_common())
         rows = self._all("SELECT name, COUNT(*) FROM tools GROUP BY 1 ORDER BY 2 DESC LIMIT 200")
         found["tool"] = dict(map(tuple, rows))
-        found["steps"] = [{"phase": s["phase"], "step": s["step"], "n": s["rollouts"]} for s in self.steps()]
+        steps = _counted(counts, lambda row: (row["phase"], row["step"]))
+        found["steps"] = [{"phase": phase, "step": step, "n": n} for (phase, step), n in steps.items()]
         found["counted_from"] = self.counted_from()
         return found
 
     def steps(self) -> list[dict[str, Any]]:
         """One entry per phase and step, in the order of the run: counts, means and spreads. A mean of nothing is None."""
-        parts: dict[tuple[Any, Any], list[sqlite3.Row]] = {}
-        for row in self._parts_of_steps():
-            parts.setdefault((row["phase"], row["step"]), []).append(row)
-        ordered = sorted(parts.values(), key=lambda rows: min(row["first_id"] for row in rows))
-        counted_from = self.counted_from()
-        found = [_step(rows) for rows in ordered]
-        return [{**step, "at": _place(step, counted_from)} for step in found]
+        columns = ", ".join(f"{sql} AS {name}" for name, sql in _OF_A_STEP.items())
+        sql = f"SELECT phase, step, {columns} FROM rollouts GROUP BY 1, 2 ORDER BY MIN(id)"
+        steps, counts, counted_from = [dict(row) for row in self._all(sql)], self._counts(), self.counted_from()
+        for step in steps:
+            square = step.pop("reward_squares")
+            step["reward_spread"] = None if square is None else max(0.0, square - step["reward"] ** 2) ** 0.5
+            here = [row for row in counts if (row["phase"], row["step"]) == (step["phase"], step["step"])]
+            for name in ("outcome", "cause"):
+                step[f"{name}s"] = dict(_counted(here, lambda row, name=name: row[name]))
+            step["at"] = _place(step, counted_from)
+        return steps
 
     def group(self, rollout: int) -> list[int]:
         """The ids of all rollouts that are compared with this one, itself among them."""
@@ -304,35 +298,10 @@ def _place(row: Mapping[str, Any], counted_from: int) -> str:
     return f"{row['phase']} {row['step'] + (counted_from if row['phase'] == 'train' else 0)}"
 
 
-def _step(parts: Sequence[sqlite3.Row]) -> dict[str, Any]:
-    """A step out of its outcomes and causes."""
-
-    def known(name: str) -> list[Any]:
-        return [row[name] for row in parts if row[name] is not None]
-
-    def total(name: str) -> Any:
-        return sum(known(name)) if known(name) else None
-
-    def mean(summed: str, counted: str) -> float | None:
-        count = total(counted)
-        return total(summed) / count if count else None
-
-    step: dict[str, Any] = {"phase": parts[0]["phase"], "step": parts[0]["step"]}
-    step |= {name: total(name) for name in ("rollouts", "scored", "usable", "sampled_tokens", "trained_tokens")}
-    for name in ("reward_min", "first_s"):
-        step[name] = min(known(name), default=None)
-    for name in ("reward_max", "tokens_max", "staleness_max", "gap_max", "elapsed_max_s", "last_s"):
-        step[name] = max(known(name), default=None)
-    step |= {name: mean(f"sum_{name}", f"count_{name}") for name in _MEANS}
-    step["reward"] = mean("score_sum", "scored")
-    step["reward_ok"] = mean("ok_reward_sum", "ok_rewards")
-    square = mean("score_squares", "scored")
-    spread = None if square is None else max(0.0, square - (step["reward"] or 0.0) ** 2) ** 0.5
-    step["reward_spread"] = spread
-    for name in ("outcome", "cause"):
-        counts: Counter[str] = Counter()
-        for row in parts:
-            if row[name] is not None:
-                counts[row[name]] += row["rollouts"]
-        step[f"{name}s"] = dict(counts)
-    return step
+def _counted(rows: Iterable[sqlite3.Row], key: Callable[[sqlite3.Row], Any]) -> Counter[Any]:
+    """How many rollouts by what a row of counts is about; NULL is nothing."""
+    counts: Counter[Any] = Counter()
+    for row in rows:
+        if key(row) is not None:
+            counts[key(row)] += row["n"]
+    return counts

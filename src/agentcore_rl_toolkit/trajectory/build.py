@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from agentcore_rl_toolkit.contract import DEFAULT_TRAIN, check_train
 from agentcore_rl_toolkit.errors import CaptureError
 
-from .causes import Decode, branch_cause
+from .causes import branch_cause
 from .placed import Placed
 from .selection import select
 from .sequence import ExpertSpan, FidelityReport, TrainingSequence, Trajectory
@@ -30,14 +30,11 @@ def build_trajectory(
     *,
     train: str = DEFAULT_TRAIN,
     temperature: float | None = 1.0,
-    decode: Decode | None = None,
 ) -> Trajectory:
     """Merge the turns of a session into training sequences.
 
     ``turns`` may come in any order; ``Turn.index`` counts. ``train`` is the rule that picks what trains (`selection`); the rest
     is kept, with mask and weight 0. ``temperature`` is the trainer's: what was sampled otherwise is counted; None: not known.
-    ``decode`` (ids -> text), where given, tells re-tokenisation from rewritten text for certain; without it the tokens around
-    the divergence decide.
 
     Cost: O(total tokens) of all prompts, 1 to 3 ms for 20 turns of 500 tokens.
     Raises: CaptureError when two different turns carry the same id, or token ids are not integers in [0, 2**32); ConfigError
@@ -54,7 +51,7 @@ def build_trajectory(
                 usable.append(turn)
             else:
                 excluded[reason] += 1
-        placed = _place(usable, decode)
+        placed = _place(usable)
         _drop_unused_retries(placed)
         _drop_undelivered(placed)
         excluded.update("not_delivered" for node in placed if node.undelivered)
@@ -84,13 +81,13 @@ def _distinct(turns: Iterable[Turn]) -> tuple[list[Turn], int]:
     return sorted(by_id.values(), key=lambda t: (t.index, t.choice_index)), duplicates
 
 
-def _place(usable: list[Turn], decode: Decode | None) -> list[Placed]:
+def _place(usable: list[Turn]) -> list[Placed]:
     tree = TokenTree()
     placed: list[Placed] = []
     side_roots: list[Placed] = []
     for position, turn in enumerate(usable):
         match = tree.add(position, turn)
-        node = Placed(turn, position, branch_cause(turn, match, decode), match.rival)
+        node = Placed(turn, position, branch_cause(turn, match), match.rival)
         placed.append(node)
         if match.parents:
             node.parent = _choose_parent([placed[i] for i in match.parents], turn)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 from .tree import Match
 from .turn import Turn
-
-Decode = Callable[[Sequence[int]], str]
 
 # How many tokens of a completion's tail must turn up again for a divergence to count as re-tokenisation of the same
 # text.
@@ -21,7 +17,7 @@ def overlaps(a: Turn, b: Turn) -> bool:
     return a.started_s < b.finished_s and b.started_s < a.finished_s
 
 
-def branch_cause(turn: Turn, match: Match, decode: Decode | None = None) -> str | None:
+def branch_cause(turn: Turn, match: Match) -> str | None:
     """One of `BRANCH_REASONS` when ``turn`` opens a branch, None when it continues a leaf or is the session's first.
 
     Tokens alone do not tell a sub-agent from a rewritten history: both answers are "history_rewritten" here unless
@@ -38,7 +34,7 @@ def branch_cause(turn: Turn, match: Match, decode: Decode | None = None) -> str 
     if shared >= len(turn.prompt_ids):
         return "history_rewritten"
     if shared >= asked:
-        return "retokenised" if _same_text(turn, rival, shared, decode) else "history_rewritten"
+        return "retokenised" if _same_text(turn, rival, shared) else "history_rewritten"
     if overlaps(turn, rival):
         return "parallel_calls"
     if not match.parents and shared * 2 < min(asked, len(turn.prompt_ids)):
@@ -46,17 +42,13 @@ def branch_cause(turn: Turn, match: Match, decode: Decode | None = None) -> str 
     return "history_rewritten"
 
 
-def _same_text(turn: Turn, rival: Turn, shared: int, decode: Decode | None) -> bool:
+def _same_text(turn: Turn, rival: Turn, shared: int) -> bool:
     """Does the prompt repeat the rest of the rival's completion in other tokens?"""
     rest = rival.completion_ids[shared - len(rival.prompt_ids) :]
     window = turn.prompt_ids[shared : shared + 2 * len(rest) + 2 * _TAIL]
-    if decode is not None:
-        # The last token may be a stop token that the template writes differently; it is not part of the text.
-        text, repeated = decode(rest), decode(window)
-        return repeated.startswith(text) or (len(rest) > 1 and repeated.startswith(decode(rest[:-1])))
     tail = list(rest[-_TAIL:])
     span = list(window)
-    # Without a tokenizer: the same ending close by means other tokens for the same words. A lone token proves little.
+    # The same ending close by means other tokens for the same words. A lone token proves little.
     while len(tail) > 1:
         if any(span[i : i + len(tail)] == tail for i in range(len(span) - len(tail) + 1)):
             return True

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from .turn import Turn
 
 
+@dataclass(slots=True, eq=False)
 class Placed:
     """A trainable turn, what it goes on from, and why it is not trained, where it is not.
 
@@ -13,20 +16,14 @@ class Placed:
     or a turn that goes on from it is trained.
     """
 
-    __slots__ = (
-        *("carries", "children", "continues", "parent", "position", "reason", "rival", "side", "superseded", "turn"),
-        "undelivered",
-    )
-
-    def __init__(self, turn: Turn, position: int, reason: str | None, rival: Turn | None) -> None:
-        self.turn = turn
-        self.position = position
-        self.reason = reason
-        self.rival = rival
-        self.parent: Placed | None = None
-        self.children: list[Placed] = []
-        self.continues: Placed | None = None  # after a compaction: the turn whose conversation it is
-        self.superseded = False
-        self.undelivered = False
-        self.side: str | None = None
-        self.carries = False
+    turn: Turn
+    position: int
+    reason: str | None
+    rival: Turn | None
+    parent: Placed | None = None
+    children: list[Placed] = field(default_factory=list)
+    continues: Placed | None = None  # after a compaction: the turn whose conversation it is
+    superseded: bool = False
+    undelivered: bool = False
+    side: str | None = None
+    carries: bool = False

@@ -221,7 +221,7 @@ def test_what_frameworks_do_to_an_answer_does_not_hide_it(sent_back, renderer_fo
     conversation = renderer.conversation()
     prompt = renderer.render(conversation, [USER], tools)
     parsed = renderer.parse(completion, tools=tools, prompt=prompt)
-    assert parsed.status == "parsed"
+    assert parsed.parse_status == "parsed"
     assert parsed.content == "Let me see."
     renderer.commit(conversation, prompt, completion, parsed.to_message(), turn_id="t0")
     calls = [
@@ -533,7 +533,7 @@ def test_dsml_thinks_anew_behind_each_result(renderer_for, tools) -> None:
     first = renderer.render(conversation, [USER], tools, thinking)
     completion = renderer.encode(call)
     parsed = renderer.parse(completion, tools=tools, prompt=first)
-    assert (parsed.reasoning, parsed.content, parsed.status) == ("why", "See.", "parsed")
+    assert (parsed.reasoning, parsed.content, parsed.parse_status) == ("why", "See.", "parsed")
     message = parsed.to_message()
     renderer.commit(conversation, first, completion, message, turn_id="t0")
     found = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "found"}
@@ -543,7 +543,7 @@ def test_dsml_thinks_anew_behind_each_result(renderer_for, tools) -> None:
     added = "\n\n<function_results>\n<result>found</result>\n</function_results>\n\n<think>"
     assert renderer.decode(second.token_ids[len(sampled) :]) == added
     parsed = renderer.parse(renderer.encode("so</think>7."), tools=tools, prompt=second)
-    assert (parsed.reasoning, parsed.content, parsed.status) == ("so", "7.", "none")
+    assert (parsed.reasoning, parsed.content, parsed.parse_status) == ("so", "7.", "none")
 
 
 def test_a_named_template_for_tools_is_used_when_there_are_some(tmp_path, model_dir, tools) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from ...errors import CaptureError
 from ...messages.dialects import ModelRequest
 from ...messages.dialects.canonical import STOP, Choice, Delta, Usage
-from ...messages.render import ParsedReply, RenderedPrompt, Renderer, ReplyStream
+from ...messages.render import RenderedPrompt, Renderer, ReplyStream
 from ..capture.captured import Captured
 from ..capture.record import ChoiceRecord, pack_ids, pack_logprobs
 from ..capture.versions import Versions, put
@@ -31,10 +31,8 @@ class _SampledChoice:
     stream: ReplyStream
     ids: list[int] = field(default_factory=list)
     logprobs: list[float | None] | None = field(default_factory=list)
-    finish: str | None = None
-    stop_sequence: str | None = None
     routed_experts: bytes | None = None
-    parsed: ParsedReply | None = None
+    parsed: Choice | None = None  # once it has ended
     versions: Versions = field(default_factory=Versions)
     spans: list[tuple[int, int]] | None = None
     shown: int = 0
@@ -63,7 +61,7 @@ class TokenReply:
     @property
     def finished(self) -> bool:
         """Whether every choice that was asked for has ended."""
-        return len(self._choices) == self._asked.n and all(g.finish is not None for g in self._choices.values())
+        return len(self._choices) == self._asked.n and all(g.parsed is not None for g in self._choices.values())
 
     @property
     def empty(self) -> bool:
@@ -95,8 +93,8 @@ class TokenReply:
             deltas += sampled.stream.finish()
         deltas += self._entries(piece.choice, sampled)
         if piece.finish_reason is not None:
-            self._finish(sampled, piece)
-            end = Delta(choice=piece.choice, finish_reason=sampled.finish, stop_sequence=sampled.stop_sequence)
+            parsed = sampled.parsed = self._parsed(sampled, piece)
+            end = Delta(choice=piece.choice, finish_reason=parsed.finish_reason, stop_sequence=parsed.stop_sequence)
             deltas.append(end)
             if self.finished:
                 deltas.append(Delta(choice=piece.choice, usage=self.usage()))
@@ -126,12 +124,11 @@ class TokenReply:
         return [Delta(choice=index, logprob_entries=entries)]
 
     @staticmethod
-    def _finish(sampled: _SampledChoice, piece: Piece) -> None:
-        parsed = sampled.parsed = sampled.stream.parsed()
-        stopped = sampled.stream.stopped
+    def _parsed(sampled: _SampledChoice, piece: Piece) -> Choice:
         # An engine that went on behind the stop string may name another reason; the answer ended at the string.
-        sampled.finish = parsed.finish_reason(STOP if stopped is not None else piece.finish_reason)
-        sampled.stop_sequence = stopped or piece.stop_sequence
+        parsed = sampled.stream.parsed(STOP if sampled.stream.stopped is not None else piece.finish_reason)
+        parsed.stop_sequence = parsed.stop_sequence or piece.stop_sequence
+        return parsed
 
     def usage(self) -> Usage:
         counted = self._asked.counted or Usage()
@@ -144,19 +141,10 @@ class TokenReply:
     def choices(self) -> list[Choice]:
         """The finished choices as the agent gets them."""
         choices = []
-        for index, sampled in sorted(self._choices.items()):
-            parsed = sampled.parsed
-            if parsed is None:
+        for _, sampled in sorted(self._choices.items()):
+            choice = sampled.parsed
+            if choice is None:
                 continue
-            choice = Choice(
-                index=index,
-                content=parsed.content,
-                reasoning=parsed.reasoning,
-                tool_calls=parsed.tool_calls,
-                finish_reason=sampled.finish,
-                stop_sequence=sampled.stop_sequence,
-                parse_status=parsed.status,
-            )
             if self._asked.logprobs and sampled.logprobs is not None and len(sampled.logprobs) == len(sampled.ids):
                 upto = sampled.stream.settled
                 choice.logprob_entries = self._renderer.logprob_entries(sampled.ids[:upto], sampled.logprobs[:upto])
@@ -179,7 +167,7 @@ class TokenReply:
                     message=_to_json(choice.to_message() if choice is not None else {"role": "assistant"}),
                     routed_experts=sampled.routed_experts,
                     agent_logprobs=_agent_logprobs(choice),
-                    stop_sequence=sampled.stop_sequence,
+                    stop_sequence=choice.stop_sequence if choice is not None else None,
                     weight_spans=None
                     if sampled.spans is None
                     else pack_ids([n for span in sampled.spans for n in span]),

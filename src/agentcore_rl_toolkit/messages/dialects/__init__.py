@@ -41,7 +41,7 @@ class StreamEncoder(Protocol):
     def error(self, error: RequestError) -> bytes: ...
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Dialect:
     """One wire format: how it reads requests, and how it writes answers."""
 
@@ -52,30 +52,10 @@ class Dialect:
 
 
 DIALECTS: dict[str, Dialect] = {
-    "chat": Dialect(
-        name="chat",
-        parse_request=chat.parse_request,
-        encode_reply=chat.encode_reply,
-        encoder=chat.Encoder,
-    ),
-    "completions": Dialect(
-        name="completions",
-        parse_request=completions.parse_request,
-        encode_reply=completions.encode_reply,
-        encoder=completions.Encoder,
-    ),
-    "responses": Dialect(
-        name="responses",
-        parse_request=responses.parse_request,
-        encode_reply=responses.encode_reply,
-        encoder=responses_stream.Encoder,
-    ),
-    "anthropic": Dialect(
-        name="anthropic",
-        parse_request=anthropic.parse_request,
-        encode_reply=anthropic.encode_reply,
-        encoder=anthropic_stream.Encoder,
-    ),
+    "chat": Dialect("chat", chat.parse_request, chat.encode_reply, chat.Encoder),
+    "completions": Dialect("completions", completions.parse_request, completions.encode_reply, completions.Encoder),
+    "responses": Dialect("responses", responses.parse_request, responses.encode_reply, responses_stream.Encoder),
+    "anthropic": Dialect("anthropic", anthropic.parse_request, anthropic.encode_reply, anthropic_stream.Encoder),
 }
 
 __all__ = [

@@ -2,7 +2,8 @@
 
 Theory of operation of the encoder: the output is a list of items (reasoning, message, function calls), written one
 after the other, as clients expect: langchain-openai takes a change of item for a new one. Calls come whole, at the end
-(`CollectedCalls`). Every event carries a sequence number, and every ``done`` event repeats its deltas, so the text so far is kept.
+(`CollectedCalls`). Every event carries a sequence number, and every ``done`` event repeats its deltas, so the text so far
+is kept.
 """
 
 from __future__ import annotations

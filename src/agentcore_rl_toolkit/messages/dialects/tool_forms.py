@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import NOT_JSON, RequestError
 from .arguments import value_of
 from .canonical import ToolForm
+from .fields import text_of
 
 _STRING, _NUMBER = {"type": "string"}, {"type": "integer"}
 _STRINGS = {"type": "array", "items": _STRING}
@@ -101,13 +102,13 @@ def call_of(item: dict[str, Any], path: str) -> tuple[str, str] | None:
     """Name and arguments of a call in any form, as the model wrote it; None when the item is no call."""
     kind = item.get("type")
     if kind == "function_call":
-        return flat_name(item.get("namespace"), _text(item, "name", path)), _text(item, "arguments", path) or "{}"
+        return flat_name(item.get("namespace"), text_of(item, "name", path)), text_of(item, "arguments", path) or "{}"
     form = _KINDS.get(str(kind))
     if form is None:
         return None
     if form == "custom":
-        arguments: Any = {"input": _text(item, "input", path)}
-        return flat_name(item.get("namespace"), _text(item, "name", path)), json.dumps(arguments, ensure_ascii=False)
+        arguments: Any = {"input": text_of(item, "input", path)}
+        return flat_name(item.get("namespace"), text_of(item, "name", path)), json.dumps(arguments, ensure_ascii=False)
     arguments = item.get(_MEMBER[form])
     if not isinstance(arguments, dict):
         raise RequestError(f"{path}.{_MEMBER[form]} must be an object", param=f"{path}.{_MEMBER[form]}")
@@ -128,13 +129,6 @@ def output_of(item: dict[str, Any]) -> Any:
         code = outcome.get("exit_code", outcome.get("type"))
         texts.append(f"{part.get('stdout') or ''}{part.get('stderr') or ''}\n(exit code {code})")
     return "\n".join(texts)
-
-
-def _text(item: dict[str, Any], name: str, path: str) -> str:
-    text = item.get(name)
-    if not isinstance(text, str):
-        raise RequestError(f"{path}.{name} must be a string", param=f"{path}.{name}")
-    return text
 
 
 def call_item(

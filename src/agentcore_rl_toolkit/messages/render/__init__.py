@@ -9,7 +9,7 @@ from .forcing import call_format
 from .parsers import GRAMMARS, Grammar, grammar_named, grammar_of, new_parser
 from .renderer import RenderedPrompt, Renderer
 from .replay import PastCall, replay
-from .reply import ParsedReply, ReplyStream
+from .reply import ReplyStream
 from .template import ChatTemplate
 from .tokens import TextDecoder, Tokenizer
 
@@ -20,7 +20,6 @@ __all__ = [
     "Conversation",
     "DoctorReport",
     "Grammar",
-    "ParsedReply",
     "PastCall",
     "RenderedPrompt",
     "Renderer",

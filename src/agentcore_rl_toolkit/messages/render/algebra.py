@@ -14,7 +14,7 @@ full."""
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,27 +33,9 @@ _TOOL = {
 }
 
 
-def fresh_word(*beside: Any) -> str:
-    """A random word for a stub. It stands in none of the JSON values that are rendered with it."""
-    texts = list(_texts(beside))
-    while True:
-        word = f"zqx{secrets.token_hex(16)}qxz"
-        if not any(word in text for text in texts):
-            return word
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """All strings of a JSON value, names of members included, however deep it is."""
-    left = [value]
-    while left:
-        item = left.pop()
-        if isinstance(item, str):
-            yield item
-        elif isinstance(item, Mapping):
-            left += item.keys()
-            left += item.values()
-        elif isinstance(item, Sequence):
-            left += item
+def fresh_word() -> str:
+    """A random word for a stub, which nothing else contains."""
+    return f"zqx{secrets.token_hex(16)}qxz"
 
 
 def stub_of(answer: Mapping[str, Any], word: str) -> dict[str, Any]:
@@ -119,7 +101,7 @@ class SuffixRenderer:
 
         Raises: RequestError when the template refuses the messages.
         """
-        word = fresh_word(before, answer, messages, tools, options)
+        word = fresh_word()
         text = self._template.render(
             [*before, stub_of(answer, word), *messages],
             tools=tools,
@@ -182,7 +164,7 @@ class _Prober:
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer) -> None:
         self._template = template
         self._tokenizer = tokenizer
-        self.word = fresh_word(template.all_text)
+        self.word = fresh_word()
         self.problems: list[str] = []
 
     def render(self, messages: Sequence[dict[str, Any]], *, tools: bool, opening: bool = True) -> str | None:

@@ -14,7 +14,6 @@ prompt is being made."""
 from __future__ import annotations
 
 import hashlib
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,8 +28,7 @@ from .tokens import TokenBuffer
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 _KEEP_LISTS = 4  # branches whose last message list is kept for comparison; others are found by digest
-_TURN_BYTES = 1000  # a prompt, its commit and their digests, as measured with tracemalloc
-_MESSAGE_BYTES = 500  # the dict of a message and its keys' places
+_TURN_BYTES = 2000  # a prompt, its commit, their digests and the dicts of their messages, about
 
 Digest = bytes
 
@@ -95,16 +93,6 @@ def _filled_in(sampled: Sequence[Any], message: Mapping[str, Any]) -> bool:
     return True
 
 
-def _weight(message: Mapping[str, Any]) -> int:
-    """Bytes that a message takes in memory, about."""
-    calls = message.get("tool_calls") or ()
-    size = sum(sys.getsizeof(call["function"].get("arguments") or "") + _MESSAGE_BYTES for call in calls)
-    content = message.get("content")
-    parts = content if isinstance(content, list) else ()
-    size += sum(sys.getsizeof(part.get("text") or "") + _MESSAGE_BYTES for part in parts if isinstance(part, dict))
-    return size + sys.getsizeof(content) + sys.getsizeof(message.get("reasoning_content") or "") + _MESSAGE_BYTES
-
-
 @dataclass(slots=True, eq=False)
 class Commit:
     """A finished turn: the first ``length`` tokens of ``buffer`` are its prompt and completion.
@@ -150,7 +138,6 @@ class Listed:
     digest: Digest
     base: Commit | None
     covered: int
-    size: int  # bytes, about
 
 
 @dataclass(slots=True)
@@ -195,18 +182,16 @@ class Conversation:
     def match(self, messages: list[dict[str, Any]], options: Digest) -> Match:
         """Find the deepest commit that the messages go on from. Cost: O(new messages) if they extend a recent list."""
         base: Commit | None = None
-        covered = start = weight = 0
+        covered = start = 0
         digest = options
         extended: Listed | None = None
         for known in reversed(self._lists):
             size = len(known.messages)
             if known.options == options and size <= len(messages) and messages[:size] == known.messages:
                 base, covered, start, digest, extended = known.base, known.covered, size, known.digest, known
-                weight = known.size
                 break
         for i in range(start, len(messages)):
             message = messages[i]
-            weight += _weight(message)
             if message["role"] != "assistant":
                 digest = _hash(digest, message_digest(message))
                 continue
@@ -219,7 +204,7 @@ class Conversation:
                 digest = whole
             else:
                 base, covered, digest = commit, i + 1, commit.digest
-        self._remember(Listed(options, messages, digest, base, covered, weight), extended)
+        self._remember(Listed(options, messages, digest, base, covered), extended)
         return Match(base, covered, digest)
 
     def _remember(self, listed: Listed, extended: Listed | None) -> None:
@@ -319,5 +304,5 @@ class Conversation:
     def size_bytes(self) -> int:
         """Memory that the session's tokens and message lists take; what dropping the object would free."""
         # Without the lock: the event loop asks while a prompt is being made, and an estimate is enough.
-        tokens = sum(4 * len(row) + row.text_bytes for row in self._rows)
-        return tokens + sum(known.size for known in self._lists) + _TURN_BYTES * len(self.asked)
+        # The messages of a branch take about as many bytes as its ids do as text.
+        return sum(4 * len(row) + 2 * row.text_bytes for row in self._rows) + _TURN_BYTES * len(self.asked)

@@ -189,8 +189,8 @@ def _round_trip(renderer: Renderer) -> tuple[bool | None, str]:
     if body is None:
         return False, "the template's own writing of a call cannot be cut out"
     parsed = renderer.parse(body, tools=_TOOLS)
-    if parsed.status != "parsed":
-        return False, f"the template's own call is read as {parsed.status}: {renderer.decode(body)!r}"
+    if parsed.parse_status != "parsed":
+        return False, f"the template's own call is read as {parsed.parse_status}: {renderer.decode(body)!r}"
     got = [(c.name, msgspec.json.decode(c.arguments)) for c in parsed.tool_calls]
     wanted = [("look_up", msgspec.json.decode(_ARGUMENTS))]
     return (True, "calls are read back as written") if got == wanted else (False, f"{got} instead of {wanted}")

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CaptureError, ConfigError
+from ..dialects.canonical import Choice
 from ..errors import RequestError
 from .algebra import SuffixRenderer, TemplateFacts, probe
 from .conversation import Conversation, Digest, KnownPrompt, Match, message_digest
 from .parsers import Grammar, RawParser, grammar_named, grammar_of, new_parser
 from .plain_text import PlainText
-from .reply import ParsedReply, ReplyStream
+from .reply import ReplyStream
 from .template import ChatTemplate
 from .tokens import TokenBuffer, Tokenizer
 
@@ -214,7 +215,7 @@ class Renderer:
         tools: Sequence[dict[str, Any]] | None = None,
         prompt: RenderedPrompt | None = None,
         opens_reasoning: bool = False,
-    ) -> ParsedReply:
+    ) -> Choice:
         """What a whole completion says. Without ``tools`` nothing is read as a call. A stop token at the end is not
         text. ``opens_reasoning`` is for when there is no ``prompt`` that knows whether it opened the model's reasoning.
         """

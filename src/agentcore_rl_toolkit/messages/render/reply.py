@@ -3,41 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
-from ..dialects.canonical import STOP, TOOL_CALLS, Choice, Delta, ParseStatus, ToolCall
+from ..dialects.canonical import STOP, TOOL_CALLS, Choice, Delta, ToolCall
 from .parsers import OutputParser
 from .stops import StopCutter
 from .tokens import TextDecoder, Tokenizer
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParsedReply:
-    """What a completion says. ``status``: "unparsed" = something in it looked like a tool call and did not parse."""
-
-    content: str
-    reasoning: str
-    tool_calls: list[ToolCall]
-    status: ParseStatus
-
-    def finish_reason(self, engine_reason: str | None) -> str | None:
-        """The finish reason for the agent: calls turn the engine's "stop" into "tool_calls"."""
-        return TOOL_CALLS if self.tool_calls and engine_reason in (STOP, TOOL_CALLS) else engine_reason
-
-    def to_choice(self, *, index: int = 0, engine_reason: str | None = STOP) -> Choice:
-        return Choice(
-            index=index,
-            content=self.content,
-            reasoning=self.reasoning,
-            tool_calls=self.tool_calls,
-            finish_reason=self.finish_reason(engine_reason),
-            parse_status=self.status,
-        )
-
-    def to_message(self) -> dict[str, Any]:
-        """The assistant message as the agent will send it back."""
-        return self.to_choice().to_message()
 
 
 class ReplyStream:
@@ -113,13 +83,16 @@ class ReplyStream:
             del self._begins[0]
             self.settled += 1
 
-    def parsed(self) -> ParsedReply:
-        """The whole answer; only sensible after `finish`."""
-        return ParsedReply(
+    def parsed(self, engine_reason: str | None = STOP) -> Choice:
+        """The whole answer, after `finish`. Calls turn the engine's "stop" into "tool_calls"."""
+        return Choice(
+            index=self._choice,
             content="".join(self._content),
             reasoning="".join(self._reasoning),
             tool_calls=self._calls,
-            status=self._parser.status,
+            finish_reason=TOOL_CALLS if self._calls and engine_reason == STOP else engine_reason,
+            stop_sequence=self.stopped,
+            parse_status=self._parser.status,
         )
 
     def _out(self, deltas: list[Delta]) -> list[Delta]:

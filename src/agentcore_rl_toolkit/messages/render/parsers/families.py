@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -27,7 +27,6 @@ class _Json(msgspec.Struct):
 
 
 _CALL_DECODER = msgspec.json.Decoder(_Json)
-_NAME = re.compile(r'[\s,]*("(?:[^"\\]++|\\.)*+")\s*:\s*', re.DOTALL)
 
 
 def loads(text: str, *, strict: bool = True) -> Any:
@@ -52,36 +51,13 @@ def call_from_json(text: str) -> Call | None:
     try:
         found = _CALL_DECODER.decode(text)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeEncodeError):
-        return _beyond_json(text) or _lenient(text)
+        return _lenient(text)
     arguments = object_text(bytes(found.arguments or found.parameters).decode())
     return Call(found.name, arguments) if found.name and arguments is not None else None
 
 
-def _beyond_json(text: str) -> Call | None:
-    """A call that is JSON but for numbers such as NaN. Its arguments too keep their characters."""
-    try:
-        found = value_of(text)
-        if standard(text) == text or not isinstance(found, dict) or not isinstance(found.get("name"), str):
-            return None
-        parts = dict(_members(text))
-    except (*NOT_JSON, ValueError):
-        return None
-    arguments = object_text(parts.get("arguments", parts.get("parameters", "")))
-    return Call(found["name"], arguments) if found["name"] and arguments is not None else None
-
-
-def _members(text: str) -> Iterator[tuple[str, str]]:
-    """The members of an object and the texts of their values. Raises: ValueError, RecursionError."""
-    decoder = json.JSONDecoder()
-    at = text.index("{") + 1
-    while (found := _NAME.match(text, at)) is not None:
-        start = found.end()
-        _, at = decoder.raw_decode(text, start)
-        yield json.loads(found[1]), text[start:at]
-
-
 def _lenient(text: str) -> Call | None:
-    """Raw line ends inside strings are the commonest slip; everything else stays unparsed."""
+    """Raw line ends inside strings are the commonest slip, then numbers such as NaN; everything else stays unparsed."""
     try:
         found = loads(text, strict=False)
     except (ValueError, RecursionError):
