@@ -6,7 +6,7 @@ import json
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -238,10 +238,10 @@ class RunReader:
         counts = self._counts()
         found: dict[str, Any] = {}
         for name in ("phase", "outcome", "cause"):
-            found[name] = dict(_counted(counts, lambda row, name=name: row[name]).most_common())
+            found[name] = dict(_counted(counts, name).most_common())
         rows = self._all("SELECT name, COUNT(*) FROM tools GROUP BY 1 ORDER BY 2 DESC LIMIT 200")
         found["tool"] = dict(map(tuple, rows))
-        steps = _counted(counts, lambda row: (row["phase"], row["step"]))
+        steps = _counted(counts, "phase", "step")
         found["steps"] = [{"phase": phase, "step": step, "n": n} for (phase, step), n in steps.items()]
         found["counted_from"] = self.counted_from()
         return found
@@ -256,7 +256,7 @@ class RunReader:
             step["reward_spread"] = None if square is None else max(0.0, square - step["reward"] ** 2) ** 0.5
             here = [row for row in counts if (row["phase"], row["step"]) == (step["phase"], step["step"])]
             for name in ("outcome", "cause"):
-                step[f"{name}s"] = dict(_counted(here, lambda row, name=name: row[name]))
+                step[f"{name}s"] = dict(_counted(here, name))
             step["at"] = _place(step, counted_from)
         return steps
 
@@ -298,10 +298,11 @@ def _place(row: Mapping[str, Any], counted_from: int) -> str:
     return f"{row['phase']} {row['step'] + (counted_from if row['phase'] == 'train' else 0)}"
 
 
-def _counted(rows: Iterable[sqlite3.Row], key: Callable[[sqlite3.Row], Any]) -> Counter[Any]:
-    """How many rollouts by what a row of counts is about; NULL is nothing."""
+def _counted(rows: Iterable[sqlite3.Row], *names: str) -> Counter[Any]:
+    """How many rollouts by these members of a row of counts; where the first is NULL, none."""
     counts: Counter[Any] = Counter()
     for row in rows:
-        if key(row) is not None:
-            counts[key(row)] += row["n"]
+        key = tuple(row[name] for name in names)
+        if key[0] is not None:
+            counts[key if len(names) > 1 else key[0]] += row["n"]
     return counts
