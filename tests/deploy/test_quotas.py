@@ -67,19 +67,19 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     server.server_close()
 
 
-def read(archive: bool = False, region: str = "us-west-2") -> quotas.Found:
-    return quotas.read(boto3.client("service-quotas", region_name=region), region, archive=archive)
+def read(region: str = "us-west-2") -> Quotas:
+    return quotas.read(boto3.client("service-quotas", region_name=region), region)
 
 
 def test_what_is_not_listed_or_not_readable_is_awss_default_and_said_so(service: Service) -> None:
+    assert read() == Quotas(sessions=1000, new_sessions_per_min=6000, requests_per_s=50)
     service.listed = [{"QuotaName": "Rate of new Runtime session creation", "Value": 25.0}]
     found = read()
-    assert found.quotas == Quotas()  # 25 a second is the default of archives; images start 400 a minute
+    assert found == Quotas(why=found.why)  # 25 a second is the default of archives; images start 400 a minute
     assert "lists none of sessions, requests" in found.why
-    assert read(archive=True).quotas.new_sessions_per_min == 1500
     service.listed = None
-    found = read(region="eu-west-1")
-    assert found.quotas.sessions == 2500
+    found = read("eu-west-1")
+    assert found.sessions == 2500
     assert "AccessDeniedException; servicequotas:ListServiceQuotas" in found.why
 
 

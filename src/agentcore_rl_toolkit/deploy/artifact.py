@@ -24,8 +24,6 @@ from ..errors import ConfigError
 # AgentCore Runtime runs linux/arm64 only. Source: its developer guide, "Get started without the AgentCore CLI".
 AGENTCORE_PLATFORM = "linux/arm64"
 UV_PLATFORMS = {"linux/arm64": "aarch64-manylinux_2_28", "linux/amd64": "x86_64-manylinux_2_28"}
-# Quotas of Bedrock AgentCore that cannot be raised: archives of direct code deployment, and images.
-ARCHIVE_BYTES, UNPACKED_BYTES, IMAGE_BYTES = 250 * 2**20, 750 * 2**20, 2 * 2**30
 BUILD_S, PUSH_S, RESOLVE_S = 3600.0, 3600.0, 900.0
 NOT_THE_AGENT = {
     ".env",  # settings and keys of this machine; `deploy` writes one itself
@@ -178,7 +176,7 @@ def make_archive(folder: Path, *, target: str, python: str, into: Path) -> Path:
         python: version, such as `3.13`.
         into: an empty folder to work in.
 
-    Raises: ConfigError when a package has no wheel for the platform, or the archive is larger than AgentCore takes.
+    Raises: ConfigError when a package has no wheel for the platform.
     """
     uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
     if uv is None:
@@ -199,25 +197,14 @@ def make_archive(folder: Path, *, target: str, python: str, into: Path) -> Path:
             place = stage / path.relative_to(folder)
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, place)
-    archive, unpacked = into / "agent.zip", 0
+    archive = into / "agent.zip"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as made:
         for path in files_of(stage):
-            data = path.read_bytes()
-            unpacked += len(data)
             entry = zipfile.ZipInfo(path.relative_to(stage).as_posix(), _LONG_AGO)
             # AgentCore reads the archive as another user: readable for all. Source: its guide on direct code deployment.
             entry.external_attr, entry.compress_type = (
                 (0o755 if path.stat().st_mode & 0o100 else 0o644) << 16,
                 zipfile.ZIP_DEFLATED,
             )
-            made.writestr(entry, data)
-    for size, limit, name in (
-        (archive.stat().st_size, ARCHIVE_BYTES, "packed"),
-        (unpacked, UNPACKED_BYTES, "unpacked"),
-    ):
-        if size > limit:
-            raise ConfigError(
-                f"the archive has {size / 2**20:.0f} MB {name}, and AgentCore takes {limit / 2**20:.0f}: "
-                "deploy an image instead (without --code)"
-            )
+            made.writestr(entry, path.read_bytes())
     return archive

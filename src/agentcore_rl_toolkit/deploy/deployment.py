@@ -17,7 +17,7 @@ from ..contract import Outcome
 from ..errors import AgentCoreRLError, ConfigError
 from . import iam
 from .agent import AgentRuntime, Deployed
-from .artifact import IMAGE_BYTES, Engine, digest_of, image_digest, make_archive, put_wheel_beside
+from .artifact import Engine, digest_of, image_digest, make_archive, put_wheel_beside
 from .calls import Calls
 from .settings import TAG, Settings
 
@@ -132,11 +132,10 @@ class Deployment:
             token = self._call("ecr", "GetAuthorizationToken")["authorizationData"][0]["authorizationToken"]
             self._say(f"image {tag}: is pushed")
             engine.push(image, password=_password(token))
-            self._pushed(tag)
         return {"containerConfiguration": {"containerUri": image}}
 
     def _pushed(self, tag: str) -> bool:
-        """Whether the repository has the image. Raises: ConfigError for one that AgentCore will not take."""
+        """Whether the repository has the image."""
         found = self._call(
             "ecr",
             "DescribeImages",
@@ -144,15 +143,7 @@ class Deployment:
             imageIds=[{"imageTag": tag}],
             absent=("ImageNotFoundException", "RepositoryNotFoundException"),
         )
-        if found is None:
-            return False
-        size = int(found["imageDetails"][0].get("imageSizeInBytes") or 0)
-        if size > IMAGE_BYTES:
-            raise ConfigError(
-                f"the image has {size / 2**30:.1f} GB, and AgentCore takes {IMAGE_BYTES / 2**30:.0f}: "
-                "leave packages out that the agent does not need, or take a smaller base image"
-            )
-        return True
+        return found is not None
 
     def _registry(self) -> str:
         account, partition = self._who()

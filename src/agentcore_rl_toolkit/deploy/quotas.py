@@ -8,21 +8,19 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ConfigError
 from . import cost
 
-SERVICE = "bedrock-agentcore"
 LARGE_REGIONS = ("us-east-1", "us-west-2")
 SESSIONS_ELSEWHERE = 2500
 # What Service Quotas calls the quota of new sessions, whose default holds for archives; images have one of their own.
 NEW_SESSIONS_PER_S = 25.0
 _NAMES = {
     "sessions": r"active session",
-    "new_sessions": r"new (runtime )?session",
+    "new sessions": r"new (runtime )?session",
     "requests": r"runtime data plane|invokeagentruntime\b",
 }
 _PERIODS_S = {"SECOND": 1.0, "MINUTE": 60.0, "HOUR": 3600.0}
@@ -38,69 +36,41 @@ class Quotas:
         requests_per_s: of InvokeAgentRuntime.
         new_sessions_per_min: of an agent deployed as an image; one deployed as code may start 1,500.
         sessions: that may be alive at once in the account.
+        why: why some or all are AWS's defaults; "" when Service Quotas had them.
     """
 
     requests_per_s: float = 200.0
     new_sessions_per_min: float = 400.0
     sessions: int = 5000
-
-
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """Quotas, and where they are from. ``why``: why some or all are AWS's defaults; "" when Service Quotas had them."""
-
-    quotas: Quotas
     why: str = ""
 
-    @property
-    def source(self) -> str:
-        return "Service Quotas" if not self.why else f"AWS's defaults: {self.why}"
 
-
-def defaults(region: str | None, *, archive: bool = False) -> Quotas:
-    """AWS's own for a region. ``archive``: for an agent deployed without an image."""
-    sessions = Quotas().sessions if region in LARGE_REGIONS else SESSIONS_ELSEWHERE
-    new = NEW_SESSIONS_PER_S * 60 if archive else Quotas().new_sessions_per_min
-    return Quotas(sessions=sessions, new_sessions_per_min=new)
-
-
-def read(client: Any, region: str | None, *, archive: bool = False) -> Found:
+def read(client: Any, region: str | None) -> Quotas:
     """The account's, through a boto3 client of ``service-quotas``. Never fails: what cannot be read has its default."""
     from botocore.exceptions import BotoCoreError, ClientError
 
-    usual = defaults(region, archive=archive)
+    usual = Quotas() if region in LARGE_REGIONS else Quotas(sessions=SESSIONS_ELSEWHERE)
     try:
-        pages = client.get_paginator("list_service_quotas").paginate(ServiceCode=SERVICE)
+        pages = client.get_paginator("list_service_quotas").paginate(ServiceCode="bedrock-agentcore")
         listed = [quota for page in pages for quota in page["Quotas"]]
     except (ClientError, BotoCoreError) as e:
         code = e.response["Error"].get("Code") if isinstance(e, ClientError) else type(e).__name__
-        return Found(quotas=usual, why=f"Service Quotas is not readable ({code}; servicequotas:ListServiceQuotas)")
-    return _merged(usual, listed, archive)
-
-
-def _merged(usual: Quotas, listed: Iterable[Mapping[str, Any]], archive: bool) -> Found:
+        return replace(usual, why=f"Service Quotas is not readable ({code}; servicequotas:ListServiceQuotas)")
     found: dict[str, float] = {}
     for quota in listed:
-        name = str(quota.get("QuotaName", ""))
+        period = quota.get("Period") or {}  # without one it is a number, or a rate per second
+        seconds = float(period.get("PeriodValue", 1)) * _PERIODS_S.get(str(period.get("PeriodUnit")), 1.0)
         for kind, pattern in _NAMES.items():
-            if quota.get("Value") is not None and re.search(pattern, name, re.IGNORECASE):
-                found.setdefault(kind, float(quota["Value"]) / _period_s(quota))
-    quotas = usual
-    if "sessions" in found:
-        quotas = replace(quotas, sessions=int(found["sessions"]))
-    if "requests" in found:
-        quotas = replace(quotas, requests_per_s=found["requests"])
-    new = found.get("new_sessions")
-    if new is not None and (archive or new != NEW_SESSIONS_PER_S):
-        quotas = replace(quotas, new_sessions_per_min=new * 60)
-    missing = [kind.replace("_", " ") for kind in _NAMES if kind not in found]
-    return Found(quotas=quotas, why=f"Service Quotas lists none of {', '.join(missing)}" if missing else "")
-
-
-def _period_s(quota: Mapping[str, Any]) -> float:
-    """Seconds that a rate is for. Without a period a quota is a number, or a rate per second."""
-    period = quota.get("Period") or {}
-    return float(period.get("PeriodValue", 1)) * _PERIODS_S.get(str(period.get("PeriodUnit")), 1.0)
+            if quota.get("Value") is not None and re.search(pattern, str(quota.get("QuotaName", "")), re.IGNORECASE):
+                found.setdefault(kind, float(quota["Value"]) / seconds)
+    new = found.get("new sessions", NEW_SESSIONS_PER_S)
+    missing = [kind for kind in _NAMES if kind not in found]
+    return Quotas(
+        sessions=int(found.get("sessions", usual.sessions)),
+        requests_per_s=found.get("requests", usual.requests_per_s),
+        new_sessions_per_min=usual.new_sessions_per_min if new == NEW_SESSIONS_PER_S else new * 60,
+        why=f"Service Quotas lists none of {', '.join(missing)}" if missing else "",
+    )
 
 
 def nothing_runs(quotas: Quotas) -> str | None:
@@ -115,31 +85,19 @@ def nothing_runs(quotas: Quotas) -> str | None:
     return None
 
 
-def start_s(quotas: Quotas, rollouts: int) -> float:
-    """Seconds in which so many rollouts can be started. Each is a new session, and a request to start and one to stop it."""
-    return rollouts / min(quotas.new_sessions_per_min / 60, quotas.requests_per_s)
-
-
-def line(found: Found, *, rollouts: int | None = None, concurrent: int | None = None) -> str:
-    """What a run will meet, in one line."""
-    q = found.quotas
+def line(q: Quotas, *, rollouts: int | None = None, concurrent: int | None = None) -> str:
+    """What a run will meet, in one line. Each rollout is a new session."""
+    source = f"AWS's defaults: {q.why}" if q.why else "Service Quotas"
     text = (
-        f"quotas ({found.source}): {q.sessions:,} sessions alive, {q.new_sessions_per_min:,.0f} new ones a minute, "
-        f"{q.requests_per_s:,.0f} requests a second"
+        f"quotas ({source}): {q.sessions:,} sessions alive, "
+        f"{q.new_sessions_per_min:,.0f} new ones a minute, {q.requests_per_s:,.0f} requests a second"
     )
     if rollouts is not None:
-        text += (
-            f"; to start {rollouts:,} rollouts takes at least {_duration(start_s(q, rollouts))}; {cost.line(rollouts)}"
-        )
+        minutes = math.ceil(rollouts / min(q.new_sessions_per_min, q.requests_per_s * 60))
+        text += f"; to start {rollouts:,} rollouts takes about {minutes:,} min; {cost.line(rollouts)}"
     if concurrent is not None and concurrent > q.sessions:
         text += f"; {q.sessions:,} of the {concurrent:,} rollouts asked for run at once"
     return text
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{math.ceil(seconds)} s"
-    return f"{seconds / 60:,.0f} min" if seconds < 5400 else f"{seconds / 3600:,.1f} h"
 
 
 def before_a_run(
@@ -162,7 +120,7 @@ def before_a_run(
     config = Config(connect_timeout=5, read_timeout=DEADLINE_S, retries={"total_max_attempts": 2})
     client = boto3.Session().client("service-quotas", region_name=parts[3], config=config)
     found = read(client, parts[3])
-    refusal = nothing_runs(found.quotas)
+    refusal = nothing_runs(found)
     if refusal is not None:
         raise ConfigError(refusal)
     return line(found, rollouts=rollouts, concurrent=concurrent)

@@ -149,9 +149,8 @@ class Account:
 
     def quotas(self) -> Finding:
         """The account's."""
-        archive = self._ready and "codeConfiguration" in self._described.get("agentRuntimeArtifact", {})
-        found = quotas.read(self.client("service-quotas"), self.region, archive=archive)
-        refusal = quotas.nothing_runs(found.quotas)
+        found = quotas.read(self.client("service-quotas"), self.region)
+        refusal = quotas.nothing_runs(found)
         if refusal is not None:
             return fail("quotas", refusal.partition(": ")[0], quotas.HOW_TO_RAISE)
         if found.why:
