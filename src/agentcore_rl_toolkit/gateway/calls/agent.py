@@ -68,6 +68,7 @@ class AgentSide(ABC):
         self.numbers = True
         self.begun = False
         self.held: list[bytes] | None = None
+        self.written: list[bytes] = []  # of a stream
         self.finished: set[int] | None = None  # of several choices, those whose finish reason has been met
 
     # -- the request
@@ -114,6 +115,7 @@ class AgentSide(ABC):
 
     def begin(self, data: bytes, engine: EngineSide) -> bytes:
         """A chunk of a stream, behind the stream's head if that is not written yet."""
+        self.written.append(data)
         if self.begun:
             return chunk(data)
         self.begun = True
@@ -168,7 +170,7 @@ class AgentSide(ABC):
 
     def close(self) -> None:
         """The call has ended."""
-        self.held, self.fields, self.long = None, {}, None
+        self.held, self.fields, self.long, self.written = None, {}, None, []
 
     # -- the connection
 
@@ -187,13 +189,9 @@ class AgentSide(ABC):
             old.call = None
             old.transport.abort()
         self.begun = False
-        sent = self.sent(engine)
+        sent, self.written = b"".join(self.written), []
         if sent:
             conn.write(self.begin(sent, engine))
-
-    @abstractmethod
-    def sent(self, engine: EngineSide) -> bytes:
-        """What of the reply's stream has been written."""
 
 
 class RelayingAgent(AgentSide):
@@ -203,7 +201,6 @@ class RelayingAgent(AgentSide):
         super().__init__(conn, dialect)
         self.reader: StreamReader | None = None  # of a stream that has begun
         self.carry: list[bytes] = []  # of an event that is not whole yet
-        self.gone = 0  # bytes of a stream that have been written
         self.ended = False  # whether it has said why it ends
 
     def _long(self, body: bytes, path: bytes, session: Session) -> LongRequest | None:
@@ -221,20 +218,15 @@ class RelayingAgent(AgentSide):
             if data.startswith(_ERROR_EVENT):
                 self.held = []  # it can still be answered with a true status
         out: list[bytes] = []
-        for lines, said, event in self.reader.read(data, plain=self._plain(engine)):
+        plain = not self.numbers and engine.incoming.kind != "openai"  # nobody asked for the numbers
+        for lines, said, event in self.reader.read(data, plain=plain):
             if event is None and said not in (None, DONE) and said.lstrip()[:1] != b"{":
                 raise UpstreamError("the inference server sent something else in the middle of its reply")
             if self.held is None and (said == DONE or (event is not None and self._ends(event))):
                 self.held = []
             (out if self.held is None else self.held).append(lines)
         if out:
-            events = _joined(out)
-            self.gone += len(events)
-            conn.write(self.begin(events, engine))
-
-    def _plain(self, engine: EngineSide) -> bool:
-        """Whether it gets the reply without the numbers that it did not ask for."""
-        return not self.numbers and engine.incoming.kind != "openai"
+            conn.write(self.begin(_joined(out), engine))
 
     def _ends(self, event: Event) -> bool:
         """Whether the last of its choices ends with this event."""
@@ -293,10 +285,6 @@ class RelayingAgent(AgentSide):
         super().forget()
         self.reader, self.carry, self.ended = None, [], False
 
-    def sent(self, engine: EngineSide) -> bytes:
-        found = StreamReader().read(gather([], b"".join(engine.incoming.parts)), plain=self._plain(engine))
-        return _joined([lines for lines, *_ in found])[: self.gone]
-
 
 def _joined(events: Iterable[bytes]) -> bytes:
     """Events, from the lines of each."""
@@ -311,7 +299,6 @@ class TranslatingAgent(AgentSide):
         self.speaks: Dialect = DIALECTS[dialect]
         self.asked = ModelRequest(dialect=self.speaks.name, model="")
         self.encoder: StreamEncoder | None = None
-        self.written: list[bytes] = []
         self.reply_id = ""
 
     def _long(self, body: bytes, path: bytes, session: Session) -> LongRequest | None:
@@ -368,7 +355,6 @@ class TranslatingAgent(AgentSide):
             (out if self.held is None else self.held).append(encoder.feed(delta))
         data = b"".join(out)
         if data and self.conn is not None:
-            self.written.append(data)
             self.conn.write(self.begin(data, engine))
 
     def _encoder(self) -> StreamEncoder:
@@ -401,10 +387,7 @@ class TranslatingAgent(AgentSide):
 
     def forget(self) -> None:
         super().forget()
-        self.encoder, self.written = None, []
+        self.encoder = None
 
     def error_event(self, error: RequestError) -> bytes:
         return (self.encoder or self._encoder()).error(error)
-
-    def sent(self, engine: EngineSide) -> bytes:
-        return b"".join(self.written)

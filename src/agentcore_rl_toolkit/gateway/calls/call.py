@@ -27,10 +27,10 @@ from ..capture.record import (
     ERROR,
     INVALID,
     LOST_WEIGHTS,
-    NO_BASE,
     OK,
     PARTIAL,
     REFUSED,
+    TURNS,
     UNTRAINABLE,
     CallRecord,
 )
@@ -174,31 +174,11 @@ class Call:
 
     def _enter(self, error: RequestError) -> None:
         """Have a refused request stored: when it was, its status, the field at fault and why."""
-        session, context = self.session, self._context
-        record = CallRecord(
-            call_id=next(context.call_ids),
-            index=session.next_index,
-            status=REFUSED,
-            dialect=self.agent.dialect,
-            model=None,
-            started_s=self.started_s,
-            first_token_s=None,
-            finished_s=time.time(),
-            weight_version_first=None,
-            weight_version_last=None,
-            http_status=error.status or 400,
-            error_type=error.kind,
-            error=f"{error.param or ''}: {error}"[:4000],
-            request=b"{}",
-            messages=b"",
-            prompt_ids=b"",
-            messages_base=NO_BASE,
-            prompt_base=NO_BASE,
-            choices=[],
-        )
+        session, agent = self.session, self.agent
+        self.call_id, self.index = next(self._context.call_ids), session.next_index
         session.next_index += 1
-        session.errors += 1
-        session.append(context.sessions.store.append(session, record))
+        agent.fields, agent.long = {}, None
+        self._store_error(REFUSED, error.status or 400, error.kind, f"{error.param or ''}: {error}")
 
     # -- on its way
 
@@ -344,13 +324,13 @@ class Call:
     def _append(self, status: str, captured: Captured) -> None:
         record = self._stored = self._build(status, captured)
         session, context = self.session, self._context
-        if status in (OK, UNTRAINABLE):
+        if record.status in TURNS:
             session.turns += 1
             context.sessions.turns += 1
         else:
             session.errors += 1
             session.started_turns -= 1
-            context.counters["turns_" + status] += 1
+            context.counters["turns_" + record.status] += 1
         if session.closed:
             self._finish(None)
             return
@@ -363,24 +343,26 @@ class Call:
         """Keep a failed call as an event of the session, never as a turn."""
         if self._position >= 0:  # its record is with the store: it is a turn, and who asks again gets its reply
             return
-        session, context = self.session, self._context
+        session = self.session
         session.started_turns -= 1
-        session.errors += 1
-        context.counters["turns_" + status] += 1
-        if session.closed:
-            return
+        self._context.counters["turns_" + status] += 1
         if session.recent is not None:
             repeats_of(session.recent, self.agent.digest).failed += 1
+        self._store_error(status, http_status, kind, message)
+
+    def _store_error(self, status: str, http_status: int, kind: str, message: str) -> None:
+        session = self.session
+        session.errors += 1
+        if session.closed:
+            return
         record = self._build(status, Captured(choices=[]))
         record.http_status, record.error_type, record.error = http_status, kind, message[:4000]
-        session.append(context.sessions.store.append(session, record))
+        session.append(self._context.sessions.store.append(session, record))
 
     def _answer(self) -> RecordedReply | None:
         """The reply that is recorded of this call, for whoever asks for it again; None when it is no turn."""
-        captured, session, agent = self._captured, self.session, self.agent
-        if self._position < 0 or captured is None or not captured.complete:
-            return None
-        if captured.problem is not None or captured.error is not None:
+        record, session, agent = self._stored, self.session, self.agent
+        if self._position < 0 or record is None or record.status not in TURNS:
             return None
         found = RecordedReply(self._context.sessions.took, session, self._position, self.call_id, agent.digest)
         if session.recent is not None:
@@ -436,11 +418,12 @@ class Call:
     def _unrecord(self) -> None:
         """The store lost this call's record: nothing may refer to it."""
         self._context.counters["store_failures"] += 1
-        captured = self._captured
-        if captured is None or not captured.complete or (captured.problem or captured.error) is not None:
-            return  # counted as an error when it was appended
-        self.session.lose()
-        self._context.sessions.turns -= 1
+        session = self.session
+        if self._stored is not None and self._stored.status in TURNS:
+            session.turns -= 1
+            session.started_turns -= 1
+            session.errors += 1
+            self._context.sessions.turns -= 1
 
     def _end(
         self, state: State, error: RequestError | None = None, headers: tuple[tuple[bytes, bytes], ...] | None = None

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import CaptureError, GatewayError
-from ..capture.record import OK, UNTRAINABLE, CallRecord, decode
+from ..capture.record import TURNS, CallRecord, decode
 from ..http.messages import LAST_CHUNK, hung_up
 from ..sessions.session import REMEMBERED, RecordedReply, Session, repeats_of
 from .agent import AgentSide
@@ -103,7 +103,7 @@ def _stored(context: Context, session: Session, asked: AgentSide) -> RecordedRep
         log.error("session %s: calls that may be asked for again cannot be read: %s", session.id, e)
         return None
     for position, digest, status, delivered in last:
-        if position >= store.first_call or digest != asked.digest or status not in (OK, UNTRAINABLE):
+        if position >= store.first_call or digest != asked.digest or status not in TURNS:
             continue
         record = _read(context, session, position)
         if record is None:

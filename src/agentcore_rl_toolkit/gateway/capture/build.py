@@ -12,7 +12,7 @@ from ...errors import CaptureError
 from ...messages.dialects.passthrough import Fields
 from .captured import Captured
 from .prefix_index import TRANSLATED, Prefixes, Seen
-from .record import INVALID, NO_BASE, OK, PARTIAL, UNTRAINABLE, Base, CallRecord
+from .record import INVALID, NO_BASE, OK, PARTIAL, TURNS, Base, CallRecord
 from .token_numbers import parse_ids
 
 _to_json = msgspec.json.Encoder().encode
@@ -85,12 +85,12 @@ def build(
     request_of: str | None = None
     if texts.request is not None and texts.request[0] == digest:
         request_of, rest = texts.request[1], b""
-    else:
+    elif fields:  # a refused request has none
         texts.request = (digest, call_id)
     if captured.untrainable is not None:
         for choice in captured.choices:
             choice.untrainable = captured.untrainable
-    good = status in (OK, UNTRAINABLE)
+    good = status in TURNS
     return CallRecord(
         call_id=call_id,
         status=status,

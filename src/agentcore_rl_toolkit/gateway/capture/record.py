@@ -32,8 +32,7 @@ ERROR = "error"  # the engine or the gateway answered with an error
 PARTIAL = "partial"  # the engine stopped in the middle of a reply
 ABORTED = "aborted"  # the agent went away in the middle of a reply
 REFUSED = "refused"  # the gateway did not take the request; `error` is the field at fault, a colon, and why
-
-
+TURNS = frozenset({OK, UNTRAINABLE})
 LOST_WEIGHTS = "engine_lost_its_weights"  # it was started again, and has not the published ones
 CONSTRAINED = "held_to_a_form"  # by a grammar: its logprobs are those of the masked distribution
 
@@ -274,7 +273,7 @@ def expand(records: list[CallRecord]) -> Expanded:
         record = records[i]
         if record.request_of is None:
             requests[record.call_id] = of_request.read(record.request)
-        if record.status not in (OK, UNTRAINABLE):
+        if record.status not in TURNS:
             errors.append(_error(record))
             continue
         prompt = prompts[i]

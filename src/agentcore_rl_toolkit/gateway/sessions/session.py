@@ -121,12 +121,6 @@ class Session:
             if not any(key in fields for key in _LENGTHS):
                 fields["max_tokens"] = msgspec.Raw(b"%d" % settings.max_tokens)
 
-    def lose(self) -> None:
-        """A call that was counted as a turn could not be stored."""
-        self.turns -= 1
-        self.started_turns -= 1
-        self.errors += 1
-
     def append(self, call: int) -> None:
         """A call of the session is to be stored under this number."""
         self.stored.records += 1
