@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from agentcore_rl_toolkit.backends.data import read_rows
-from agentcore_rl_toolkit.backends.gsm8k import convert
 from agentcore_rl_toolkit.gateway.testing import Cut, ToolCall
 from harness import Proof, Result, mean, parser, tool_calls
 
@@ -42,7 +41,8 @@ class Task:
         self.name = source.stem if source is not None else "our own problems"
         self.note = "GSM8K test" if source is not None else self.name
         solved = solved[:count]
-        self.payloads = [{"prompt": row["prompt"], "answer": row["answer"]} for row in convert(solved)]
+        answers = [str(row["answer"]).rpartition("####")[2].strip().replace(",", "") for row in solved]
+        self.payloads = [{"prompt": row["question"], "answer": a} for row, a in zip(solved, answers, strict=True)]
         self.solutions = {row["question"]: str(row["answer"]) for row in solved}
 
     def calculations(self, question: str) -> list[str]:

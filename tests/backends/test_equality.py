@@ -28,7 +28,7 @@ from agentcore_rl_toolkit.backends.primitives.data import to_datum
 from agentcore_rl_toolkit.backends.rllm.convert import groups_to_rllm, to_rllm
 from agentcore_rl_toolkit.backends.slime.convert import NOTE, to_slime
 from agentcore_rl_toolkit.backends.slime.hooks import keep_informative_group, normalize_rewards
-from agentcore_rl_toolkit.backends.slime.logs import outcome_metrics
+from agentcore_rl_toolkit.backends.slime.rollout import outcome_metrics
 from agentcore_rl_toolkit.backends.trl.convert import REWARD_KEY, to_trl
 from agentcore_rl_toolkit.backends.verl.convert import to_verl, too_long
 from agentcore_rl_toolkit.trajectory import Turn

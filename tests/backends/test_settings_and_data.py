@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.backends.data import payload_id, read_rows
-from agentcore_rl_toolkit.backends.gsm8k import write_rows
+from agentcore_rl_toolkit.backends.data import encode_payload, payload_id, read_rows
 from agentcore_rl_toolkit.backends.service import RolloutSettings
 from agentcore_rl_toolkit.backends.settings import from_mapping, read_settings
 from agentcore_rl_toolkit.backends.slime.settings import SlimeSettings
@@ -48,7 +47,7 @@ def test_slimes_envelope_is_taken_off_but_a_metadata_field_of_a_payload_is_not(t
 
 def test_text_of_every_kind_survives_a_line_of_json(tmp_path: Path) -> None:
     rows = [{"idx": 0, "prompt": "a\u2028b\u2029c\u0085d\x1ce\rf\ng", "answer": "\ufeff1"}, {"idx": 1, "prompt": "q"}]
-    write_rows(rows, tmp_path / "x.jsonl")
+    (tmp_path / "x.jsonl").write_text("".join(encode_payload(row) + "\n" for row in rows), encoding="utf-8")
     assert read_rows(tmp_path / "x.jsonl") == rows
 
 
@@ -121,7 +120,7 @@ def test_every_trainer_takes_several_gateways(urls: Any, tmp_path: Path) -> None
 
     tinker = TinkerConfig.from_file(file(**here, base_model="m", model_dir=str(tmp_path)))
     trl = TrlConfig.from_file(file(**here, model="m", policy_url="http://p"))
-    slime = SlimeSettings.from_args(SimpleNamespace(**common, exp_id="e"), environ={})
+    slime = SlimeSettings.from_args(SimpleNamespace(**common, exp_id="e"))
     config, theirs = translate(VerlConfig(agentcore=common).arguments(), environ={})
     [handed_on] = [word.partition("=")[2] for word in theirs if word.startswith("+agentcore.gateway_url=")]
     again, _ = translate([*VerlConfig(agentcore=common).arguments(), f"agentcore.gateway_url={handed_on}"], environ={})

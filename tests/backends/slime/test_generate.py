@@ -154,12 +154,3 @@ async def test_an_evaluation_with_pass_rates_keeps_whole_prompts_only(replay: Re
     assert len(kept) % 4 == 0
     assert not any(s.remove_sample for s in kept)
     assert len({s.index for s in kept}) == len(kept) == len(data["set"]["rewards"])
-
-
-def test_arguments_win_over_the_environment() -> None:
-    environ = {"ACR_TIMEOUT": "7", "AGENTCORE_S3_BUCKET": "from-env"}
-    found = SlimeSettings.from_args(arguments(acr_timeout=100.0), environ=environ)
-    assert (found.acr_timeout, found.s3_bucket) == (100.0, "memory://records")
-    assert SlimeSettings.from_args(arguments(), environ=environ).acr_timeout == 7.0
-    with pytest.raises(ConfigError, match="ACR_TIMEOUT"):
-        SlimeSettings.from_args(arguments(), environ={"ACR_TIMEOUT": "soon"})

@@ -183,9 +183,6 @@ def test_nothing_is_started_when_something_is_missing(place: Path, with_ray: Pat
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"model_type": "../../etc/passwd"}, "model_type"),
-        ({"model_type": "x; rm -rf ~"}, "model_type"),
-        ({"num_gpus": 6, "rollout_gpus_per_engine": 4}, "divisible"),
         ({"tp_size": 0}, "at least 1"),
         ({"reward_postprocessing": "mean"}, "reward_postprocessing"),
         ({"acr_tps_limit": 0}, "acr_tps_limit"),
@@ -194,7 +191,6 @@ def test_nothing_is_started_when_something_is_missing(place: Path, with_ray: Pat
         ({"max_concurrent": 0}, "max_concurrent"),
         ({"max_turns": 0}, "max_turns"),
         ({"max_staleness": -1}, "max_staleness"),
-        ({"over_sampling_batch_size": 8}, "rollout_batch_size"),
         ({"gateway_port": 99999}, "gateway_port"),
         ({"extra_flags": ("--group-rm",)}, "group-rm"),
         ({"extra_flags": ("--rollout-top-p", "0.9")}, "rollout-top-p"),

@@ -22,8 +22,8 @@ class Sample:
     Shapes: `prompt_ids` (P,), the other lists (R,); P + R tokens in all. `response_mask` is 1 where the policy
     sampled the token and it is trained here; `response_logprobs` and `weight_versions` are None where it is 0.
     `advantage` is the rollout's, the same for all its sequences; `weight` is the sequence's share of the rollout's
-    trained tokens: with it a loss that averages within each sequence counts a forked episode once. `sequence_index` of
-    `sequences` says which branch of a forked episode this is.
+    trained tokens: with it a loss that averages within each sequence counts a forked episode once. `sequence_index` is
+    its place in the rollout's trajectory, `sequences` how many of them train.
     """
 
     session_id: str
@@ -90,10 +90,12 @@ def rollout_samples(
     """Samples of one usable rollout; none when it is masked, has no trajectory or no reward."""
     if not rollout.usable or rollout.trajectory is None or rollout.reward is None:
         return []
-    sequences = [s for s in rollout.trajectory.sequences if s.trained_tokens]
+    trained = sum(s.trained_tokens > 0 for s in rollout.trajectory.sequences)
     detail = rollout.reward_detail
     found = []
-    for index, sequence in enumerate(sequences):
+    for index, sequence in enumerate(rollout.trajectory.sequences):
+        if not sequence.trained_tokens:
+            continue
         cut = sequence.prompt_length
         found.append(
             Sample(
@@ -102,7 +104,7 @@ def rollout_samples(
                 group_index=group_index,
                 rollout_index=rollout.index,
                 sequence_index=index,
-                sequences=len(sequences),
+                sequences=trained,
                 prompt_ids=sequence.token_ids[:cut],
                 response_ids=sequence.token_ids[cut:],
                 response_mask=sequence.loss_mask[cut:],

@@ -1,8 +1,9 @@
 """``python -m agentcore_rl_toolkit.backends.rllm.main key=value ...``: rLLM's unified trainer over AgentCore.
 
-Takes rLLM's own hydra overrides. The data set is the one named by RLLM_DATASET in rLLM's registry (`backends.gsm8k`
-puts it there). RLLM_RECORD_DIR names the folder that keeps the rollouts for `agentcore-rl view`. RLLM_MAX_MEAN_LOGPROB_GAP is by
-how much the logprobs of engine and trainer may differ on average before the run ends, in nats; "none" is no limit.
+Takes rLLM's own hydra overrides. The data set is the one named by RLLM_DATASET in rLLM's registry
+(`examples/strands_math_agent/prepare.py` puts GSM8K there). RLLM_RECORD_DIR names the folder that keeps the rollouts for
+`agentcore-rl view`. RLLM_MAX_MEAN_LOGPROB_GAP is by how much the logprobs of engine and trainer may differ on average before the
+run ends, in nats; "none" is no limit.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def main() -> None:
         if splits["train"] is None:
             raise ConfigError(
                 f"rLLM's registry has no data set {name!r}; make it with "
-                "python -m agentcore_rl_toolkit.backends.gsm8k train.jsonl rllm:train"
+                "python examples/strands_math_agent/prepare.py train.jsonl rllm:train"
             )
         from rllm.trainer import AgentTrainer
 

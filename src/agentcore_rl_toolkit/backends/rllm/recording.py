@@ -263,7 +263,7 @@ def capture_of(episode: Any) -> Capture:
     """The episode's steps as turns, and its messages as one dialogue."""
     turns: list[Turn] = []
     dialogue: list[dict[str, Any]] = []
-    for step in (step for trajectory in episode.trajectories for step in _whole_steps(trajectory)):
+    for step in (step for trajectory in episode.trajectories for step in trajectory.steps):
         ids, logprobs = list(step.response_ids), list(step.logprobs)
         version = step.weight_version
         turns.append(
@@ -287,16 +287,6 @@ def capture_of(episode: Any) -> Capture:
 
 def _without_answers(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [message for message in messages if message.get("role") != "assistant"]
-
-
-def _whole_steps(trajectory: Any) -> Sequence[Any]:
-    """Steps with their whole prompts; rLLM's branch `terminal-rl` keeps what each adds to the one before."""
-    steps: list[Any] = list(trajectory.steps)
-    if any(hasattr(step, "prompt_ids_suffix") for step in steps):
-        from rllm.types import resolve_step_deltas
-
-        steps = list(resolve_step_deltas(steps))
-    return steps
 
 
 def _reward(episode: Any) -> float | None:

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import ConfigError
+from ..data import encode_payload, read_rows
 from ..settings import Count, NotNegative, Plan, Positive, from_mapping, planned, read_settings, with_environment
 from . import jobs, trained
-from .checks import check_together
+from .convert import NOTE
 from .jobs import SlimeError
-from .rows import prepare_data
 from .settings import ADMIN_KEY, SlimeSettings
 
 __all__ = ["SlimeError", "SlimeRunner", "prepare_data"]
@@ -37,10 +37,14 @@ JOB_ENV = (
 
 # They reach the rollout process through slime's --custom-config-path, but for the key, which its environment has.
 _ROLLOUT_KEYS = tuple(f.name for f in fields(SlimeSettings) if f.repr)
-_ROLLOUT_FUNCTIONS = {
-    "sync": "generate_rollout",
-    "async": "generate_rollout",
-    "fully_async": "generate_rollout_fully_async",
+# Options of slime that this backend sets, or that cannot work with rollouts of remote agents, and why.
+_REFUSED_FLAGS = {
+    "--group-rm": "the agent computes the reward of each rollout",
+    "--rollout-top-p": "slime needs the kept vocabulary of every token then, which agents' calls do not carry",
+    "--custom-generate-function-path": "rollouts would not reach the agents",
+    "--custom-config-path": "the rollout settings would not reach slime",
+    "--custom-reward-post-process-path": "slime's own counts masked rollouts as reward 0",
+    "--rollout-function-path": "slime's own fails on a step in which only some rollouts fork; see `mode`",
 }
 
 
@@ -96,7 +100,9 @@ class SlimeRunner(SlimeSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_together(self)
+        self._check_flags()
+        if self.mode == "sync" and self.rollout_num_gpus is not None:
+            raise ConfigError("rollout_num_gpus needs mode async or fully_async: sync shares num_gpus with training")
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> SlimeRunner:
@@ -172,7 +178,7 @@ class SlimeRunner(SlimeSettings):
             "rollout-temperature": self.rollout_temperature,
             "global-batch-size": per_step,
             "balance-data": True,
-            "rollout-function-path": f"{PACKAGE}.rollout.{_ROLLOUT_FUNCTIONS[self.mode]}",
+            "rollout-function-path": f"{PACKAGE}.rollout.generate_rollout{'_fully_async' if self.mode == 'fully_async' else ''}",
             "custom-generate-function-path": f"{PACKAGE}.generate.generate",
             "custom-config-path": self.config_path,
             # Ours in both cases: slime's own would count masked rollouts as reward 0.
@@ -321,6 +327,17 @@ class SlimeRunner(SlimeSettings):
         engines = max(1, self.rollout_gpus // self.rollout_gpus_per_engine)
         return max(1, -(-self.max_concurrent // engines))
 
+    def _check_flags(self) -> None:
+        for i, flag in enumerate(self.extra_flags):
+            name, given, value = flag.partition("=")
+            if name == "--rollout-top-p" and (value if given else next(iter(self.extra_flags[i + 1 :]), "")) in (
+                "1",
+                "1.0",
+            ):
+                continue
+            if name in _REFUSED_FLAGS:
+                raise ConfigError(f"extra_flags: {name} cannot work here: {_REFUSED_FLAGS[name]}")
+
     def _missing(self) -> list[str]:
         needs = []
         if not (Path(self.slime_dir) / self._script()).is_file():
@@ -338,3 +355,24 @@ class SlimeRunner(SlimeSettings):
         if shutil.which("ray") is None:
             needs.append("Ray (pip install 'ray[default]')")
         return needs
+
+
+def prepare_data(source: str | Path, target: Path) -> int:
+    """Write rows in slime's ``{"prompt", "metadata"}`` form, the payload as metadata. Returns the number of rows.
+
+    slime needs the key `prompt`; a payload without one gets an empty prompt there, which the agent does not see.
+    Raises: ConfigError.
+    """
+    rows = read_rows(source)
+    reserved = next((i for i, row in enumerate(rows) if NOTE in row), None)
+    if reserved is not None:
+        raise ConfigError(f"{source}: row {reserved} has a field `{NOTE}`, which this backend writes; rename it")
+    lines = [encode_payload({"prompt": _text(row.get("prompt", "")), "metadata": row}) for row in rows]
+    partial = target.with_name(target.name + ".new")
+    partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    partial.replace(target)
+    return len(rows)
+
+
+def _text(prompt: Any) -> str:
+    return prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)

@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import ConfigError
 from ...weights.arrival import MAX_MEAN_GAP
 from ..service import RolloutSettings, ServiceSettings
-from ..settings import Count, Least0, Port, Positive
+from ..settings import Count, Least0, Port, Positive, from_mapping, with_environment
 
 ADMIN_KEY = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
-
-# Names under which the published toolkit's slime integration read the same settings from the environment.
-_ENVIRONMENT = {
-    "agent_runtime_arn": ("AGENTCORE_AGENT_ARN", "ACR_AGENT_RUNTIME_ARN"),
-    "s3_bucket": ("AGENTCORE_S3_BUCKET", "ACR_S3_BUCKET"),
-    "exp_id": ("EXP_ID",),
-    "gateway_port": ("GATEWAY_PORT",),
-    "acr_timeout": ("ACR_TIMEOUT",),
-    "acr_tps_limit": ("ACR_TPS_LIMIT",),
-    "max_concurrent": ("MAX_CONCURRENT",),
-    "model_id": ("MODEL_ID",),
-    "gateway_admin_key": (ADMIN_KEY,),  # a secret: never in --custom-config-path
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,31 +38,14 @@ class SlimeSettings(RolloutSettings):
     max_mean_logprob_gap: Positive = MAX_MEAN_GAP
 
     @classmethod
-    def from_args(cls, args: Any, environ: Mapping[str, str] = os.environ) -> SlimeSettings:
-        """Read slime's arguments; the environment fills what they do not set.
-
-        Raises: ConfigError naming the missing setting and both ways to give it.
-        """
-        found: dict[str, Any] = {}
-        for f in dataclasses.fields(cls):
-            value = getattr(args, f.name, None)
-            if value is None:
-                value = next((environ[n] for n in _ENVIRONMENT.get(f.name, ()) if environ.get(n)), None)
-                if isinstance(value, str) and f.name in (
-                    "acr_timeout",
-                    "acr_tps_limit",
-                    "gateway_port",
-                    "max_concurrent",
-                ):
-                    value = _number(f.name, value)
-            if value is not None:
-                found[f.name] = value
-            elif f.default is dataclasses.MISSING:
-                names = " or ".join(_ENVIRONMENT[f.name])
-                raise ConfigError(f"slime rollouts need `{f.name}`: set it in --custom-config-path, or {names}")
-        if found.get("gateway_model") is None and getattr(args, "hf_checkpoint", None):
-            found["gateway_model"] = str(args.hf_checkpoint)
-        return cls(**found)
+    def from_args(cls, args: Any) -> SlimeSettings:
+        """Read slime's arguments; AGENTCORE_AGENT_ARN and AGENTCORE_S3_BUCKET fill what they leave out. Raises: ConfigError."""
+        values = {
+            f.name: getattr(args, f.name) for f in dataclasses.fields(cls) if getattr(args, f.name, None) is not None
+        }
+        if "gateway_model" not in values and getattr(args, "hf_checkpoint", None):
+            values["gateway_model"] = str(args.hf_checkpoint)
+        return from_mapping(cls, with_environment(values), where="--custom-config-path")
 
     def service(self) -> ServiceSettings:
         """The same under the names that all backends share."""
@@ -92,10 +59,3 @@ class SlimeSettings(RolloutSettings):
             max_pool_connections=self.max_pool_connections,
             gateway_admin_key=self.gateway_admin_key,
         )
-
-
-def _number(name: str, text: str) -> float | int:
-    try:
-        return float(text) if name == "acr_timeout" else int(text)
-    except ValueError as e:
-        raise ConfigError(f"{'/'.join(_ENVIRONMENT[name])} must be a number, got {text!r}") from e

@@ -172,7 +172,7 @@ class AgentCoreGRPOTrainer(GRPOTrainer):
         output = super()._generate_and_score_completions(inputs)
         sampled_BT = output.get("sampling_per_token_logps")
         recomputed_BT = output.get("old_per_token_logps")
-        if self.rollouts.config.importance == "sampled" and sampled_BT is not None and not self.use_vllm:
+        if sampled_BT is not None and not self.use_vllm:
             # None became NaN on tokens that were not sampled; those are masked out of the loss, but 0 * NaN is NaN.
             output["old_per_token_logps"] = torch.nan_to_num(sampled_BT, nan=0.0)
         if sampled_BT is not None:
@@ -184,15 +184,15 @@ class AgentCoreGRPOTrainer(GRPOTrainer):
     def _compared(self, output: Any, sampled_BT: Any, recomputed_BT: Any | None) -> Any | None:
         """Compare recorded with the trainer's own logprobs, which no optimizer step has changed since the weights went out.
 
-        Where TRL has no logprobs of its own they are worked out on request, and where nothing else has proved the weights.
+        TRL has logprobs of its own when a batch is for several steps. Else they are worked out where nothing else has proved the
+        weights.
         Returns: the trainer's logprobs. Raises: WeightsError, in every process of the run.
         """
         config = self.rollouts.config
         proved = config.policy_url is not None or config.max_mean_logprob_gap is None
-        if recomputed_BT is None and (config.check_logprobs or not proved):
-            recomputed_BT = self._recomputed(output)
-        if recomputed_BT is None:
+        if recomputed_BT is None and proved:
             return None
+        recomputed_BT = self._recomputed(output) if recomputed_BT is None else recomputed_BT
         mask_BT = (output["completion_mask"] * output["tool_mask"]).bool()
         gaps_N = (recomputed_BT - sampled_BT)[mask_BT].abs().double()
         sums = torch.stack([gaps_N.sum(), mask_BT.sum().double()])
@@ -201,12 +201,12 @@ class AgentCoreGRPOTrainer(GRPOTrainer):
         if mean is not None:
             metrics = self._metrics["train" if self.model.training else "eval"]
             metrics["agentcore/logprob_gap_mean"].append(mean)
-            if config.check_logprobs and len(gaps_N):
+            if len(gaps_N):
                 metrics["agentcore/logprob_gap"].append(float(gaps_N.max()))
         return recomputed_BT
 
     def _recomputed(self, output: Any) -> Any:
-        """The trainer's logprobs, where TRL has not worked them out (it does when a batch is for several steps)."""
+        """The trainer's logprobs."""
         with torch.no_grad():
             found, *_ = self._get_per_token_logps_and_entropies(
                 self.model,

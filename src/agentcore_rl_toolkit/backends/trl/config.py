@@ -15,7 +15,6 @@ from ..service import ServiceSettings
 from ..settings import Count, GroupSize, Plan, Positive, from_mapping, planned, read_settings, with_environment
 
 ForkPolicy = Literal["longest", "mask"]
-Importance = Literal["sampled", "trainer"]
 
 # Keys of TRL's GRPOConfig that we set ourselves; a value in `training` would contradict them.
 _OURS = frozenset({"output_dir", "remove_unused_columns"})
@@ -42,10 +41,8 @@ class TrlConfig(ServiceSettings):
 
     `fork_policy` decides over rollouts with several training sequences (TRL takes one row per rollout): "longest"
     trains the one with the most sampled tokens and counts the rest as dropped, "mask" leaves the whole rollout out.
-    `max_tokens` masks rollouts whose row would be longer, counted too. `importance` "sampled" takes the ratio against
-    the logprobs recorded when the token was sampled; "trainer" is TRL's own way without vLLM, which recomputes them
-    from the current weights and so sees no difference between sampler and trainer. `max_empty_batches` batches in a
-    row without any usable rollout end the run.
+    `max_tokens` masks rollouts whose row would be longer, counted too. `max_empty_batches` batches in a row without any usable
+    rollout end the run.
     Raises: ConfigError.
     """
 
@@ -60,8 +57,6 @@ class TrlConfig(ServiceSettings):
     num_generations: GroupSize = 8
     fork_policy: ForkPolicy = "longest"
     max_tokens: Count | None = None
-    importance: Importance = "sampled"
-    check_logprobs: bool = False
     max_empty_batches: Count = 3
     lora: Mapping[str, Any] | None = None
     training: Mapping[str, Any] = field(default_factory=dict)

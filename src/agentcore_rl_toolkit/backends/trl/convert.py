@@ -2,11 +2,9 @@
 
 TRL takes exactly `num_generations` rows for every prompt, in order, one row per rollout. So:
 
-- a masked rollout becomes a filler row with `env_mask` 0 everywhere and reward None: TRL leaves it out of the group's
-mean and
+- a masked rollout becomes a filler row with `env_mask` 0 everywhere and reward None: TRL leaves it out of the group's mean and
   spread, gives it advantage 0 and counts none of its tokens;
-- a forked rollout has several sequences but only one row. `fork_policy` decides which one is trained; what is dropped
-is counted
+- a forked rollout has several sequences but only one row. `fork_policy` decides which one is trained; what is dropped is counted
   in `ConvertStats`, which the adapter logs with every step.
 """
 
@@ -26,6 +24,10 @@ OUTCOME_KEY = "agent_outcome"
 CAUSE_KEY = "agent_cause"
 SESSION_KEY = "agent_session"
 SEQUENCE_KEY = "agent_sequence"  # which sequence of its trajectory the row is; taken out before TRL sees it
+KEYS = (
+    *("prompt_ids", "completion_ids", "logprobs", "env_mask"),
+    *(REWARD_KEY, OUTCOME_KEY, CAUSE_KEY, SESSION_KEY, SEQUENCE_KEY),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +52,14 @@ class ConvertStats:
 
 @dataclass(frozen=True, kw_only=True)
 class _Row:
-    rollout: CollectedRollout | None
-    sample: Sample | None
-    dropped_sequences: int = 0
-    dropped_tokens: int = 0
+    rollout: CollectedRollout | None = None
+    sample: Sample | None = None  # what is trained
+    samples: Sequence[Sample] = ()  # all that the rollout has
     too_long: bool = False
-    forked: bool = False
+
+    @property
+    def dropped(self) -> list[Sample]:
+        return [s for s in self.samples if s is not self.sample]
 
 
 def to_trl(
@@ -77,20 +81,7 @@ def to_trl(
         for group in groups
         for row in _group_rows(group, num_generations, fork_policy=fork_policy, max_tokens=max_tokens)
     ]
-    output: dict[str, list[Any]] = {
-        key: []
-        for key in (
-            "prompt_ids",
-            "completion_ids",
-            "logprobs",
-            "env_mask",
-            REWARD_KEY,
-            OUTCOME_KEY,
-            CAUSE_KEY,
-            SESSION_KEY,
-            SEQUENCE_KEY,
-        )
-    }
+    output: dict[str, list[Any]] = {key: [] for key in KEYS}
     for row in rows:
         sample = row.sample
         output["prompt_ids"].append(sample.prompt_ids if sample else [filler_id])
@@ -101,60 +92,34 @@ def to_trl(
         output[OUTCOME_KEY].append(row.rollout.outcome.value if row.rollout else "missing")
         output[CAUSE_KEY].append(row.rollout.cause.value if row.rollout and row.rollout.cause else None)
         output[SESSION_KEY].append(row.rollout.session_id if row.rollout else None)
-        output[SEQUENCE_KEY].append(_place(row.rollout, row.sample) if row.rollout and row.sample else None)
+        output[SEQUENCE_KEY].append(sample.sequence_index if sample else None)
     usable = [r.rollout for r in rows if r.rollout is not None and r.rollout.usable]
     reports = [r.trajectory.report for r in usable if r.trajectory is not None]
     return output, ConvertStats(
         rows=len(rows),
         usable=sum(r.sample is not None for r in rows),
         masked=sum(r.sample is None for r in rows),
-        forked=sum(r.forked for r in rows),
-        dropped_sequences=sum(r.dropped_sequences for r in rows),
-        dropped_tokens=sum(r.dropped_tokens for r in rows),
+        forked=sum(len(r.samples) > 1 for r in rows),
+        dropped_sequences=sum(len(r.dropped) for r in rows),
+        dropped_tokens=sum(s.trained_tokens for r in rows for s in r.dropped),
         too_long=sum(r.too_long for r in rows),
         trained_tokens=sum(r.sample.trained_tokens for r in rows if r.sample is not None),
         sampled_tokens=sum(report.sampled_tokens - report.side_call_tokens for report in reports),
     )
 
 
-def _place(rollout: CollectedRollout, sample: Sample) -> int:
-    """The sample's index among all sequences of the trajectory: those without a token to train on give no sample."""
-    sequences = rollout.trajectory.sequences if rollout.trajectory is not None else []
-    return [i for i, sequence in enumerate(sequences) if sequence.trained_tokens][sample.sequence_index]
-
-
 def _group_rows(group: Group, n: int, *, fork_policy: ForkPolicy, max_tokens: int | None) -> list[_Row]:
     """Exactly n rows: usable rollouts, then masked ones, in submission order; fillers where there are too few."""
     masked = [r for r in group.rollouts if not r.usable]
     chosen = sorted([*group.usable, *masked][:n], key=lambda r: r.index)
-    missing = [_Row(rollout=None, sample=None)] * (n - len(chosen))
+    missing = [_Row()] * (n - len(chosen))
     return [*(_row(r, fork_policy, max_tokens) for r in chosen), *missing]
 
 
 def _row(rollout: CollectedRollout, fork_policy: ForkPolicy, max_tokens: int | None) -> _Row:
     samples = rollout_samples(rollout, 0.0)  # TRL computes the advantage itself
-    if not samples:
-        return _Row(rollout=rollout, sample=None)
-    everything = sum(s.trained_tokens for s in samples)
-    forked = len(samples) > 1
-    if forked and fork_policy == "mask":
-        return _Row(
-            rollout=rollout, sample=None, dropped_sequences=len(samples), dropped_tokens=everything, forked=True
-        )
+    if not samples or (len(samples) > 1 and fork_policy == "mask"):
+        return _Row(rollout=rollout, samples=samples)
     best = max(samples, key=lambda s: s.trained_tokens)
-    if max_tokens is not None and len(best.token_ids) > max_tokens:
-        return _Row(
-            rollout=rollout,
-            sample=None,
-            dropped_sequences=len(samples),
-            dropped_tokens=everything,
-            forked=forked,
-            too_long=True,
-        )
-    return _Row(
-        rollout=rollout,
-        sample=best,
-        dropped_sequences=len(samples) - 1,
-        dropped_tokens=everything - best.trained_tokens,
-        forked=forked,
-    )
+    too_long = max_tokens is not None and len(best.token_ids) > max_tokens
+    return _Row(rollout=rollout, sample=None if too_long else best, samples=samples, too_long=too_long)
