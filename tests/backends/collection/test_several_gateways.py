@@ -147,7 +147,7 @@ async def test_a_gateway_that_is_lost_costs_the_rollouts_that_ran_on_it_and_noth
             assert url in str(rollout.error)
             assert rollout.mask_reason == "outcome"
             assert rollout.trajectory is None
-    assert f"gateway {url} does not answer; the other gateways get its new sessions" in caplog.text
+    assert f"gateway {url} does not answer" in caplog.text
     left = gateways.client.urls[1:]
     if how is signal.SIGSTOP:  # it goes on, and is told what it missed
         left = gateways.client.urls

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from ..._portal import Portal
 from ...errors import ConfigError
@@ -14,22 +13,6 @@ from .fleet import Fleet
 from .one import OneGateway, SessionHandle
 
 _portal = Portal("agentcore-rl-gateway-client")
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def _sync(
-    method: Callable[Concatenate[GatewayClient, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[GatewayClient, P], T]:
-    """The same method, which waits."""
-
-    def call(self: GatewayClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return _portal.call(method(self, *args, **kwargs))
-
-    call.__name__ = method.__name__.removesuffix("_async")
-    call.__doc__ = method.__doc__
-    call.__signature__ = inspect.signature(method)  # type: ignore[attr-defined]  # what help() and editors show
-    return call
 
 
 class GatewayClient:
@@ -151,9 +134,9 @@ class GatewayClient:
 
     async def catch_up_async(self, url: str) -> None:
         """Send a gateway that was started again the weight version and the pause that hold."""
-        for member in self._fleet.members.all:
-            if member.url == url.rstrip("/"):
-                await self._fleet.catch_up(member)
+        for gateway in self._fleet.all:
+            if gateway.url == url.rstrip("/"):
+                await self._fleet.catch_up(gateway)
 
     async def stats_async(self) -> dict[str, Any]:
         """What the gateway counts; see `metrics.snapshot`. Of several: the sum, and each one's own under ``gateways``."""
@@ -187,19 +170,19 @@ class GatewayClient:
 
     # -- the sync face
 
-    create_sessions = _sync(create_sessions_async)
-    fetch = _sync(fetch_async)
-    close_sessions = _sync(close_sessions_async)
-    delete = _sync(delete_async)
-    set_weight_version = _sync(set_weight_version_async)
-    pause = _sync(pause_async)
-    resume = _sync(resume_async)
-    away = _sync(away_async)
-    catch_up = _sync(catch_up_async)
-    stats = _sync(stats_async)
-    health = _sync(health_async)
-    sessions = _sync(sessions_async)
-    workers = _sync(workers_async)
+    create_sessions = _portal.sync(create_sessions_async)
+    fetch = _portal.sync(fetch_async)
+    close_sessions = _portal.sync(close_sessions_async)
+    delete = _portal.sync(delete_async)
+    set_weight_version = _portal.sync(set_weight_version_async)
+    pause = _portal.sync(pause_async)
+    resume = _portal.sync(resume_async)
+    away = _portal.sync(away_async)
+    catch_up = _portal.sync(catch_up_async)
+    stats = _portal.sync(stats_async)
+    health = _portal.sync(health_async)
+    sessions = _portal.sync(sessions_async)
+    workers = _portal.sync(workers_async)
 
     def close(self) -> None:
         """See `aclose`."""

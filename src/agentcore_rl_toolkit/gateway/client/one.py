@@ -1,4 +1,4 @@
-"""One gateway, by its routes. Which gateway a request goes to is not decided here."""
+"""One gateway, by its routes, and what its client knows of it. Which gateway a request goes to is not decided here."""
 
 from __future__ import annotations
 
@@ -35,6 +35,9 @@ class SessionHandle:
 class OneGateway:
     """The routes that a trainer uses. ``timeout_s`` bounds each request, and each read of a bulk fetch.
 
+    ``open`` are the sessions that this client opened there and has not ended; ``away_since_s`` is when it first did not answer,
+    by the monotonic clock, None while it does; ``look_at_s`` is when to look again. ``undeleted`` are sessions to delete then.
+
     Raises: GatewayError (its ``status`` is the HTTP status, None when the gateway could not be reached in time).
     """
 
@@ -43,6 +46,10 @@ class OneGateway:
         self.public_url = public_url
         self.timeout_s = timeout_s
         self._admin_key = admin_key
+        self.open: set[str] = set()
+        self.undeleted: set[str] = set()
+        self.away_since_s: float | None = None
+        self.look_at_s = 0.0
 
     @property
     def key(self) -> str | None:
