@@ -55,9 +55,11 @@ class NodeRuntime:
         found: dict[str, Any] = json.loads(ready.read_text())
         return found
 
-    def unpack(self, data: bytes, key: str) -> str:
+    def unpack(self, data: bytes, name: str) -> str:
         """Unpack an agent's folder where this node keeps such. Returns its path."""
-        return str(bundles.unpack(data, key, self._folder / "agents"))
+        folder = self._folder / "agents" / name
+        bundles.unpack(data, folder)
+        return str(folder)
 
     def read(self, path: str) -> bytes | None:
         """A small file of this node; None when it is not there."""

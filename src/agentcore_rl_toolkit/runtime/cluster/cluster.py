@@ -32,7 +32,7 @@ from .node import Node, least_loaded
 from .ray_nodes import Machine, RayNodes
 
 log = logging.getLogger(__name__)
-RETRY_S = (1.0, 30.0)  # after a failed start of a node: first and longest pause
+RETRY_S = 10.0  # after a failed start of a node
 STOP_S = 15.0
 POLL_S, SILENCE_S, JOIN_TIMEOUT_S = 1.0, 15.0, 120.0  # a node that has not answered for the second is lost
 SESSIONS_PER_CPU = 50
@@ -68,9 +68,9 @@ class Cluster:
         self._placed: dict[Key, Node] = {}
         self._lost: deque[dict[str, Any]] = deque(maxlen=100)
         self._joining: dict[str, asyncio.Task[None]] = {}
-        self._failures: dict[str, tuple[int, float, str]] = {}  # how often, not again before, why
+        self._failures: dict[str, tuple[float, str]] = {}  # not again before, why
         self._agents: dict[tuple[str, int], Agent] = {}
-        self._bundles: dict[tuple[str, int], asyncio.Task[bundles.Bundle]] = {}
+        self._packed: dict[tuple[str, int], bytes] = {}
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -88,7 +88,7 @@ class Cluster:
                 while not self._nodes:
                     await self._change()
         except TimeoutError:
-            reasons = "; ".join(f"{node_id}: {why}" for node_id, (_, _, why) in self._failures.items())
+            reasons = "; ".join(f"{node_id}: {why}" for node_id, (_, why) in self._failures.items())
             raise ConfigError(
                 f"no node of the cluster could run sessions within {JOIN_TIMEOUT_S:g} s"
                 + (f" ({reasons})" if reasons else ": it has none with a free CPU share")
@@ -96,9 +96,10 @@ class Cluster:
 
     async def close(self) -> None:
         """End every node's runtime with its sessions."""
-        for task in [*self._tasks, *self._joining.values(), *self._bundles.values()]:
+        tasks = [*self._tasks, *self._joining.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, *self._joining.values(), *self._bundles.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(self._ray.remove(node.actor, STOP_S) for node in self._nodes.values()))
         self._nodes.clear()
         await self._ray.close()
@@ -120,7 +121,7 @@ class Cluster:
         """Remove an agent version from the nodes, and with it its sessions."""
         key = (agent.runtime_id, agent.version)
         self._agents.pop(key, None)
-        self._bundles.pop(key, None)
+        self._packed.pop(key, None)
         await asyncio.gather(*(node.forget(agent) for node in self._nodes.values()))
 
     async def forget_if_unused(self, agent: Agent) -> None:
@@ -130,11 +131,9 @@ class Cluster:
 
     async def _arn(self, node: Node, agent: Agent) -> str:
         key = (agent.runtime_id, agent.version)
-        packed = self._bundles.get(key)
-        if packed is None:
-            work = asyncio.to_thread(bundles.pack, agent.script.parent)
-            packed = self._bundles[key] = asyncio.create_task(work, name=f"pack {agent.name}")
-        return await node.arn_of(agent, await asyncio.shield(packed))
+        if key not in self._packed:
+            self._packed[key] = await asyncio.to_thread(bundles.pack, agent.script.parent)
+        return await node.arn_of(agent, self._packed[key])
 
     # -- calls
     async def forward(
@@ -230,7 +229,7 @@ class Cluster:
         joining = [{"node_id": n, "state": "joining"} for n in self._joining if n not in self._nodes]
         failed = [
             {"node_id": n, "state": "failed", "reason": why}
-            for n, (_, _, why) in self._failures.items()
+            for n, (_, why) in self._failures.items()
             if n not in self._joining and n not in self._nodes
         ]
         return [*(node.describe() for node in self._nodes.values()), *joining, *failed, *self._lost]
@@ -239,10 +238,7 @@ class Cluster:
     async def _watch(self) -> None:
         while True:
             try:
-                machines = await self._ray.machines()
-                self._compare(machines)
-            except LocalRuntimeError as e:
-                log.warning("the cluster does not say which machines it has: %s", e)
+                self._compare(await self._ray.machines())
             except Exception:  # nodes come and go all the same
                 log.exception("looking for the cluster's machines failed, and is tried again")
             await self.refresh()
@@ -258,7 +254,7 @@ class Cluster:
         for machine in machines:
             node_id = machine.node_id
             known = node_id in self._nodes or node_id in self._joining
-            if not known and self._failures.get(node_id, (0, 0.0, ""))[1] <= now:
+            if not known and self._failures.get(node_id, (0.0, ""))[0] <= now:
                 task = self._joining[node_id] = asyncio.create_task(self._join(machine), name=f"join {node_id}")
                 task.add_done_callback(lambda _, node_id=node_id: self._joined(node_id))  # type: ignore[misc]  # a default makes it bind now
 
@@ -281,9 +277,7 @@ class Cluster:
             late = f"it did not start within {JOIN_TIMEOUT_S:g} s"
             why = late if isinstance(e, TimeoutError) else str(e)
             log.warning("node %s cannot run sessions: %s", machine.node_id, why)
-            count = self._failures.get(machine.node_id, (0, 0.0, ""))[0]
-            pause_s = min(RETRY_S[1], RETRY_S[0] * 2**count)
-            self._failures[machine.node_id] = (count + 1, time.monotonic() + pause_s, why)
+            self._failures[machine.node_id] = (time.monotonic() + RETRY_S, why)
             return
         self._failures.pop(machine.node_id, None)
         self._nodes[machine.node_id] = node
@@ -358,9 +352,6 @@ class Cluster:
         for key in [k for k, n in self._placed.items() if n is node]:
             shown = node.sessions.get(key, node.fresh(key))
             self._end(key, {**shown, "state": "lost", "cause": node.lost, "error": node.lost, "gone": True})
-        self._let_go(node)
-
-    def _let_go(self, node: Node) -> None:
         del self._nodes[node.node_id]
         self._lost.append({**node.describe(), "sessions": 0})
         self._changed.set()

@@ -16,7 +16,6 @@ from ..agents.agent import Agent
 from ..remote import RuntimeView
 from ..sessions.connection import Streams
 from ..sessions.session import Key
-from .bundles import Bundle
 
 Credential = tuple[str, str]
 
@@ -72,19 +71,19 @@ class Node:
         return [(name.encode(), value.encode()) for name, value in made.items()]
 
     # -- agents
-    async def arn_of(self, agent: Agent, bundle: Bundle) -> str:
+    async def arn_of(self, agent: Agent, packed: bytes) -> str:
         """Its ARN at the node, where it is loaded first if it is not. Raises: LocalRuntimeError."""
         key = (agent.runtime_id, agent.version)
         task = self._arns.get(key)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            task = self._arns[key] = asyncio.create_task(self._load(agent, bundle), name=f"load {agent.name}")
+            task = self._arns[key] = asyncio.create_task(self._load(agent, packed), name=f"load {agent.name}")
         return await asyncio.shield(task)
 
-    async def _load(self, agent: Agent, bundle: Bundle) -> str:
-        folder = await asyncio.wrap_future(self.actor.unpack.remote(bundle.data, bundle.key).future())
+    async def _load(self, agent: Agent, packed: bytes) -> str:
+        name = node_name(agent)
+        folder = await asyncio.wrap_future(self.actor.unpack.remote(packed, name).future())
         script = Path(folder) / agent.script.name
-        arn = await asyncio.to_thread(self.view.deploy, script, node_name(agent), agent.env, fields=agent.fields)
-        return arn
+        return await asyncio.to_thread(self.view.deploy, script, name, agent.env, fields=agent.fields)
 
     def path_of(self, arn: str, operation: str, query: Mapping[str, str]) -> str:
         """The path of a request at the node. Each version of an agent is an agent of its own there, at its default endpoint."""

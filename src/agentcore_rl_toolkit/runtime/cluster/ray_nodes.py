@@ -6,13 +6,11 @@ import asyncio
 import contextlib
 import logging
 import os
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ..._installation import missing_extra
-from ...errors import ConfigError, LocalRuntimeError
+from ...errors import ConfigError
 from .actor import NodeRuntime
 
 ACTOR_CPUS = 0.1
@@ -50,7 +48,7 @@ class RayNodes:
 
         try:
             async with asyncio.timeout(within_s):
-                await _in_daemon_thread(connect)
+                await asyncio.to_thread(connect)  # in the main thread Ray would take over the signals
         except TimeoutError as e:
             raise ConfigError(f"no Ray cluster answers at {self._address} within {within_s:g} s") from e
         except (ConnectionError, RuntimeError, ValueError) as e:
@@ -58,14 +56,9 @@ class RayNodes:
         self._ray = ray
 
     async def machines(self) -> list[Machine]:
-        """Those that are alive now. Raises: LocalRuntimeError."""
-        try:
-            async with asyncio.timeout(CALL_TIMEOUT_S):
-                nodes = await asyncio.to_thread(self._ray.nodes)
-        except TimeoutError as e:
-            raise LocalRuntimeError(f"Ray did not answer within {CALL_TIMEOUT_S:g} s") from e
-        except Exception as e:  # Ray's errors have no common base
-            raise LocalRuntimeError(f"Ray: {e}") from e
+        """Those that are alive now. Raises: what Ray raises, TimeoutError."""
+        async with asyncio.timeout(CALL_TIMEOUT_S):
+            nodes = await asyncio.to_thread(self._ray.nodes)
         return [
             Machine(
                 node_id=node["NodeID"],
@@ -96,23 +89,3 @@ class RayNodes:
     async def close(self) -> None:
         if self._ray is not None:
             await asyncio.to_thread(self._ray.shutdown)
-
-
-async def _in_daemon_thread(work: Callable[[], None]) -> None:
-    """Run a call that may never return: not in the main thread, where Ray would take over the signals, and not in one
-    that this process would wait for at its end."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[BaseException | None] = loop.create_future()
-
-    def run() -> None:
-        error: BaseException | None = None
-        try:
-            work()
-        except BaseException as e:  # handed to the caller, whatever it is
-            error = e
-        with contextlib.suppress(RuntimeError):  # the loop may be gone
-            loop.call_soon_threadsafe(lambda: None if done.done() else done.set_result(error))
-
-    threading.Thread(target=run, daemon=True, name="connect to Ray").start()
-    if (error := await done) is not None:
-        raise error
