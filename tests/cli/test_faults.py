@@ -151,8 +151,8 @@ WRONG: list[tuple[str, str, int, str]] = [
     ("train --resume", "", 2, r"no unfinished run"),
     # no agent, no data
     (f"{EVAL} --agent absent.py", "", 2, r"absent\.py: neither an ARN nor a file"),
-    (EVAL, "alone", 2, r"--agent ARN\|FILE is missing"),
-    ("""invoke {"fault":""}""", "alone", 2, r"--agent FILE is missing"),
+    (EVAL, "alone", 2, r"--agent is missing"),
+    ("""invoke {"fault":""}""", "alone", 2, r"--agent is missing"),
     ("""invoke {"fault":"" --agent agent.py""", "", 2, r"not JSON"),
     ("up --agent absent.py", "alone", 2, r"there is no agent file absent\.py"),
     ("train --agent absent.py --data model.jsonl", "", 2, r"there is no agent file"),

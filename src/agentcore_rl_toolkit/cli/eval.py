@@ -21,7 +21,7 @@ import click
 from ..contract import Cause
 from ..errors import ConfigError, GatewayError, LocalRuntimeError
 from ..store import parse_url
-from .options import as_json, from_environment, sandbox_words, with_sandbox
+from .options import as_json, from_environment, sandbox_words, with_sessions
 from .output.commands import nearby, program
 from .output.failures import Failure, explain
 from .output.terminal import visible
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from ..client import BatchItem
     from ..client.evaluation import EvalRow
     from ..client.settings import Prepare
-    from ..runs import TokenTexts
     from ..runs.in_flight import Sessions
     from .training.kept_evaluation import Fetch
     from .training.stack import Stack
@@ -85,8 +84,7 @@ class Target:
 @from_environment("--api-key", "AGENTCORE_RL_MODEL_API_KEY")
 @click.option("--sampling-params", metavar="JSON", help="Handed to the agent, e.g. '{\"temperature\": 0}'.")
 @click.option("--timeout", default=900.0, show_default=True, type=POSITIVE, help="Seconds per rollout.")
-@click.option("--session-env", multiple=True, metavar="K=V", help="A variable for a local agent; may be repeated.")
-@with_sandbox
+@with_sessions
 @as_json
 def command(**options: Any) -> None:
     """Run an agent over a data set; print the mean reward with its confidence interval.
@@ -156,26 +154,17 @@ def _check(options: dict[str, Any]) -> None:
         parse_url(options["bucket"])
     if options["sampling_params"]:
         _json_object(options["sampling_params"])
-    if options["agent"] is None:
-        from .training.stack import Stack
+    from .training.stack import check_agent, model_folder
 
-        if Stack.running() is None:
-            raise ConfigError("--agent ARN|FILE is missing, and no `agentcore-rl up` runs in this folder")
-        if _own_sessions(options):
-            raise ConfigError(
-                "--agent FILE is missing: with --session-env, --readable or --writable this command starts services of its own, "
-                "beside those of `agentcore-rl up`; to use those, give the options to `up`"
-            )
+    check_agent(options["agent"], own_sessions=_own_sessions(options))
     if options["model"]:
-        from .training.stack import model_folder
-
         if _deployed(options) or options["base_url"]:
             raise ConfigError(
                 "--model DIR is served here, for a local agent; a model served elsewhere is --base-url URL"
             )
         if options["model"] != NO_MODEL:
             options["model"] = model_folder(Path(options["model"]))
-    if _deployed(options) and (options["session_env"] or options["readable"] or options["writable"]):
+    if _deployed(options) and _own_sessions(options):
         raise ConfigError(
             "--session-env, --readable and --writable are for an agent that is served here; a deployed one has its own"
         )
@@ -233,7 +222,7 @@ def _evaluate(
 ) -> int:
     from ..client import BatchProgress, RolloutClient
     from ..client.evaluation import as_facts, score_of, summarise, write_results
-    from ..runs import RunWriter, SpanSender, in_flight
+    from ..runs import RunWriter, SpanSender, TokenTexts, in_flight
     from .training.kept_evaluation import keep
 
     overrides = {name: options[name] for name in ("base_url", "model_id", "api_key") if options[name]}
@@ -264,10 +253,11 @@ def _evaluate(
         if found is not None:
             click.echo(found, err=True)
     began_s = time.monotonic()
+    texts = None if target.stack is None else TokenTexts(target.stack.tokenizer)
     with (
         contextlib.ExitStack() as exits,
         _model_of(target, overrides) as (prepare, fetch, sessions),
-        RunWriter(out, texts=_texts_of(target), spans=SpanSender.from_env()) as kept,
+        RunWriter(out, texts=texts, spans=SpanSender.from_env()) as kept,
         RolloutClient(
             target.arn,
             target.bucket,
@@ -403,14 +393,6 @@ def _model_of(target: Target, given: dict[str, Any]) -> Iterator[tuple[Prepare |
             with contextlib.suppress(GatewayError):  # it may be gone, and its store with it
                 for at in range(0, len(made), SESSIONS_PER_CALL):
                     gateway.delete(made[at : at + SESSIONS_PER_CALL])
-
-
-def _texts_of(target: Target) -> TokenTexts | None:
-    from ..runs import TokenTexts
-
-    if target.stack is None:
-        return None
-    return TokenTexts(target.stack.model or Path(__file__).resolve().parents[1] / "policy" / "weights")
 
 
 def _json_object(text: str) -> dict[str, Any]:

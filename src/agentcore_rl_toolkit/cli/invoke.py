@@ -16,7 +16,7 @@ import click
 
 from ..contract import Cause
 from ..errors import AgentCoreRLError, ConfigError
-from .options import as_json, sandbox_words, with_sandbox
+from .options import as_json, sandbox_words, with_sessions
 from .output import dialogue
 from .output.terminal import visible
 
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 @click.option(
     "--model", type=click.Path(path_type=Path), metavar="DIR", help="The model [default: the built-in policy]."
 )
-@click.option("--session-env", multiple=True, metavar="K=V", help="A variable that the agent reads; may be repeated.")
-@with_sandbox
+@with_sessions
 @click.option("--timeout", default=120.0, show_default=True, help="Seconds for the rollout.")
 @as_json
 def command(
@@ -91,20 +90,17 @@ def _stack(
     agent: str | None, model: Path | None, session_env: Sequence[str], runtime_options: Sequence[str], scratch: Path
 ) -> Iterator[Stack]:
     """The running stack with this agent and model, else one for this call."""
-    from .training.stack import Stack, agent_file, model_folder, own
+    from .training.stack import Stack, agent_file, check_agent, model_folder, own
 
+    check_agent(agent, own_sessions=bool(session_env or runtime_options))
     running = Stack.running() if not (session_env or runtime_options) else None
-    file, folder = agent_file(agent) if agent is not None else None, model_folder(model)
-    if file is None and running is not None:
+    folder = model_folder(model)
+    if agent is not None:
+        file = agent_file(agent)
+    else:
+        assert running is not None
         file = Path(running.agent)
         folder = folder or (Path(running.model) if running.model else None)
-    if file is None:
-        if Stack.running() is not None:
-            raise ConfigError(
-                "--agent FILE is missing: with --session-env, --readable or --writable this call starts services of its own, "
-                "beside those of `agentcore-rl up`; to use those, give the options to `up`"
-            )
-        raise ConfigError("--agent FILE is missing, and no `agentcore-rl up` runs in this folder")
     if running is not None and (found := Stack.serving(file, folder)) is not None:
         yield found
         return

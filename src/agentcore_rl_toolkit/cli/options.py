@@ -42,9 +42,15 @@ sandbox_options = (
 )
 
 
-def with_sandbox(command: F) -> F:
-    """Add `sandbox_options` to a command."""
-    for option in reversed(sandbox_options):
+def with_sessions(command: F) -> F:
+    """Add to a command what it may give to sessions on this machine: `--session-env` and `sandbox_options`."""
+    variable = click.option(
+        "--session-env",
+        multiple=True,
+        metavar="K=V",
+        help="A variable every session sees; K alone: as it is here; repeatable.",
+    )
+    for option in (*reversed(sandbox_options), variable):
         command = option(command)
     return command
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import as_json, engine_option, from_words, settings_option, with_sandbox
+from .options import as_json, engine_option, from_words, settings_option, with_sessions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,8 +47,7 @@ BACKENDS = ("loop", "trl", "slime", "verl", "rllm", "tinker")
 @click.option("--groups", type=click.IntRange(min=1), help="Inputs in each batch. [default: 8]")
 @click.option("--rollouts", type=click.IntRange(min=2), help="Rollouts of each input. [default: 8]")
 @click.option("--train-on", metavar="RULE", help="What of a session trains: task, main, all or a tag. [default: task]")
-@click.option("--session-env", multiple=True, metavar="K=V", help="A variable every session sees. Repeatable.")
-@with_sandbox
+@with_sessions
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the run. [default: runs/...]")
 @click.option("--resume", is_flag=True, help="Go on with the newest unfinished run, or with the one in --out.")
 @click.option("--dry-run", is_flag=True, help="With --config of another trainer: check it and print what would run.")

@@ -20,7 +20,6 @@ from .options import allowed_hosts as allowed_hosts_option
 
 if TYPE_CHECKING:
     from ..runs import Query, RunReader
-    from .training.stack import Stack
 
 
 @click.command()
@@ -150,10 +149,11 @@ def _gateways(addresses: Sequence[str], tokenizer: Path | None, *, found: bool) 
         name = f"gateway {urlsplit(address).netloc}"
         name = name if name not in wanted else f"{name}~{number}"
         ours = stack is not None and address.rstrip("/") in stack.gateway_url.split(",")
-        key = stack.gateway_admin_key if stack is not None and ours else None
-        wanted[name] = (address, key, _tokenizer_of(stack) if ours else None)
+        wanted[name] = (address, None, None)
+        if stack is not None and ours:
+            wanted[name] = (address, stack.gateway_admin_key, stack.tokenizer)
     if found and stack is not None:
-        wanted["gateway of up"] = (stack.gateway_url, stack.gateway_admin_key, _tokenizer_of(stack))
+        wanted["gateway of up"] = (stack.gateway_url, stack.gateway_admin_key, stack.tokenizer)
     with contextlib.ExitStack() as exits:
         folders: dict[str, Path] = {}
         for name, (address, key, folder) in wanted.items():
@@ -171,10 +171,3 @@ def _gateways(addresses: Sequence[str], tokenizer: Path | None, *, found: bool) 
             exits.callback(mirror.stop)
             folders[name] = mirror.folder
         yield folders
-
-
-def _tokenizer_of(stack: Stack | None) -> Path:
-    """The policy's, whose tokens a gateway of ours records."""
-    if stack is not None and stack.model:
-        return Path(stack.model)
-    return Path(__file__).resolve().parents[1] / "policy" / "weights"

@@ -15,22 +15,16 @@ from typing import TYPE_CHECKING, Any
 from ...contract import Cause
 from ...errors import ConfigError
 from ..output.failures import Failure
-from ..servers.vllm import MODEL_ID
 from .settings import LocalRun
-from .stack import Stack
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ...backends.collection.recording import Recording
-    from ...client import RolloutClient
-    from ...gateway import GatewayClient
     from .display import Display
     from .report import Report
     from .trackers import Trackers
 
-STOP_S = 4.0
-TPS_LIMIT = 1000  # the runtime is on this machine
 LOOP = "grpo_loop/train.py"
 
 
@@ -105,44 +99,6 @@ def observed(job: Job, console: Console, recording: Recording) -> Iterator[tuple
         Display(console, job.total) as display,
     ):
         yield report, Observer(display, report, trackers, recording)
-
-
-@contextlib.contextmanager
-def recorded(job: Job, stack: Stack) -> Iterator[Recording]:
-    """What writes the rollouts into the run's folder, all of them written afterwards."""
-    from ...backends.collection.recording import open_recording
-    from ...runtime.remote import RuntimeView
-
-    view = RuntimeView(stack.runtime_url)
-    with open_recording(
-        job.run_dir,
-        dataclasses.asdict(job.config),
-        tokenizer=job.settings.model or Path(__file__).resolve().parents[2] / "policy" / "weights",
-        session_log=lambda session_id: "".join(view.log(session_id)),
-    ) as recording:
-        yield recording
-
-
-@contextlib.contextmanager
-def clients(job: Job, stack: Stack) -> Iterator[tuple[RolloutClient, GatewayClient]]:
-    """The clients of a run on a stack, closed afterwards."""
-    from ...client import Deadlines, RolloutClient
-    from ...gateway import GatewayClient
-
-    with (
-        RolloutClient(
-            stack.agent_arn,
-            stack.store,
-            job.run_dir.name,
-            model_id=MODEL_ID,
-            endpoint_url=stack.runtime_url,
-            tps_limit=TPS_LIMIT,
-            # Sessions on this machine stop in milliseconds or, with their runtime, have already ended.
-            deadlines=Deadlines(stop_s=STOP_S),
-        ) as client,
-        GatewayClient(stack.gateway_url, admin_key=stack.gateway_admin_key) as gateway,
-    ):
-        yield client, gateway
 
 
 class Observer:

@@ -16,7 +16,8 @@ from ..options import sandbox_words
 from ..output import dialogue
 from ..output.commands import nearby, program
 from ..output.terminal import visible
-from .job import Job, clients, observed, recorded
+from ..servers.vllm import MODEL_ID
+from .job import Job, observed
 from .stack import Stack, explain, own
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from .report import Report
 
 WHEN = ("before", "after")
+STOP_S = 4.0
+TPS_LIMIT = 1000  # the runtime is on this machine
 
 
 def carry_out(job: Job, console: Console, *, go_on: str, stack: Stack | None = None, as_json: bool = False) -> None:
@@ -56,6 +59,10 @@ def train(job: Job, console: Console, *, stack: Stack | None = None) -> dict[str
 
     Call it on the main thread. Raises: AgentCoreRLError; KeyboardInterrupt on Ctrl-C and SIGTERM.
     """
+    from ...backends.collection.recording import open_recording
+    from ...client import Deadlines, RolloutClient
+    from ...gateway import GatewayClient
+    from ...runtime.remote import RuntimeView
     from .services import terminated_as_interrupted
 
     settings = job.settings
@@ -73,9 +80,29 @@ def train(job: Job, console: Console, *, stack: Stack | None = None) -> dict[str
             )
         )
         started = time.monotonic()
-        recording = exits.enter_context(recorded(job, stack))
+        view = RuntimeView(stack.runtime_url)
+        recording = exits.enter_context(
+            open_recording(
+                job.run_dir,
+                dataclasses.asdict(job.config),
+                tokenizer=stack.tokenizer,
+                session_log=lambda session_id: "".join(view.log(session_id)),
+            )
+        )
         report, observer = exits.enter_context(observed(job, console, recording))
-        client, gateway = exits.enter_context(clients(job, stack))
+        client = exits.enter_context(
+            RolloutClient(
+                stack.agent_arn,
+                stack.store,
+                job.run_dir.name,
+                model_id=MODEL_ID,
+                endpoint_url=stack.runtime_url,
+                tps_limit=TPS_LIMIT,
+                # Sessions on this machine stop in milliseconds or, with their runtime, have already ended.
+                deadlines=Deadlines(stop_s=STOP_S),
+            )
+        )
+        gateway = exits.enter_context(GatewayClient(stack.gateway_url, admin_key=stack.gateway_admin_key))
         services = job.loop.Services(
             client=client,
             gateway=gateway,

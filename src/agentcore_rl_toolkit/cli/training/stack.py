@@ -126,6 +126,11 @@ class Stack:
         _write_private(Path.cwd() / FOLDER / "up.json", now.as_json())
         return now
 
+    @property
+    def tokenizer(self) -> Path:
+        """The folder with the tokenizer of its model."""
+        return Path(self.model) if self.model else Path(__file__).resolve().parents[2] / "policy" / "weights"
+
     def as_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
@@ -357,6 +362,19 @@ def _installed(wanted: Any) -> bool:
         return bool(wanted.specifier.contains(version(wanted.name), prereleases=True))
     except PackageNotFoundError:
         return False
+
+
+def check_agent(agent: str | None, *, own_sessions: bool) -> None:
+    """Raises: ConfigError where no agent is named and none is served here, or not with the sessions that are asked for."""
+    if agent is not None:
+        return
+    if Stack.running() is None:
+        raise ConfigError("--agent is missing, and no `agentcore-rl up` runs in this folder")
+    if own_sessions:
+        raise ConfigError(
+            "--agent FILE is missing: with --session-env, --readable or --writable this command starts services of its own, "
+            "beside those of `agentcore-rl up`; to use those, give the options to `up`"
+        )
 
 
 def agent_file(path: str) -> Path:

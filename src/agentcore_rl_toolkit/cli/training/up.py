@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from ...errors import AgentCoreRLError, ConfigError
-from ..options import engine_option, sandbox_words, with_sandbox
+from ..options import engine_option, sandbox_words, with_sessions
 from ..output.terminal import visible
 from .services import terminated_as_interrupted
 from .stack import FOLDER, Stack, agent_file, describe, explain, model_folder, own
@@ -22,13 +22,7 @@ from .stack import FOLDER, Stack, agent_file, describe, explain, model_folder, o
     "--model", type=click.Path(path_type=Path), metavar="DIR", help="The model [default: the built-in policy]."
 )
 @engine_option
-@click.option(
-    "--session-env",
-    multiple=True,
-    metavar="K=V",
-    help="A variable every session sees; K alone: as it is here; repeatable.",
-)
-@with_sandbox
+@with_sessions
 @click.option(
     "--gateways", type=click.IntRange(1), default=1, show_default=True, help="Model gateways; each uses one core."
 )
