@@ -1,184 +1,64 @@
-"""Coding agents as they are: Claude Code, Codex, opencode and qwen-code, headless, through a gateway in token mode."""
+"""Coding agents as they are: Claude Code, Codex, opencode and qwen-code, headless, through a local runtime and the gateway.
+
+The programs run as `examples/cli_agents` runs them.
+"""
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import json
 import os
-import re
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import agentcore_rl_toolkit
+from agentcore_rl_toolkit import RolloutClient
+from agentcore_rl_toolkit.backends import CollectConfig, CollectedRollout, GroupRequest, collect_async
 from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle, UpstreamConfig
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, UpstreamConfig
 from agentcore_rl_toolkit.gateway.http.client import request
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine, Seen
+from agentcore_rl_toolkit.gateway.testing import ScriptedEngine, Seen, logprob_of
 from agentcore_rl_toolkit.messages.render import Renderer
-from agentcore_rl_toolkit.trajectory import build_trajectory
+from agentcore_rl_toolkit.runtime import LocalRuntime
+from agentcore_rl_toolkit.trajectory import Turn
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = ROOT / ".venvs" / "npm" / "node_modules" / ".bin"
+EXAMPLE = ROOT / "examples" / "cli_agents"
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
-TASK = "Read note.txt, put the word done into it, show the file with a command, and say that it is done."
-LIMIT_S = 150.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Program:
-    """How a program is started, and the names and arguments of its tools that read, edit and run."""
-
-    command: tuple[str, ...]
-    env: dict[str, str] = field(default_factory=dict)
-    files: dict[str, str] = field(default_factory=dict)
-    steps: tuple[tuple[str, dict[str, Any]], ...]
-
-
-# {url} is the session's address without /v1, {key} its key, {work} the folder of the task
-PATCH = "*** Begin Patch\n*** Update File: note.txt\n@@\n-todo\n+done\n*** End Patch"
-OPENCODE = {
-    "provider": {
-        "gateway": {
-            "npm": "@ai-sdk/openai-compatible",
-            "options": {"baseURL": "{url}/v1", "apiKey": "{key}"},
-            "models": {"policy": {"name": "policy"}},
-        }
-    }
+RELEASES = {"pinned": ROOT / ".venvs" / "npm", "newest": ROOT / ".venvs" / "npm-newest"}
+PACKAGES = {
+    "claude": ("Claude Code", "@anthropic-ai/claude-code"),
+    "codex": ("Codex", "@openai/codex"),
+    "opencode": ("opencode", "opencode-ai"),
+    "qwen": ("qwen-code", "@qwen-code/qwen-code"),
 }
-CODEX = """model = "policy"
-model_provider = "gateway"
-[model_providers.gateway]
-name = "gateway"
-base_url = "{url}/v1"
-env_key = "GATEWAY_KEY"
-wire_api = "responses"
-"""
-NOTE = "{work}/note.txt"
-EDIT = {"file_path": NOTE, "old_string": "todo", "new_string": "done"}
-COMMANDS: dict[str, Program] = {
-    "claude": Program(
-        command=("claude", "-p", TASK, "--model", "policy", "--dangerously-skip-permissions"),
-        env={
-            "ANTHROPIC_BASE_URL": "{url}",
-            "ANTHROPIC_API_KEY": "{key}",
-            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-            "IS_SANDBOX": "1",
-        },
-        steps=(
-            ("Read", {"file_path": NOTE}),
-            ("Edit", EDIT),
-            ("Bash", {"command": "cat note.txt", "description": "show"}),
-        ),
-    ),
-    "codex": Program(
-        command=("codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", TASK),
-        env={"GATEWAY_KEY": "{key}"},
-        files={".codex/config.toml": CODEX},
-        steps=(
-            ("exec_command", {"cmd": "cat note.txt"}),
-            ("exec_command", {"cmd": "sed -i s/todo/done/ note.txt"}),
-            ("exec_command", {"cmd": "cat note.txt"}),
-        ),
-    ),
-    "opencode": Program(
-        command=("opencode", "run", "--model", "gateway/policy", TASK),
-        files={".config/opencode/opencode.json": json.dumps(OPENCODE)},
-        steps=(
-            ("read", {"filePath": NOTE}),
-            ("edit", {"filePath": NOTE, "oldString": "todo", "newString": "done"}),
-            ("bash", {"command": "cat note.txt", "description": "show"}),
-        ),
-    ),
-    "qwen": Program(
-        command=("qwen", "--yolo", "--auth-type", "openai", "--model", "policy", "-p", TASK),
-        env={"OPENAI_BASE_URL": "{url}/v1", "OPENAI_API_KEY": "{key}"},
-        steps=(
-            ("read_file", {"file_path": NOTE}),
-            ("edit", EDIT),
-            ("run_shell_command", {"command": "cat note.txt", "description": "show", "is_background": False}),
-        ),
-    ),
-}
+NAMES = tuple(PACKAGES)
+APIS = {"chat": "chat", "anthropic": "Messages", "responses": "Responses"}
+Sampled = list[tuple[list[int], list[int], list[float | None]]]
 
 
-class Script:
-    """A model that goes through a program's steps: one call a turn, then an answer. Other conversations get a short text."""
-
-    def __init__(self, renderer: Renderer, program: Program, work: Path) -> None:
-        self.renderer = renderer
-        self.program = program
-        self.work = work
-        self.main = 0
-        self.others = 0
-
-    def decide(self, seen: Seen) -> dict[str, Any]:
-        text = self.renderer.decode(seen.prompt_ids)
-        steps = self.program.steps
-        offered = all(f'"{name}"' in text for name, _ in steps)
-        if not offered or (self.main == 0 and TASK not in text) or self.main > len(steps):
-            self.others += 1
-            answer = "Note"
-        elif self.main == len(steps):
-            self.main += 1
-            answer = "It is done."
-        else:
-            name, arguments = steps[self.main]
-            self.main += 1
-            given = {k: v.format(work=self.work) if isinstance(v, str) else v for k, v in arguments.items()}
-            answer = "<tool_call>\n" + json.dumps({"name": name, "arguments": given}) + "\n</tool_call>"
-        return {
-            "token_ids": [*self.renderer.encode(answer), min(self.renderer.stop_token_ids)],
-            "finish_reason": "stop",
-        }
-
-
-async def run_program(program: Program, session: SessionHandle, work: Path, home: Path) -> tuple[int | None, str]:
-    """Run it headless in a home of its own, with nothing but the session's address and key."""
-    words = {"{url}": session.base_url.removesuffix("/v1"), "{key}": session.api_key, "{work}": str(work)}
-
-    def filled(text: str) -> str:
-        return re.sub(r"\{(url|key|work)\}", lambda match: words[match[0]], text)
-
-    for name, text in program.files.items():
-        (home / name).parent.mkdir(parents=True, exist_ok=True)
-        (home / name).write_text(filled(text))
-    env = {name: filled(value) for name, value in program.env.items()}
-    env |= {"HOME": str(home), "PATH": os.environ["PATH"], "NO_COLOR": "1", "TERM": "dumb"}
-    command = [str(PROGRAMS / program.command[0]), *program.command[1:]]
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        cwd=work,
-        env=env,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
+def sampled(engine: ScriptedEngine) -> Sampled:
+    """Prompt, tokens and logprobs of each call, as the engine has them."""
+    return sorted(
+        (seen.prompt_ids, ids, [logprob_of(i) for i in ids]) for seen in engine.calls for ids in seen.completion_ids
     )
-    try:
-        output, _ = await asyncio.wait_for(process.communicate(), LIMIT_S)
-    except TimeoutError:
-        process.kill()
-        return None, (await process.communicate())[0].decode("utf-8", "replace")
-    return process.returncode, output.decode("utf-8", "replace")
 
 
-@pytest.fixture(scope="module")
-def renderer() -> Renderer:
-    return Renderer.from_path(MODEL)
+def sampled_by(turns: Sequence[Turn]) -> Sampled:
+    return sorted((list(t.prompt_ids), list(t.completion_ids), list(t.logprobs)) for t in turns)
 
 
-@pytest.fixture
-async def engine() -> AsyncIterator[ScriptedEngine]:
-    async with ScriptedEngine() as running:
-        yield running
-
-
+@pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("mode", ["relay", "token"])
-@pytest.mark.parametrize("name", COMMANDS)
-async def test_recorded_requests_of_a_coding_agent_are_taken(name: str, mode: str, engine: ScriptedEngine) -> None:
+@pytest.mark.parametrize("name", NAMES)
+async def test_recorded_requests_of_a_coding_agent_are_taken(
+    name: str, mode: str, stream: bool, engine: ScriptedEngine
+) -> None:
     """Their texts and schemas are replaced; fields, tools, blocks and order are as the programs sent them."""
     recorded = json.loads((Path(__file__).parent / "coding_agents" / f"{name}.json").read_text("utf-8"))
     engine.first_id, engine.last_id = 300, 500
@@ -192,47 +72,143 @@ async def test_recorded_requests_of_a_coding_agent_are_taken(name: str, mode: st
         [session] = await client.create_sessions_async([new_session_id()])
         for call in recorded:
             url = f"{session.base_url}/{call['path']}"
-            status, answer = await request("POST", url, body=call["body"], key=session.api_key, timeout_s=30)
+            body = {k: v for k, v in call["body"].items() if stream or k not in ("stream", "stream_options")}
+            status, answer = await request("POST", url, body=body, key=session.api_key, timeout_s=30)
             assert status == 200, answer[:1000]
         capture = (await client.fetch_async([session.session_id]))[session.session_id]
     finally:
         await gateway.stop(grace_s=0.2)
     assert capture.errors == []
     assert len(capture.turns) == len(recorded)
+    assert sampled_by(capture.turns) == sampled(engine)
+
+
+@pytest.fixture(scope="module")
+def proof() -> Iterator[ModuleType]:
+    """The example's own oracle. Other examples have modules of the same names, so these go again."""
+    path, names = sys.path[:], ("programs", "proof", "harness")
+    sys.path.insert(0, str(EXAMPLE))
+    try:
+        yield __import__("proof")
+    finally:
+        sys.path[:] = path
+        for name in names:
+            sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module", params=["pinned", pytest.param("newest", marks=pytest.mark.nightly)])
+def release(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def runtime(release: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalRuntime, str]]:
+    """The example on a local runtime, and the store of its records."""
+    folder = tmp_path_factory.mktemp("cli-agents")
+    (folder / "records").mkdir()
+    programs = RELEASES[release] / "node_modules" / ".bin"
+    options = ["--store", str(folder / "records"), "--state-dir", str(folder / "sessions")]
+    options += [
+        "--readable",
+        str(RELEASES[release]),
+        "--session-env",
+        f"PATH={programs}{os.pathsep}{os.environ['PATH']}",
+    ]
+    with LocalRuntime({"cli": EXAMPLE / "rl_app.py"}, options) as running:
+        yield running, f"file://{folder / 'records'}"
+
+
+class Script:
+    """A model that takes a program's steps, then answers. Other conversations get a short text."""
+
+    def __init__(self, proof: ModuleType, name: str) -> None:
+        self.proof = proof
+        self.name = name
+        self.renderer = Renderer.from_path(MODEL)
+        self.main = 0
+
+    def decide(self, seen: Seen) -> dict[str, Any]:
+        text = self.renderer.decode(seen.prompt_ids)
+        steps = self.proof.STEPS[self.name]
+        offered = all(f'"{tool}"' in text for tool, _ in steps)
+        if not offered or (self.main == 0 and self.proof.TASK["prompt"] not in text) or self.main > len(steps):
+            answer = "Note"
+        elif self.main == len(steps):
+            self.main += 1
+            answer = "It is done."
+        else:
+            tool, arguments = self.proof.step(self.name, self.main, text)
+            self.main += 1
+            answer = "<tool_call>\n" + json.dumps({"name": tool, "arguments": arguments}) + "\n</tool_call>"
+        return {
+            "token_ids": [*self.renderer.encode(answer), min(self.renderer.stop_token_ids)],
+            "finish_reason": "stop",
+        }
+
+
+async def rollout(runtime: LocalRuntime, store: str, gateway: Gateway, payload: dict[str, Any]) -> CollectedRollout:
+    config = CollectConfig(rollout_timeout_s=240.0, model_id="policy")
+    with (
+        pytest.MonkeyPatch.context() as environment,
+        contextlib.ExitStack() as stack,
+    ):
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            environment.setenv(name, "local")
+        client = stack.enter_context(
+            RolloutClient(runtime.arns["cli"], store, "cli-agents", model_id="policy", endpoint_url=runtime.url)
+        )
+        fetched = stack.enter_context(GatewayClient(gateway.url))
+        requests = [GroupRequest(input_id="task", payload=payload)]
+        [group] = await collect_async(requests, client=client, gateway=fetched, config=config)
+    return group.rollouts[0]
+
+
+def row(proof: ModuleType, name: str, version: str, found: CollectedRollout) -> str:
+    """A program's line of the table in docs/cli-agents.md: what was run, and what of it trains."""
+    assert found.trajectory is not None
+    assert found.capture is not None
+    program, (title, package) = proof.PROGRAMS[name], PACKAGES[name]
+    command = " ".join(program.command).format(task="TASK", model="policy", url="{url}", key="{key}")
+    settings = [f"{variable}={value}" for variable, value in program.env.items()] + [f"~/{n}" for n in program.files]
+    trained = [s for s in found.trajectory.sequences if s.side_call is None]
+    weight = sum(s.weight for s in trained)
+    apis = ", ".join(sorted({APIS[record.dialect] for record in found.capture.records}))
+    calls = sum(len(s.turn_ids) for s in trained)
+    return (
+        f"| {title} (`{package}`) | {version} | {apis} | {len(found.capture.errors)} | {calls} calls in {len(trained)} "
+        f"sequence, {weight:.0%} | {1 - weight:.0%} | `{command}` | {', '.join(f'`{s}`' for s in settings)} |"
+    )
 
 
 @pytest.mark.system
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", NAMES)
 async def test_a_coding_agent_does_a_task_as_it_is(
-    name: str, renderer: Renderer, engine: ScriptedEngine, tmp_path: Path
+    name: str, release: str, runtime: tuple[LocalRuntime, str], proof: ModuleType, engine: ScriptedEngine
 ) -> None:
-    program = COMMANDS[name]
-    if not (PROGRAMS / program.command[0]).exists():
-        pytest.skip(f"{PROGRAMS / program.command[0]} is not there: scripts/coding_agents.sh installs it where npm is")
-    work, home = tmp_path / "work", tmp_path / "home"
-    work.mkdir()
-    home.mkdir()
-    (work / "note.txt").write_text("todo\n")
-    script = Script(renderer, program, work)
+    """It reads a file, edits it, runs a command and answers. What it did stands in the documentation."""
+    package = RELEASES[release] / "node_modules" / PACKAGES[name][1] / "package.json"
+    if not package.exists():
+        pytest.skip(f"{package} is not there: scripts/coding_agents.sh installs it where npm is")
+    script = Script(proof, name)
     engine.decide = script.decide
-    config = GatewayConfig(upstreams=(UpstreamConfig(url=engine.url, engine="vllm"),), model_dir=str(MODEL))
-    gateway = Gateway(config)
+    gateway = Gateway(GatewayConfig(upstreams=(UpstreamConfig(url=engine.url, engine="vllm"),), model_dir=str(MODEL)))
     await gateway.start()
     try:
-        client = GatewayClient(gateway.url)
-        [session] = await client.create_sessions_async([new_session_id()])
-        status, output = await run_program(program, session, work, home)
-        capture = (await client.fetch_async([session.session_id]))[session.session_id]
+        found = await rollout(*runtime, gateway, {**proof.TASK, "program": name})
     finally:
         await gateway.stop(grace_s=0.2)
-    assert status == 0, output[-4000:]
-    assert capture.errors == []
-    assert (work / "note.txt").read_text() == "done\n", output[-4000:]
-    assert "It is done." in output
-    trajectory = build_trajectory(capture.session_id, capture.turns)
-    sampled = {tuple(ids) for seen in engine.calls for ids in seen.completion_ids}
-    assert {tuple(turn.completion_ids) for turn in capture.turns} == sampled
-    main = [s for s in trajectory.sequences if sum(s.loss_mask)]
-    assert len(main) == 1, [(len(s.token_ids), sum(s.loss_mask)) for s in trajectory.sequences]
-    assert script.main == len(program.steps) + 1
+    assert (found.outcome, found.reward) == ("ok", 1.0), found.reason or found.traceback
+    assert found.record is not None
+    assert "It is done." in found.record["output"]
+    assert found.trajectory is not None
+    assert found.capture is not None
+    assert found.capture.errors == []
+    assert sampled_by(found.capture.turns) == sampled(engine)
+    main, *others = [s for s in found.trajectory.sequences if s.side_call is None]
+    assert (others, main.weight) == ([], 1.0), [(s.side_call, s.weight) for s in found.trajectory.sequences]
+    assert len(main.turn_ids) == script.main == len(proof.STEPS[name]) + 1
+    assert all(s.weight == 0.0 for s in found.trajectory.sequences if s.side_call is not None)
+    if release == "pinned":
+        made = row(proof, name, json.loads(package.read_text())["version"], found)
+        assert made in (ROOT / "docs" / "cli-agents.md").read_text(), made
