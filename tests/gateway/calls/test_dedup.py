@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -92,6 +93,32 @@ async def test_a_sample_that_failed_is_drawn_again_though_an_equal_one_succeeded
     assert text(again) != text(other)
     assert text(await ask(session, retry=1)) == text(again)  # its reply may have been lost as well
     assert await turns(session, gateway) == 2
+
+
+async def test_a_stream_that_its_agent_broke_off_has_no_claim_on_a_later_retry(
+    engine: ScriptedEngine, gateway: Gateway, session: SessionHandle
+) -> None:
+    """Clients try again until they have the head of a reply, and no further. So the retry is of the call behind a proxy
+    that had taken all of its reply and closed.
+    """
+    body = {"model": "m", "messages": USER, "stream": True}
+    url, headers = f"{session.base_url}/chat/completions", {"authorization": f"Bearer {session.api_key}"}
+
+    async def streamed(retry: str) -> str:
+        async with httpx.AsyncClient(headers={**headers, "x-stainless-retry-count": retry}) as proxy:
+            reply = await proxy.post(url, json=body)
+        events = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
+        return "".join(c["delta"].get("content") or "" for e in events for c in e["choices"])
+
+    engine.token_s = 0.5
+    async with httpx.AsyncClient(headers=headers) as agent, agent.stream("POST", url, json=body) as reply:
+        async for _ in reply.aiter_lines():
+            break
+    await until(lambda: not gateway.running)
+    engine.token_s = 0.0
+    swallowed = await streamed("0")
+    assert await streamed("1") == swallowed
+    assert await turns(session, gateway) == 1
 
 
 @pytest.mark.parametrize(("n", "stream"), [(1, False), (2, True)])

@@ -346,7 +346,7 @@ class Call:
         session = self.session
         session.started_turns -= 1
         self._context.counters["turns_" + status] += 1
-        if session.recent is not None:
+        if session.recent is not None and not self.agent.begun:  # with the head of a reply clients do not try again
             repeats_of(session.recent, self.agent.digest).failed += 1
         self._store_error(status, http_status, kind, message)
 

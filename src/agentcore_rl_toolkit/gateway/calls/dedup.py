@@ -3,8 +3,9 @@
 A request is a repetition when the client says so (a retry count, an idempotency key): it gets the first one's reply and is
 not recorded a second time. The same body alone proves nothing: agents sample the same prompt several times on purpose.
 For the same reason a retry count does not say which of several calls is meant: first come those whose agent hung up, or
-did not take the reply, then those that failed (the repetition of one is sampled anew), then the last that was answered; one
-that is still waited for only if there is no other.
+did not take the reply, then those that failed before their reply began (the repetition of one is sampled anew; clients try
+no call again of which they have the head), then the last that was answered; one that is still waited for only if there is no
+other.
 
 A reply counts as taken until there is a sign to the contrary, when its connection ends before another request came on it:
 

@@ -185,7 +185,7 @@ class RecordedReply:
 @dataclass(slots=True)
 class Repeated:
     """The calls of one body that may be asked for again: the last one that was answered, those that no agent took
-    whole, oldest first, and how many failed since and were not asked for again.
+    whole, oldest first, and how many failed before their reply began and were not asked for again.
     """
 
     last: RecordedReply | None = None
