@@ -23,7 +23,8 @@ from ..capture.events import DONE, gather
 from ..capture.prefix_index import Prefixes
 from ..capture.record import CallRecord
 from ..capture.replay import replay
-from ..capture.stream import Event, StreamReader
+from ..capture.reply import Event
+from ..capture.stream import StreamReader
 from ..engines.errors import event_error
 from ..http.connection import AgentConnection
 from ..http.messages import (

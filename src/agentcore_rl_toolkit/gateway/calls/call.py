@@ -303,13 +303,14 @@ class Call:
 
     def _build(self, status: str, captured: Captured) -> CallRecord:
         agent, incoming, session = self.agent, self.engine.incoming, self.session
+        span = incoming.span
         return build(
             status,
             captured,
             texts=session.texts,
             fields=agent.fields,
             long=agent.long,
-            versions=bounds(captured, incoming.span, stream=agent.stream),
+            versions=bounds(captured, span.begun, span.last, changed=span.changed, stream=agent.stream),
             call_id=self.call_id,
             index=self.index,
             dialect=agent.dialect,

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import array
 import struct
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -164,17 +163,12 @@ def pack_ids(ids: Sequence[int]) -> bytes:
 def unpack_ids(data: bytes) -> list[int]:
     unpacked = array.array("i")
     unpacked.frombytes(data)
-    if sys.byteorder == "big":
-        unpacked.byteswap()
     return unpacked.tolist()
 
 
 def ids_array(data: bytes) -> array.array[int]:
     """Packed ids as an array, four bytes each."""
-    ids = array.array("I", data)
-    if sys.byteorder == "big":
-        ids.byteswap()
-    return ids
+    return array.array("I", data)
 
 
 def pack_logprobs(logprobs: Sequence[float]) -> bytes:
@@ -190,8 +184,6 @@ def pack_logprobs(logprobs: Sequence[float]) -> bytes:
 def unpack_logprobs(data: bytes) -> list[float]:
     unpacked = array.array("f")
     unpacked.frombytes(data)
-    if sys.byteorder == "big":
-        unpacked.byteswap()
     return unpacked.tolist()
 
 

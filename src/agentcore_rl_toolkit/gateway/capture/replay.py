@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from ...errors import UpstreamError
@@ -13,24 +11,7 @@ from ...messages.dialects.canonical import Choice, ToolCall, Usage
 from ...messages.dialects.completions import chat_entries
 from ...messages.errors import NOT_JSON
 from .record import CallRecord
-
-
-class _Function(msgspec.Struct):
-    name: str = ""
-    arguments: str | dict[str, Any] | None = None
-
-
-class _Call(msgspec.Struct):
-    function: _Function
-    id: str | None = None
-
-
-class _Message(msgspec.Struct):
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    refusal: str | None = None
-    tool_calls: list[_Call] | None = None
+from .reply import Message, ToolPiece
 
 
 class _Prompt(msgspec.Struct):
@@ -48,7 +29,7 @@ class _Usage(msgspec.Struct):
     completion_tokens_details: _Completion | None = None
 
 
-_message = msgspec.json.Decoder(_Message)
+_message = msgspec.json.Decoder(Message)
 _usage = msgspec.json.Decoder(_Usage)
 _any = msgspec.json.Decoder()
 
@@ -94,11 +75,10 @@ def reply_of(record: CallRecord) -> Reply:
     )
 
 
-def _tool_call(call: _Call) -> ToolCall:
-    arguments = call.function.arguments
-    if not isinstance(arguments, str):
-        arguments = "" if arguments is None else msgspec.json.encode(arguments).decode()
-    return ToolCall(id=call.id or "", name=call.function.name, arguments=arguments)
+def _tool_call(call: ToolPiece) -> ToolCall:
+    if call.function is None or call.function.name is None:
+        raise UpstreamError("the engine's message cannot be read: it calls a function without a name")
+    return ToolCall(id=call.id or "", name=call.function.name, arguments=call.arguments())
 
 
 def usage_of(counted: bytes) -> Usage:

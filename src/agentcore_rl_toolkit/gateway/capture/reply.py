@@ -11,6 +11,7 @@ Structs without a place in the garbage collector's lists (``gc=False``) make thi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -33,8 +34,40 @@ from .token_numbers import (
 from .versions import Versions, put
 
 
-class _Choice(Numbered, gc=False):
+class _Function(msgspec.Struct, gc=False):
+    name: str | None = None
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolPiece(msgspec.Struct, gc=False):
+    """A tool call, or an event's part of one."""
+
+    index: int | None = None
+    id: str | None = None
+    type: str | None = None
+    function: _Function | None = None
+
+    def arguments(self) -> str:
+        """JSON text, which some engines write as an object."""
+        given = self.function.arguments if self.function else None
+        return _encode(given).decode() if isinstance(given, dict) else given or ""
+
+
+class Message(msgspec.Struct, gc=False):
+    """An assistant's message, or an event's part of one."""
+
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    tool_calls: list[ToolPiece] | None = None
+
+
+class Choice(Numbered, gc=False):
+    """What a reply, or an event of a stream, says of one choice."""
+
     message: msgspec.Raw = ABSENT
+    delta: Message | None = None
     text: str | None = None
     finish_reason: str | None = None
     routed_experts: msgspec.Raw = ABSENT
@@ -54,15 +87,20 @@ class _Metadata(msgspec.Struct, gc=False):
     weight_version: int | str | None = None  # SGLang's place for it
 
 
-class _Reply(msgspec.Struct, gc=False):
-    choices: list[_Choice] = []
-    id: str | None = None
-    model: str | None = None
+class Event(msgspec.Struct, gc=False):
+    """One event of a stream: only what changes from one to the next."""
+
+    choices: list[Choice] = []
     prompt_token_ids: msgspec.Raw = ABSENT
     weight_version: int | str | None = None
     usage: msgspec.Raw = ABSENT
     error: msgspec.Raw = ABSENT
     sglext: Sglext | None = None
+
+
+class _Reply(Event, gc=False):
+    id: str | None = None
+    model: str | None = None
     metadata: _Metadata | None = None
 
 
@@ -115,7 +153,7 @@ def read_reply(body: bytes, *, entries: bool = False) -> Captured:
     return captured
 
 
-def _choice(captured: Captured, choice: _Choice, *, entries: bool) -> ChoiceRecord:
+def _choice(captured: Captured, choice: Choice, *, entries: bool) -> ChoiceRecord:
     message = raw(choice.message)
     if message is None and choice.text is None:
         raise CaptureError(f"choice {choice.index} of the engine's reply has no message")
@@ -131,8 +169,8 @@ def _choice(captured: Captured, choice: _Choice, *, entries: bool) -> ChoiceReco
         choice.finish_reason,
         message,
         _parse_status(message),
-        choice.routed_experts,
     )
+    record.routed_experts = experts(captured, choice.routed_experts)
     if choice.stop_reason is not ABSENT or choice.matched_stop is not ABSENT:
         record.stop_sequence = stop_sequence(choice.stop_reason, choice.matched_stop)
     if entries and (words := own_words(choice.logprobs)) is not None:
@@ -141,7 +179,7 @@ def _choice(captured: Captured, choice: _Choice, *, entries: bool) -> ChoiceReco
 
 
 def read_numbers(
-    captured: Captured, pack: Callable[[Sequence[msgspec.Raw]], bytes | None], values: Sequence[msgspec.Raw]
+    captured: Captured, pack: Callable[[Sequence[Any]], bytes | None], values: Sequence[Any]
 ) -> bytes | None:
     """Numbers as packed arrays; of those that cannot be read none, and the capture says why."""
     try:
@@ -179,7 +217,6 @@ def choice_record(
     finish_reason: str | None,
     message: bytes,
     parse_status: str,
-    routed_experts: msgspec.Raw,
 ) -> ChoiceRecord:
     """One choice of a reply; what is wrong with its tokens (int32 and float32, packed) goes to `captured`."""
     if ids is None:
@@ -202,7 +239,6 @@ def choice_record(
         finish_reason=finish_reason,
         parse_status=parse_status,
         message=message,
-        routed_experts=experts(captured, routed_experts),
     )
 
 

@@ -22,11 +22,16 @@ from .events import DONE, gather, split
 from .record import ChoiceRecord
 from .replay import usage_of
 from .reply import (
+    Choice,
+    Event,
+    Message,
     Sglext,
+    ToolPiece,
     add_experts,
     check,
     check_text,
     choice_record,
+    experts,
     read_numbers,
     stop_sequence,
     text_status,
@@ -35,7 +40,6 @@ from .reply import (
 from .token_numbers import (
     ABSENT,
     SHORT,
-    Numbered,
     brackets,
     extend_logprobs,
     own_words,
@@ -46,50 +50,6 @@ from .token_numbers import (
     without_numbers,
 )
 from .versions import Versions, put
-
-
-class _Function(msgspec.Struct, gc=False):
-    name: str | None = None
-    arguments: str | dict[str, Any] | None = None
-
-
-class _ToolDelta(msgspec.Struct, gc=False):
-    index: int | None = None
-    id: str | None = None
-    type: str | None = None
-    function: _Function | None = None
-
-
-class _Delta(msgspec.Struct, gc=False):
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    refusal: str | None = None
-    tool_calls: list[_ToolDelta] | None = None
-
-
-class Choice(Numbered, gc=False):
-    """What an event says of one choice."""
-
-    delta: _Delta | None = None
-    text: str | None = None
-    finish_reason: str | None = None
-    routed_experts: msgspec.Raw = ABSENT
-    weight_version_first: int | str | None = None
-    weight_version_last: int | str | None = None
-    stop_reason: msgspec.Raw = ABSENT  # vLLM's
-    matched_stop: msgspec.Raw = ABSENT  # SGLang's
-
-
-class Event(msgspec.Struct, gc=False):
-    """One event: only what changes from one to the next."""
-
-    choices: list[Choice] = []
-    prompt_token_ids: msgspec.Raw = ABSENT
-    weight_version: int | str | None = None
-    usage: msgspec.Raw = ABSENT
-    error: msgspec.Raw = ABSENT
-    sglext: Sglext | None = None
 
 
 class _EndedChoice(msgspec.Struct, gc=False):
@@ -267,45 +227,33 @@ def _deltas(event: Event, *, entries: bool) -> Iterator[Delta]:
         yield Delta(choice=event.choices[-1].index if event.choices else 0, usage=usage_of(counted))
 
 
-def _tool_piece(place: int, call: _ToolDelta) -> ToolDelta:
+def _tool_piece(place: int, call: ToolPiece) -> ToolDelta:
     name = call.function.name if call.function else None
     index = place if call.index is None else call.index
-    return ToolDelta(index=index, id=call.id, name=name, arguments=_arguments(call))
-
-
-def _arguments(call: _ToolDelta) -> str:
-    arguments = call.function.arguments if call.function else None
-    return _encode(arguments).decode() if isinstance(arguments, dict) else arguments or ""
+    return ToolDelta(index=index, id=call.id, name=name, arguments=call.arguments())
 
 
 class _Parts:
     """What the events of one choice add up to."""
 
     def __init__(self) -> None:
-        self.ids: list[bytes] | None = None  # packed
-        self.logprobs: list[bytes] | None = None
+        self.ids: list[bytes] = []  # packed
+        self.logprobs: list[bytes] = []
         self.content: list[str] = []
-        self.rare: list[_Delta] = []  # deltas that bring more than text
+        self.rare: list[Message] = []  # deltas that bring more than text
         self.finish_reason: str | None = None
         self.experts: msgspec.Raw = ABSENT
         self.stop_sequence: str | None = None
         self.entries: dict[str, Any] = {}  # logprobs in the engine's words
         self.versions = Versions()
 
-    def add(self, ids: bytes | None, logprobs: bytes | None) -> None:
-        if ids is not None:
-            if self.ids is None:
-                self.ids = []
-            self.ids.append(ids)
-        if logprobs is not None:
-            if self.logprobs is None:
-                self.logprobs = []
-            self.logprobs.append(logprobs)
-
     def take(self, captured: Captured, choices: Sequence[Choice], *, entries: bool) -> None:
         ids = [c.token_ids for c in choices if c.token_ids is not ABSENT]
         logprobs = [c.logprobs for c in choices if c.logprobs is not ABSENT]
-        self.add(read_numbers(captured, packed_ids, ids), read_numbers(captured, packed_logprobs, logprobs))
+        if (packed := read_numbers(captured, packed_ids, ids)) is not None:
+            self.ids.append(packed)
+        if (packed := read_numbers(captured, packed_logprobs, logprobs)) is not None:
+            self.logprobs.append(packed)
         for words in map(own_words, logprobs if entries else ()):
             extend_logprobs(self.entries, words or {})
         deltas = [c.delta for c in choices if c.delta is not None]
@@ -323,24 +271,24 @@ class _Parts:
         record = choice_record(
             captured,
             index,
-            None if self.ids is None else b"".join(self.ids),
-            None if self.logprobs is None else b"".join(self.logprobs),
+            b"".join(self.ids) if self.ids else None,
+            b"".join(self.logprobs) if self.logprobs else None,
             self.finish_reason,
             _encode(message),
             "parsed" if calls else text_status(self.content),
-            self.experts,
         )
+        record.routed_experts = experts(captured, self.experts)
         record.stop_sequence = self.stop_sequence
         record.agent_logprobs = _encode(self.entries) if self.entries else None
         return record
 
 
-def _message(content: str, rare: list[_Delta]) -> tuple[dict[str, object], bool]:
+def _message(content: str, rare: list[Message]) -> tuple[dict[str, object], bool]:
     """The assistant message, and whether it calls tools. ``rare`` are the deltas that bring more than text."""
     message: dict[str, object] = {"role": "assistant", "content": content or None}
     reasoning = [d.reasoning_content or d.reasoning or "" for d in rare if d.reasoning_content or d.reasoning]
     refusal = [d.refusal for d in rare if d.refusal]
-    calls: dict[int, _ToolDelta] = {}
+    calls: dict[int, ToolPiece] = {}
     for delta in rare:
         for place, call in enumerate(delta.tool_calls or ()):
             _add_call(calls, place if call.index is None else call.index, call)
@@ -355,7 +303,7 @@ def _message(content: str, rare: list[_Delta]) -> tuple[dict[str, object], bool]
                 "type": call.type or "function",
                 "function": {
                     "name": call.function.name if call.function else None,
-                    "arguments": _arguments(call),
+                    "arguments": call.arguments(),
                 },
             }
             for _, call in sorted(calls.items())
@@ -365,7 +313,7 @@ def _message(content: str, rare: list[_Delta]) -> tuple[dict[str, object], bool]
     return message, bool(calls)
 
 
-def _add_call(calls: dict[int, _ToolDelta], index: int, call: _ToolDelta) -> None:
+def _add_call(calls: dict[int, ToolPiece], index: int, call: ToolPiece) -> None:
     known = calls.get(index)
     if known is None:
         calls[index] = call
@@ -375,8 +323,8 @@ def _add_call(calls: dict[int, _ToolDelta], index: int, call: _ToolDelta) -> Non
         if known.function is None:
             known.function = call.function
         else:
-            known.function.arguments = _arguments(known) + _arguments(call)
+            known.function.arguments = known.arguments() + call.arguments()
             known.function.name = known.function.name or call.function.name
 
 
-_NO_DELTA = _Delta()
+_NO_DELTA = Message()

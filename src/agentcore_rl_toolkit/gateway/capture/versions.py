@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Protocol
 
 from .captured import Captured
 
@@ -56,32 +55,25 @@ def put(captured: Captured, found: Iterable[Versions]) -> None:
         captured.weight_version_first, captured.weight_version_last = min(firsts), max(lasts)
 
 
-class Span(Protocol):
-    """The published weights that a reply's tokens may be of: when it was asked for, and when its last token came."""
+def bounds(
+    captured: Captured, begun: int | None, last: int | None, *, changed: bool, stream: bool
+) -> tuple[int | None, int | None]:
+    """The versions at the first and the last token of a call; what its choices say is adjusted to it.
 
-    begun: int | None
-    last: int | None
-
-    @property
-    def changed(self) -> bool:
-        """Whether weights may have been changed in between."""
-        ...
-
-
-def bounds(captured: Captured, span: Span, *, stream: bool) -> tuple[int | None, int | None]:
-    """The versions at the first and the last token of a call; what its choices say is adjusted to it."""
-    first, last = captured.weight_version_first, captured.weight_version_last
-    begun = span.begun
-    if first is None and last is None:
-        return begun, span.last
-    if stream or captured.first_named or begun is None or first is None or begun >= first:
-        return first, last
-    if not span.changed:
-        return first, last  # no change of weights was published: the engine counts by itself
+    ``begun`` and ``last`` are the published ones of when it was asked for and of when its last token came. ``changed``: weights
+    may have been changed in between.
+    """
+    first_named, last_named = captured.weight_version_first, captured.weight_version_last
+    if first_named is None and last_named is None:
+        return begun, last
+    if stream or captured.first_named or begun is None or first_named is None or begun >= first_named:
+        return first_named, last_named
+    if not changed:  # no change of weights was published: the engine counts by itself
+        return first_named, last_named
     for choice in captured.choices:  # one reply in one piece names the weights that ended it
         if choice.weight_version_first is not None:
             choice.weight_version_first = min(begun, choice.weight_version_first)
-    return begun, last
+    return begun, last_named
 
 
 def brings_tokens(data: bytes) -> bool:

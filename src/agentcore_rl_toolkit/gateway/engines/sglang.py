@@ -10,8 +10,6 @@ Source: docs.sglang.ai, "Sampling parameters" and "Native APIs"; sglang 0.5.23, 
 
 from __future__ import annotations
 
-import base64
-import binascii
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,6 +18,7 @@ from ...errors import CaptureError
 from ...messages.dialects.canonical import ModelRequest
 from ...messages.errors import NOT_JSON
 from ..capture.events import EventReader
+from ..capture.experts import binary
 from . import constraints
 from .base import COMMON, Piece, TokenEngine, WeightSpan, changes, stops, version_of
 
@@ -40,7 +39,7 @@ class _Meta(msgspec.Struct):
     completion_tokens: int | None = None
     weight_version: int | str | None = None
     weight_versions: list[WeightSpan] | None = None  # from the choice's first token, in each event of a stream
-    routed_experts: str | None = None
+    routed_experts: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _Response(msgspec.Struct):
@@ -161,12 +160,6 @@ def _piece(answer: _Response, choice: int, seen: int) -> Piece:
         ids = named
     else:
         ids = _new(ids, total, seen)
-    experts = None
-    if meta.routed_experts is not None:
-        try:
-            experts = base64.b64decode(meta.routed_experts, validate=True)
-        except binascii.Error as e:
-            raise CaptureError(f"the engine's routed_experts are not base64: {e}") from e
     finish = meta.finish_reason
     matched = finish.matched if finish is not None else None
     spans = meta.weight_versions
@@ -180,5 +173,5 @@ def _piece(answer: _Response, choice: int, seen: int) -> Piece:
         weight_version_first=version_of(spans[0].version) if spans else None,
         weights=None if meta.weight_version is None else str(meta.weight_version),
         spans=changes(spans),
-        routed_experts=experts,
+        routed_experts=binary(meta.routed_experts),
     )

@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
-from ...errors import CaptureError
 from ...messages.dialects import ModelRequest
 from ...messages.dialects.canonical import STOP, Choice, Delta, Usage
 from ...messages.render import RenderedPrompt, Renderer, ReplyStream
 from ..capture.captured import Captured
-from ..capture.record import ChoiceRecord, pack_ids, pack_logprobs
+from ..capture.record import pack_ids, pack_logprobs
+from ..capture.reply import choice_record, read_numbers
 from ..capture.versions import Versions, put
 from ..engines import Piece
 
@@ -157,22 +157,23 @@ class TokenReply:
         captured.complete = len(parsed) == self._asked.n
         for index, sampled in sorted(self._choices.items()):
             choice = parsed.get(index)
-            captured.choices.append(
-                ChoiceRecord(
-                    index=index,
-                    ids=pack_ids(sampled.ids),
-                    logprobs=_packed(index, sampled, captured),
-                    finish_reason=choice.finish_reason if choice is not None else None,
-                    parse_status=choice.parse_status if choice is not None else "none",
-                    message=_to_json(choice.to_message() if choice is not None else {"role": "assistant"}),
-                    routed_experts=sampled.routed_experts,
-                    agent_logprobs=_agent_logprobs(choice),
-                    stop_sequence=choice.stop_sequence if choice is not None else None,
-                    weight_spans=None
-                    if sampled.spans is None
-                    else pack_ids([n for span in sampled.spans for n in span]),
-                )
+            record = choice_record(
+                captured,
+                index,
+                pack_ids(sampled.ids),
+                None if sampled.logprobs is None else read_numbers(captured, pack_logprobs, sampled.logprobs),
+                choice.finish_reason if choice is not None else None,
+                _to_json(choice.to_message() if choice is not None else {"role": "assistant"}),
+                choice.parse_status if choice is not None else "none",
             )
+            record.routed_experts = sampled.routed_experts
+            if choice is not None:
+                record.stop_sequence = choice.stop_sequence
+                if choice.logprob_entries is not None:
+                    record.agent_logprobs = _to_json({"content": choice.logprob_entries})
+            if sampled.spans is not None:
+                record.weight_spans = pack_ids([n for span in sampled.spans for n in span])
+            captured.choices.append(record)
         put(captured, [sampled.versions for _, sampled in sorted(self._choices.items())])
         usage = self.usage()
         counted: dict[str, Any] = {
@@ -183,24 +184,3 @@ class TokenReply:
             counted["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
         captured.usage = _to_json(counted)
         return parsed
-
-
-def _agent_logprobs(choice: Choice | None) -> bytes | None:
-    """What the agent got of the choice's logprobs, if it asked."""
-    entries = choice.logprob_entries if choice is not None else None
-    return None if entries is None else _to_json({"content": entries})
-
-
-def _packed(index: int, sampled: _SampledChoice, captured: Captured) -> bytes | None:
-    """A choice's logprobs; None, and the reason in ``captured.problem``, when they do not fit its ids."""
-    logprobs = sampled.logprobs
-    if logprobs is None:
-        captured.problem = f"choice {index} has token ids without logprobs"
-    elif len(logprobs) != len(sampled.ids):
-        captured.problem = f"choice {index} has {len(sampled.ids)} token ids and {len(logprobs)} logprobs"
-    else:
-        try:
-            return pack_logprobs(logprobs)  # type: ignore[arg-type]  # a None in it is what the check is for
-        except CaptureError as e:
-            captured.problem = str(e)
-    return None
