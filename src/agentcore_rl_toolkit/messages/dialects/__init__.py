@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..errors import KINDS, RequestError, context_overflow, error_body, unsupported
-from . import anthropic, anthropic_stream, chat, completions, responses, responses_stream
+from . import anthropic, chat, completions, responses
 from .builder import deltas_of, encode_event
 from .canonical import (
     Choice,
@@ -54,8 +54,8 @@ class Dialect:
 DIALECTS: dict[str, Dialect] = {
     "chat": Dialect("chat", chat.parse_request, chat.encode_reply, chat.Encoder),
     "completions": Dialect("completions", completions.parse_request, completions.encode_reply, completions.Encoder),
-    "responses": Dialect("responses", responses.parse_request, responses.encode_reply, responses_stream.Encoder),
-    "anthropic": Dialect("anthropic", anthropic.parse_request, anthropic.encode_reply, anthropic_stream.Encoder),
+    "responses": Dialect("responses", responses.parse_request, responses.encode_reply, responses.Encoder),
+    "anthropic": Dialect("anthropic", anthropic.parse_request, anthropic.encode_reply, anthropic.Encoder),
 }
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""OpenAI responses: requests and whole answers. Source: platform.openai.com/docs/api-reference/responses
+"""OpenAI responses. Source: platform.openai.com/docs/api-reference/responses
 
 Nothing is stored between calls here, so whatever refers to an earlier response by id is refused by name.
 """
@@ -8,14 +8,26 @@ from __future__ import annotations
 import base64
 import binascii
 import time
-from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from ..errors import RequestError, unsupported
+from ..errors import KINDS, RequestError, openai_error, unsupported
 from . import tool_forms
-from .canonical import CONTENT_FILTER, LENGTH, UNREADABLE, Choice, ModelRequest, Reply, ToolForm, Usage, own_id
+from .builder import CollectedCalls, deltas_of, encode_event
+from .canonical import (
+    CONTENT_FILTER,
+    LENGTH,
+    UNREADABLE,
+    Delta,
+    ModelRequest,
+    Reply,
+    ToolCall,
+    ToolForm,
+    Usage,
+    own_id,
+)
 from .chat import tool_choice
 from .fields import MAX_TOOLS, Fields, decode_body
 from .fields import text_of as text_member
@@ -264,57 +276,158 @@ def closing(finish_reason: str | None) -> dict[str, Any]:
     return {"status": "completed", "incomplete_details": None}
 
 
-def reasoning_item(text: str, item_id: str, status: str = "completed") -> dict[str, Any]:
-    return {
-        "id": item_id,
-        "type": "reasoning",
-        "summary": [],
-        "content": [{"type": "reasoning_text", "text": text}],
-        "encrypted_content": _sealed(text) if text else None,
-        "status": status,
-    }
+@dataclass(slots=True)
+class _Item:
+    """A reasoning item or a message that is being written; ``kind`` is the type of its one part."""
+
+    kind: str
+    id: str
+    output_index: int
+    text: str = ""
+    entries: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def place(self) -> dict[str, Any]:
+        return {"item_id": self.id, "output_index": self.output_index, "content_index": 0}
+
+    def part(self) -> dict[str, Any]:
+        part: dict[str, Any] = {"type": self.kind, "refusal" if self.kind == "refusal" else "text": self.text}
+        return part | {"annotations": [], "logprobs": self.entries} if self.kind == "output_text" else part
+
+    def shown(self, status: str) -> dict[str, Any]:
+        item = {"id": self.id, "status": status, "content": [] if status == "in_progress" else [self.part()]}
+        if self.kind == "reasoning_text":
+            sealed = _sealed(self.text) if self.text else None
+            return {**item, "type": "reasoning", "summary": [], "encrypted_content": sealed}
+        return {**item, "type": "message", "role": "assistant"}
 
 
-def message_item(parts: list[dict[str, Any]], item_id: str, status: str = "completed") -> dict[str, Any]:
-    return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": parts}
+class Encoder:
+    """Deltas -> the bytes of a response stream, and at the end the response itself. Only choice 0 exists in this dialect.
 
+    The output is a list of items (reasoning, message, function calls), written one after the other, as clients expect:
+    langchain-openai takes a change of item for a new one. Calls come whole, at the end (`CollectedCalls`). Every event carries
+    a sequence number, and every ``done`` event repeats its deltas, so the text so far is kept.
+    Source: platform.openai.com/docs/api-reference/responses-streaming
+    """
 
-def text_part(text: str, entries: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": entries or []}
+    def __init__(self, request: ModelRequest, *, reply_id: str, model: str = "", created: int = 0) -> None:
+        self._request = request
+        self._id = own_id("resp_", reply_id)
+        self._head = response_head(request, response_id=self._id, model=model, created=created or int(time.time()))
+        self._number = 0
+        self._output: list[dict[str, Any]] = []
+        self._open: _Item | None = None
+        self._calls = CollectedCalls()
+        self._usage: Usage | None = None
+        self._finish: str | None = None
+        self.response: dict[str, Any] = {}  # after `finish`
 
+    def start(self) -> bytes:
+        return self._event("response.created", {"response": self._head}) + self._event(
+            "response.in_progress", {"response": self._head}
+        )
 
-def output_items(
-    choice: Choice, reply_id: str, *, logprobs: bool, forms: Mapping[str, ToolForm]
-) -> list[dict[str, Any]]:
-    items: list[dict[str, Any]] = []
-    if choice.reasoning:
-        items.append(reasoning_item(choice.reasoning, own_id("rs_", reply_id, 0)))
-    parts = []
-    if choice.content:
-        parts.append(text_part(choice.content, choice.logprob_entries if logprobs else None))
-    if choice.refusal:
-        parts.append({"type": "refusal", "refusal": choice.refusal})
-    if parts or not choice.tool_calls:
-        items.append(message_item(parts or [text_part("")], own_id("msg_", reply_id, len(items))))
-    for place, call in enumerate(choice.tool_calls):
-        call_id = call.id or own_id("call_", reply_id, place)
-        item_id = own_id("fc_", reply_id, len(items))
-        items.append(tool_forms.call_item(forms.get(call.name), call_id, call.name, call.arguments, item_id))
-    return items
+    def feed(self, delta: Delta) -> bytes:
+        if delta.usage is not None:
+            self._usage = delta.usage
+        if delta.choice:
+            return b""
+        out = b""
+        entries = (delta.logprob_entries or []) if self._request.logprobs else []
+        pieces = (("reasoning_text", delta.reasoning), ("refusal", delta.refusal), ("output_text", delta.text))
+        for kind, text in pieces:
+            # A token may have no text, as the one that ends the reply; it belongs to the text that is being written.
+            more = entries if kind == "output_text" and (text or self._writes(kind)) else []
+            if text or more:
+                out += self._piece(kind, text, more)
+        self._calls.add(delta.tool_calls)
+        if delta.finish_reason is not None:
+            self._finish = delta.finish_reason
+        return out
+
+    def finish(self) -> bytes:
+        end = closing(self._finish)
+        status, calls = end["status"], self._calls.all()
+        # Only the item that the answer ended in can be incomplete.
+        out = self._close("completed" if calls else status)
+        for place, call in enumerate(calls):
+            out += self._write(call, place, "completed" if call is not calls[-1] else status)
+        if not self._output:
+            out += self._piece("output_text", "", []) + self._close(status)
+        self.response = {**self._head, **end, "output": self._output, "usage": usage_dict(self._usage)}
+        return out + self._event(f"response.{end['status']}", {"response": self.response})
+
+    def error(self, error: RequestError) -> bytes:
+        """An error after the stream began: the response ends as failed."""
+        code = error.code or KINDS[error.kind][1]
+        response = {
+            **self._head,
+            "status": "failed",
+            "error": {"code": code, "message": error.message},
+            "output": self._output,
+        }
+        return self._event("error", {**openai_error(error, "responses")["error"], "code": code}) + self._event(
+            "response.failed", {"response": response}
+        )
+
+    def _event(self, kind: str, body: dict[str, Any]) -> bytes:
+        event = {"type": kind, "sequence_number": self._number, **body}
+        self._number += 1
+        return encode_event(msgspec.json.encode(event), kind)
+
+    def _writes(self, kind: str) -> bool:
+        return self._open is not None and self._open.kind == kind
+
+    def _piece(self, kind: str, text: str, entries: list[dict[str, Any]]) -> bytes:
+        """A piece of text, in the open item if that is of its kind, else in a new one."""
+        out, item = b"", self._open
+        if item is None or item.kind != kind:
+            out = self._close()
+            at = len(self._output)
+            item = _Item(kind, own_id("rs_" if kind == "reasoning_text" else "msg_", self._id, at), at)
+            self._open = item
+            self._output.append(item.shown("in_progress"))
+            out += self._event("response.output_item.added", {"output_index": at, "item": self._output[-1]})
+            out += self._event("response.content_part.added", {**item.place, "part": item.part()})
+        item.text += text
+        item.entries += entries
+        more = {"logprobs": entries} if kind == "output_text" else {}
+        return out + self._event(f"response.{kind}.delta", {**item.place, "delta": text, **more})
+
+    def _close(self, status: str = "completed") -> bytes:
+        item, self._open = self._open, None
+        if item is None:
+            return b""
+        part, done = item.part(), item.shown(status)
+        whole = {name: value for name, value in part.items() if name not in ("type", "annotations")}
+        self._output[item.output_index] = done
+        out = self._event(f"response.{item.kind}.done", {**item.place, **whole})
+        out += self._event("response.content_part.done", {**item.place, "part": part})
+        return out + self._event("response.output_item.done", {"output_index": item.output_index, "item": done})
+
+    def _write(self, call: ToolCall, number: int, status: str) -> bytes:
+        form, at = self._request.forms.get(call.name), len(self._output)
+        item_id, call_id = own_id("fc_", self._id, at), call.id or own_id("call_", self._id, number)
+        empty = tool_forms.call_item(form, call_id, call.name, "", item_id, "in_progress")
+        done = tool_forms.call_item(form, call_id, call.name, call.arguments, item_id, status)
+        self._output.append(done)
+        out = self._event("response.output_item.added", {"output_index": at, "item": empty})
+        place = {"item_id": item_id, "output_index": at}
+        member = next((name for name in ("arguments", "input") if name in done), None)
+        if member is not None:
+            kind, text = "function_call_arguments" if member == "arguments" else "custom_tool_call_input", done[member]
+            if text:
+                out += self._event(f"response.{kind}.delta", {**place, "delta": text})
+            named = {"name": done["name"]} if member == "arguments" else {}
+            out += self._event(f"response.{kind}.done", {**place, **named, member: text})
+        return out + self._event("response.output_item.done", {"output_index": at, "item": done})
 
 
 def encode_reply(reply: Reply, request: ModelRequest) -> bytes:
-    """The JSON body of a whole answer."""
-    choice = reply.choices[0] if reply.choices else Choice()
-    response_id, created = own_id("resp_", reply.id), reply.created or int(time.time())
-    head = response_head(request, response_id=response_id, model=reply.model, created=created)
-    end = closing(choice.finish_reason)
-    output = output_items(choice, response_id, logprobs=request.logprobs, forms=request.forms)
-    output[-1]["status"] = end["status"]  # a call that the answer broke off in has only the beginning of its arguments
-    body = {
-        **head,
-        **end,
-        "output": output,
-        "usage": usage_dict(reply.usage),
-    }
-    return msgspec.json.encode(body)
+    """The JSON body of a whole answer: what a stream of it ends with."""
+    encoder = Encoder(request, reply_id=reply.id, model=reply.model, created=reply.created)
+    for delta in deltas_of(reply):
+        encoder.feed(delta)
+    encoder.finish()
+    return msgspec.json.encode(encoder.response)
