@@ -15,6 +15,7 @@ from agentcore_rl_toolkit.backends import open_recording
 from agentcore_rl_toolkit.cli.main import cli
 from agentcore_rl_toolkit.contract import span_id_of, trace_id_of
 from agentcore_rl_toolkit.runs import Rollout
+from agentcore_rl_toolkit.runs.spans import spans_of
 
 service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
@@ -138,3 +139,11 @@ def test_a_finished_run_is_sent_afterwards_and_is_the_same(collector: Collector,
     done = CliRunner().invoke(cli, ["view", str(tmp_path), "--otlp"])
     assert done.output == "7 spans of 1 rollouts\n"
     assert {(s.name, s.span_id, s.parent_span_id, s.start_time_unix_nano) for s in collector.spans} == live
+
+
+def test_two_calls_of_one_tool_are_two_spans() -> None:
+    asked = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "calculator"}}]}
+    calls = [{"turn_id": f"t{i}", "started_s": 100.0 + i, "finished_s": 100.5 + i} for i in range(3)]
+    found = list(spans_of(vars(rollout(calls=calls, dialogue=[asked, asked, asked]))))
+    assert len({span.id for span in found}) == len(found)
+    assert [span.name for span in found].count("execute_tool calculator") == 2

@@ -4,7 +4,7 @@ from .folder import METRICS, ROLLOUTS, find_run, find_runs, is_run, read_config,
 from .in_flight import in_flight, read_in_flight
 from .reader import Query, RunReader
 from .record import Rollout, TokenSequence
-from .spans import SpanSender, spans_of
+from .spans import SpanSender
 from .texts import TokenTexts
 from .writer import RunWriter
 
@@ -25,6 +25,5 @@ __all__ = [
     "read_config",
     "read_in_flight",
     "read_metrics",
-    "spans_of",
     "write_config",
 ]

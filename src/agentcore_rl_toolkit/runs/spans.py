@@ -12,8 +12,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from .._installation import require
@@ -26,133 +26,77 @@ ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
 FLUSH_MS = 10_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpanFacts:
-    """A span before it is one. Units: unix seconds."""
+_OURS = ["phase", "step", "grp", "place", "attempt", "outcome", "cause", "failure", "reward", "advantage", "weight_min"]
+
+
+@dataclass(frozen=True)
+class Span:
+    """A span before it is OpenTelemetry's. An attribute that is None is left out. Units: unix seconds."""
 
     name: str
+    id: str
+    parent_id: str | None
     start_s: float
     end_s: float
-    span_id: str
-    parent_id: str | None
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, Any]
     client: bool = False  # a call to another service
     error: str | None = None
 
 
-def spans_of(rollout: Mapping[str, Any]) -> list[SpanFacts]:
+def spans_of(rollout: Mapping[str, Any]) -> Iterator[Span]:
     """The spans of a rollout, of which `RunReader.rollout` gives the facts (``detail`` among the others). None without times."""
     facts = {**rollout, **(rollout.get("detail") or {})}
     calls = sorted((c for c in facts.get("calls") or () if c.get("started_s")), key=lambda c: c["started_s"])
     stages = facts.get("stages") or {}
     ended_s = facts.get("ended_s") or (calls[-1]["finished_s"] if calls else None)
     if ended_s is None:
-        return []
+        return
     session_id = facts["session_id"]
     root = span_id_of(session_id)
     began_s = min([ended_s - (facts.get("elapsed_s") or sum(stages.values())), *(c["started_s"] for c in calls)])
-    ours = (
-        "phase",
-        "step",
-        "grp",
-        "place",
-        "attempt",
-        "outcome",
-        "cause",
-        "failure",
-        "reward",
-        "advantage",
-        "weight_min",
-    )
-    attributes = {f"agentcore_rl.{name}": facts[name] for name in ours if facts.get(name) is not None}
-    attributes |= {
-        "gen_ai.operation.name": "invoke_agent",
-        "gen_ai.conversation.id": session_id,
-        "session.id": session_id,
-    }
-    made = [
-        SpanFacts(
-            name="invoke_agent",
-            start_s=began_s,
-            end_s=max(ended_s, began_s),
-            span_id=root,
-            parent_id=None,
-            attributes=attributes,
-            error=None
-            if facts.get("outcome") in ("ok", "open", "closed")
-            else facts.get("error") or facts.get("outcome"),
-        )
-    ]
+    attributes = {"gen_ai.operation.name": "invoke_agent", "session.id": session_id}
+    attributes |= {f"agentcore_rl.{name}": facts.get(name) for name in _OURS}
+    failed = facts.get("outcome") not in ("ok", "open", "closed")
+    error = (facts.get("error") or facts.get("outcome")) if failed else None
+    yield Span("invoke_agent", root, None, began_s, max(ended_s, began_s), attributes, error=error)
     at_s = ended_s - sum(stages.values())
     for stage, seconds in stages.items():
-        here = {"agentcore_rl.stage": stage, "gen_ai.conversation.id": session_id}
-        made.append(
-            SpanFacts(
-                name=f"stage {stage}",
-                start_s=at_s,
-                end_s=at_s + seconds,
-                span_id=span_id_of(f"{session_id}/{stage}"),
-                parent_id=root,
-                attributes=here,
-            )
-        )
+        ours = {"agentcore_rl.stage": stage}
+        yield Span(f"stage {stage}", span_id_of(f"{session_id}/{stage}"), root, at_s, at_s + seconds, ours)
         at_s += seconds
-    made += _calls(
-        session_id, span_id_of(f"{session_id}/run") if "run" in stages else root, calls, facts.get("dialogue") or ()
-    )
-    return made
-
-
-def _calls(
-    session_id: str, parent_id: str, calls: Sequence[Mapping[str, Any]], dialogue: Sequence[Mapping[str, Any]]
-) -> Iterator[SpanFacts]:
-    answers = [m for m in dialogue if m.get("role") == "assistant"]
+    parent = span_id_of(f"{session_id}/run") if "run" in stages else root
+    answers = [m for m in facts.get("dialogue") or () if m.get("role") == "assistant"]
     for number, call in enumerate(calls):
-        name = call.get("turn_id") or f"{session_id}/{number}"
-        facts = {
-            "gen_ai.operation.name": "chat",
-            "gen_ai.provider.name": "agentcore_rl",
-            "gen_ai.request.model": call.get("model") or "policy",
-            "gen_ai.conversation.id": session_id,
-            "gen_ai.response.id": call.get("turn_id"),
-            "gen_ai.response.finish_reasons": [call["finish_reason"]] if call.get("finish_reason") else None,
-            "gen_ai.usage.input_tokens": call.get("prompt_tokens"),
-            "gen_ai.usage.output_tokens": call.get("sampled_tokens"),
-            "agentcore_rl.turn_id": call.get("turn_id"),
-            "agentcore_rl.weight_version": call.get("weight_first"),
-        }
-        if call.get("first_token_s"):
-            facts["gen_ai.server.time_to_first_token"] = call["first_token_s"] - call["started_s"]
-        yield SpanFacts(
-            name=f"chat {facts['gen_ai.request.model']}",
-            start_s=call["started_s"],
-            end_s=call["finished_s"] or call["started_s"],
-            span_id=span_id_of(name),
-            parent_id=parent_id,
-            attributes={k: v for k, v in facts.items() if v is not None},
-            client=True,
-        )
-        following = calls[number + 1] if number + 1 < len(calls) else None
-        asked = answers[number].get("tool_calls") or () if number < len(answers) else ()
-        for place, tool in enumerate(asked if following is not None else ()):
-            function = (tool.get("function") or {}) if isinstance(tool, Mapping) else {}
-            name = str(function.get("name") or "unknown")
-            facts = {
-                "gen_ai.operation.name": "execute_tool",
-                "gen_ai.tool.name": name,
-                "gen_ai.conversation.id": session_id,
-            }
-            if isinstance(tool, Mapping) and tool.get("id"):
-                facts["gen_ai.tool.call.id"] = str(tool["id"])
-            assert following is not None
-            yield SpanFacts(
-                name=f"execute_tool {name}",
-                start_s=call["finished_s"] or call["started_s"],
-                end_s=max(following["started_s"], call["finished_s"] or call["started_s"]),
-                span_id=span_id_of(f"{name}/tool/{place}"),
-                parent_id=parent_id,
-                attributes=facts,
-            )
+        name, began_s = call.get("turn_id") or f"{session_id}/{number}", call["started_s"]
+        ended_s = call["finished_s"] or began_s
+        attributes = _of_call(call)
+        model = attributes["gen_ai.request.model"]
+        yield Span(f"chat {model}", span_id_of(name), parent, began_s, ended_s, attributes, client=True)
+        if number + 1 == len(calls) or number >= len(answers):
+            continue
+        next_s = max(calls[number + 1]["started_s"], ended_s)
+        for place, asked in enumerate(answers[number].get("tool_calls") or ()):
+            asked = asked if isinstance(asked, Mapping) else {}
+            tool = str((asked.get("function") or {}).get("name") or "unknown")
+            attributes = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": tool}
+            attributes["gen_ai.tool.call.id"] = str(asked["id"]) if asked.get("id") else None
+            yield Span(f"execute_tool {tool}", span_id_of(f"{name}/tool/{place}"), parent, ended_s, next_s, attributes)
+
+
+def _of_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    first_s = call.get("first_token_s")
+    return {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "agentcore_rl",
+        "gen_ai.request.model": call.get("model") or "policy",
+        "gen_ai.response.id": call.get("turn_id"),
+        "gen_ai.response.finish_reasons": [call["finish_reason"]] if call.get("finish_reason") else None,
+        "gen_ai.usage.input_tokens": call.get("prompt_tokens"),
+        "gen_ai.usage.output_tokens": call.get("sampled_tokens"),
+        "gen_ai.server.time_to_first_token": first_s - call["started_s"] if first_s else None,
+        "agentcore_rl.turn_id": call.get("turn_id"),
+        "agentcore_rl.weight_version": call.get("weight_first"),
+    }
 
 
 class SpanSender:
@@ -191,22 +135,25 @@ class SpanSender:
             flags = api.TraceFlags(api.TraceFlags.SAMPLED)
             return api.SpanContext(trace_id, int(span_id, 16), is_remote=False, trace_flags=flags)
 
-        spans = spans_of(rollout)
-        for facts in spans:
-            status = api.Status() if facts.error is None else api.Status(api.StatusCode.ERROR, facts.error[:500])
+        spans = list(spans_of(rollout))
+        for span in spans:
+            status = api.Status() if span.error is None else api.Status(api.StatusCode.ERROR, span.error[:500])
+            attributes = {"gen_ai.conversation.id": rollout["session_id"], **span.attributes}
             plain = (str, int, float, bool, list)
-            span = self._sdk.ReadableSpan(
-                facts.name,
-                context(facts.span_id),
-                parent=None if facts.parent_id is None else context(facts.parent_id),
+            readable = self._sdk.ReadableSpan(
+                span.name,
+                context(span.id),
+                parent=None if span.parent_id is None else context(span.parent_id),
                 resource=self._resource,
-                attributes={k: v if isinstance(v, plain) else json.dumps(v) for k, v in facts.attributes.items()},
-                kind=api.SpanKind.CLIENT if facts.client else api.SpanKind.INTERNAL,
+                attributes={
+                    k: v if isinstance(v, plain) else json.dumps(v) for k, v in attributes.items() if v is not None
+                },
+                kind=api.SpanKind.CLIENT if span.client else api.SpanKind.INTERNAL,
                 status=status,
-                start_time=int(facts.start_s * 1e9),
-                end_time=int(facts.end_s * 1e9),
+                start_time=int(span.start_s * 1e9),
+                end_time=int(span.end_s * 1e9),
             )
-            self._sending.on_end(span)
+            self._sending.on_end(readable)
         return len(spans)
 
     def close(self) -> bool:

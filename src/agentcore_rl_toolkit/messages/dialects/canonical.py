@@ -80,6 +80,20 @@ class Sampling(msgspec.Struct, kw_only=True, omit_defaults=True):
         return {**given, **self.other}
 
 
+# Sampling parameters that not every engine has.
+_ABILITIES = ("seed", "min_p", "logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty", "top_k")
+# Fields that have another name in a dialect than in chat.
+_OWN_WORDS: dict[str, dict[str, str]] = {
+    "anthropic": {
+        "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+        "response_format": "output_config.format",
+        "stop": "stop_sequences",
+    },
+    "responses": {"response_format": "text.format"},
+    "completions": {"top_logprobs": "logprobs"},
+}
+
+
 class ModelRequest(msgspec.Struct, kw_only=True):
     """One call of an agent, whatever dialect it came in.
 
@@ -123,41 +137,20 @@ class ModelRequest(msgspec.Struct, kw_only=True):
 
     def features(self) -> dict[str, str]:
         """Abilities an engine needs for this request -> the field, in the dialect's own words, that asks for it."""
-        anthropic, responses = self.dialect == "anthropic", self.dialect == "responses"
-        found: dict[str, str] = {}
-        if self.n > 1:
-            found["n"] = "n"
-        if self.tools and self.tool_choice not in ("auto", "none"):
-            found["tool_choice"] = "tool_choice"
-        if self.tools and self.parallel_tool_calls is False:
-            found["parallel_tool_calls"] = (
-                "tool_choice.disable_parallel_tool_use" if anthropic else "parallel_tool_calls"
-            )
-        if self.response_format is not None and self.response_format.get("type") != "text":
-            found["response_format"] = (
-                "output_config.format" if anthropic else "text.format" if responses else "response_format"
-            )
-        if self.top_logprobs:
-            found["top_logprobs"] = "logprobs" if self.dialect == "completions" else "top_logprobs"
-        for name in (
-            "seed",
-            "min_p",
-            "logit_bias",
-            "presence_penalty",
-            "frequency_penalty",
-            "repetition_penalty",
-            "top_k",
-        ):
-            value = getattr(self.sampling, name)
-            if value is not None and value != {}:
-                found[name] = name
-        if self.sampling.stop:
-            found["stop"] = "stop_sequences" if anthropic else "stop"
-        if any(part.get("type") == "image_url" for m in self.messages for part in _parts(m)):
-            found["images"] = "messages"
-        for name in self.sampling.other:
-            found[name] = name
-        return found
+        sampling, form = self.sampling, self.response_format or {}
+        asked = {
+            "n": self.n > 1,
+            "tool_choice": self.tools and self.tool_choice not in ("auto", "none"),
+            "parallel_tool_calls": self.tools and self.parallel_tool_calls is False,
+            "response_format": form.get("type", "text") != "text",
+            "top_logprobs": self.top_logprobs,
+            **{name: getattr(sampling, name) not in (None, {}) for name in _ABILITIES},
+            "stop": sampling.stop,
+            "images": any(part.get("type") == "image_url" for message in self.messages for part in _parts(message)),
+            **dict.fromkeys(sampling.other, True),
+        }
+        names = {"images": "messages", **_OWN_WORDS.get(self.dialect, {})}
+        return {name: names.get(name, name) for name, wanted in asked.items() if wanted}
 
     def require(self, supported: frozenset[str] | set[str], *, engine: str, allowed: Collection[str] = ()) -> None:
         """Refuse what the engine cannot do, but for what is ``allowed``. Raises: RequestError that names the first such
@@ -178,21 +171,17 @@ class ModelRequest(msgspec.Struct, kw_only=True):
                 body["tool_choice"] = self.tool_choice
             if self.parallel_tool_calls is not None:
                 body["parallel_tool_calls"] = self.parallel_tool_calls
-        if self.n != 1:
-            body["n"] = self.n
-        if self.logprobs:
-            body["logprobs"] = True
-            if self.top_logprobs:
-                body["top_logprobs"] = self.top_logprobs
-        if self.response_format is not None:
-            body["response_format"] = self.response_format
-        if self.reasoning_effort is not None:
-            body["reasoning_effort"] = self.reasoning_effort
-        if self.template_kwargs:
-            body["chat_template_kwargs"] = self.template_kwargs
-        if self.stream:
-            body["stream"] = True
-            body["stream_options"] = {"include_usage": True}
+        more = {
+            "n": self.n if self.n != 1 else None,
+            "logprobs": self.logprobs or None,
+            "top_logprobs": (self.logprobs and self.top_logprobs) or None,
+            "response_format": self.response_format,
+            "reasoning_effort": self.reasoning_effort,
+            "chat_template_kwargs": self.template_kwargs or None,
+            "stream": self.stream or None,
+            "stream_options": {"include_usage": True} if self.stream else None,
+        }
+        body |= {name: value for name, value in more.items() if value is not None}
         return body
 
 

@@ -20,7 +20,7 @@ from ..dialects.canonical import Choice
 from ..errors import RequestError
 from .algebra import SuffixRenderer, TemplateFacts, probe
 from .conversation import Conversation, Digest, KnownPrompt, Match, message_digest
-from .parsers import Grammar, RawParser, grammar_named, grammar_of, new_parser
+from .parsers import Grammar, OutputParser, grammar_named, grammar_of, new_parser
 from .plain_text import PlainText
 from .reply import ReplyStream
 from .template import ChatTemplate
@@ -241,7 +241,9 @@ class Renderer:
     def raw_stream(self, prompt_ids: Sequence[int], *, choice: int = 0, stops: Sequence[str] = ()) -> ReplyStream:
         """The same for a text completion of these ids: its text is what was sampled, with nothing read into it."""
         before = prompt_ids[-_NEAR:]
-        return ReplyStream(self.tokenizer, self.stop_token_ids, RawParser(), choice=choice, stops=stops, before=before)
+        return ReplyStream(
+            self.tokenizer, self.stop_token_ids, OutputParser(), choice=choice, stops=stops, before=before
+        )
 
     def count(
         self,

@@ -11,7 +11,6 @@ from .dsml import DSML
 from .families import DEEPSEEK, GLM, HERMES, PLAIN, QWEN_CODER
 from .harmony import HARMONY, HarmonyParser
 from .llama import LLAMA, LlamaParser
-from .raw import RawParser
 
 GRAMMARS: dict[str, Grammar] = {g.name: g for g in (HERMES, QWEN_CODER, GLM, DEEPSEEK, DSML, LLAMA, HARMONY, PLAIN)}
 
@@ -54,4 +53,4 @@ def new_parser(
     return MarkerParser(grammar, tools=tools, reasoning_open=reasoning_open)
 
 
-__all__ = ["GRAMMARS", "Call", "Grammar", "OutputParser", "RawParser", "grammar_named", "grammar_of", "new_parser"]
+__all__ = ["GRAMMARS", "Call", "Grammar", "OutputParser", "grammar_named", "grammar_of", "new_parser"]

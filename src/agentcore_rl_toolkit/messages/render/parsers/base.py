@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ...dialects.canonical import Delta, ParseStatus, ToolDelta, new_id
 
@@ -31,17 +31,10 @@ class Call:
 ParseBlock = Callable[[str, Schemas], "list[Call] | None"]
 
 
-class OutputParser(Protocol):
-    """One reply in the making."""
-
-    @property
-    def status(self) -> ParseStatus: ...
-    def feed(self, text: str) -> list[Delta]: ...
-    def finish(self) -> list[Delta]: ...
-
-
-class Calls:
-    """The calls that a parser has given out, and whether something looked like one and did not parse (``bad``)."""
+class OutputParser:
+    """One reply in the making. This one reads nothing into the text, which is the answer to the last blank: no reasoning, no
+    calls. Others give out calls, and say whether something looked like one and did not parse (``bad``).
+    """
 
     def __init__(self) -> None:
         self._calls = 0
@@ -50,6 +43,12 @@ class Calls:
     @property
     def status(self) -> ParseStatus:
         return "unparsed" if self._bad else "parsed" if self._calls else "none"
+
+    def feed(self, text: str) -> list[Delta]:
+        return [Delta(text=text)] if text else []
+
+    def finish(self) -> list[Delta]:
+        return []
 
     def _emit(self, call: Call) -> Delta:
         piece = ToolDelta(index=self._calls, id=new_id("call_"), name=call.name, arguments=call.arguments)
@@ -109,7 +108,7 @@ def first_of(text: str, markers: Sequence[str]) -> tuple[int, str] | None:
     return best
 
 
-class MarkerParser(Calls):
+class MarkerParser(OutputParser):
     """Parser for a `Grammar`. ``reasoning_open`` when the prompt itself ended with the opening marker of the
     reasoning.
     """

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...dialects.canonical import Delta
-from .base import Call, Calls, Grammar, first_of, held_back
+from .base import Call, Grammar, OutputParser, first_of, held_back
 from .families import object_text
 
 HARMONY = Grammar(name="harmony", blocks=(), parse_block=lambda _inner, _schemas: None, reasoning=None)
@@ -22,7 +22,7 @@ _TO = re.compile(r"\bto=(\S+?)(?=\s|<|$)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
-class HarmonyParser(Calls):
+class HarmonyParser(OutputParser):
     """See the module."""
 
     def __init__(self, *, tools: Sequence[dict[str, Any]] | None = None) -> None:

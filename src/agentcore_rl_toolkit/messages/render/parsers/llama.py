@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...dialects.canonical import Delta
-from .base import Call, Calls, Grammar, Schemas, schemas_of
+from .base import Call, Grammar, OutputParser, Schemas, schemas_of
 from .families import call_from_json, dumps, typed_value
 
 _TAG = "<|python_tag|>"
@@ -21,7 +21,7 @@ _TAG = "<|python_tag|>"
 LLAMA = Grammar(name="llama", blocks=(), parse_block=lambda _inner, _schemas: None, reasoning=None)
 
 
-class LlamaParser(Calls):
+class LlamaParser(OutputParser):
     """See the module."""
 
     def __init__(self, *, tools: Sequence[dict[str, Any]] | None = None) -> None:
