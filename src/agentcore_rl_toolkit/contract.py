@@ -19,7 +19,7 @@ import math
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
@@ -258,18 +258,7 @@ class RolloutConfig:
         return {**self.extra, **known}
 
 
-_KNOWN = (
-    "exp_id",
-    "input_id",
-    "s3_bucket",
-    "base_url",
-    "model_id",
-    "api_key",
-    "sampling_params",
-    "attempt",
-    "heartbeat_s",
-    "proof_key",
-)
+_KNOWN = tuple(field.name for field in fields(RolloutConfig) if field.name != "extra")
 
 
 def redact(value: Any) -> Any:

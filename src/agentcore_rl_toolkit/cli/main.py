@@ -10,8 +10,9 @@ import sys
 
 import click
 
+from .._installation import missing_extra
 from ..errors import AgentCoreRLError, ConfigError, MissingExtraError
-from .output.terminal import guard, visible
+from .output.terminal import visible
 
 # name -> (module, attribute, one line for --help, extra that installs what it needs)
 _COMMANDS: dict[str, tuple[str, str, str, str]] = {
@@ -53,7 +54,7 @@ class _LazyGroup(click.Group):
             except ModuleNotFoundError as e:
                 if e.name is None or e.name.startswith("agentcore_rl_toolkit"):
                     raise
-                raise missing_extra(e, extra) from e
+                raise missing_extra(f"this command needs the module {e.name!r}, which is not installed", extra) from e
             return command
         return super().get_command(ctx, cmd_name)
 
@@ -71,12 +72,6 @@ class _LazyGroup(click.Group):
         rows = [(name, command[2]) for name, command in _COMMANDS.items()]
         with formatter.section("Commands"):
             formatter.write_dl(rows)  # `version` is there, too; this fits a screen
-
-
-def missing_extra(error: ModuleNotFoundError, extra: str) -> MissingExtraError:
-    from .._installation import missing_extra as of_extra
-
-    return of_extra(f"this command needs the module {error.name!r}, which is not installed", extra)
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -98,7 +93,6 @@ def main() -> None:
 
     Exit code: 2 for what the caller can mend in the command (an option, a setting, a missing extra), else 1.
     """
-    guard()
     try:
         cli(standalone_mode=True, prog_name="agentcore-rl", complete_var="_AGENTCORE_RL_COMPLETE")
     except AgentCoreRLError as e:
@@ -116,5 +110,8 @@ def main() -> None:
         asked = next((arg for arg in sys.argv[1:] if arg in _COMMANDS), None)
         if asked is None or e.name is None or e.name.startswith("agentcore_rl_toolkit"):
             raise
-        click.echo(f"error: {missing_extra(e, _COMMANDS[asked][3])}", err=True)
+        missing = missing_extra(
+            f"this command needs the module {e.name!r}, which is not installed", _COMMANDS[asked][3]
+        )
+        click.echo(f"error: {missing}", err=True)
         sys.exit(2)

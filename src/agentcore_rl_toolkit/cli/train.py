@@ -101,6 +101,7 @@ def command(
         )
     from ..backends.rllm.settings import RllmConfig
     from ..backends.slime.runner import SlimeRunner
+    from ..backends.tinker.config import TinkerConfig
     from ..backends.trl.config import TrlConfig
     from ..backends.verl.settings import VerlConfig
 
@@ -114,25 +115,17 @@ def command(
             runner.train(slime_steps)
         return
     planned: int | None = None
-    if backend == "trl":
-        config = TrlConfig.from_file(config_path)
-        arn = config.agent_runtime_arn
-        if config.data_path is None:
-            raise ConfigError(f"{config_path}: `data_path` is needed to train from the command line")
-        plan = config.plan()
-    elif backend == "tinker":
-        from ..backends.tinker.config import TinkerConfig
-
-        tinker = TinkerConfig.from_file(config_path)
-        tinker = _rehearsed(tinker) if rehearse else tinker
-        plan, arn = tinker.plan(rehearse=rehearse), tinker.agent_runtime_arn
-        planned = tinker.steps * tinker.groups_per_step * tinker.group_size
-    elif backend == "verl":
-        verl = VerlConfig.from_file(config_path)
-        plan, arn = verl.plan(), str(verl.agentcore.get("agent_runtime_arn"))
-    else:
-        rllm = RllmConfig.from_file(config_path)
-        plan, arn = rllm.plan(), rllm.agent_runtime_arn
+    config: Any = {"trl": TrlConfig, "verl": VerlConfig, "rllm": RllmConfig, "tinker": TinkerConfig}[backend].from_file(
+        config_path
+    )
+    arn = str(config.agentcore.get("agent_runtime_arn")) if backend == "verl" else config.agent_runtime_arn
+    if backend == "trl" and config.data_path is None:
+        raise ConfigError(f"{config_path}: `data_path` is needed to train from the command line")
+    if backend == "tinker":
+        planned = config.steps * config.groups_per_step * config.group_size
+    if rehearse:
+        config = _rehearsed(config)
+    plan = config.plan(rehearse=True) if rehearse else config.plan()
     if dry_run:
         click.echo(plan.render())
         return
@@ -147,13 +140,13 @@ def command(
         from ..backends.tinker.adapter import run_async
 
         click.echo(plan.render())
-        service = _local_service(tinker.output_dir) if rehearse else None
-        asyncio.run(run_async(tinker, on_step=lambda result, groups: click.echo(line(result)), service=service))
+        service = _local_service(config.output_dir) if rehearse else None
+        asyncio.run(run_async(config, on_step=lambda result, groups: click.echo(line(result)), service=service))
         return
     if plan.command is None:
         from ..backends.trl.adapter import train
 
-        train(TrlConfig.from_file(config_path))
+        train(config)
         return
     click.echo(plan.render())
     sys.stdout.flush()

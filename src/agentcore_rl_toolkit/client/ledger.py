@@ -143,45 +143,24 @@ def attempts_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, Attempt]:
     """Replay the lines: session id -> what is known of it, in order of their intents."""
     attempts: dict[str, Attempt] = {}
     for line in lines:
-        _replay(line, attempts)
+        event, at_s, session_id = line["event"], line.get("t", 0.0), line["session_id"]
+        facts = {name: value for name, value in line.items() if name not in ("event", "t", "session_id")}
+        if event == "intent":
+            attempts[session_id] = Attempt(session_id=session_id, intent_s=at_s, **facts)
+            continue
+        known = attempts.get(session_id)
+        if known is None:
+            continue
+        if event == "accepted":
+            known.accepted_s, known.promised = at_s, known.promised or facts.get("promised") is True
+            known.key, known.bucket = facts.get("key", known.key), facts.get("bucket", known.bucket)
+        elif event == "done":
+            known.outcome, known.error, known.cause = Outcome(facts["outcome"]), facts.get("error"), facts.get("cause")
+        elif event == "stopped":
+            known.stopped = True
     return attempts
-
-
-def _replay(line: Mapping[str, Any], attempts: dict[str, Attempt]) -> None:
-    session_id = str(line.get("session_id"))
-    if line["event"] == "intent":
-        index = line.get("index")
-        attempts[session_id] = Attempt(
-            index=None if index is None else int(index),
-            input_id=line["input_id"],
-            session_id=session_id,
-            attempt=int(line.get("attempt", 1)),
-            key=str(line["key"]),
-            bucket=str(line["bucket"]),
-            payload=str(line.get("payload", "")),
-            intent_s=float(line.get("t", 0.0)),
-            proof_key=line.get("proof_key"),
-        )
-        return
-    known = attempts.get(session_id)
-    if known is None:
-        return
-    if line["event"] == "accepted":
-        known.accepted_s = float(line.get("t", 0.0))
-        known.promised = known.promised or line.get("promised") is True
-        known.key, known.bucket = str(line.get("key", known.key)), str(line.get("bucket", known.bucket))
-    elif line["event"] == "done":
-        known.outcome = Outcome(line["outcome"])
-        known.error = line.get("error")
-        known.cause = line.get("cause")
-    elif line["event"] == "stopped":
-        known.stopped = True
 
 
 def last_attempts(attempts: Mapping[str, Attempt]) -> dict[int, Attempt]:
     """Index in the batch -> its latest attempt."""
-    last: dict[int, Attempt] = {}
-    for attempt in attempts.values():
-        if attempt.index is not None:
-            last[attempt.index] = attempt
-    return last
+    return {attempt.index: attempt for attempt in attempts.values() if attempt.index is not None}

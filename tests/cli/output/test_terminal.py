@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -27,39 +25,6 @@ def test_commands_to_a_terminal_are_written_out() -> None:
     assert visible("Grüße, 世界 🙂") == "Grüße, 世界 🙂"
     every = "".join(map(chr, range(0x3000)))
     assert not any(c in visible(every) for c in map(chr, [*range(9), *range(11, 32), *range(0x7F, 0xA0)]))
-
-
-CODE = """
-import logging, sys, threading
-from agentcore_rl_toolkit.cli import main
-from agentcore_rl_toolkit.cli.servers import runtime
-from agentcore_rl_toolkit.errors import LocalRuntimeError
-from agentcore_rl_toolkit.runtime.remote import RuntimeView
-def find(url=None):
-    logging.getLogger("agent").warning("said %s", "\\x1b[2J")
-    def thread():
-        raise ValueError("in a thread: \\x1b[2J\\x9b2J")
-    beside = threading.Thread(target=thread)
-    beside.start()
-    beside.join()
-    raise {error}("an agent's words: \\x1b[2J\\x9b2J [red]x[/red]")
-RuntimeView.find = find
-sys.argv = ["agentcore-rl", "runtime", "ps"]
-main.main()
-"""
-
-
-@pytest.mark.parametrize("error", ["LocalRuntimeError", "KeyError"])
-def test_errors_logs_and_tracebacks_command_no_terminal(error: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CODE.format(error=error)], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 1
-    assert "\x1b" not in done.stderr
-    assert "\x9b" not in done.stderr
-    assert "[red]x[/red]" in done.stderr
-    assert "said \\e[2J" in done.stderr
-    assert "in a thread: \\e[2J\\x9b2J" in done.stderr
 
 
 WORDS = f"an agent's words: {TITLE} \x9b2J \u202egnp.exe"

@@ -6,12 +6,7 @@ terminal of whoever looks at it, and hide what was printed before.
 
 from __future__ import annotations
 
-import logging
 import re
-import sys
-import threading
-import traceback
-from types import TracebackType
 
 # Control characters but tab and line feed, those of Latin-1 among them, and what turns the direction of text around.
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -27,26 +22,3 @@ def visible(text: object) -> str:
 def _written_out(found: re.Match[str]) -> str:
     code = ord(found[0])
     return _SHOWN.get(found[0]) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
-
-
-class _Formatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return visible(super().format(record))
-
-
-def guard() -> None:
-    """Let no log line and no traceback of this process command the terminal it is printed on."""
-    if logging.lastResort is not None:
-        logging.lastResort.setFormatter(_Formatter())
-
-    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        sys.stderr.write(visible("".join(traceback.format_exception(kind, error, trace))))
-
-    def show_of_thread(ended: threading.ExceptHookArgs) -> None:
-        if ended.exc_type is not SystemExit:
-            name = ended.thread.name if ended.thread is not None else "?"
-            sys.stderr.write(f"Exception in thread {visible(name)}:\n")
-            show(ended.exc_type, ended.exc_value or ended.exc_type(), ended.exc_traceback)
-
-    sys.excepthook = show
-    threading.excepthook = show_of_thread

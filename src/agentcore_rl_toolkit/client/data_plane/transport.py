@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import json
-import socket
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +34,7 @@ HOW_TO_HAVE_THEM = (
     "of yours is found by its address"
 )
 MAX_REPLY_BYTES = 2**20  # an answer has ids, a key and a status; whatever is longer is not one
+_DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a local runtime is behind no proxy
 STORE_REFUSED = "StoreRefused"  # code of the failure when the agent says that its record cannot be stored
 
 
@@ -131,7 +134,6 @@ class Transport:
         self._lock = threading.Lock()
         self._client: Any = None
         self._local_key: tuple[str, str] | None = None  # of a runtime of this user on this machine
-        self._http: Any = None  # for what is not an operation of AWS; one thread uses it
 
     @property
     def client(self) -> Any:
@@ -219,7 +221,6 @@ class Transport:
         from botocore.awsrequest import AWSRequest
         from botocore.credentials import Credentials
         from botocore.exceptions import BotoCoreError
-        from botocore.httpsession import URLLib3Session
 
         client = self.client
         url = str(client.meta.endpoint_url)
@@ -228,24 +229,21 @@ class Transport:
         question = {"agentRuntimeArn": self._arn, **self._qualifier, "sessions": list(session_ids)}
         headers = {"Content-Type": "application/json"}
         request = AWSRequest("POST", f"{url.rstrip('/')}/_local/endings", headers, json.dumps(question).encode())
-        if self._http is None:
-            # As botocore's own clients: head and body go out apart, and must not wait for each other.
-            options = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
-            timeouts = (CONNECT_TIMEOUT_S, ENDINGS_TIMEOUT_S)
-            self._http = URLLib3Session(timeout=timeouts, max_pool_connections=1, socket_options=options)
         known = self._local_key
         try:
             credentials = Credentials(*known) if known is not None else self._boto3_session().get_credentials()
             if credentials is not None:
                 SigV4Auth(credentials.get_frozen_credentials(), DATA_PLANE, self._region).add_auth(request)
-            answer = self._http.send(request.prepare())
-        except (BotoCoreError, OSError) as e:
-            raise InvokeUncertainError(str(e)) from e
-        if answer.status_code >= 500 or answer.status_code == 429:
-            raise InvokeUncertainError(f"the runtime answered with status {answer.status_code}")
-        if answer.status_code != 200:
+            sent = urllib.request.Request(url=request.url, data=request.data, headers=dict(request.headers.items()))
+            with _DIRECTLY.open(sent, timeout=ENDINGS_TIMEOUT_S) as answer:
+                return _read_endings(answer.read())
+        except urllib.error.HTTPError as e:
+            e.close()
+            if e.code >= 500 or e.code == 429:
+                raise InvokeUncertainError(f"the runtime answered with status {e.code}") from e
             return None
-        return _read_endings(answer.content)
+        except (BotoCoreError, OSError, http.client.HTTPException) as e:
+            raise InvokeUncertainError(str(e)) from e
 
     def _boto3_session(self) -> Any:
         if self._session is None:
@@ -258,8 +256,6 @@ class Transport:
         """Close pooled connections."""
         if self._client is not None:
             self._client.close()
-        if self._http is not None:
-            self._http.close()
 
 
 def is_aws(url: str) -> bool:
