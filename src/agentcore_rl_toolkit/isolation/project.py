@@ -8,11 +8,12 @@ from __future__ import annotations
 import ast
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 MAX_SOURCES = 2_000
+MAX_LINKS = 200
 _NOT_SOURCE = ("__pycache__", "node_modules", "build", "dist", "runs")
 
 
@@ -54,6 +55,11 @@ class Project:
         return list(dict.fromkeys(str(folder) for folder in folders if folder.is_dir()))
 
     @property
+    def shown(self) -> list[str]:
+        """The folders whose files sessions find in their own."""
+        return list(dict.fromkeys((str(self.folder), str(self.script.parent))))
+
+    @property
     def dependencies(self) -> Path | None:
         """The pyproject.toml or requirements.txt that says which packages the agent needs."""
         return _dependency_file(self.folder)
@@ -80,6 +86,15 @@ class Project:
                     if left and name.endswith(".py") and path.is_file():
                         left -= 1
                         yield path
+
+
+def link_files(folders: Iterable[str], directory: str) -> None:
+    """Show an agent's files in a session's folder, as in a container's /app; what the agent writes stays with the session."""
+    for folder in folders:
+        for name in sorted(os.listdir(folder))[:MAX_LINKS]:
+            link = os.path.join(directory, name)
+            if not name.startswith(".") and name not in ("__pycache__", "tmp") and not os.path.lexists(link):
+                os.symlink(os.path.join(folder, name), link)
 
 
 def _dependency_file(folder: Path) -> Path | None:

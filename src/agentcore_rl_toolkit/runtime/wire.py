@@ -9,7 +9,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -27,8 +27,8 @@ HANDED = "AGENTCORE_RL_SESSION_ENV"  # variable of `runtime serve`: session vari
 MAX_PAYLOAD_BYTES = 100_000_000
 SESSION_ID_MIN, SESSION_ID_MAX = 33, 256
 
-TRACE = frozenset({b"x-amzn-trace-id", b"traceparent", b"tracestate", b"baggage"})
-RETURNED = TRACE | {b"content-type", b"mcp-session-id", b"mcp-protocol-version"}
+RETURNED = frozenset({b"x-amzn-trace-id", b"traceparent", b"tracestate", b"baggage"})
+RETURNED |= {b"content-type", b"mcp-session-id", b"mcp-protocol-version"}
 # Handed to the agent as they came; anything else only when the runtime's requestHeaderAllowlist names it.
 FORWARDED = RETURNED | {b"accept", b"mcp-method", b"mcp-name", b"workloadaccesstoken", b"oauth2callbackurl"}
 FORWARDED |= {b"x-amz-bedrock-agentcore-identity-wat", USER_ID_HEADER}
@@ -156,15 +156,6 @@ def forwarded_headers(headers: Headers, allowlist: frozenset[bytes]) -> Headers:
 def returned_headers(headers: Headers) -> Headers:
     """The agent's response headers a caller gets to see."""
     return [(k, v) for k, v in headers if k in RETURNED]
-
-
-def trace_headers(request: Headers, returned: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """The trace headers of a request that go back with its reply: those the agent did not answer with its own."""
-    own = [(k, v) for k, v in request if k in TRACE]
-    if not own:
-        return own
-    names = {k for k, _ in returned}
-    return [(k, v) for k, v in own if k not in names]
 
 
 def parse_environment(pairs: Sequence[str]) -> dict[str, str]:

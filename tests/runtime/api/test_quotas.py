@@ -62,12 +62,6 @@ def test_sessions_at_once_are_402() -> None:
     assert q.refused == {"ServiceQuotaExceededException": 1}
 
 
-def test_control_plane_has_its_own_rates() -> None:
-    q = Quotas(profile("aws-2026"))
-    assert admitted(lambda: q.control("CreateAgentRuntime", 0.0), 20) == 5
-    assert admitted(lambda: q.control("GetAgentRuntime", 0.0), 80) == 50
-
-
 def test_unlimited_is() -> None:
     q = Quotas(profile("unlimited"))
     assert admitted(lambda: q.request("InvokeAgentRuntime", "a", 0.0), 5_000) == 5_000

@@ -6,7 +6,6 @@ import json
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -137,22 +136,19 @@ def test_the_id_of_a_reply_is_the_one_that_the_agent_was_given(server: Server) -
         assert seen == reply["ResponseMetadata"]["RequestId"]
 
 
-def test_trace_headers_reach_the_agent_and_come_back(server: Server) -> None:
+def test_trace_headers_reach_the_agent_and_its_own_come_back(server: Server) -> None:
     given = {
         "traceId": "Root=1-67891233-abcdef012345678912345678",
         "traceParent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
         "traceState": "vendor=value",
         "baggage": "userId=alice",
     }
-    for operation in ("InvokeAgentRuntime", "InvokeAgentRuntimeCommand"):
-        reply = call(server, operation, **given)
-        assert {name: reply[name] for name in given} == given
     seen = json.loads(call(server, "InvokeAgentRuntime", **given)["response"])
     assert {seen[k] for k in ("x-amzn-trace-id", "traceparent", "tracestate", "baggage")} == set(given.values())
     payload = json.dumps({"headers": {"traceparent": "00-of-the-agent-01", "x-private": "no"}}).encode()
     reply = server.default_client.invoke_agent_runtime(agentRuntimeArn=server.arn, payload=payload, **given)
     reply["response"].read()
-    assert (reply["traceParent"], reply["traceId"]) == ("00-of-the-agent-01", given["traceId"])
+    assert reply["traceParent"] == "00-of-the-agent-01"
     assert "x-private" not in reply["ResponseMetadata"]["HTTPHeaders"]
 
 
@@ -265,17 +261,6 @@ def test_bad_field_is_400_and_named(control: Any, changes: dict[str, Any], field
     status, code, response = refused(lambda: create(control, **changes))
     assert (status, code, response["reason"]) == (400, "ValidationException", "FieldValidationFailed")
     assert response["fieldList"][0]["name"] == field
-
-
-def test_control_plane_has_its_own_quota(start_server: Callable[..., Server], tmp_path: Path) -> None:
-    quick = start_server("--quotas", "aws-2026")
-    listing = quick.client("bedrock-agentcore-control").list_agent_runtimes
-
-    def burst() -> None:
-        for _ in range(200):
-            listing()
-
-    assert refused(burst)[:2] == (429, "ThrottlingException")
 
 
 def test_a_call_whose_session_is_stopped_while_it_starts_is_to_be_retried(server: Server) -> None:

@@ -12,31 +12,25 @@ from typing import Any
 from ...errors import ConfigError
 from ..wire import WireError
 
-CONTROL_PER_S = {
-    **dict.fromkeys(("Create", "Update", "Delete", "List"), 5.0),
-    "Get": 50.0,
-}  # by an operation's first word
-
 
 @dataclass(frozen=True, kw_only=True)
 class QuotaProfile:
     """Limits of an account. None: no limit.
 
     ``tps``: requests per second for each agent and operation. ``new_sessions_per_minute``: per endpoint, of agents that are
-    images. ``max_sessions``: environments alive at once, over all agents. ``control``: whether the control plane has limits.
+    images. ``max_sessions``: environments alive at once, over all agents.
     """
 
     name: str
     tps: float | None = None
     new_sessions_per_minute: float | None = None
     max_sessions: int | None = None
-    control: bool = True
 
 
 PROFILES = {
     p.name: p
     for p in (
-        QuotaProfile(name="unlimited", control=False),
+        QuotaProfile(name="unlimited"),
         QuotaProfile(name="aws-2026", tps=200, new_sessions_per_minute=400, max_sessions=2_500),
         QuotaProfile(name="aws-2025", tps=25, new_sessions_per_minute=100, max_sessions=500),
     )
@@ -88,11 +82,6 @@ class Quotas:
     def request(self, operation: str, runtime_id: str, now: float) -> None:
         """A data-plane request. Raises: WireError 429."""
         self._take(("tps", runtime_id, operation), self.profile.tps, now)
-
-    def control(self, operation: str, now: float) -> None:
-        """A control-plane request. Raises: WireError 429."""
-        rates = [rate for word, rate in CONTROL_PER_S.items() if operation.startswith(word)]
-        self._take(("control", operation), rates[0] if rates and self.profile.control else None, now)
 
     def new_session(self, runtime_id: str, endpoint: str, live: int, now: float) -> None:
         """A session is to be started while ``live`` exist. Raises: WireError 402, 429."""

@@ -11,16 +11,16 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-from ...isolation.project import Project
+from ...isolation.project import Project, link_files
 from ...isolation.sandbox import interpreter_paths, project_of
 from ..sessions.node import SessionOrder
 from .client import Engine
-from .images import ARCHITECTURES, fetch
+from .images import fetch
 
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 IMAGE = "localhost/agentcore-rl/host:2"
 PACKAGE = Path(__file__).resolve().parents[2]
 TMP_BYTES = 2**30
-MAX_LINKS = 200
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _EMPTY = ("dev", "etc", "home", "mnt", "opt", "proc", "root", "run", "sys", "tmp", "usr", "var")
 # Of /etc only what programs need to run; the engine brings hosts, hostname and resolv.conf.
@@ -43,10 +43,7 @@ def add(order: SessionOrder, settings: dict[str, Any], env: dict[str, str]) -> N
     agent, directory = order.agent, order.directory
     (directory / "tmp").mkdir(mode=0o700)
     project = Project.of(agent.script)
-    for folder in dict.fromkeys((project.folder, agent.script.parent)):
-        for name in sorted(os.listdir(folder))[:MAX_LINKS]:
-            if not name.startswith(".") and name not in ("__pycache__", "tmp") and not (directory / name).is_symlink():
-                (directory / name).symlink_to(folder / name)
+    link_files(project.shown, str(directory))
     env |= {"HOME": str(directory), "PWD": str(directory), "TMPDIR": f"{directory}/tmp"}
     env.setdefault("PYTHONPATH", os.pathsep.join(project.import_paths))
     what = ["-m", project.module] if project.package else [str(agent.script)]
@@ -96,7 +93,7 @@ def _empty_layer() -> bytes:
 def _image(layer: bytes, name: str) -> bytes:
     """An image of one layer, as an archive that engines load. Source: Docker Image Specification v1.2."""
     config = {
-        "architecture": ARCHITECTURES.get(platform.machine(), platform.machine()),
+        "architecture": _ARCHITECTURES.get(platform.machine(), platform.machine()),
         "os": "linux",
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
     }

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-import platform
 from collections.abc import Mapping
 from typing import Any
 
 from ..agents.version_fields import LOCAL_ARTIFACT
 from .client import Engine, EngineError
 
-log = logging.getLogger(__name__)
 _BUILT_HERE = "localhost/"  # what Podman calls images that were never pushed; there is no registry to ask
-ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def image_of(fields: Mapping[str, Any]) -> str | None:
@@ -32,13 +28,4 @@ async def fetch(engine: Engine, name: str) -> str:
         found = await engine.image(name)
     if found is None:
         raise EngineError(f"{engine} has no image {name!r}; build it, or pull it")
-    _warn_of_architecture(name, str(found.get("Architecture", "")))
     return str(found["Id"])
-
-
-def _warn_of_architecture(name: str, architecture: str) -> None:
-    here = ARCHITECTURES.get(platform.machine(), platform.machine())
-    if architecture and architecture != here:
-        log.warning("image %s is for %s, this machine is %s: it runs by emulation, if at all", name, architecture, here)
-    elif architecture == "amd64":
-        log.warning("image %s is for amd64; AgentCore Runtime runs linux/arm64 images only", name)

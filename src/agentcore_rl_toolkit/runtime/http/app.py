@@ -23,13 +23,11 @@ from ..wire import (
     not_found,
     session_id_of,
     split_path,
-    trace_headers,
 )
 from . import local_api
 from .commands import parse_command, run_command
 from .invoke import relay
 from .responses import (
-    AWS_REQUEST_ID,
     Receive,
     Send,
     failed,
@@ -136,7 +134,6 @@ class RuntimeApp:
         self, managed: tuple[str, str, str], query: Mapping[str, str], body: list[bytes], send: Send
     ) -> int:
         operation, runtime, endpoint = managed
-        self.runtime.quotas.control(operation, time.monotonic())
         call = control.Call(operation, runtime, endpoint, query, control.parse_body(b"".join(body)))
         status, content = await self.runtime.control.call(call)
         await reply_json(send, content, status)
@@ -186,8 +183,7 @@ class RuntimeApp:
             for delay_s in effects.kills_s:
                 asyncio.get_running_loop().call_later(delay_s, session.process.stop, 0.0)
             if command is not None:
-                more = [*trace_headers(headers, ()), (AWS_REQUEST_ID, request_id.encode())]
-                await run_command(session, *command, send, more)
+                await run_command(session, *command, send, request_id)
                 return
             times = self.runtime.config.times
             await relay(session, send, times=times, headers=headers, body=body, request_id=request_id)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ..._parsing import parse_json
 from ..api import eventstream
 from ..sessions.session import Session, is_over
 from ..wire import SESSION_HEADER, invalid
-from .responses import Send, as_wire_error
+from .responses import AWS_REQUEST_ID, Send, as_wire_error
 
 Emit = Callable[[Any], Awaitable[None]]
 MAX_COMMAND_CHARS = 65_536
@@ -36,14 +36,13 @@ def parse_command(body: bytes) -> tuple[str, int]:
     return command, timeout
 
 
-async def run_command(
-    session: Session, command: str, timeout_s: float, send: Send, more_headers: Sequence[tuple[bytes, bytes]] = ()
-) -> None:
+async def run_command(session: Session, command: str, timeout_s: float, send: Send, request_id: str) -> None:
     """Run the command beside the session's server, in the same confinement; it ends with the session.
 
     A caller that goes away does not end it. What goes wrong once the reply has begun ends it as an exception event.
     """
-    headers = [(b"content-type", eventstream.CONTENT_TYPE), (SESSION_HEADER, session.id.encode()), *more_headers]
+    headers = [(b"content-type", eventstream.CONTENT_TYPE), (SESSION_HEADER, session.id.encode())]
+    headers += [(AWS_REQUEST_ID, request_id.encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def emit(payload: Any) -> None:

@@ -16,7 +16,6 @@ from ..wire import (
     WireError,
     forwarded_headers,
     returned_headers,
-    trace_headers,
 )
 from .responses import AWS_REQUEST_ID, Send
 
@@ -48,7 +47,6 @@ async def relay(
             data = await reply.read()  # an agent that ends before it is an error with a status
             started = True
             back = returned_headers(reply.headers)
-            back += trace_headers(headers, back)
             back += [(SESSION_HEADER, session.id.encode()), (AWS_REQUEST_ID, request_id.encode())]
             length = header(reply.headers, b"content-length") if data else b"0"
             if length is not None:

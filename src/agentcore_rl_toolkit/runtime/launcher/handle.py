@@ -95,8 +95,7 @@ class TemplateProcess:
     def __init__(self, spec: TemplateSpec) -> None:
         self.spec = spec
         self.mode = spec.mode
-        project = Project.of(spec.script)
-        self._shown = list(dict.fromkeys((str(project.folder), str(spec.script.parent))))
+        self._shown = Project.of(spec.script).shown
         self.reason: str | None = None
         self.pid: int | None = None
         self.closed = False

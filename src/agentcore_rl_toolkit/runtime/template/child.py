@@ -11,13 +11,13 @@ import tempfile
 from typing import Any
 
 from ...isolation.limits import set_memory_limit
+from ...isolation.project import link_files
 from ..launcher import linux
 from .script import run_script
 from .serve import leave, make_config, serve
 
 # Sessions are short and their long-lived objects are frozen in the template: rarer collections save CPU and page copies.
 GC_THRESHOLDS = (5_000, 20, 20)
-MAX_LINKS = 200
 
 
 class Session:
@@ -76,7 +76,7 @@ def become_session(session: Session, template_pid: int, memory_bytes: int | None
     os.close(log)
     os.mkdir(os.path.join(session.directory, "tmp"), 0o700)
     _settle(session)
-    _link_agent_files(session)
+    link_files(session.links, session.directory)
     tempfile.tempdir = None
     # CPython gives `random` a new seed in a forked child; numpy's global generator keeps the template's.
     numpy_random = sys.modules.get("numpy.random")
@@ -110,11 +110,3 @@ def _settle(session: Session) -> None:
     os.chdir(session.directory)
     os.environ["TMPDIR"] = os.path.join(session.directory, "tmp")
     os.environ["HOME"] = os.environ["PWD"] = session.directory
-
-
-def _link_agent_files(session: Session) -> None:
-    """Show the agent's files in the working folder, as in a container's /app; what the agent writes stays with the session."""
-    for folder in session.links:
-        for name in sorted(os.listdir(folder))[:MAX_LINKS]:
-            if not name.startswith(".") and name not in ("__pycache__", "tmp") and not os.path.lexists(name):
-                os.symlink(os.path.join(folder, name), name)
