@@ -15,7 +15,7 @@ from ..errors import AgentLoadError, ConfigError, LocalRuntimeError
 from . import roots
 from .agents import environments
 from .agents.agent import Agent
-from .agents.registry import Record, Registry, Version
+from .agents.registry import DEFAULT, Record, Registry, Version
 from .agents.version_fields import LOCAL_ARTIFACT, lifecycle_of
 from .api.control import ControlPlane
 from .api.quotas import Quotas
@@ -79,8 +79,6 @@ class Runtime:
             idle_s=config.times.idle_timeout_s,
             lifetime_s=config.times.max_lifetime_s,
         )
-        self._agents: dict[tuple[str, int], Agent] = {}
-        self._loading: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[Any]] = set()
         self._kept_logs = KeptLogs(self.state_dir / "logs")
 
@@ -116,10 +114,7 @@ class Runtime:
     # -- deploying
     async def deploy(self, record: Record, version: Version) -> None:
         """Load a version in the background; its status says how that went."""
-        key = (record.id, version.number)
-        task = asyncio.create_task(self._deploy(record, version), name=f"deploy {record.name}")
-        self._loading[key] = task
-        task.add_done_callback(lambda _: self._loading.pop(key, None))
+        version.loading = self._keep(self._deploy(record, version), name=f"deploy {record.name}")
 
     async def reload(self, name: str) -> Record:
         """A new version of an agent from its file as it is now, in the same environment. Raises: WireError 404."""
@@ -143,21 +138,22 @@ class Runtime:
             expected = isinstance(e, (LocalRuntimeError, ConfigError, OSError))
             if not expected:
                 log.exception("an agent version did not load", extra={"agent": record.name, "version": version.number})
-            self._give_up(record, version, str(e) if expected else f"{type(e).__name__}: {e}")
+            self.registry.settle(record, version, str(e) if expected else f"{type(e).__name__}: {e}")
+        finally:
+            version.loading = None
 
     async def _load(self, record: Record, version: Version) -> None:
-        agent = self._agents[record.id, version.number] = _agent_of(record, version, self.config)
-        await self.node.prepare(agent)
+        agent = _agent_of(record, version, self.config)
+        try:
+            await self.node.prepare(agent)
+        except BaseException:
+            self._keep(self.node.forget_if_unused(agent), name="retire")
+            raise
+        version.agent = agent
         self.registry.settle(record, version, None)
-        for (identity, number), older in list(self._agents.items()):
-            if identity == record.id and not self._is_served(older):
-                self._keep(self.node.forget_if_unused(older), name=f"retire {identity}:{number}")
-
-    def _give_up(self, record: Record, version: Version, failure: str) -> None:
-        self.registry.settle(record, version, failure)
-        agent = self._agents.pop((record.id, version.number), None)
-        if agent is not None:
-            self._keep(self.node.forget_if_unused(agent), name=f"retire {record.id}:{version.number}")
+        for older in record.versions.values():
+            if older.agent is not None and not self._is_served(older.agent):
+                self._keep(self.node.forget_if_unused(older.agent), name="retire")
 
     def _is_served(self, agent: Agent) -> bool:
         record = self.registry.records.get(agent.runtime_id)
@@ -175,16 +171,14 @@ class Runtime:
         python = environments.build(environments.Dependencies.beside(script), environments.cache_dir())
         return str(script), str(python)
 
-    async def remove(self, record: Record, versions: Sequence[Version]) -> None:
-        """Stop the sessions of deleted versions, then their templates, in the background."""
-        for version in versions:
-            loading = self._loading.get((record.id, version.number))
-            if loading is not None:
-                loading.cancel()
-                await asyncio.wait([loading])
-            agent = self._agents.pop((record.id, version.number), None)
-            if agent is not None:
-                self._keep(self._remove(agent))
+    async def remove(self, record: Record) -> None:
+        """Stop the sessions of a deleted agent, then its templates, in the background."""
+        for version in record.versions.values():
+            if version.loading is not None:
+                version.loading.cancel()
+                await asyncio.wait([version.loading])
+            if version.agent is not None:
+                self._keep(self._remove(version.agent))
 
     async def _remove(self, agent: Agent) -> None:
         sessions = [s for s in self.table.sessions.values() if s.agent == agent]
@@ -210,14 +204,10 @@ class Runtime:
         """
         while True:  # what was waited for may have failed, or be gone
             record = self.registry.find(route.named)
-            version, identity = record.resolve(route.qualifier), record.id
-            agent = self._agents.get((identity, version.number))
-            loading = self._loading.get((identity, version.number))
-            if loading is None and agent is not None:
-                return agent
-            target = record.endpoints[route.qualifier].target
-            if loading is None and target is not None:
-                loading = self._loading.get((identity, target))
+            version = record.resolve(route.qualifier)
+            if version.agent is not None:
+                return version.agent
+            loading = version.loading or (record.latest.loading if route.qualifier == DEFAULT else None)
             if loading is None:
                 why = version.failure or "it is not loaded"
                 raise WireError("RuntimeClientError", f"The agent runtime is not ready: {why}", localDetail=why)
@@ -249,7 +239,7 @@ class Runtime:
     async def close(self) -> None:
         """End every session and template, and remove what is not to be kept."""
         await self.end_sessions()
-        tasks = [*self._background, *self._loading.values()]
+        tasks = list(self._background)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -267,10 +257,11 @@ class Runtime:
             self._keep(self.node.forget_if_unused(session.agent), name="retire")
         self._kept_logs.keep(session.log_path)
 
-    def _keep(self, work: Any, *, name: str | None = None) -> None:
+    def _keep(self, work: Any, *, name: str | None = None) -> asyncio.Task[Any]:
         task = asyncio.create_task(work, name=name)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task
 
 
 def _agent_of(record: Record, version: Version, config: RuntimeConfig) -> Agent:

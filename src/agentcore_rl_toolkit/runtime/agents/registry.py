@@ -6,20 +6,21 @@ caller's business; here are only records and the rules about them.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..wire import Named, WireError, not_found
-from .agent import make_runtime_id, runtime_arn
+from .agent import Agent, make_runtime_id, runtime_arn
 
 DEFAULT = "DEFAULT"
 
 
 @dataclass
 class Version:
-    """One immutable version: AWS's request fields, and where the agent is on this machine."""
+    """One immutable version: AWS's request fields, where the agent is on this machine, and what has been loaded of it."""
 
     number: int
     fields: dict[str, Any]
@@ -29,21 +30,19 @@ class Version:
     script: str | None = None
     python: str | None = None
     updated_s: float = 0.0
+    agent: Agent | None = None
+    loading: asyncio.Task[None] | None = None
 
 
 @dataclass
 class Endpoint:
-    """A name for a version. DEFAULT follows the latest that loaded.
-
-    ``version`` is what it serves; ``target`` what it is to serve once that is loaded, None when it is there.
-    """
+    """A name for a version. DEFAULT follows the latest that loaded."""
 
     name: str
     version: int
     created_s: float
     updated_s: float
     tags: dict[str, str] = field(default_factory=dict)
-    target: int | None = None
 
 
 @dataclass
@@ -72,12 +71,6 @@ class Record:
         if endpoint not in self.endpoints:
             raise not_found(f"Endpoint {endpoint} of agent runtime {self.id}")
         return self.versions[self.endpoints[endpoint].version]
-
-    def endpoint_status(self, endpoint: Endpoint) -> str:
-        """CREATING, UPDATING, READY or how loading its target, or else what it serves, failed."""
-        word = "CREATE" if endpoint.target is None else "UPDATE"
-        status = self.versions[endpoint.version if endpoint.target is None else endpoint.target].status
-        return status if status == "READY" else f"{word}_FAILED" if status.endswith("FAILED") else f"{word[:-1]}ING"
 
 
 class Registry:
@@ -127,7 +120,6 @@ class Registry:
         now = time.time()
         number = record.latest.number + 1
         record.versions[number] = Version(number, dict(fields), now, status="UPDATING", updated_s=now)
-        self.aim(record, record.endpoints[DEFAULT], number)
         return record
 
     def settle(self, record: Record, version: Version, failure: str | None) -> None:
@@ -135,25 +127,13 @@ class Registry:
         failed = "CREATE_FAILED" if version.number == 1 else "UPDATE_FAILED"
         version.status = "READY" if failure is None else failed
         version.failure, version.updated_s = failure, time.time()
-        if failure is None:
-            for endpoint in record.endpoints.values():
-                follows = endpoint.name == DEFAULT and version.number > endpoint.version
-                if follows or endpoint.target == version.number:
-                    endpoint.version, endpoint.updated_s = version.number, version.updated_s
-                    if endpoint.target == version.number:
-                        endpoint.target = None
+        default = record.endpoints[DEFAULT]
+        if failure is None and version.number > default.version:
+            default.version, default.updated_s = version.number, version.updated_s
 
-    def aim(self, record: Record, endpoint: Endpoint, number: int) -> None:
-        """Let an endpoint serve a version: at once when it is loaded, else when it will be."""
-        loaded = record.versions[number].status == "READY"
-        endpoint.version, endpoint.target = (number, None) if loaded else (endpoint.version, number)
-        endpoint.updated_s = time.time()
-
-    def delete(self, identity: str) -> Record:
+    def delete(self, identity: str) -> None:
         """Raises: WireError 404."""
-        record = self.get(identity)
-        del self.records[identity]
-        return record
+        del self.records[self.get(identity).id]
 
     def create_endpoint(
         self,
@@ -179,11 +159,9 @@ class Registry:
         record.resolve(name)
         return record.endpoints[name]
 
-    def delete_endpoint(self, identity: str, name: str) -> Endpoint:
+    def delete_endpoint(self, identity: str, name: str) -> None:
         """Raises: WireError 404, 409 for DEFAULT."""
-        endpoint = self.endpoint(identity, name)
+        self.endpoint(identity, name)
         if name == DEFAULT:
             raise WireError("ConflictException", "The DEFAULT endpoint cannot be deleted")
-        record = self.get(identity)
-        del record.endpoints[name]
-        return endpoint
+        del self.get(identity).endpoints[name]

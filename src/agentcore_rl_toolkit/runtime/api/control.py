@@ -79,7 +79,7 @@ class ControlPlane:
         registry: Registry,
         *,
         deploy: Callable[[Record, Version], Awaitable[None]],
-        remove: Callable[[Record, Sequence[Version]], Awaitable[None]],
+        remove: Callable[[Record], Awaitable[None]],
         idle_s: float,
         lifetime_s: float,
     ) -> None:
@@ -151,7 +151,7 @@ class ControlPlane:
         if "version" in call.query:
             raise invalid("the local runtime deletes agent runtimes whole; leave version out", field="version")
         self.registry.delete(call.runtime)
-        await self._end(record, list(record.versions.values()))
+        await self._end(record)
         return 202, {"status": "DELETING", "agentRuntimeId": record.id}
 
     async def _list(self, call: Call) -> tuple[int, dict[str, Any]]:
@@ -200,11 +200,11 @@ class ControlPlane:
         if call.endpoint == DEFAULT:
             raise WireError("ConflictException", "The DEFAULT endpoint always follows the latest version")
         if call.body.get("agentRuntimeVersion") is not None:
-            record = self.registry.get(call.runtime)
-            version = record.version(_number(call.body["agentRuntimeVersion"]))
-            if version.failure is not None:
-                raise WireError("ConflictException", f"Version {version.number} did not load: {version.failure}")
-            self.registry.aim(record, endpoint, version.number)
+            version = self.registry.get(call.runtime).version(_number(call.body["agentRuntimeVersion"]))
+            if version.status != "READY":
+                why = version.failure or "it is being loaded"
+                raise WireError("ConflictException", f"Version {version.number} is not ready: {why}")
+            endpoint.version = version.number
         endpoint.updated_s = datetime.now(UTC).timestamp()
         return 202, {**self._describe(call.runtime, endpoint), "status": "UPDATING"}
 
@@ -234,8 +234,8 @@ class ControlPlane:
             "name": endpoint.name,
             "id": endpoint.name,
             "liveVersion": str(endpoint.version),
-            "targetVersion": str(endpoint.version if endpoint.target is None else endpoint.target),
-            "status": record.endpoint_status(endpoint),
+            "targetVersion": str(endpoint.version),
+            "status": record.versions[endpoint.version].status,
             "createdAt": iso(endpoint.created_s),
             "lastUpdatedAt": iso(endpoint.updated_s),
         }
