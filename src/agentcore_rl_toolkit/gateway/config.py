@@ -56,6 +56,8 @@ class UpstreamConfig:
             raise ConfigError(f"weight of upstream {self.url!r} must be above 0, got {self.weight}")
         if self.api_key is not None and not _KEY.fullmatch(self.api_key):
             raise ConfigError(f"the api key of upstream {self.url!r} must be visible ASCII characters, without spaces")
+        if self.api_path == "/v1":  # it may be given with its API's path
+            object.__setattr__(self, "url", self.url.rstrip("/").removesuffix("/v1"))
 
     @property
     def host(self) -> str:
@@ -72,9 +74,8 @@ class UpstreamConfig:
 
     @property
     def base_path(self) -> str:
-        """Path before ``/v1``: an upstream may be given with or without its trailing ``/v1``."""
-        path = urlsplit(self.url).path.rstrip("/")
-        return path.removesuffix("/v1") if self.api_path == "/v1" else path
+        """Path before that of the API."""
+        return urlsplit(self.url).path.rstrip("/")
 
     def path(self, route: bytes) -> bytes:
         """Where a route is at this server: what begins with ``/v1`` lies below ``api_path``, the rest beside it."""

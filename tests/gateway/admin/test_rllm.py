@@ -50,7 +50,7 @@ async def test_a_trainer_creates_a_session_reads_its_traces_and_deletes_it(
     try:
         assert (await asyncio.to_thread(sync.health))["status"] == "ok"
         worker = await asyncio.to_thread(sync.add_worker, url=engine.url + "/v1")
-        assert [w.worker_id for w in await asyncio.to_thread(sync.list_workers)] == [worker]
+        assert [(w.worker_id, w.url) for w in await asyncio.to_thread(sync.list_workers)] == [(worker, engine.url)]
         await asyncio.to_thread(sync.set_weight_version, 5)
         name = await asyncio.to_thread(sync.create_session, session_id="task:1", sampling_params={"temperature": 0.3})
         assert sync.get_session_url(name) == f"{gateway.url}/sessions/task:1/v1"
@@ -58,9 +58,11 @@ async def test_a_trainer_creates_a_session_reads_its_traces_and_deletes_it(
             engine.faults.append(Fault(status=400))
             with pytest.raises(openai.BadRequestError):
                 await llm.chat.completions.create(model="m", messages=USER)
-            await llm.chat.completions.create(model="m", messages=USER, temperature=1.0)
-            async for _ in await llm.chat.completions.create(model="m", messages=USER, n=2, stream=True):
-                pass
+            replies = [await llm.chat.completions.create(model="m", messages=USER, temperature=1.0)]
+            async for event in await llm.chat.completions.create(model="m", messages=USER, n=2, stream=True):
+                replies.append(event)
+            members = {name for reply in replies for part in (reply, *reply.choices) for name in part.model_fields_set}
+            assert not members & {"prompt_token_ids", "token_ids", "logprobs"}  # the agent asked for none
             assert await asyncio.to_thread(sync.flush)
             traces = await asyncio.to_thread(sync.get_session_traces, name)
             assert [t.completion_token_ids for t in traces] == [ids for r in engine.calls for ids in r.completion_ids]

@@ -191,7 +191,7 @@ async def test_a_reply_that_was_not_taken_whole_is_not_trained_beside_its_retry(
     session = await opened(gateway, max_turns=2)
     if read == "half":
         _, writer = await asked(session, reads=False, limit=1024, max_tokens=2000)
-        await sip(writer, b'"logprobs"')
+        await sip(writer, b'"usage"')
     else:
         _, writer = await asked(session, reads=False)
     await unread(writer)
