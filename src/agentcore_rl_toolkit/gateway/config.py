@@ -41,7 +41,7 @@ class UpstreamConfig:
     def __post_init__(self) -> None:
         try:
             parts = urlsplit(self.url)
-            fits = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+            fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         except ValueError:  # a port beyond 65535, half an IPv6 address
             fits = False
         if not fits:
@@ -92,22 +92,17 @@ class Limits:
 
     body_bytes: int = 64 * 2**20  # a chat of 128k tokens reaches 6 MB; this only stops accidents and abuse
     header_bytes: int = 64 * 2**10
-    reply_bytes: int = 256 * 2**20
     call_s: float | None = 1800.0
     connect_s: float = 5.0
     idle_connection_s: float = 300.0
     head_s: float = 30.0  # from the first byte of a request to the last of its headers
     connections: int | None = None  # of clients; one more is answered 503. None: three quarters of the open files
     hold_s: float = 600.0  # how long a call may wait while the gateway is paused
-    outage_s: float = (
-        0.0  # how long a call may wait while no server is up; 0: it fails at once, and no server is looked at
-    )
+    outage_s: float = 0.0  # how long a call may wait while no server is up; 0: it fails at once
     keep_alive_s: float = 15.0  # between comment lines of a stream that waits for an engine that answers whole
 
     default_max_tokens: int = 4096  # of a reply whose request does not say, where prompts are rendered here
-    history_bytes: int = (
-        128 * 2**20
-    )  # of quiet sessions' histories in memory; those beyond it are read from the store again
+    history_bytes: int = 128 * 2**20  # of quiet sessions' histories in memory; the others are read from the store again
 
     def __post_init__(self) -> None:
         for each in fields(self):

@@ -163,17 +163,14 @@ class Gateway:
             self.router.sweep,
             lambda now: self.store.tend(),
         )
-        failures = [0] * len(looks)
         due = time.monotonic() + TICK_S
         while True:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             now = time.monotonic()
             self.lag.saw(max(0.0, now - due))
             due = now + TICK_S
-            for i, look in enumerate(looks):
+            for look in looks:
                 try:
                     look(now)
                 except Exception:  # of one of them: the others are needed all the same, and every later look
-                    failures[i] += 1
-                    if failures[i] in (1, 10, 100, 1000):
-                        log.exception("looking after the gateway failed (%d times)", failures[i])
+                    log.exception("looking after the gateway failed")

@@ -26,7 +26,7 @@ from agentcore_rl_toolkit.gateway.export import stored_turns
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine, decode_ids
 from agentcore_rl_toolkit.trajectory import Trajectory, build_trajectory
 
-from ..stores import locked, spoil
+from ..stores import locked
 
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 USER: Any = [{"role": "user", "content": "hello there"}]
@@ -251,23 +251,6 @@ async def test_a_reply_whose_agent_left_while_it_was_recorded_is_trained_when_it
     made = await trajectory_of(gateway, session)
     assert (made.report.turns, made.report.untrainable_reasons, len(made.sequences)) == (1, {}, 1)
     writer.close()
-
-
-async def test_a_damaged_record_of_a_lost_reply_gives_its_turn_back_once(
-    engine: ScriptedEngine, start_gateway: Start, tmp_path: Path
-) -> None:
-    gateway = await start_gateway(engine, store_dir=str(tmp_path))
-    session = await opened(gateway)
-    _, writer = await asked(session, reads=False)
-    await unread(writer)
-    await until(lambda: not gateway.running)
-    hang_up(writer)
-    await until(lambda: not gateway.connections)
-    spoil(gateway, session.session_id, 0)
-    reader, writer = await asked(session, headers={"x-stainless-retry-count": "1"})
-    await whole(reader)
-    writer.close()
-    assert gateway.sessions.by_id[session.session_id.encode()].started_turns == 1
 
 
 @pytest.mark.parametrize("retry", ["counted", "named"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 from collections.abc import Awaitable, Callable
@@ -16,7 +15,7 @@ import agentcore_rl_toolkit
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionCapture, SessionHandle
 from agentcore_rl_toolkit.gateway.http.client import request
-from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
+from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
 from ..stores import spoil
 
@@ -49,48 +48,6 @@ async def damaged_calls(gateway: Gateway) -> int:
     return int((await GatewayClient(gateway.url).stats_async())["store_damaged_calls"])
 
 
-@pytest.mark.parametrize(("key", "stream", "rendered"), [(None, False, True), ("k", True, False)])
-async def test_a_repetition_of_a_call_whose_record_is_damaged_is_answered_anew(
-    engine: ScriptedEngine, start_gateway: Start, rendered: bool, stream: bool, key: str | None
-) -> None:
-    engine.first_id, engine.last_id = 300, 500
-    gateway = await start_gateway(engine, **({"model_dir": MODEL} if rendered else {}))
-    session = await opened(gateway, max_turns=1)
-    first = await ask(session, key=key, stream=stream)
-    spoil(gateway, session.session_id, 0)
-    again = await ask(session, again=True, key=key, stream=stream)
-    assert again != first
-    assert len(engine.calls) == 2
-    assert await ask(session, again=True, key=key, stream=stream) == again
-    assert len(engine.calls) == 2
-    found = await fetched(session, gateway)
-    assert [t.completion_ids for t in found.turns] == [list(engine.calls[1].completion_ids[0])]
-    assert [t.prompt_ids for t in found.turns] == [list(engine.calls[1].prompt_ids)]
-    assert ["damaged" in e["message"] for e in found.errors] == [True]
-    assert await damaged_calls(gateway) == 1  # told once, however often it is met
-    with pytest.raises(openai.PermissionDeniedError):
-        await ask(session)
-
-
-async def test_a_repetition_is_joined_to_the_one_that_is_answered_anew(
-    engine: ScriptedEngine, start_gateway: Start
-) -> None:
-    gateway = await start_gateway(engine)
-    session = await opened(gateway)
-    await ask(session, key="k")
-    spoil(gateway, session.session_id, 0)
-    engine.faults.append(Fault(delay_s=2.0))
-    second = asyncio.ensure_future(ask(session, again=True, key="k"))
-    async with asyncio.timeout(30):
-        while len(engine.calls) < 2:  # noqa: ASYNC110  (a socket at the other end)
-            await asyncio.sleep(0.005)
-    third = await ask(session, again=True, key="k")
-    with pytest.raises(openai.APIConnectionError):  # one agent waits in two places: the later one is answered
-        await second
-    assert len(engine.calls) == 2
-    assert third == await ask(session, again=True, key="k")
-
-
 @pytest.mark.parametrize("key", [None, "k"])
 async def test_after_a_restart_damage_is_passed_over_and_the_calls_beside_it_are_repeated(
     engine: ScriptedEngine, start_gateway: Start, tmp_path: Path, key: str | None
@@ -112,20 +69,6 @@ async def test_after_a_restart_damage_is_passed_over_and_the_calls_beside_it_are
     found = await fetched(session, gateway)
     assert [t.completion_ids for t in found.turns][-1] == list(engine.calls[-1].completion_ids[0])
     assert [t.prompt_ids for t in found.turns][-1] == list(engine.calls[-1].prompt_ids)
-
-
-async def test_what_goes_on_from_a_damaged_call_is_stored_whole_once_the_damage_is_known(
-    engine: ScriptedEngine, start_gateway: Start
-) -> None:
-    gateway = await start_gateway(engine)
-    session = await opened(gateway)
-    first = await ask(session)
-    spoil(gateway, session.session_id, 0)
-    await ask(session, again=True)
-    longer = [*USER, {"role": "assistant", "content": first}, *USER]
-    await ask(session, messages=longer)
-    found = await fetched(session, gateway)
-    assert [t.prompt_ids for t in found.turns] == [list(call.prompt_ids) for call in engine.calls[1:]]
 
 
 async def test_traces_of_other_calls_are_told_beside_a_damaged_one(

@@ -15,6 +15,7 @@ import msgspec
 
 from ...errors import UpstreamError
 from ...messages.dialects import DIALECTS, Delta, Dialect, ModelRequest, RequestError, StreamEncoder
+from ...messages.dialects.canonical import new_id
 from ...messages.dialects.passthrough import Fields
 from ...messages.errors import NOT_JSON, error_body
 from ..capture import agent_logprobs
@@ -307,9 +308,14 @@ class TranslatingAgent(AgentSide):
         return None if name is None else understand(body, session.texts.translated, name)
 
     def understand(
-        self, body: bytes, known: Prefixes, as_sent: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
+        self,
+        body: bytes,
+        known: Prefixes,
+        as_sent: Callable[[list[dict[str, Any]]], list[dict[str, Any]]],
+        allowed: Collection[str],
     ) -> None:
-        """Read what is asked for. ``as_sent`` gives messages the form in which the server, and the record, has them.
+        """Read what is asked for. ``as_sent`` gives messages the form in which the server, and the record, has them. Fields that
+        stand in no table go to the engine if they are ``allowed``, and are ignored else.
 
         Raises: RequestError.
         """
@@ -318,11 +324,7 @@ class TranslatingAgent(AgentSide):
             self.asked = self.speaks.parse_request(body)
         else:
             self.asked, self.long = translate(request, known, self.speaks, as_sent)
-        self.n = self.asked.n
-
-    def settle_unknown(self, allowed: Collection[str]) -> None:
-        """Hand fields that stand in no table on to the engine if they are ``allowed``, and ignore the others."""
-        asked = self.asked
+        self.n, self.reply_id, asked = self.asked.n, new_id("chatcmpl-"), self.asked
         for name, value in asked.unknown.items():
             if name in allowed:
                 asked.sampling.other[name] = value

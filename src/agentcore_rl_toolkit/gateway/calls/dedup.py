@@ -79,7 +79,6 @@ def find(context: Context, session: Session, asked: AgentSide, *, again: bool, k
         return NOTHING
     record = _read(context, session, answer.position)
     if record is None:
-        _forget(context, session, answer)
         return NOTHING
     if not answer.taken_by:
         context.sessions.took(session, answer.position, True)
@@ -127,15 +126,6 @@ def _read(context: Context, session: Session, position: int) -> CallRecord | Non
     except (GatewayError, CaptureError) as e:
         log.error("session %s: a call that may be asked for again cannot be read: %s", session.id, e)
         return None
-
-
-def _forget(context: Context, session: Session, answer: RecordedReply) -> None:
-    """The record that a repetition asks for is damaged: it is answered anew, in the damaged call's stead."""
-    known = session.recent.get(answer.digest) if session.recent else None
-    if known is not None and known.last is answer:
-        known.last = None
-    context.sessions.took(session, answer.position, False)
-    session.forget_texts()
 
 
 _END = re.compile(rb'"finish_reason"[ \n\r\t]*:[ \n\r\t]*"|data: ?\[DONE\]')

@@ -184,11 +184,6 @@ class Exchange(Transport):
                 if span.changed and brings_tokens(data):
                     span.sampled()
                 self._owner.take(data)
-            limit = self._context.limits.reply_bytes
-            if incoming.received > limit and not self._owner.ended:
-                self.stop()
-                why = f"the inference server's reply is larger than {limit} bytes"
-                self._owner.fail(RequestError(why, kind="upstream"))
         except Exception as e:
             self._owner.broke(e)
 

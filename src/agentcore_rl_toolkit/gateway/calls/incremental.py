@@ -19,7 +19,7 @@ from ..capture.prefix_index import Prefixes, Seen
 LONG = 32 * 2**10  # bytes of request body from which this is worth its bookkeeping
 _KEYS = {name: b'"%b":[' % name.encode() for name in ("messages", "input")}
 _NEAR = 4096  # clients write the messages first, or after a few short fields
-_fields = msgspec.json.Decoder(Fields)
+decoded = msgspec.json.Decoder(Fields).decode  # the members of a request
 _to_json = msgspec.json.Encoder().encode
 
 
@@ -67,15 +67,10 @@ def digest_of_body(body: bytes) -> int:
     return digest_of(b"%d %d " % (zlib.crc32(body), len(body)), body[:_NEAR], body[-_NEAR:])
 
 
-def decoded(body: bytes) -> Fields:
-    """The members of a request. Raises: msgspec.DecodeError, RecursionError; RequestError when there is too much in it."""
-    return _fields.decode(body)
-
-
 def understand(body: bytes, known: Prefixes, name: str = "messages") -> LongRequest | None:
     """The request in two parts, or None when it has no list of messages, which are its member `name`.
 
-    Raises: msgspec.DecodeError, RecursionError when it is not a JSON object; RequestError when there is too much in it.
+    Raises: msgspec.DecodeError, RecursionError when it is not a JSON object.
     """
     found = _continued(body, known, name)
     if found is not None:
@@ -104,7 +99,7 @@ def _continued(body: bytes, known: Prefixes, name: str) -> LongRequest | None:
     goes_on = body[end : end + 1] == b","
     read = b"%b[%b" % (body[:start], body[end + 1 :] if goes_on else body[end:])
     try:
-        _fields.decode(body[:at] + b'"":0}')  # so it is a key of the request and not of something inside it
+        decoded(body[:at] + b'"":0}')  # so it is a key of the request and not of something inside it
         fields = decoded(read)
     except NOT_JSON:
         return None  # whoever reads it whole can say what is wrong

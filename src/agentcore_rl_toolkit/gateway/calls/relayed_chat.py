@@ -9,7 +9,6 @@ import msgspec
 
 from ...logs import WarnsOnceAMinute
 from ...messages.dialects import Delta, passthrough
-from ...messages.dialects.canonical import new_id
 from ...messages.dialects.passthrough import Fields
 from ...messages.errors import unsupported
 from ..capture import agent_logprobs
@@ -58,9 +57,7 @@ class RelayedChat:
         agent, context, translating = self._agent, self._context, self._translating
         context.counters["markers_in_text"] += sum(map(body.count, _MARKERS))
         if translating is not None:
-            translating.understand(body, self._session.texts.translated, _as_sent)
-            translating.reply_id = new_id("chatcmpl-")
-            translating.settle_unknown(context.allow_fields)
+            translating.understand(body, self._session.texts.translated, _as_sent, context.allow_fields)
             context.ignored(self._session, translating.asked.ignored)
             return translating.as_chat(_as_sent)
         more = context.allow_fields if context.engine != "openai" else None

@@ -7,6 +7,7 @@ import hashlib
 import logging
 from collections.abc import Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -41,24 +42,16 @@ class MakeRenderer(Protocol):
     def __call__(self, path: str, /, *, template: str | None, parser: str | None) -> Renderer: ...
 
 
+@dataclass
 class TokenMode:
     """The model's renderer, the thread that uses it, and the histories of the sessions."""
 
-    def __init__(
-        self,
-        renderer: Renderer,
-        executor: Executor,
-        histories: Histories,
-        *,
-        context_tokens: int | None,
-        max_tokens: int,
-    ) -> None:
-        self.renderer = renderer
-        self.histories = histories
-        self.executor = executor
-        self.context_tokens = context_tokens
-        self.max_tokens = max_tokens
-        self._cancelling: set[asyncio.Task[None]] = set()
+    renderer: Renderer
+    executor: Executor
+    histories: Histories
+    context_tokens: int | None
+    max_tokens: int
+    _cancelling: set[asyncio.Task[None]] = field(default_factory=set)
 
     def cancel(self, worker: Worker, path: bytes, body: bytes) -> None:
         """Tell an engine to end a call, without waiting for its answer."""

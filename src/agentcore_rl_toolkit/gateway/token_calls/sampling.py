@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import Any
 
 import msgspec
 
 from ...messages.dialects import Delta, RequestError, context_overflow
-from ...messages.dialects.canonical import new_id
 from ...messages.dialects.passthrough import Fields
 from ...messages.errors import unsupported
 from ...messages.render import call_format
@@ -63,16 +61,15 @@ class TokenSampling:
 
     def understand(self, body: bytes) -> Fields:
         agent, session = self._agent, self._session
-        agent.understand(body, session.texts.translated, _as_sent)
-        asked, allowed = agent.asked, self._context.allow_fields
-        agent.settle_unknown(allowed)
+        allowed = self._context.allow_fields
+        agent.understand(body, session.texts.translated, list, allowed)
+        asked = agent.asked
         self._context.ignored(session, asked.ignored)
         impose(asked, session.settings.sampling_params)
         agent.n = asked.n
-        agent.reply_id = new_id("chatcmpl-")
         self._live = agent.stream and self._engine.streams
         asked.require(self._engine.features, engine=self._engine.name, allowed=allowed)
-        fields = agent.as_chat(_as_sent)
+        fields = agent.as_chat(list)
         self._force_calls()
         if asked.prompt is not None:
             fields.pop("messages", None)
@@ -204,10 +201,6 @@ class TokenSampling:
     def release(self) -> None:
         if not self._rendering:
             self._prompt.release()
-
-
-def _as_sent(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return messages
 
 
 def token_call(context: Context, conn: AgentConnection, session: Session, dialect: str, mode: TokenMode) -> Call:
