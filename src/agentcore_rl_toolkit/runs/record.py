@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..contract import redact
+from .schema import COLUMNS
 
 SEARCHED_CHARACTERS = (
     2000  # of each end of a dialogue: enough for a question and its answer, 400 MB for 100,000 rollouts
@@ -52,20 +53,11 @@ class TokenSequence:
     def encoded(self) -> dict[str, Any]:
         """As JSON."""
         return {
+            **vars(self),
             "ids": _base64(array("i", self.ids)),
             "mask": base64.b64encode(bytes(self.mask)).decode(),
-            "logprobs": _floats(self.logprobs),
-            "trainer_logprobs": _floats(self.trainer_logprobs),
-            "entropies": _floats(self.entropies),
+            **{name: _floats(getattr(self, name)) for name in _FLOATS},
             "versions": _spans(self.versions),
-            "prompt_length": self.prompt_length,
-            "turn_ids": list(self.turn_ids),
-            "context_turn_ids": list(self.context_turn_ids),
-            "branch_reason": self.branch_reason,
-            "side_call": self.side_call,
-            "finish_reason": self.finish_reason,
-            "weight": self.weight,
-            "updates": self.updates,
         }
 
     @classmethod
@@ -83,23 +75,7 @@ class TokenSequence:
         )
 
 
-# Columns that are fields of a rollout as they are, and those that its report of fidelity has.
-_PLAIN = (
-    *(
-        "session_id",
-        "phase",
-        "step",
-        "input_key",
-        "place",
-        "attempt",
-        "outcome",
-        "cause",
-        "failure",
-        "mask_reason",
-        "stage",
-    ),
-    *("staleness", "weight_min", "weight_max", "elapsed_s", "ended_s"),
-)
+# Columns that a rollout's report of fidelity has.
 _REPORTED = ("turns", "sampled_tokens", "trained_tokens", "sequence_tokens", "branches")
 _FLOATS = ("logprobs", "trainer_logprobs", "entropies")
 
@@ -152,7 +128,7 @@ class Rollout:
         report = self.fidelity or {}
         return {
             "grp": self.group,
-            **{name: getattr(self, name) for name in _PLAIN},
+            **{name: value for name, value in vars(self).items() if name in COLUMNS},
             **{name: _finite(getattr(self, name)) for name in ("reward", "score", "advantage")},
             **{name: report.get(name) for name in _REPORTED},
             "error": None if self.error is None else _text(self.error)[:500],

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ..errors import ConfigError
 from ..runs import Query, RunReader, find_runs
 
 PAGE = 1000  # rows of one answer at most
 INPUT_CHARACTERS = 300
-_NUMBERS = {"step": int, "tokens_from": int, "tokens_to": int, "reward_from": float, "reward_to": float}
 
 
 class Runs:
@@ -101,22 +102,13 @@ def overview(run: RunReader) -> dict[str, Any]:
 
 def query_of(given: Mapping[str, str]) -> Query:
     """A query out of the words of an address. Raises: ConfigError."""
-    values: dict[str, Any] = {}
-    for name, text in given.items():
-        if name in ("offset", "limit", "at") or (text == "" and name != "tool"):
-            continue
-        if name in _NUMBERS:
-            try:
-                values[name] = _NUMBERS[name](text)
-            except ValueError:
-                raise ConfigError(f"{name} must be a number, got {text!r}") from None
-        elif name in ("usable", "descending"):
-            values[name] = text in ("1", "true")
-        elif name in Query.__dataclass_fields__:
-            values[name] = text
-        else:
-            raise ConfigError(f"there is no filter {name!r}")
-    return Query(**values)
+    asked = {k: v for k, v in given.items() if k not in ("offset", "limit", "at") and (v != "" or k == "tool")}
+    for name in asked.keys() - Query.__dataclass_fields__:
+        raise ConfigError(f"there is no filter {name!r}")
+    try:
+        return msgspec.convert(asked, Query, strict=False)
+    except msgspec.ValidationError as e:
+        raise ConfigError(str(e)) from e
 
 
 def rows(run: RunReader, given: Mapping[str, str]) -> dict[str, Any]:

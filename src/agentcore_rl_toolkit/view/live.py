@@ -61,13 +61,10 @@ class GatewayMirror:
             try:
                 self._copy(self._client.sessions())
                 self._silent = False
-            except AgentCoreRLError as e:
+            except Exception as e:  # of one look: what the gateway holds later is shown all the same
                 if not self._silent:
-                    log.warning("the gateway does not answer, its sessions are shown as they were: %s", e)
-                self._silent = True
-            except Exception:  # of one look: what the gateway holds later is shown all the same
-                if not self._silent:
-                    log.exception("the gateway's sessions could not be copied, and are shown as they were")
+                    unknown = not isinstance(e, AgentCoreRLError)
+                    log.warning("the gateway's sessions are shown as they were: %s", e, exc_info=unknown)
                 self._silent = True
 
     def _copy(self, sessions: Sequence[Mapping[str, Any]]) -> None:

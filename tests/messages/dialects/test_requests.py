@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.messages.dialects import (
@@ -485,6 +485,8 @@ FIELDS = [
     messages=st.none() | MESSAGES,
     tools=st.none() | st.lists(ANY_JSON, max_size=2),
 )
+@example(name="responses", fields={}, messages=None, tools=[{"type": []}])
+@example(name="responses", fields={}, messages=[{"type": []}], tools=None)
 def test_no_body_can_do_worse_than_a_400(name, fields, messages, tools) -> None:
     if messages is not None:
         fields["input" if name == "responses" else "messages"] = messages

@@ -124,16 +124,12 @@ def test_whatever_an_agent_does_its_turns_extend_each_other(data, renderer_for, 
         answer = parsed.to_message()
         renderer.commit(conversation, prompt, completion, answer, turn_id=f"t{index}")
         known.append(Answered(messages, answer, with_tools, [*ids, *completion]))
-        # A record names the turn that its prompt extends, or holds the prompt whole: both have to do.
-        reply = prompt.extended and data.draw(st.booleans())
         past.append(
             PastCall(
                 messages=json.loads(json.dumps(messages)),
                 tools=tools if with_tools else None,
                 options=None,
-                after=prompt.parent_turn if reply else None,
-                new=array("I", ids[prompt.reused_tokens :] if reply else ids),
-                whole=lambda ids=ids: array("I", ids),  # type: ignore[misc]  # bound now, not at the end of the loop
+                prompt=array("I", ids),
                 extended=prompt.extended,
                 answers=[(f"t{index}", array("I", completion), json.loads(json.dumps(answer)))],
             )

@@ -383,9 +383,7 @@ def past(messages: list[dict[str, Any]], ids: list[int], name: str, entries: str
         messages=messages,
         tools=None,
         options=None,
-        after=None,
-        new=array("I", ids),
-        whole=lambda: array("I", ids),
+        prompt=array("I", ids),
         extended=name != "t0",
         answers=[(name, array("I", completion), answer(entries))],
     )

@@ -131,7 +131,6 @@ def past_calls(records: Sequence[CallRecord], *, after: int = 0) -> Iterator[Pas
     """
     messages: list[list[Any]] = []
     text_bytes: list[int] = []
-    lengths: list[int] = []
     known: dict[int, tuple[Any, Mapping[str, Any] | None]] = {}
     places = places_of(records)
     for place, record in enumerate(records):
@@ -139,12 +138,11 @@ def past_calls(records: Sequence[CallRecord], *, after: int = 0) -> Iterator[Pas
         messages.append(read)
         base = record.messages_base
         text_bytes.append((base.length if base.call_id is not None else 0) + len(record.messages))
-        lengths.append(record.prompt_base.length + len(record.prompt_ids) // 4)
         if (
             place < after
             or record.status not in (OK, INVALID)
             or record.dialect == "completions"
-            or not lengths[-1]
+            or not (record.prompt_base.length or record.prompt_ids)
             or not record.choices
             or not all(choice.ids for choice in record.choices)
         ):
@@ -157,9 +155,7 @@ def past_calls(records: Sequence[CallRecord], *, after: int = 0) -> Iterator[Pas
             messages=read,
             tools=tools,
             options=options,
-            after=_after(records, record, places, lengths),
-            new=ids_array(record.prompt_ids),
-            whole=lambda place=place: ids_array(whole_prompt(records, place, places)),  # type: ignore[misc]  # bound now
+            prompt=ids_array(whole_prompt(records, place, places)),
             extended=record.parent_turn is not None,
             answers=[
                 (turn_id(record, choice.index), ids_array(choice.ids), _json.decode(choice.message))
@@ -181,19 +177,6 @@ def _messages(
         raise CaptureError(f"call {record.call_id} goes on in the middle of an earlier call's messages")
     new = _list.decode(b"[" + text.removeprefix(b","))
     return [*messages[at], *new]
-
-
-def _after(
-    records: Sequence[CallRecord], record: CallRecord, places: Mapping[str | None, int], lengths: list[int]
-) -> str | None:
-    """The turn whose prompt and completion the recorded prompt is stored behind, if it is all of them."""
-    base = record.prompt_base
-    if base.call_id is None or base.choice < 0:
-        return None
-    at = places[base.call_id]
-    choice = records[at].choices[base.choice]
-    whole = base.length == lengths[at] + len(choice.ids) // 4
-    return turn_id(records[at], choice.index) if whole else None
 
 
 def _stands_on(request: bytes) -> tuple[list[dict[str, Any]] | None, dict[str, Any] | None]:

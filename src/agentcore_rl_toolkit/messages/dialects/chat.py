@@ -261,13 +261,10 @@ class Encoder(ChunkEncoder):
 
     kind = "chat.completion.chunk"
 
-    def __init__(self, request: ModelRequest, *, reply_id: str, model: str = "", created: int = 0) -> None:
-        super().__init__(request, reply_id=reply_id, model=model, created=created)
-        self._opened: set[int] = set()
-
     def start(self) -> bytes:
         """The first chunk of each choice, which names the role."""
-        return b"".join(self._open(index) for index in range(self._request.n))
+        first = {"delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+        return b"".join(self._chunk([{"index": index, **first}]) for index in range(self._request.n))
 
     def feed(self, delta: Delta) -> bytes:
         if delta.usage is not None:
@@ -284,17 +281,12 @@ class Encoder(ChunkEncoder):
         entries = delta.logprob_entries if self._request.logprobs else None
         if not shown and delta.finish_reason is None and not entries:
             return b""
-        opening = b"" if delta.choice in self._opened else self._open(delta.choice)
         choice: dict[str, Any] = {"index": delta.choice, "delta": shown, "finish_reason": delta.finish_reason}
         if entries:
             choice["logprobs"] = {"content": entries, "refusal": None}
         if delta.stop_sequence is not None:
             choice["stop_reason"] = delta.stop_sequence
-        return opening + self._chunk([choice])
-
-    def _open(self, index: int) -> bytes:
-        self._opened.add(index)
-        return self._chunk([{"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}])
+        return self._chunk([choice])
 
 
 def _tool_delta(call: ToolDelta) -> dict[str, Any]:

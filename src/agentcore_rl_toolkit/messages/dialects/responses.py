@@ -113,7 +113,7 @@ def input_messages(items: list[Any], ignored: list[str]) -> list[dict[str, Any]]
         path = f"input[{i}]"
         if not isinstance(item, dict):
             raise RequestError(f"{path} must be an object", param=path)
-        kind = item.get("type") or "message"
+        kind = str(item.get("type") or "message")
         if kind == "message" and item.get("role") == "assistant":
             text = _content(item.get("content"), f"{path}.content")
             message = assistant(fresh=bool(turn and (turn["content"] or "tool_calls" in turn)))

@@ -50,7 +50,7 @@ def functions(tool: Any, path: str, forms: dict[str, ToolForm], ignored: list[st
     """The functions that stand for a tool; ``forms`` learns their names. Raises: RequestError."""
     if not isinstance(tool, dict):
         raise RequestError(f"{path} must be an object", param=path)
-    kind = tool.get("type")
+    kind = str(tool.get("type"))
     if kind in _PARAMETERS:
         description, properties, required = _PARAMETERS[kind]
         forms[kind] = ToolForm(kind, kind)

@@ -8,7 +8,7 @@ process than the one that made it.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,17 +22,14 @@ from .tokens import TokenBuffer
 class PastCall:
     """One answered call.
 
-    The prompt's ids are those of the turn ``after`` (prompt and completion) and ``new`` behind them; ``whole`` gives
-    all of them, for when that turn is not what the messages go on from. ``extended`` is False for a prompt that was
-    rendered anew. ``answers`` are the turn ids, completion ids and messages of its choices.
+    ``extended`` is False for a prompt that was rendered anew. ``answers`` are the turn ids, completion ids and messages of its
+    choices.
     """
 
     messages: list[dict[str, Any]]
     tools: Sequence[dict[str, Any]] | None
     options: Mapping[str, Any] | None
-    after: str | None
-    new: array[int]
-    whole: Callable[[], array[int]]
+    prompt: array[int]
     extended: bool
     answers: Sequence[tuple[str, array[int], Mapping[str, Any]]]
 
@@ -68,19 +65,10 @@ def _add(renderer: Renderer, conversation: Conversation, call: PastCall) -> None
 def _row(call: PastCall, match: Match) -> tuple[TokenBuffer, bool]:
     """The prompt's tokens, in the row of the turn that it extends if there is one."""
     base = match.base if call.extended else None
-    if base is not None:
-        if call.after == base.turn_id:
-            fresh = call.new
-        else:
-            whole = call.whole()
-            if whole[: base.length] != base.buffer.ids(base.length):
-                base = None
-            else:
-                fresh = whole[base.length :]
-    if base is None:
+    if base is None or call.prompt[: base.length] != base.buffer.ids(base.length):
         buffer = TokenBuffer()
-        buffer.extend(call.whole())
+        buffer.extend(call.prompt)
         return buffer, False
     buffer = base.buffer if len(base.buffer) == base.length else base.buffer.copy(base.length, base.text_bytes)
-    buffer.extend(fresh)
+    buffer.extend(call.prompt[base.length :])
     return buffer, True

@@ -122,21 +122,13 @@ def typed_value(text: str, schema: Any) -> Any:
         return text
     if isinstance(value, float) and value.is_integer() and "integer" in wanted and "number" not in wanted:
         return int(value)  # 3.0 is an integer to JSON Schema
-    return value if not wanted or _fits(value, wanted) else text
+    return value if not wanted or wanted & _KINDS[type(value)] else text
 
 
-def _fits(value: Any, wanted: set[str]) -> bool:
-    if value is None:
-        return "null" in wanted
-    if isinstance(value, bool):
-        return "boolean" in wanted
-    if isinstance(value, int):
-        return bool(wanted & {"integer", "number"})
-    if isinstance(value, float):
-        return "number" in wanted
-    if isinstance(value, dict):
-        return "object" in wanted
-    return "array" in wanted if isinstance(value, list) else "string" in wanted
+_KINDS = {
+    **{type(None): {"null"}, bool: {"boolean"}, int: {"integer", "number"}, float: {"number"}},
+    **{str: {"string"}, list: {"array"}, dict: {"object"}},
+}
 
 
 # A closing tag counts where one can stand: values may hold the same words.
