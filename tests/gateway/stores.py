@@ -41,20 +41,21 @@ def calls_of(database: sqlite3.Connection, session_id: str) -> list[int]:
     return [number for (number,) in found]
 
 
-def flip(database: sqlite3.Connection, number: int, column: str = "message") -> None:
+def flip(database: sqlite3.Connection, number: int) -> None:
     """Flip a bit in what is stored of a call."""
-    [value] = database.execute(f"SELECT {column} FROM calls WHERE number = ?", (number,)).fetchone()
-    spoiled = bytes([value[0] ^ 0x10]) + value[1:]
-    database.execute(f"UPDATE calls SET {column} = ? WHERE number = ?", (spoiled, number))
+    [value] = database.execute("SELECT record FROM calls WHERE number = ?", (number,)).fetchone()
+    middle = len(value) // 2
+    spoiled = value[:middle] + bytes([value[middle] ^ 0x10]) + value[middle + 1 :]
+    database.execute("UPDATE calls SET record = ? WHERE number = ?", (spoiled, number))
 
 
-def spoil(where: Gateway | Path, session_id: str, place: int, column: str = "message") -> None:
+def spoil(where: Gateway | Path, session_id: str, place: int) -> None:
     """Damage a session's call, in a store that is served or lies in this folder."""
     if isinstance(where, Gateway):
         database = where.store._database
-        flip(database, calls_of(database, session_id)[place], column)
+        flip(database, calls_of(database, session_id)[place])
         return
     database = sqlite3.connect(where / FILE)
-    flip(database, calls_of(database, session_id)[place], column)
+    flip(database, calls_of(database, session_id)[place])
     database.commit()
     database.close()

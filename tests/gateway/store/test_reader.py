@@ -173,27 +173,6 @@ async def test_a_store_in_a_folder_that_may_not_be_written_can_be_read(written: 
         store.chmod(0o700)
 
 
-async def test_a_person_reads_turns_and_failures_with_sql(written: tuple[Path, Turns]) -> None:
-    store, turns = written
-    database = sqlite3.connect(store / FILE)
-    assert {row[0] for row in database.execute("SELECT turn_id FROM turns")} == turns.keys()
-    line = [
-        "sqlite3",
-        str(store / FILE),
-        "SELECT session_id, turn_id, extends, length(completion_ids) / 4, finish_reason, ",
-    ]
-    line[-1] += "message FROM turns LIMIT 3"
-    if shutil.which("sqlite3") is not None:
-        shown = (await asyncio.to_thread(subprocess.run, line, capture_output=True, check=True, text=True)).stdout
-        assert [row.split("|")[3:5] for row in shown.splitlines()] == [["8", "stop"]] * 3
-    [(count,)] = database.execute("SELECT count(*) FROM turns WHERE extends IS NOT NULL")
-    assert count >= 15
-    assert database.execute("SELECT count(*) FROM failures").fetchone() == (0,)
-    [(message,)] = database.execute("SELECT DISTINCT json_extract(message, '$.role') FROM turns").fetchall()
-    assert message == "assistant"
-    database.close()
-
-
 @pytest.mark.parametrize(
     ("what", "why"),
     [

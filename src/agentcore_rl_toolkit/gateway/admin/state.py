@@ -23,7 +23,7 @@ from ..upstreams.router import Router
 if TYPE_CHECKING:
     from ..tinker import Samplers
 
-_PAUSED = "paused"
+_STATE = "state"
 
 
 class Lag:
@@ -51,12 +51,12 @@ class StoredState:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._stored: State | None = None
 
     def take_up(self, config: GatewayConfig, running: RunningCalls, tinker: Samplers | None) -> None:
         """Go on with what was stored. What the configuration names wins, and is stored in its place."""
-        stored = self._stored = self._read()
-        if stored is not None:
+        kept = self._store.reader.value(_STATE)
+        if kept is not None:
+            stored = msgspec.json.decode(kept, type=State)
             running.paused = stored.paused
             same = config.sampler in (None, stored.sampler)
             # A sampler's version is not that of another engine's weights.
@@ -65,35 +65,21 @@ class StoredState:
                 if tinker is not None and stored.sampler is not None:
                     tinker.wanted = (stored.sampler, stored.weight_version)
         if config.sampler is not None:
-            self._put(_state_of(running, tinker))
+            self._put(running, tinker)
             self._store.commit()
 
-    def _read(self) -> State | None:
-        published, paused = self._store.reader.version(), self._store.reader.value(_PAUSED)
-        if published is None and paused is None:
-            return None
-        version, sampler = published or (None, None)
-        return State(weight_version=version, paused=paused is not None, sampler=sampler)
-
-    def _put(self, state: State) -> None:
-        before = self._stored or State()
-        if (state.weight_version, state.sampler) != (before.weight_version, before.sampler):
-            self._store.publish(state.weight_version, state.sampler)
-        if state.paused != before.paused:
-            self._store.set(_PAUSED, "hold" if state.paused else None)
-        self._stored = state
+    def _put(self, running: RunningCalls, tinker: Samplers | None) -> None:
+        models = tinker.models() if tinker is not None else []
+        sampler = models[0] if models else None
+        state = State(weight_version=running.weight_version, paused=running.paused, sampler=sampler)
+        self._store.set(_STATE, msgspec.json.encode(state))
 
     async def keep(self, running: RunningCalls, tinker: Samplers | None) -> None:
         """Return when what holds now is stored. Raises: OSError; it is stored as soon as that can be, all the same."""
-        self._put(_state_of(running, tinker))
+        self._put(running, tinker)
         error = await self._store.kept()
         if error is not None:
             raise error
-
-
-def _state_of(running: RunningCalls, tinker: Samplers | None) -> State:
-    models = tinker.models() if tinker is not None else []
-    return State(weight_version=running.weight_version, paused=running.paused, sampler=models[0] if models else None)
 
 
 @dataclass(kw_only=True)

@@ -109,7 +109,6 @@ class Sessions:
             session.created_s,
             session.stored.after_call,
             session.closed_s,
-            None,
             msgspec.json.encode(session.settings).decode(),
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, Protocol
 
-from .schema import INSERT_CALL, INSERT_CHOICE, PUT_SESSION
+from .schema import INSERT_CALL, PUT_SESSION, Row
 
 Done = Callable[[OSError | None], None]
 
@@ -24,8 +24,7 @@ class Numbered(Protocol):
 class QueuedCall(NamedTuple):
     """A call that is to be stored."""
 
-    row: tuple[Any, ...]
-    more: list[tuple[Any, ...]]
+    row: Row
     session: Numbered
     done: Done | None
 
@@ -39,7 +38,6 @@ class Queue:
         self.deleted: dict[int, None] = {}
         self.delivered: dict[int, bool] = {}
         self.settings: dict[str, Any] = {}
-        self.versions: list[tuple[int | None, str | None, float]] = []
         self.after: list[Done] = []
 
     def __bool__(self) -> bool:
@@ -48,11 +46,11 @@ class Queue:
     @property
     def _more(self) -> bool:
         """Whether there is something beside calls."""
-        return bool(self.sessions or self.deleted or self.delivered or self.settings or self.versions)
+        return bool(self.sessions or self.deleted or self.delivered or self.settings)
 
-    def write(self, database: sqlite3.Connection, calls: list[QueuedCall], *, probe: bool) -> None:
-        """One transaction with these calls. Raises: sqlite3.Error, ValueError, OverflowError, which leave all as it was."""
-        if len(calls) == 1 and not (calls[0].more or probe or self._more):
+    def write(self, database: sqlite3.Connection, calls: list[QueuedCall], *, probe: bool = False) -> None:
+        """One transaction with these calls. Raises: sqlite3.Error, which leaves all as it was."""
+        if len(calls) == 1 and not (probe or self._more):
             database.execute(INSERT_CALL, calls[0].row)  # a transaction by itself, at half the cost
             return
         with transaction(database):
@@ -64,9 +62,6 @@ class Queue:
                 database.executemany("INSERT OR IGNORE INTO deleted VALUES(?)", numbers)
             if calls:
                 database.executemany(INSERT_CALL, [call.row for call in calls])
-            for call in calls:
-                if call.more:
-                    database.executemany(INSERT_CHOICE, call.more)
             if self.delivered:
                 database.executemany(
                     "UPDATE calls SET delivered = ? WHERE number = ?",
@@ -74,14 +69,12 @@ class Queue:
                 )
             if self.settings:
                 database.executemany("INSERT OR REPLACE INTO settings VALUES(?,?)", self.settings.items())
-            if self.versions:
-                database.executemany("INSERT INTO versions VALUES(NULL,?,?,?)", self.versions)
             if probe:
                 database.execute("INSERT OR REPLACE INTO settings VALUES('probe', zeroblob(?))", (_PROBE_BYTES,))
 
     def written(self) -> list[Done]:
         """All but calls is stored. Returns what is to run now."""
-        for each in (self.sessions, self.deleted, self.delivered, self.settings, self.versions):
+        for each in (self.sessions, self.deleted, self.delivered, self.settings):
             each.clear()
         after, self.after = self.after, []
         return after

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import CaptureError, ConfigError, GatewayError
 from ..capture.record import ERROR, NO_BASE, CallRecord, decode, encode
-from .schema import FILE, Row, connect, payload_of, trouble
+from .schema import FILE, SELECT_CALL, Row, connect, payload_of, trouble
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,6 @@ class StoredSession(NamedTuple):
     created_s: float
     after_call: int
     closed_s: float | None
-    closed_place: int | None
     settings: str
 
 
@@ -125,7 +124,7 @@ class Reader:
 
     def call(self, number: int) -> bytes:
         """The record of one call, encoded."""
-        rows = self.query("SELECT * FROM calls WHERE number = ?", number)
+        rows = self.query(f"{SELECT_CALL} WHERE number = ?", number)
         if not rows:
             raise GatewayError(f"the store has no call {number} any more")
         return self._payload(rows[0])
@@ -143,66 +142,50 @@ class Reader:
 
     def calls(self, session: int) -> list[tuple[int, bytes]]:
         """Numbers and encoded records of all calls of a session, in stored order."""
-        rows = self.query("SELECT * FROM calls WHERE session = ? ORDER BY number", session)
+        rows = self.query(f"{SELECT_CALL} WHERE session = ? ORDER BY number", session)
         return [(row[0], self._payload(row)) for row in rows]
 
     def readable(self, session: int) -> list[bytes]:
         """The same records, and in the place of what is damaged, and of what goes on from that, failures that say so."""
         payloads: list[bytes] = []
-        lost: set[str] = set()
-        known: set[str | None] = {None}
-        for number, call_id, payload in self._one_by_one(session):
-            if payload is not None:
-                try:
-                    record = decode(payload)
-                except CaptureError:
-                    payload = None
-                else:
-                    bases = (record.prompt_base.call_id, record.messages_base.call_id)
-                    if not known.issuperset(bases) or not lost.isdisjoint(bases):
-                        payload = None
-            known.add(call_id)
-            if payload is None:
-                lost.add(call_id)
-                payload = encode(failure(call_id, number, UNREADABLE))
+        known: set[str | None] = {None}  # what a whole call may go on from
+        for row in self._rows(session):
+            try:
+                payload = self._payload(row)
+                record = decode(payload)
+            except (GatewayError, CaptureError):
+                whole = False
+            else:
+                whole = known.issuperset((record.prompt_base.call_id, record.messages_base.call_id))
+            if whole:
+                known.add(record.call_id)
+            else:
+                payload = encode(failure(f"lost-{row[0]}", row[0], UNREADABLE))
             payloads.append(payload)
         return payloads
 
-    def _one_by_one(self, session: int) -> Iterator[tuple[int, str, bytes | None]]:
+    def _rows(self, session: int) -> list[Row]:
+        """The rows of a session's calls, their number alone where they cannot be read."""
         try:
-            rows: Iterable[Row] = self.query("SELECT * FROM calls WHERE session = ? ORDER BY number", session)
+            return list(self.query(f"{SELECT_CALL} WHERE session = ? ORDER BY number", session))
         except GatewayError as e:
             log.error("%s", e)
-            numbers = self.query("SELECT number FROM calls WHERE session = ? ORDER BY number", session)
-            rows = (self._row(number) for (number,) in numbers)
-        for row in rows:
+        rows: list[Row] = []
+        for (number,) in self.query("SELECT number FROM calls WHERE session = ? ORDER BY number", session):
             try:
-                payload = self._payload(row) if len(row) > 1 else None
+                rows += self.query(f"{SELECT_CALL} WHERE number = ?", number)
             except GatewayError:
-                payload = None
-            call_id = row[2] if payload is not None else f"lost-{row[0]}"
-            yield row[0], call_id, payload
-
-    def _row(self, number: int) -> Row:
-        """A row, or its number alone where it cannot be read."""
-        try:
-            rows = self.query("SELECT * FROM calls WHERE number = ?", number)
-        except GatewayError:
-            rows = []
-        if not rows:
-            self._damaged.add(number)
-            return (number,)
-        return rows[0]
+                rows.append((number, None, None, None, None))
+        return rows
 
     def _payload(self, row: Row) -> bytes:
         try:
-            more = self.query("SELECT * FROM choices WHERE call = ? ORDER BY place", row[0]) if _has_more(row) else ()
-            return payload_of(row, more)
-        except (GatewayError, TypeError, ValueError, OverflowError) as e:
+            return payload_of(row)
+        except GatewayError as e:
             if row[0] not in self._damaged:
                 self._damaged.add(row[0])
                 log.error("%s", e)
-            raise GatewayError(str(e)) from e
+            raise
 
     def naming(self, call_id: str) -> list[int]:
         """The sessions that have a call of this id. Reads the whole table: for a thread."""
@@ -214,19 +197,6 @@ class Reader:
         """A setting of the gateway. None: it is not set."""
         rows = self.query("SELECT value FROM settings WHERE name = ?", name)
         return rows[0][0] if rows else None
-
-    def version(self) -> tuple[int | None, str | None] | None:
-        """The weight version that was published last, and its sampler."""
-        rows = self.query("SELECT weight_version, sampler FROM versions ORDER BY published DESC LIMIT 1")
-        return (rows[0][0], rows[0][1]) if rows else None
-
-
-def _has_more(row: Row) -> bool:
-    count = row[_CHOICES]
-    return isinstance(count, int) and count > 1
-
-
-_CHOICES = 31
 
 
 def open_reader(directory: Path) -> Reader:

@@ -1,11 +1,7 @@
 """The store's file: one SQLite database, its tables, and how a call becomes a row and a row a call.
 
-``sqlite3 DIR/turns.sqlite`` opens it. `turns` and `failures` are views for people and viewers, over `calls`, which has
-one row per model call. Token ids are little-endian int32, logprobs little-endian float32. A prompt is stored as the
-call that it goes on from (``extends``, with which choice, and how many tokens are taken from there) and the ids that
-are new; message lists likewise.
-
-Every row has a checksum over what it says: SQLite finds damage to its own structure, not to the values in it.
+`calls` has one row per model call: what the store itself looks for as columns, and the encoded record (`capture.record`).
+`gateway export` writes it for people. Every record has a checksum: SQLite finds damage to its own structure, not to the values.
 """
 
 from __future__ import annotations
@@ -14,17 +10,15 @@ import errno
 import os
 import sqlite3
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from ...errors import ConfigError, GatewayError
-from ..capture.record import VERSION, CallRecord, ChoiceRecord
+from ..capture.record import CallRecord, encode
 
 FILE = "turns.sqlite"
-FORMAT = 2
+FORMAT = 3
 PAGE_BYTES = 4096
 
 # `format` is a row and not `PRAGMA user_version`: it is still there in a file that was made anew from a damaged one.
@@ -37,75 +31,30 @@ CREATE TABLE sessions(
   created_s REAL NOT NULL,           -- unix seconds
   after_call INTEGER NOT NULL,       -- the last call of the store when it was opened
   closed_s REAL,
-  closed_place INTEGER,              -- in the order of closing
   settings TEXT NOT NULL             -- JSON: what its calls are held to, and its metadata
 );
 CREATE TABLE calls(
   number INTEGER PRIMARY KEY,        -- in the order they were stored
   session INTEGER NOT NULL,
-  call_id TEXT, idx INTEGER, status TEXT, dialect TEXT, model TEXT,
-  started_s REAL, first_token_s REAL, finished_s REAL,
-  weight_version_first INTEGER, weight_version_last INTEGER,
-  http_status INTEGER, error_type TEXT, error TEXT,
-  digest INTEGER, retry_of TEXT, reply_id TEXT, upstream TEXT, parent_turn TEXT, branch_reason TEXT,
-  usage BLOB,
-  request_of TEXT, request BLOB,     -- the request's fields but the messages: those of that call, or its own
-  messages BLOB, prompt_ids BLOB,    -- what is new in them
-  messages_extend TEXT, messages_length INTEGER,  -- the call whose messages come before, and how many bytes
-  extends TEXT, extends_choice INTEGER, extends_length INTEGER,  -- the call whose tokens come before, how many
-  choices INTEGER,                   -- how many there are: the first is here, the others are in `choices`
-  choice INTEGER, completion_ids BLOB, logprobs BLOB, finish_reason TEXT, parse_status TEXT, message BLOB,
-  routed_experts BLOB, agent_logprobs BLOB, stop_sequence TEXT, choice_version_first INTEGER, choice_version_last INTEGER,
-  untrainable TEXT, weight_spans BLOB, -- why it must not be trained on; (first token, version) pairs, int32
-  checksum INTEGER,                  -- CRC-32
-  delivered INTEGER NOT NULL DEFAULT 1
+  idx INTEGER NOT NULL,
+  status TEXT NOT NULL,
+  digest INTEGER NOT NULL,           -- of the request
+  call_id TEXT NOT NULL,
+  delivered INTEGER NOT NULL,        -- whether an agent has the whole reply
+  record BLOB NOT NULL,              -- its own "delivered" is that of the start
+  checksum INTEGER NOT NULL          -- CRC-32 of the record without its last byte, "delivered"
 );
 CREATE INDEX calls_of_session ON calls(session, idx, status, delivered);
-CREATE TABLE choices(
-  call INTEGER NOT NULL,
-  place INTEGER NOT NULL,
-  choice INTEGER, completion_ids BLOB, logprobs BLOB, finish_reason TEXT, parse_status TEXT, message BLOB,
-  routed_experts BLOB, agent_logprobs BLOB, stop_sequence TEXT, choice_version_first INTEGER, choice_version_last INTEGER,
-  untrainable TEXT, weight_spans BLOB, -- why it must not be trained on; (first token, version) pairs, int32
-  PRIMARY KEY(call, place)
-) WITHOUT ROWID;
 CREATE TABLE deleted(session INTEGER PRIMARY KEY);   -- deleted sessions whose calls are still to be removed
-CREATE TABLE versions(
-  published INTEGER PRIMARY KEY,
-  weight_version INTEGER,
-  sampler TEXT,                      -- at Tinker: the weights that are sampled as this version
-  published_s REAL NOT NULL
-);
 CREATE TABLE settings(name TEXT PRIMARY KEY, value) WITHOUT ROWID;
-CREATE VIEW turns AS
-  SELECT s.session_id, c.call_id AS turn_id, c.idx, c.status, c.model, c.extends, c.extends_length, c.prompt_ids,
-    c.completion_ids, c.logprobs, c.finish_reason, c.parse_status, CAST(c.message AS TEXT) AS message,
-    CAST(c.messages AS TEXT) AS messages, c.weight_version_first, c.weight_version_last, c.started_s, c.finished_s,
-    c.delivered, c.choices, c.number
-  FROM calls c JOIN sessions s ON s.number = c.session WHERE c.status IN ('ok', 'untrainable');
-CREATE VIEW failures AS
-  SELECT s.session_id, c.call_id, c.idx, c.status, c.http_status, c.error_type, c.error, c.upstream, c.started_s,
-    c.finished_s, c.number
-  FROM calls c JOIN sessions s ON s.number = c.session WHERE c.status NOT IN ('ok', 'untrainable');
 """
 
-_WHAT = 24  # columns of a call from `call_id` to `prompt_ids`
-_CHOICE = 13  # columns of a choice
-CALL_COLUMNS = 2 + _WHAT + 2 + 3 + 1 + _CHOICE + 2
-INSERT_CALL = f"INSERT INTO calls VALUES({','.join('?' * CALL_COLUMNS)})"
-INSERT_CHOICE = f"INSERT INTO choices VALUES({','.join('?' * (2 + _CHOICE))})"
-PUT_SESSION = "INSERT OR REPLACE INTO sessions VALUES(?,?,?,?,?,?,?)"
+INSERT_CALL = "INSERT INTO calls VALUES(?,?,?,?,?,?,?,?,?)"
+SELECT_CALL = "SELECT number, call_id, delivered, record, checksum FROM calls"
+PUT_SESSION = "INSERT OR REPLACE INTO sessions VALUES(?,?,?,?,?,?)"
 
-_NO_CHOICE = (None,) * _CHOICE
-_encode = msgspec.msgpack.Encoder().encode
-_astuple = msgspec.structs.astuple
 Row = Sequence[Any]
-
-# What a value is bound as: itself. For types that it does not know by heart, sqlite3 looks for a method at each value
-# otherwise, and raises and drops an AttributeError: a quarter of the time that a call's row takes.
-sqlite3.register_adapter(bytes, bytes)
-_same: dict[None, None] = {}
-sqlite3.register_adapter(type(None), _same.get)
+_TRUE, _FALSE = b"\xc3", b"\xc2"  # of msgpack: the last member of a record is "delivered"
 
 
 # -- opening
@@ -209,48 +158,25 @@ def os_error(error: sqlite3.Error, path: Path | None) -> OSError:
 # -- rows
 
 
-def call_row(number: int, session: int, record: CallRecord) -> tuple[tuple[Any, ...], list[tuple[Any, ...]]]:
-    """A call as a row of `calls`, and its choices beyond the first as rows of `choices`."""
-    payload = _encode(record)
-    what = _astuple(record)
-    messages, prompt, choices = record.messages_base, record.prompt_base, record.choices
-    row = (
+def call_row(number: int, session: int, record: CallRecord) -> Row:
+    """A call as a row of `calls`."""
+    payload = encode(record)
+    return (
         number,
         session,
-        *what[1 : 1 + _WHAT],
-        messages.call_id,
-        messages.length,
-        prompt.call_id,
-        prompt.choice,
-        prompt.length,
-        len(choices),
-        *(_astuple(choices[0]) if choices else _NO_CHOICE),
-        zlib.crc32(payload[:-1]),
-        int(record.delivered),
+        record.index,
+        record.status,
+        record.digest,
+        record.call_id,
+        record.delivered,
+        payload,
+        zlib.crc32(memoryview(payload)[:-1]),
     )
-    if len(choices) < 2:
-        return row, []
-    return row, [(number, place, *_astuple(choice)) for place, choice in enumerate(choices[1:], 1)]
 
 
-def payload_of(row: Row, more: Iterable[Row] = ()) -> bytes:
-    """The record of a row, encoded as `capture.record.encode` does. Raises: GatewayError when the row is damaged."""
-    at = 2 + _WHAT
-    choices = [row[at + 6 : at + 6 + _CHOICE]] if row[at + 5] else []
-    choices += [other[2:] for other in more]
-    value = (
-        VERSION,
-        *row[2:at],
-        (row[at], -1, row[at + 1]),
-        row[at + 2 : at + 5],
-        choices,
-        bool(row[-1]),
-    )
-    payload = _encode(value)
-    if zlib.crc32(payload[:-1]) != row[-2]:
-        raise GatewayError(f"call {row[2]} is damaged in the store (row {row[0]} of calls)")
-    return payload
-
-
-assert len(ChoiceRecord.__struct_fields__) == _CHOICE
-assert len(CallRecord.__struct_fields__) == 1 + _WHAT + 4
+def payload_of(row: Row) -> bytes:
+    """The record of a row (`SELECT_CALL`), encoded as `capture.record.encode` does. Raises: GatewayError when it is damaged."""
+    number, call_id, delivered, payload, checksum = row
+    if not isinstance(payload, bytes) or zlib.crc32(memoryview(payload)[:-1]) != checksum:
+        raise GatewayError(f"call {call_id} is damaged in the store (row {number} of calls)")
+    return payload[:-1] + (_TRUE if delivered else _FALSE)

@@ -15,7 +15,6 @@ refused on a full disk, and all goes on when there is room.
 from __future__ import annotations
 
 import asyncio
-import errno
 import fcntl
 import logging
 import os
@@ -40,7 +39,6 @@ _RETRY_S = 0.1  # how soon a disk that refused is tried again
 _LOCKED_S = 5.0  # how long another program may hold the file before calls are refused
 _SLOW_S = 0.02
 _REST_S = 0.02  # between two tries of a locked file, and of removing calls
-_SLICE_S = 0.005  # calls of deleted sessions are removed for so long at a time
 _REMOVED_AT_ONCE = 64
 
 
@@ -78,7 +76,8 @@ class Store:
             raise ConfigError(trouble(e, self.path)) from e
         self._loop: asyncio.AbstractEventLoop | None = None
         self._queue = Queue()
-        self._scheduled = self._tidying = False
+        self._scheduled = False
+        self._tidying: asyncio.Task[None] | None = None
         self._retry_at = self._locked_since = 0.0
 
     def _number(self, sql: str) -> int:
@@ -97,7 +96,7 @@ class Store:
         """
         number = self.next_call
         self.next_call += 1
-        self._queue.calls.append(QueuedCall(*call_row(number, session.number, record), session, done))
+        self._queue.calls.append(QueuedCall(call_row(number, session.number, record), session, done))
         if alone:
             self.commit()
         else:
@@ -125,11 +124,6 @@ class Store:
         self._queue.settings[name] = value
         self._schedule()
 
-    def publish(self, weight_version: int | None, sampler: str | None) -> None:
-        """Store that other weights answer from now on."""
-        self._queue.versions.append((weight_version, sampler, time.time()))
-        self._schedule()
-
     def _schedule(self) -> None:
         if not self._scheduled and self._loop is not None:
             self._scheduled = True
@@ -148,24 +142,19 @@ class Store:
             return
         started = time.monotonic()
         try:
-            self._write(calls)
+            self._queue.write(self._database, calls)
         except sqlite3.Error as e:
             self._failed(calls, e)
-        except (ValueError, OverflowError) as e:
-            self._one_by_one(calls, e)
         else:
             self._stored(calls)
         if time.monotonic() - started > _SLOW_S:
             self.slow_commits += 1
 
-    def _write(self, calls: list[QueuedCall], *, probe: bool = False) -> None:
-        self._queue.write(self._database, calls, probe=probe)
-
     def _stored(self, calls: list[QueuedCall]) -> None:
         self._locked_since = 0.0
         if self._queue.deleted:
             self.removing.extend(self._queue.deleted)
-            self._tidy_soon()
+            self._tidy()
         after = self._queue.written()
         if self.failed is not None:
             log.warning("the gateway's store takes calls again")
@@ -186,24 +175,11 @@ class Store:
                 self._queue.calls[:0] = calls
                 self._loop.call_later(_REST_S, self.commit)
                 return
-        elif isinstance(error, sqlite3.DataError | sqlite3.InterfaceError | sqlite3.ProgrammingError):
-            self._one_by_one(calls, error)
-            return
         if self.failed is None:
             log.error("storing calls failed: %s", trouble(error, self.path))
         self.failed = os_error(error, self.path)
         self._retry_at = now + _RETRY_S
         self._refuse(calls, self.failed)
-
-    def _one_by_one(self, calls: list[QueuedCall], error: Exception) -> None:
-        """A call holds what no column can: it must not cost the others of its transaction."""
-        if len(calls) <= 1:
-            log.error("a call cannot be stored: %s", error)
-            self._refuse(calls, OSError(errno.EINVAL, f"this call cannot be stored: {error}"))
-            return
-        for call in calls:
-            self._queue.calls.append(call)
-            self.commit()
 
     def _refuse(self, calls: list[QueuedCall], error: OSError) -> None:
         queue = self._queue
@@ -232,40 +208,34 @@ class Store:
         if self.failed is not None and time.monotonic() >= self._retry_at:
             self._retry_at = time.monotonic() + _RETRY_S
             try:
-                self._write([], probe=True)
-            except (sqlite3.Error, ValueError, OverflowError):
+                self._queue.write(self._database, [], probe=True)
+            except sqlite3.Error:
                 return
             self._stored([])
             with suppress(sqlite3.Error):
                 self._database.execute("DELETE FROM settings WHERE name = 'probe'")
-        if self.failed is None:
-            self._tidy_soon()
+        self._tidy()
         self.wal.tend()
 
-    def _tidy_soon(self) -> None:
-        if not self._tidying and self._loop is not None and self.removing:
-            self._tidying = True
-            self._loop.call_later(_REST_S, self._tidy)
-
     def _tidy(self) -> None:
-        self._tidying = False
-        if self._loop is None:
-            return
-        until = time.monotonic() + _SLICE_S
+        """Remove the calls of deleted sessions, some at a time."""
+        if self._loop is not None and self.removing and (self._tidying is None or self._tidying.done()):
+            self._tidying = self._loop.create_task(self._remove())
+
+    async def _remove(self) -> None:
         try:
-            while self.removing and not self.wal.moving and self.failed is None and time.monotonic() < until:
-                self._remove_some(self.removing[0])
+            while self.removing and self.failed is None and self._loop is not None:
+                if not self.wal.moving:
+                    self._remove_some(self.removing[0])
+                await asyncio.sleep(_REST_S)
         except sqlite3.Error as e:
             log.error("removing deleted calls failed, and is tried again: %s", trouble(e, self.path))
-            return
-        self._tidy_soon()
 
     def _remove_some(self, session: int) -> None:
         """Remove some calls of a deleted session; their space is used again. Raises: sqlite3.Error."""
         database = self._database
         some = f"(SELECT number FROM calls WHERE session = ? LIMIT {_REMOVED_AT_ONCE})"
         with transaction(database):
-            database.execute(f"DELETE FROM choices WHERE call IN {some}", (session,))
             count = database.execute(f"DELETE FROM calls WHERE number IN {some}", (session,)).rowcount
             if count < _REMOVED_AT_ONCE:
                 database.execute("DELETE FROM deleted WHERE session = ?", (session,))
@@ -283,12 +253,11 @@ class Store:
 
     async def stop(self) -> None:
         """Store everything, then `close`."""
-        await self.wal.finish()
+        await self.wal.finish()  # a checkpoint locks the file
         self.close()
 
     def close(self) -> None:
         self._loop = None
-        self.wal.close()  # behind a checkpoint, which locks the file
         if self._queue:
             self.commit()
         if self.path is not None:
