@@ -309,7 +309,7 @@ class Call:
             captured,
             texts=session.texts,
             fields=agent.fields,
-            long=agent.long,
+            long=None if agent.long is None else (agent.long.text, agent.long.crc, agent.long.seen),
             versions=bounds(captured, span.begun, span.last, changed=span.changed, stream=agent.stream),
             call_id=self.call_id,
             index=self.index,

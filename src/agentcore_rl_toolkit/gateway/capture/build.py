@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -40,14 +40,6 @@ class Texts:
         self.request = None
 
 
-class LongMessages(Protocol):
-    """A message list's JSON without its closing bracket, its CRC-32, and what it was found to begin with."""
-
-    text: bytes
-    crc: int
-    seen: Seen | None
-
-
 def build(
     status: str,
     captured: Captured,
@@ -55,12 +47,13 @@ def build(
     texts: Texts,
     call_id: str,
     fields: Fields,
-    long: LongMessages | None,
+    long: tuple[bytes, int, Seen | None] | None,
     versions: tuple[int | None, int | None],
     **about: Any,
 ) -> CallRecord:
-    """The record of a call; ``about`` are further fields. ``texts`` learns those
-    that a later call may go on from.
+    """The record of a call; ``about`` are further fields. ``texts`` learns those that a later call may go on from.
+    ``long`` is a message list's JSON without its closing bracket, its CRC-32, and what it was found
+    to begin with, where the fields lack it.
     """
     prompt_base, prompt_ids = NO_BASE, b""
     if captured.prompt and status in (OK, PARTIAL, INVALID):
@@ -70,7 +63,7 @@ def build(
             captured.problem, status = str(e), INVALID
     messages_base, messages = NO_BASE, b""
     if long is not None:
-        messages_base, messages = _messages(texts, long.text, call_id, long.crc, long.seen)
+        messages_base, messages = _messages(texts, long[0], call_id, *long[1:])
     for name in _HISTORY if long is None else ():
         history = fields.pop(name, None)
         if history is not None:

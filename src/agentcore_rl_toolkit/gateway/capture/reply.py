@@ -31,7 +31,7 @@ from .token_numbers import (
     take_prompt,
     without_numbers,
 )
-from .versions import Versions, put
+from .versions import Versions, put, version_of
 
 
 class _Function(msgspec.Struct, gc=False):
@@ -126,9 +126,9 @@ def read_reply(body: bytes, *, entries: bool = False) -> Captured:
             check_text(bytes(kept))
     except NOT_JSON as e:
         raise CaptureError(f"the engine's reply cannot be read: {e}") from e
-    version = version_number(reply.weight_version)
+    version = version_of(reply.weight_version)
     if version is None and reply.metadata is not None:
-        version = version_number(reply.metadata.weight_version)
+        version = version_of(reply.metadata.weight_version)
     captured = Captured(
         choices=[],
         prompt=prompt if prompt is not None else brackets(reply.prompt_token_ids),
@@ -143,7 +143,7 @@ def read_reply(body: bytes, *, entries: bool = False) -> Captured:
         found.append(versions := Versions())
         if version is not None:
             versions.named(version, tokens=True)
-        versions.spans(version_number(choice.weight_version_first), version_number(choice.weight_version_last))
+        versions.spans(version_of(choice.weight_version_first), version_of(choice.weight_version_last))
         if captured.prompt is None:
             captured.prompt = brackets(choice.prompt_token_ids)
         captured.choices.append(_choice(captured, choice, entries=entries))
@@ -266,12 +266,6 @@ def check(captured: Captured) -> None:
         # wrong.
         if counted is not None and counted != have:
             captured.problem = f"the engine counted {counted} completion tokens and returned {have} token ids"
-
-
-def version_number(value: int | str | None) -> int | None:
-    if isinstance(value, str):
-        return int(value) if value.isdigit() else None
-    return value
 
 
 _BRACKETED = b"[TOOL_CALLS]"

@@ -35,7 +35,6 @@ from .reply import (
     read_numbers,
     stop_sequence,
     text_status,
-    version_number,
 )
 from .token_numbers import (
     ABSENT,
@@ -49,7 +48,7 @@ from .token_numbers import (
     take_prompt,
     without_numbers,
 )
-from .versions import Versions, put
+from .versions import Versions, put, version_of
 
 
 class _EndedChoice(msgspec.Struct, gc=False):
@@ -168,7 +167,7 @@ class StreamReader:
             parts.setdefault(index, _Parts()).take(captured, own, entries=self._entries)
         for event in events:
             if event.weight_version is not None:
-                self._name(event, version_number(event.weight_version))
+                self._name(event, version_of(event.weight_version))
 
     def _name(self, event: Event, version: int | None) -> None:
         """An event names the weights of its tokens."""
@@ -179,7 +178,7 @@ class StreamReader:
             versions.named(version, tokens=bool(brackets(choice.token_ids)))
             if choice.weight_version_first is not None:
                 first, last = choice.weight_version_first, choice.weight_version_last
-                versions.spans(version_number(first), version_number(last))
+                versions.spans(version_of(first), version_of(last))
 
     def captured(self) -> Captured:
         """What has come, as a whole reply. Raises: CaptureError when some event could not be read."""

@@ -18,6 +18,13 @@ from .captured import Captured
 _TOKENS = re.compile(rb'"token_ids"[ \n\r\t]*:[ \n\r\t]*\[[ \n\r\t]*[0-9]')
 
 
+def version_of(value: int | str | None) -> int | None:
+    """A weight version that is a number; engines also say "default"."""
+    if isinstance(value, str):
+        return int(value) if value.isdigit() else None
+    return value
+
+
 class Versions:
     """What an engine named of one choice."""
 

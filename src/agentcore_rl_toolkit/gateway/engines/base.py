@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from ...messages.dialects.canonical import ModelRequest
+from ..capture.versions import version_of
 
 
 class Piece(msgspec.Struct, kw_only=True):
@@ -44,6 +45,11 @@ def changes(reported: list[WeightSpan] | None) -> list[tuple[int, int]] | None:
         return None
     found = [(span.start, version_of(span.version)) for span in reported]
     return None if any(v is None for _, v in found) else found  # type: ignore[return-value]
+
+
+def error_of(error: Any) -> dict[str, Any]:
+    """What an event says of an error."""
+    return error if isinstance(error, dict) else {"message": str(error)}
 
 
 def stops(ours: list[int], asked: Mapping[str, Any]) -> list[int]:
@@ -95,10 +101,3 @@ class TokenEngine(ABC):
     def cancel(self, name: str) -> tuple[bytes, bytes] | None:
         """Path and body of the request that ends the call; None: it ends when its connection closes."""
         return None
-
-
-def version_of(value: Any) -> int | None:
-    """A weight version that is a number; engines also say "default"."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    return int(value) if isinstance(value, str) and value.isdigit() else None

@@ -19,8 +19,9 @@ from ...messages.dialects.canonical import ModelRequest
 from ...messages.errors import NOT_JSON
 from ..capture.events import EventReader
 from ..capture.experts import binary
+from ..capture.versions import version_of
 from . import constraints
-from .base import COMMON, Piece, TokenEngine, WeightSpan, changes, stops, version_of
+from .base import COMMON, Piece, TokenEngine, WeightSpan, changes, error_of, stops
 
 _encode = msgspec.json.Encoder().encode
 _RENAMED = {"max_tokens": "max_new_tokens", "seed": "sampling_seed", "min_tokens": "min_new_tokens"}
@@ -121,7 +122,7 @@ class SGLangStream:
             except NOT_JSON as e:
                 raise CaptureError(f"the engine's stream cannot be read: {e}") from e
             if answer.error is not None:
-                self.error = answer.error if isinstance(answer.error, dict) else {"message": str(answer.error)}
+                self.error = error_of(answer.error)
                 continue
             piece = _piece(answer, answer.index, self._seen.get(answer.index, 0))
             self._seen[answer.index] = self._seen.get(answer.index, 0) + len(piece.ids)

@@ -17,8 +17,9 @@ from ...messages.dialects.canonical import ModelRequest
 from ...messages.errors import NOT_JSON
 from ..capture.events import EventReader
 from ..capture.experts import binary
+from ..capture.versions import version_of
 from . import constraints
-from .base import COMMON, Piece, TokenEngine, WeightSpan, changes, stops, version_of
+from .base import COMMON, Piece, TokenEngine, WeightSpan, changes, error_of, stops
 
 _encode = msgspec.json.Encoder().encode
 
@@ -47,7 +48,7 @@ class _Choice(msgspec.Struct, gc=False):
 class _Response(msgspec.Struct, gc=False):
     choices: list[_Choice] = []
     weight_version: int | str | None = None
-    error: dict[str, Any] | str | None = None
+    error: Any = None
 
 
 _response = msgspec.json.Decoder(_Response)
@@ -96,7 +97,7 @@ class VLLMEngine(TokenEngine):
         return b"/v1/completions", _encode(body)
 
     def reply(self, body: bytes) -> list[Piece]:
-        return _pieces(body)
+        return _pieces(_decoded(body))
 
     def stream(self) -> VLLMStream:
         return VLLMStream()
@@ -112,27 +113,21 @@ class VLLMStream:
     def feed(self, data: bytes) -> list[Piece]:
         pieces: list[Piece] = []
         for event in self._events.feed(data):
-            if b'"error"' in event and b'"choices"' not in event:
-                self.error = _error_of(event)
-            else:
-                pieces += _pieces(event)
+            answer = _decoded(event)
+            if answer.error is not None:
+                self.error = error_of(answer.error)
+            pieces += _pieces(answer)
         return pieces
 
 
-def _error_of(event: bytes) -> dict[str, Any]:
-    """What an error event says."""
+def _decoded(body: bytes) -> _Response:
     try:
-        error = msgspec.json.decode(event)["error"]
-    except (*NOT_JSON, KeyError, TypeError):
-        error = event.decode("utf-8", "replace")
-    return error if isinstance(error, dict) else {"message": str(error)}
-
-
-def _pieces(body: bytes) -> list[Piece]:
-    try:
-        answer = _response.decode(body)
+        return _response.decode(body)
     except NOT_JSON as e:
         raise CaptureError(f"the engine's answer cannot be read: {e}") from e
+
+
+def _pieces(answer: _Response) -> list[Piece]:
     whole_reply = version_of(answer.weight_version)
     pieces = []
     for choice in answer.choices:

@@ -161,19 +161,15 @@ class Router:
         if stuck_to is not None and not stuck_to.draining and not stuck_to.resting_until and stuck_to not in tried:
             return stuck_to
         now = time.monotonic()
-        best: Worker | None = None
-        best_rank = (True, 0.0, 0.0)
-        if stuck_to is not None and not stuck_to.draining and stuck_to.resting_until <= now and stuck_to not in tried:
+        free = [w for w in self.workers.values() if not w.draining and w not in tried]
+        if stuck_to in free and stuck_to.resting_until <= now:
             return stuck_to
-        for worker in self.workers.values():
-            if worker.draining or worker in tried:
-                continue
-            resting = worker.resting_until > now
-            weight = worker.config.weight
-            rank = (resting, worker.resting_until if resting else worker.inflight / weight, worker.calls / weight)
-            if best is None or rank < best_rank:
-                best, best_rank = worker, rank
-        return best
+
+        def rank(worker: Worker) -> tuple[bool, float, float]:
+            resting, weight = worker.resting_until > now, worker.config.weight
+            return resting, worker.resting_until if resting else worker.inflight / weight, worker.calls / weight
+
+        return min(free, key=rank, default=None)
 
     def sweep(self, now: float) -> None:
         for worker in list(self.workers.values()):
