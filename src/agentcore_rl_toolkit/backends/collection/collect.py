@@ -36,7 +36,7 @@ from ...errors import (
 from ...logs import WarnsOnceAMinute
 from .._portal import run_sync
 from .groups import WHOLE_DISTRIBUTION, CollectConfig, CollectedRollout, Group, GroupRequest, sampling_note
-from .judge import End, end_of_record, judge
+from .judge import end_of_record, ended_by, judge
 from .places import Places
 from .recording import Recording
 from .sessions import SESSIONS_PER_CALL, Sessions
@@ -78,7 +78,7 @@ class _Rollout:
         self.started_s: float | None = None
         self.cancelled = False
         self.lost = False  # with its gateway
-        self.end: End | None = None
+        self.end: CollectedRollout | None = None
 
     @property
     def gateway(self) -> str | None:
@@ -226,18 +226,17 @@ class _Collection:
         if rollout.lost or end.outcome in (Outcome.CANCELLED, Outcome.TIMEOUT):
             await self._stop(rollout)
 
-    def _cancelled(self, rollout: _Rollout) -> End:
+    def _cancelled(self, rollout: _Rollout) -> CollectedRollout:
         if rollout.cancelled:
-            enough = RolloutCancelledError("cancelled: enough usable rollouts were in", session_id=rollout.session_id)
-            return End(outcome=Outcome.CANCELLED, error=enough)
-        lost = RolloutLostError(
-            f"its model gateway {rollout.gateway} does not answer",
-            session_id=rollout.session_id,
-            input_id=self.requests[rollout.group].input_id,
-        )
-        return End(outcome=Outcome.LOST, error=lost, stage=_stage_of(rollout))
+            enough = RolloutCancelledError("cancelled: enough usable rollouts were in", **self._ids(rollout))
+            return ended_by(enough, index=rollout.index)
+        lost = RolloutLostError(f"its model gateway {rollout.gateway} does not answer", **self._ids(rollout))
+        return ended_by(lost, index=rollout.index, stage=_stage_of(rollout))
 
-    async def _attempt(self, rollout: _Rollout) -> End:
+    def _ids(self, rollout: _Rollout) -> dict[str, str]:
+        return {"session_id": rollout.session_id, "input_id": self.requests[rollout.group].input_id}
+
+    async def _attempt(self, rollout: _Rollout) -> CollectedRollout:
         try:
             await self._take_place()
         except _Late as e:
@@ -258,7 +257,7 @@ class _Collection:
             raise
         self.places.moved()
 
-    async def _submit_and_wait(self, rollout: _Rollout) -> End:
+    async def _submit_and_wait(self, rollout: _Rollout) -> CollectedRollout:
         request = self.requests[rollout.group]
         if self.sessions is not None and rollout.gateway in self.sessions.away:
             await self._move(rollout, self.sessions)
@@ -277,19 +276,17 @@ class _Collection:
         except RolloutError as e:
             named = getattr(e, "stage", None)
             at = Stage(named) if named else _stage_of(rollout) if e.outcome == Outcome.TIMEOUT else None
-            return End(outcome=Outcome(e.outcome), error=e, record=getattr(e, "record", None), stage=at)
+            e.session_id, e.input_id = rollout.session_id, request.input_id
+            return ended_by(e, index=rollout.index, stage=at)
         except _Late as e:
             return self._late(rollout, e)
         except Exception as e:  # a failed rollout becomes data; the exception object is kept
             log.warning("rollout %s failed: %s: %s", rollout.session_id, type(e).__name__, e)
-            if isinstance(e, AgentCoreRLError):
-                return End(outcome=Outcome.LOST, error=e, stage=_stage_of(rollout))
-            lost = RolloutLostError(
-                f"{type(e).__name__}: {e}", session_id=rollout.session_id, input_id=request.input_id
-            )
+            lost = RolloutLostError(f"{type(e).__name__}: {e}", **self._ids(rollout))
             lost.__cause__ = e
-            return End(outcome=Outcome.LOST, error=lost, stage=_stage_of(rollout))
-        return end_of_record(record, session_id=rollout.session_id, input_id=request.input_id)
+            end = ended_by(lost, index=rollout.index, stage=_stage_of(rollout))
+            return replace(end, error=e) if isinstance(e, AgentCoreRLError) else end
+        return end_of_record(record, **self._ids(rollout), index=rollout.index)
 
     async def _watched(self, task: asyncio.Future[T], left: Callable[[], tuple[Stage, float | None]]) -> T:
         """The task's result, unless a stage takes too long.
@@ -345,16 +342,15 @@ class _Collection:
             overrides["api_key"] = rollout.address.api_key
         return overrides
 
-    def _late(self, rollout: _Rollout, late: _Late) -> End:
+    def _late(self, rollout: _Rollout, late: _Late) -> CollectedRollout:
         trouble = getattr(rollout.future, "trouble", None)
         why = f"; its record could not be looked for: {trouble}" if trouble is not None else ""
         error = RolloutTimeoutError(
             f"{late} (stage: {late.stage.value}){why}",
             stage=late.stage.value,
-            session_id=rollout.session_id,
-            input_id=self.requests[rollout.group].input_id,
+            **self._ids(rollout),
         )
-        return End(outcome=Outcome.TIMEOUT, error=error, stage=late.stage)
+        return ended_by(error, index=rollout.index, stage=late.stage)
 
     async def _stop(self, rollout: _Rollout) -> None:
         if rollout.future is None:
@@ -414,9 +410,6 @@ class _Collection:
         request = self.requests[rollout.group]
         done = judge(
             rollout.end,
-            session_id=rollout.session_id,
-            input_id=request.input_id,
-            index=rollout.index,
             captured=self.sessions is not None and rollout.started_s is not None,
             capture=capture,
             fetch_error=failure,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from ...contract import (
@@ -37,67 +37,42 @@ from .rewards import Reward, read_reward
 _TAKEN_BY_A_LOST_GATEWAY = (Outcome.OK, Outcome.AGENT_ERROR, Outcome.INVALID)
 
 
-@dataclass(frozen=True, kw_only=True)
-class End:
-    """How a rollout ended, before reward and trajectory are looked at."""
-
-    outcome: Outcome
-    record: Mapping[str, Any] | None = None
-    error: BaseException | None = None
-    stage: Stage | None = None
-    elapsed_s: float | None = None
-    ended_s: float | None = None
-    stages: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def cause(self) -> Cause | None:
-        return cause_of(self.outcome, self.record, self.error)
-
-    @property
-    def failure(self) -> str | None:
-        """What the policy failed at, where it is the cause."""
-        return None if self.record is None else record_failure(self.record, self.outcome)
+def ended_by(error: RolloutError, *, index: int = 0, stage: Stage | None = None) -> CollectedRollout:
+    """A rollout that ended with this error, not yet judged. The error names session and input."""
+    return CollectedRollout(
+        session_id=str(error.session_id),
+        input_id=str(error.input_id),
+        index=index,
+        outcome=Outcome(error.outcome),
+        record=getattr(error, "record", None),
+        error=error,
+        stage=stage,
+    )
 
 
-def end_of_record(record: object, *, session_id: str, input_id: str) -> End:
-    """What a stored record says about how the rollout ended."""
+def end_of_record(record: object, *, session_id: str, input_id: str, index: int) -> CollectedRollout:
+    """What a stored record says about how the rollout ended; not yet judged."""
+    ids = {"session_id": session_id, "input_id": input_id}
     if not isinstance(record, Mapping):
         message = f"the record must be an object, got {type(record).__name__}"
-        return End(outcome=Outcome.INVALID, error=InvalidResultError(message, session_id=session_id, input_id=input_id))
+        return ended_by(InvalidResultError(message, **ids), index=index)
     outcome = record_outcome(record)
-    if outcome is Outcome.OK:
-        return End(outcome=outcome, record=record)
     reason = str(record.get("stop_reason") or record.get("error") or "the agent failed without a message")
-    error: RolloutError
-    if outcome is Outcome.AGENT_ERROR:
-        error = AgentError(
-            reason,
-            error_type=record.get("error_type"),
-            agent_traceback=record.get("traceback"),
-            cause=str(record_cause(record, outcome)),
-            failure=record_failure(record, outcome),
-            session_id=session_id,
-            input_id=input_id,
-        )
+    facts = {**ids, "error_type": record.get("error_type"), "agent_traceback": record.get("traceback")}
+    error: RolloutError | None = RolloutLostError(reason, **facts)
+    if outcome is Outcome.OK:
+        error = None
+    elif outcome is Outcome.AGENT_ERROR:
+        cause, failure = str(record_cause(record, outcome)), record_failure(record, outcome)
+        error = AgentError(reason, cause=cause, failure=failure, **facts)
     elif outcome is Outcome.INVALID:
-        error = InvalidResultError(reason, session_id=session_id, input_id=input_id)
-    else:
-        error = RolloutLostError(
-            reason,
-            error_type=record.get("error_type"),
-            agent_traceback=record.get("traceback"),
-            session_id=session_id,
-            input_id=input_id,
-        )
-    return End(outcome=outcome, record=record, error=error)
+        error = InvalidResultError(reason, **ids)
+    return CollectedRollout(**ids, index=index, outcome=outcome, record=record, error=error)
 
 
 def judge(
-    end: End,
+    end: CollectedRollout,
     *,
-    session_id: str,
-    input_id: str,
-    index: int,
     captured: bool,
     capture: Any,
     fetch_error: BaseException | None,
@@ -105,18 +80,20 @@ def judge(
     weight_version: int | None,
     sampling_params: Mapping[str, Any] | None = None,
 ) -> CollectedRollout:
-    """Turn an end and the captured turns into a `CollectedRollout` with its mask reason.
+    """A rollout that has ended, with its cause, reward, trajectory and mask reason.
 
     ``captured`` says whether the rollout ran against a gateway at all; ``capture`` is None when the gateway had
     nothing to give, and ``fetch_error`` says why if it failed. ``sampling_params`` are those that the trainer asked for.
     """
+    session_id, input_id = end.session_id, end.input_id
     if isinstance(fetch_error, GatewayLostError) and end.outcome in _TAKEN_BY_A_LOST_GATEWAY:
         lost = RolloutLostError(f"lost with its model gateway: {fetch_error}", session_id=session_id, input_id=input_id)
         lost.__cause__ = fetch_error
         end = replace(end, outcome=Outcome.LOST, error=lost)
-    outcome, error, cause, failure = end.outcome, end.error, end.cause, end.failure
+    outcome, error, record = end.outcome, end.error, end.record
+    cause = cause_of(outcome, record, error)
+    failure = None if record is None else record_failure(record, outcome)
     reason: MaskReason | None = None if outcome is Outcome.OK else "outcome"
-    record = end.record
     if capture is not None and capture.turns and not capture.turns[-1].answered and cause in (None, Cause.AGENT):
         # What the agent got last is blank: whatever it made of that, the policy gave no answer.
         failure = "answer" if outcome in (Outcome.OK, Outcome.AGENT_ERROR) else failure
@@ -148,23 +125,16 @@ def judge(
                 reason = "unknown_version"
             elif versions[0] < weight_version - config.max_staleness:
                 reason = "stale"
-    return CollectedRollout(
-        session_id=session_id,
-        input_id=input_id,
-        index=index,
+    return replace(
+        end,
         outcome=outcome,
         cause=cause,
         failure=failure,
         reward=reward.value if reward is not None else None,
         reward_detail=reward,
-        record=end.record,
         trajectory=trajectory,
         capture=capture,
         error=error,
-        stage=end.stage,
-        elapsed_s=end.elapsed_s,
-        ended_s=end.ended_s,
-        stages=end.stages,
         weight_version_min=versions[0] if versions else None,
         weight_version_max=versions[1] if versions else None,
         mask_reason=reason,

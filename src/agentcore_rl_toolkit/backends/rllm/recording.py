@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from ...contract import Outcome
-from ...errors import RolloutError, RolloutLostError, RolloutTimeoutError, WeightsError
+from ...errors import RolloutLostError, RolloutTimeoutError, WeightsError
 from ...trajectory import Turn
 from ...weights.arrival import MAX_MEAN_GAP
 from ...weights.publishing import PAGE
-from ..collection.groups import CollectConfig, GroupRequest
-from ..collection.judge import End, end_of_record, judge
+from ..collection.groups import CollectConfig, CollectedRollout, GroupRequest
+from ..collection.judge import end_of_record, ended_by, judge
 from ..collection.recording import FILTERED, Recording, open_recording, step_numbers
 
 log = logging.getLogger(__name__)
@@ -84,10 +84,7 @@ class Recorder:
         request = GroupRequest(input_id=task_id, payload=payload if isinstance(payload, Mapping) else {"task": payload})
         capture = capture_of(episode)
         rollout = judge(
-            _end(self._futures.pop(session_id, None), episode, session_id, task_id),
-            session_id=session_id,
-            input_id=task_id,
-            index=place,
+            replace(_end(self._futures.pop(session_id, None), episode, session_id, task_id), index=place),
             captured=True,
             capture=capture if capture.turns else None,
             fetch_error=None,
@@ -241,21 +238,19 @@ def _safely(call: Callable[..., None], *given: Any, **more: Any) -> None:
         log.exception("a rollout or a step of rLLM was not kept")
 
 
-def _end(future: Any, episode: Any, session_id: str, input_id: str) -> End:
+def _end(future: Any, episode: Any, session_id: str, input_id: str) -> CollectedRollout:
     """How the rollout ended, by our client; where the invoke itself failed, by rLLM."""
     ids = {"session_id": session_id, "input_id": input_id}
     reported = (episode.metadata or {}).get("error") or {}
-    message = str(reported.get("error_message") or "it ended without a record")
+    lost = RolloutLostError(str(reported.get("error_message") or "it ended without a record"), **ids)
     if future is None:
-        return End(outcome=Outcome.LOST, error=RolloutLostError(message, **ids), ended_s=time.time())
+        return replace(ended_by(lost), ended_s=time.time())
     if future.record is not None:
-        end = end_of_record(future.record, **ids)
+        end = end_of_record(future.record, **ids, index=0)
+    elif future.outcome in (None, Outcome.TIMEOUT):  # rLLM no longer waits for it
+        end = ended_by(RolloutTimeoutError(str(lost), stage=future.stage.value, **ids), stage=future.stage)
     else:
-        outcome = future.outcome
-        error: RolloutError = RolloutLostError(message, **ids)
-        if outcome is None or outcome is Outcome.TIMEOUT:  # rLLM no longer waits for it
-            outcome, error = Outcome.TIMEOUT, RolloutTimeoutError(message, stage=future.stage.value, **ids)
-        end = End(outcome=outcome, error=error, stage=future.stage)
+        end = replace(ended_by(lost, stage=future.stage), outcome=future.outcome)
     return replace(end, elapsed_s=future.elapsed(), ended_s=time.time(), stages=dict(future.stages))
 
 
