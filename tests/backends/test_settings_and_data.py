@@ -31,7 +31,6 @@ def test_every_field_of_a_row_is_the_payload(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"prompt": "1+1", "answer": "2", "tools": ["calc"]}\n\n{"question": "q"}\n')
     assert read_rows(path) == [{"prompt": "1+1", "answer": "2", "tools": ["calc"]}, {"question": "q"}]
-    assert read_rows(path, limit=1) == [{"prompt": "1+1", "answer": "2", "tools": ["calc"]}]
 
 
 def test_slimes_envelope_is_taken_off_but_a_metadata_field_of_a_payload_is_not(tmp_path: Path) -> None:

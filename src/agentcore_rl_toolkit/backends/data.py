@@ -16,7 +16,7 @@ MAX_ID = 99  # characters of an id that is used as it is; backends add a few of 
 _ID = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_ID}}}")
 
 
-def read_rows(path: str | Path, *, limit: int | None = None) -> list[dict[str, Any]]:
+def read_rows(path: str | Path) -> list[dict[str, Any]]:
     """Payloads of a ``.jsonl`` (or ``.json``: a list of objects) or ``.parquet`` file, in order.
 
     Every field of a row is the payload, no envelope. Rows of the form ``{"prompt": ..., "metadata": {...}}``, as
@@ -30,8 +30,6 @@ def read_rows(path: str | Path, *, limit: int | None = None) -> list[dict[str, A
         raise ConfigError(f"there is no data file {path}")
     rows: list[dict[str, Any]] = []
     for where, row in _raw_rows(path):
-        if limit is not None and len(rows) >= limit:
-            break
         if not isinstance(row, Mapping):
             raise ConfigError(f"{where}: a row must be an object, got {type(row).__name__}")
         payload = unwrap(row)

@@ -120,19 +120,8 @@ class ServiceSettings(RolloutSettings):
         return GatewayProcess(words, host=self.gateway_host, port=port, store=store, environment=environment)
 
     def collect_config(self) -> CollectConfig:
-        return CollectConfig(
-            max_concurrent=self.max_concurrent,
-            extra_rollouts=self.extra_rollouts,
-            submit_timeout_s=self.submit_timeout_s,
-            rollout_timeout_s=self.rollout_timeout_s,
-            gateway_patience_s=self.gateway_patience_s,
-            model_id=self.model_id,
-            max_turns=self.max_turns,
-            policy_failures=self.policy_failures,
-            sampling_params=self.sampling_params,
-            train=self.train_on,
-            refuse_other_sampling=self.refuse_other_sampling,
-        )
+        same = {f.name: getattr(self, f.name) for f in fields(CollectConfig) if hasattr(self, f.name)}
+        return CollectConfig(train=self.train_on, **same)
 
 
 class RolloutService:

@@ -228,6 +228,20 @@ def captured(capture: Any, trajectory: Any) -> dict[str, Any]:
     return found
 
 
+def of_sampled(values_R: Sequence[float], mask_R: Sequence[int], prompt_tokens: int) -> list[float | None]:
+    """A trainer's numbers of a response, one per token of the whole sequence; None where the token was not sampled.
+
+    Shapes: (R,), (R,) -> (prompt_tokens + R,).
+    """
+    return [*[None] * prompt_tokens, *(v if mine else None for v, mine in zip(values_R, mask_R, strict=True))]
+
+
+def gaps_of(own_R: Sequence[float], recorded_R: Sequence[float | None], mask_R: Sequence[int]) -> list[float]:
+    """By how much a trainer's own logprob and the recorded one differ, for each sampled token. Shapes: all (R,)."""
+    each = zip(own_R, recorded_R, mask_R, strict=True)
+    return [abs(own - recorded) for own, recorded, mine in each if mine and recorded is not None]
+
+
 def step_numbers(data: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers of what a trainer logs of a step, and its loss under the name that the view draws."""
     found = {

@@ -11,7 +11,7 @@ from ...errors import RolloutError
 from ..collection.advantages import advantages
 from ..collection.collect import collect_async
 from ..collection.groups import CollectStats, Group, GroupRequest, summarize
-from ..collection.recording import Recording
+from ..collection.recording import Recording, of_sampled
 from ..collection.samples import Sample, to_samples
 from .client import Passed, TrainingClient
 from .config import PrimitivesConfig
@@ -131,8 +131,7 @@ def _record(recording: Recording, samples: Sequence[Sample], passed: Passed) -> 
         context = len(sample.prompt_ids)
         if len(computed) != len(sample.token_ids) - 1:
             continue
-        sampled = zip(list(computed)[context - 1 :], sample.response_mask, strict=True)
-        logprobs_T = [*[None] * context, *(float(lp) if mask else None for lp, mask in sampled)]
+        logprobs_T = of_sampled([float(lp) for lp in computed[context - 1 :]], sample.response_mask, context)
         recording.trained(sample.session_id, sample.sequence_index, logprobs=logprobs_T, updates=0)
 
 

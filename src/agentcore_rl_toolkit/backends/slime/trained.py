@@ -19,7 +19,7 @@ from typing import Any
 
 from ...runs import RunWriter
 from ...weights import check_arrived
-from ..collection.recording import Recording
+from ..collection.recording import Recording, gaps_of, of_sampled
 from .convert import NOTE
 
 log = logging.getLogger(__name__)
@@ -105,18 +105,16 @@ def _add(recording: Recording, listed: Mapping[str, Any], found: Mapping[str, An
         if _checksum(tokens) != row["tokens"]:
             raise ValueError(f"sample {sample['rollout_position']} is not that of session {row['session']}")
         mask = sample["loss_masks"].tolist()
-        prompt = len(tokens) - len(mask)
         facts: dict[str, Any] = {}
         for name, key in (("logprobs", "log_probs"), ("entropies", "entropy")):
             values = None if unknown and key == "log_probs" else _values(sample, key)
             if values is not None:
-                own = (v if trained else None for v, trained in zip(values, mask, strict=True))
-                facts[name] = [*[None] * prompt, *own]
+                facts[name] = of_sampled(values, mask, len(tokens) - len(mask))
         if facts:
             recording.trained(row["session"], row["sequence"], updates=0, **facts)
         own_T, recorded_T = None if unknown else _values(sample, "log_probs"), _values(sample, "rollout_log_probs")
         if own_T is not None and recorded_T is not None:
-            gaps = [abs(a - b) for a, b, trained in zip(own_T, recorded_T, mask, strict=True) if trained]
+            gaps = gaps_of(own_T, recorded_T, mask)
             gap_sum, compared = gap_sum + sum(gaps), compared + len(gaps)
     return gap_sum, compared
 

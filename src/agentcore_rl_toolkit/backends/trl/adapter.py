@@ -21,7 +21,7 @@ from ...errors import ConfigError, MissingExtraError, RolloutError
 from ...gateway import GatewayClient
 from ...weights import EngineAddress, Publisher, check_arrived
 from ..collection.collect import collect
-from ..collection.groups import CollectedRollout, Group, GroupRequest, check_usable, summarize
+from ..collection.groups import Group, GroupRequest, check_usable, summarize
 from ..collection.recording import Recording, kept, open_recording, step_numbers
 from ..data import encode_payload, payload_id, read_rows
 from ..service import RolloutService
@@ -51,14 +51,13 @@ class AgentCoreRollouts:
         *,
         client: RolloutClient,
         gateway: GatewayClient,
-        on_rollout: Callable[[CollectedRollout], None] | None = None,
         on_batch: Callable[[Sequence[Group], ConvertStats], None] | None = None,
         recording: Recording | None = None,
     ) -> None:
         self.recording = recording
         self.rows: list[tuple[Any, Any]] = []  # of each row of the last batch: its session, and which sequence it is
         self.config, self.client, self.gateway = config, client, gateway
-        self.on_rollout, self.on_batch = on_rollout, on_batch
+        self.on_batch = on_batch
         self.groups: list[Group] = []
         self.stats: ConvertStats | None = None
         self.version: int | None = None  # of the weights that the engine has
@@ -77,7 +76,6 @@ class AgentCoreRollouts:
             gateway=self.gateway,
             config=self.config.collect_config(),
             weight_version=self.version,
-            on_rollout=self.on_rollout,
             recording=self._recording(trainer),
         )
         output, stats = to_trl(
@@ -282,7 +280,6 @@ def make_trainer(
     model: Any = None,
     tokenizer: Any = None,
     callbacks: Sequence[Any] = (),
-    on_rollout: Callable[[CollectedRollout], None] | None = None,
     on_batch: Callable[[Sequence[Group], ConvertStats], None] | None = None,
     recording: Recording | None = None,
 ) -> AgentCoreGRPOTrainer:
@@ -295,7 +292,7 @@ def make_trainer(
         if config.data_path is None:
             raise ConfigError("no training rows: set data_path or pass rows")
         rows = read_rows(config.data_path)
-    rollouts = AgentCoreRollouts(config, client=client, gateway=gateway, on_rollout=on_rollout, recording=recording)
+    rollouts = AgentCoreRollouts(config, client=client, gateway=gateway, recording=recording)
     last_weights = _LastWeights(rollouts)
     trainer = AgentCoreGRPOTrainer(
         model=model if model is not None else config.model,

@@ -23,7 +23,7 @@ from ..._installation import missing_extra
 from ...errors import WeightsError
 from ...weights import check_arrived
 from ...weights.arrival import MAX_MEAN_GAP
-from ..collection.recording import FILTERED, Recording, step_numbers
+from ..collection.recording import FILTERED, Recording, gaps_of, of_sampled, step_numbers
 
 try:
     import transfer_queue as tq
@@ -107,9 +107,12 @@ class TrainerNumbers:
         gap_sum, tokens = 0.0, 0
         for i, row in rows:
             values = {name: fields[name][i].tolist() for name in (LOGPROBS, ENTROPY) if name in fields}
-            self._add_computed(row, values)
-            if row.version == newest:
-                gaps = gaps_of(row, values[LOGPROBS])
+            if self._recording is not None:
+                own = {name: of_sampled(found, row.mask, row.prompt_tokens) for name, found in values.items()}
+                logprobs, entropies = own.get(LOGPROBS), own.get(ENTROPY)
+                self._recording.trained(row.session_id, row.sequence, logprobs=logprobs, entropies=entropies, updates=0)
+            if row.version == newest:  # also of tokens that verl's rollout correction will reject: they differ most
+                gaps = gaps_of(values[LOGPROBS], row.logprobs, row.mask)
                 gap_sum, tokens = gap_sum + sum(gaps), tokens + len(gaps)
         self._gap_sum, self._tokens = self._gap_sum + gap_sum, self._tokens + tokens
         try:
@@ -152,25 +155,6 @@ class TrainerNumbers:
                 found[GAP] = self._gap_sum / self._tokens
             self._gap_sum, self._tokens = 0.0, 0
         self._recording.run.event("evaluated" if whole is None else "step", {"step": int(step), **found})
-
-    def _add_computed(self, row: Row, values: Mapping[str, Sequence[float]]) -> None:
-        if self._recording is None:
-            return
-        aligned = {
-            name: [*[None] * row.prompt_tokens, *(v if mine else None for v, mine in zip(found, row.mask, strict=True))]
-            for name, found in values.items()
-        }
-        logprobs, entropies = aligned.get(LOGPROBS), aligned.get(ENTROPY)
-        self._recording.trained(row.session_id, row.sequence, logprobs=logprobs, entropies=entropies, updates=0)
-
-
-def gaps_of(row: Row, own_T: Sequence[float]) -> list[float]:
-    """By how much verl's own logprob and the recorded one differ, for each sampled token. Shapes: (T,), of the response.
-
-    Tokens that verl's rollout correction will reject are among them: it rejects those that differ most.
-    """
-    each = zip(own_T, row.logprobs, row.mask, strict=True)
-    return [abs(own - recorded) for own, recorded, mine in each if mine]
 
 
 def before(owner: Any, name: str, look: Callable[..., None]) -> None:
