@@ -139,7 +139,7 @@ class _Numbers:
 
 
 def test_a_number_beyond_all_bounds_is_refused(tmp_path: Path) -> None:
-    texts = [("c.json", f'{{"NAME": {value}}}') for value in ("1e999", "NaN", "9" * 400, "9" * 5_000, "[" * 100_000)]
+    texts = [("c.json", f'{{"NAME": {value}}}') for value in ("1e999", "NaN", "9" * 5_000, "[" * 100_000)]
     texts += [("c.toml", f"NAME = {value}\n") for value in ("inf", "nan")]
     for name in ("steps", "rate"):
         for file, text in texts:

@@ -22,8 +22,7 @@ log = logging.getLogger(__name__)
 
 START_S = 120.0
 STOP_S = 20.0
-RESTARTS = 5  # in a row, each sooner than `SETTLED_S` after the one before; then something is wrong for good
-SETTLED_S = 300.0
+RESTARTS = 10  # in all, each a second later than the one before; then something is wrong for good
 
 
 class GatewayProcess:
@@ -47,7 +46,6 @@ class GatewayProcess:
         self._words = [*words, "--host", host, "--store", store or str(self._folder / "turns")]
         self._environment = environment
         self.restarted: Callable[[], None] = lambda: None
-        self._lock = threading.Lock()
         self._closed = threading.Event()
         self.process, self.url = self._start(port)
         self._port = urlsplit(self.url).port or port
@@ -55,9 +53,8 @@ class GatewayProcess:
 
     def close(self) -> None:
         """Stop it; a second call does nothing. Its log stays only where there is something to read in it."""
-        with self._lock:
-            self._closed.set()
-            process = self.process
+        self._closed.set()
+        process = self.process
         if process.poll() is not None:
             return
         process.send_signal(signal.SIGTERM)
@@ -69,32 +66,18 @@ class GatewayProcess:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _keep(self) -> None:
-        early = 0
-        while True:
-            began_s = time.monotonic()
+        for times in range(RESTARTS):
             code = self.process.wait()
-            early = early + 1 if time.monotonic() - began_s < SETTLED_S else 0
-            if self._closed.is_set():
-                return
-            if early > RESTARTS:
-                log.error("the model gateway ended %d times in a row; its log is %s", early, self._log)
+            if self._closed.wait(times):
                 return
             log.error("the model gateway ended (code %s); starting it again. Its log: %s", code, self._log)
             try:
-                process, _ = self._start(self._port)
-            except (GatewayError, OSError, ValueError) as e:  # a full disk, too: its log and its ready file are on one
-                log.error("%s", e)
-                time.sleep(early)
-                continue
-            with self._lock:
-                self.process = process
-            if self._closed.is_set():
-                _end(process)
-                return
-            try:
+                self.process, _ = self._start(self._port)
+                if self._closed.is_set():  # `close` may not have seen this one
+                    return _end(self.process)
                 self.restarted()
-            except Exception:  # the gateway itself is up
-                log.exception("the model gateway was started again but could not be set up as before")
+            except Exception:  # a full disk, too: its log and its ready file are on one
+                log.exception("the model gateway could not be started again as it was")
 
     @property
     def _log(self) -> Path:

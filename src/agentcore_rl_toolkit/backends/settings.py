@@ -6,16 +6,16 @@ import dataclasses
 import difflib
 import functools
 import json
-import math
 import os
 import re
 import shlex
 import tomllib
-import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from ..contract import check_id
 from ..errors import ConfigError, ContractError, MissingExtraError
@@ -23,43 +23,27 @@ from .data import read_rows, read_text
 
 T = TypeVar("T")
 
-_LARGEST = 2**63 - 1  # what a trainer's own integers hold
 ENV_AGENT_ARN = "AGENTCORE_AGENT_ARN"
 ENV_S3_BUCKET = "AGENTCORE_S3_BUCKET"
 
 _ARN = re.compile(r"arn:[^:\s]+:bedrock-agentcore:[^:\s]+:[^:\s]*:runtime/\S+")
 
 
-@dataclasses.dataclass(frozen=True)
-class Rule:
-    """What a number of a setting must be: in words, and whether one is. Belongs into the field's type (`check`)."""
-
-    words: str
-    fits: Callable[[float], bool]
-
-
-Count = Annotated[int, Rule("at least 1", lambda v: v >= 1)]
-Least0 = Annotated[int, Rule("at least 0", lambda v: v >= 0)]
-Positive = Annotated[float, Rule("a positive, finite number", lambda v: v > 0 and math.isfinite(v))]
-NotNegative = Annotated[float, Rule("a finite number and not negative", lambda v: v >= 0 and math.isfinite(v))]
-Port = Annotated[int, Rule("a port from 0 (any free one) to 65535", lambda v: 0 <= v <= 65535)]
-GroupSize = Annotated[int, Rule("at least 2, or there is nothing to compare", lambda v: v >= 2)]
+Count = Annotated[int, Field(ge=1)]
+Least0 = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+GroupSize = Annotated[int, Field(ge=2)]  # with one there is nothing to compare
 
 
 def check(config: Any) -> None:
-    """Check the fields of a dataclass whose types say what they must be: a `Rule`, or a choice of literals. None is left alone.
-
-    Raises: ConfigError naming the field.
-    """
+    """Check the numbers and choices of a dataclass whose types say what they must be. Raises: ConfigError naming the field."""
     kind_of: Any = type(config)
     for name, hint in _hints(kind_of).items():
-        value = getattr(config, name)
-        for kind in (hint, *typing.get_args(hint)):
-            rule = next((m for m in getattr(kind, "__metadata__", ()) if isinstance(m, Rule)), None)
-            if rule is not None and value is not None and not rule.fits(value):
-                raise ConfigError(f"{name} must be {rule.words}, got {value!r}")
-        if typing.get_origin(hint) is typing.Literal and value not in typing.get_args(hint):
-            raise ConfigError(f"{name} must be one of {', '.join(map(repr, typing.get_args(hint)))}, got {value!r}")
+        kinds = {typing.get_origin(kind) for kind in (hint, *typing.get_args(hint))}
+        if kinds & {Annotated, typing.Literal}:
+            _fit(getattr(config, name), hint, name)
 
 
 @functools.cache
@@ -130,11 +114,11 @@ def read_settings(path: str | Path) -> dict[str, Any]:
 def from_mapping(cls: type[T], values: Mapping[str, Any], *, where: str) -> T:
     """Make a configuration dataclass from a mapping.
 
-    Nested dataclasses are made from nested mappings, lists become tuples where a tuple is asked for, numbers in text
-    (YAML reads ``1e-6`` as text) become numbers.
+    Lists become tuples where a tuple is asked for, numbers in text (YAML reads ``1e-6`` as text) become numbers.
     Raises: ConfigError naming the key on an unknown or missing one (with the nearest known name), or a wrong type.
     """
-    hints = typing.get_type_hints(cls)
+    known: Any = cls
+    hints = _hints(known)
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]  # T is a dataclass
     unknown = [str(name) for name in values if name not in fields]
     if unknown:
@@ -197,55 +181,18 @@ def planned(config: Any, *, exp_id: str | None = None, data: Path | None = None)
     return facts if data is None else [*facts, ("rows", f"{len(read_rows(data))} in {data}")]
 
 
-def _fit(value: Any, hint: Any, where: str) -> Any:
-    if hint is Any:
-        return value
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in arguments:
-            return None
-        last: ConfigError | None = None
-        for option in (a for a in arguments if a is not type(None)):
-            try:
-                return _fit(value, option, where)
-            except ConfigError as e:
-                last = e
-        raise last or ConfigError(f"{where} may not be {value!r}")
-    if origin is typing.Literal:
-        if value not in arguments:
-            raise ConfigError(f"{where} must be one of {', '.join(map(repr, arguments))}, got {value!r}")
-        return value
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        if isinstance(value, hint):
-            return value
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{where} must be a section with keys, got {value!r}")
-        return from_mapping(hint, value, where=where)
-    return _fit_plain(value, origin or hint, arguments, where)
+@functools.cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False))
 
 
-def _fit_plain(value: Any, kind: Any, arguments: tuple[Any, ...], where: str) -> Any:
-    if kind is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
-        try:
-            number = float(value)
-        except (ValueError, OverflowError) as e:
-            raise ConfigError(f"{where} must be a number, got {str(value)[:80]!r}") from e
-        if not math.isfinite(number):
-            raise ConfigError(f"{where} must be a finite number, got {value!r}")
-        return number
-    if kind is int and isinstance(value, int) and not isinstance(value, bool):
-        if abs(value) > _LARGEST:
-            raise ConfigError(f"{where} must be at most {_LARGEST}, got a number of {len(str(abs(value)))} digits")
-        return value
-    if kind in (str, bool) and isinstance(value, kind):
-        return value
-    if kind is Path and isinstance(value, (str, Path)):
-        return Path(value)
-    if kind is tuple and isinstance(value, (list, tuple)):
-        return tuple(_fit(v, arguments[0], where) for v in value)
-    if isinstance(kind, type) and issubclass(kind, Mapping) and isinstance(value, Mapping):
-        return dict(value)
-    raise ConfigError(f"{where} must be {getattr(kind, '__name__', kind)}, got {value!r}")
+def _fit(value: Any, hint: Any, name: str) -> Any:
+    """The value as this type. Raises: ConfigError."""
+    try:
+        return _adapter(hint).validate_python(value)
+    except (ValidationError, ValueError, OverflowError) as e:
+        why = e.errors()[0]["msg"] if isinstance(e, ValidationError) else str(e)
+        raise ConfigError(f"{name} {why.replace('Input should be', 'must be')}, got {repr(value)[:80]}") from e
 
 
 def _yaml(text: str) -> Any:

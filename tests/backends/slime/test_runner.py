@@ -183,7 +183,7 @@ def test_nothing_is_started_when_something_is_missing(place: Path, with_ray: Pat
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"tp_size": 0}, "at least 1"),
+        ({"tp_size": 0}, "tp_size must be greater"),
         ({"reward_postprocessing": "mean"}, "reward_postprocessing"),
         ({"acr_tps_limit": 0}, "acr_tps_limit"),
         ({"acr_timeout": -1.0}, "acr_timeout"),

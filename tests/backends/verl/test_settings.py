@@ -31,7 +31,7 @@ def test_our_keys_leave_verls_rollout_section_alone() -> None:
     [
         ([], "missing `agent_runtime_arn`, `s3_bucket`"),
         ([*NEEDED, f"{PREFIX}req_per_sec=3"], "did you mean `reqs_per_sec`"),
-        ([*NEEDED, f"{PREFIX}reqs_per_sec=fast"], "`reqs_per_sec` must be int"),
+        ([*NEEDED, f"{PREFIX}reqs_per_sec=fast"], "`reqs_per_sec` must be a valid integer"),
         ([*NEEDED, "trainer.use_v1=False"], "V1 trainer"),
         ([*NEEDED, "actor_rollout_ref.rollout.calculate_log_probs=false"], "sampled logprobs"),
         ([*NEEDED, "data.custom_cls.name=Mine"], "set by this backend"),

@@ -67,7 +67,9 @@ def end_of_record(record: object, *, session_id: str, input_id: str, index: int)
         error = AgentError(reason, cause=cause, failure=failure, **facts)
     elif outcome is Outcome.INVALID:
         error = InvalidResultError(reason, **ids)
-    return CollectedRollout(**ids, index=index, outcome=outcome, record=record, error=error)
+    return CollectedRollout(
+        session_id=session_id, input_id=input_id, index=index, outcome=outcome, record=record, error=error
+    )
 
 
 def judge(

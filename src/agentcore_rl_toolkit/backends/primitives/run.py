@@ -107,19 +107,9 @@ def _recorder(config: PrimitivesConfig, recording: Recording, on_step: OnStep | 
     started_s = time.monotonic()
 
     def record(result: StepResult, groups: list[Group]) -> None:
-        stats = asdict(result.stats)
-        facts = {
-            "step": result.step,
-            "weight_version": result.weight_version,
-            "trained": result.trained,
-            "samples": result.samples,
-            "too_long": result.too_long,
-            "sampler": result.sampler,
-            "elapsed_s": round(time.monotonic() - started_s, 3),
-            **stats,
-            **result.stats.evaluation(),
-            **result.metrics,
-        }
+        facts = asdict(result) | {"elapsed_s": round(time.monotonic() - started_s, 3)}
+        facts |= {**facts.pop("stats"), **result.stats.evaluation(), **facts.pop("metrics")}
+        del facts["state"]
         recording.run.event("step", facts)
         if result.state is not None:
             state = {

@@ -143,7 +143,7 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str] = os.environ)
         if name is None:
             theirs.append(argument)
         else:
-            ours[name] = _value(name, value)
+            ours[name] = _value(value)
     config = from_mapping(AgentCoreConfig, with_environment(ours, environ), where="agentcore")
     given = {a.lstrip("+~").partition("=")[0]: a.partition("=")[2] for a in theirs}
     for key, value, why in REQUIRED:
@@ -213,21 +213,10 @@ def _is_there(path: str) -> bool:
     return True
 
 
-def _value(name: str, text: str) -> Any:
-    """A hydra value of a field of ours as Python. What the field wants as text is text, however much it looks like a number."""
-    kind = next((str(f.type) for f in fields(AgentCoreConfig) if f.name == name), "")
-    lowered = text.lower()
-    if lowered in ("null", "none", ""):
+def _value(text: str) -> Any:
+    """A hydra value of a setting of ours: nothing, a list of texts, or a text, of which the setting's type makes what it is."""
+    if text.lower() in ("null", "none", ""):
         return None
-    if text[0] == "[" and text[-1] == "]" and "tuple" in kind:
+    if text[0] == "[" and text[-1] == "]":
         return [unquoted(part.strip()) for part in text[1:-1].split(",")]
-    if text[0] in "'\"" or kind.startswith("str"):
-        return unquoted(text)
-    if lowered in ("true", "false"):
-        return lowered == "true"
-    for number in (int, float):
-        try:
-            return number(text)
-        except ValueError:
-            continue
-    return text
+    return unquoted(text)
