@@ -189,6 +189,13 @@ def test_a_side_conversation_is_told_from_a_rewritten_history() -> None:
     assert cause(main, side, back) == {"sub_agent": 1}
 
 
+def test_tools_that_the_agent_loaded_are_told_from_a_sub_agent() -> None:
+    first = turn(0, PROMPT, [20], tools=("read",), system="main")
+    loaded = turn(1, [1, 90, *PROMPT[1:], 20, 30], [21], tools=("read", "fetch"), system="main")
+    assert cause(first, loaded) == {"tools_changed": 1}
+    assert cause(first, turn(1, loaded.prompt_ids, [21], tools=("read", "fetch"), system="sub")) == {"sub_agent": 1}
+
+
 def test_calls_that_overlap_in_time_are_parallel() -> None:
     root = turn(0, PROMPT, [20])
     times = {"started_s": 1.0, "finished_s": 3.0}

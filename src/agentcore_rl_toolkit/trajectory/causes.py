@@ -37,9 +37,17 @@ def branch_cause(turn: Turn, match: Match) -> str | None:
         return "retokenised" if _same_text(turn, rival, shared) else "history_rewritten"
     if overlaps(turn, rival):
         return "parallel_calls"
+    if _more_tools(turn, rival):
+        return "tools_changed"
     if not match.parents and shared * 2 < min(asked, len(turn.prompt_ids)):
         return "sub_agent"
     return "history_rewritten"
+
+
+def _more_tools(turn: Turn, rival: Turn) -> bool:
+    """Does the same agent offer tools that it loaded since, in a conversation that has grown?"""
+    grown = len(turn.prompt_ids) > len(rival.prompt_ids) and set(turn.tools or ()) > set(rival.tools or ())
+    return grown and bool(rival.tools) and turn.system is not None and turn.system == rival.system
 
 
 def _same_text(turn: Turn, rival: Turn, shared: int) -> bool:

@@ -19,7 +19,9 @@ _NEUTRAL: dict[str, tuple[float, ...]] = {"top_p": (1,), "top_k": (-1, 0), "min_
 
 # Why a turn does not continue the sequence before it. A gateway that knows the messages may say so in
 # `Turn.branch_reason`.
-BRANCH_REASONS = ("history_rewritten", "sub_agent", "parallel_calls", "resampled", "retokenised", "compaction")
+BRANCH_REASONS = (
+    *("history_rewritten", "tools_changed", "sub_agent", "parallel_calls", "resampled", "retokenised", "compaction"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

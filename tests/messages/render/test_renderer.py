@@ -314,6 +314,21 @@ def test_reasons_for_branches(renderer_for, tools) -> None:
     assert renderer.render(conversation, compacted).branch_reason in ("parallel_calls", "history_rewritten")
 
 
+def test_tools_that_are_added_in_mid_conversation_are_a_reason_of_their_own(renderer_for, tools) -> None:
+    renderer = renderer_for("hermes")
+    conversation = renderer.conversation()
+    messages, asked = [SYSTEM, USER], renderer.render(conversation, [SYSTEM, USER], tools)
+    done = renderer.encode("ok<|im_end|>")
+    renderer.commit(conversation, asked, done, answer("ok"), turn_id="t0")
+    messages = [*messages, answer("ok"), {"role": "user", "content": "and then?"}]
+    loaded = {"type": "function", "function": {**tools[0]["function"], "name": "loaded_since"}}
+    more = renderer.render(conversation, messages, [*tools, loaded])
+    assert (more.branch_reason, more.parent_turn) == ("tools_changed", None)
+    renderer.commit(conversation, more, done, answer("ok"), turn_id="t1")
+    other = renderer.render(conversation, [{"role": "system", "content": "edited"}, *messages[1:]], tools)
+    assert other.branch_reason == "history_rewritten"
+
+
 def test_a_failed_call_leaves_the_session_as_it_was(renderer_for) -> None:
     renderer = renderer_for("hermes")
     conversation, before = first_turn(renderer, renderer.encode("a<|im_end|>"), answer("a"))

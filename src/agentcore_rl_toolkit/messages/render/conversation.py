@@ -227,11 +227,10 @@ class Conversation:
             return None
         if root not in self.roots:
             # The same conversation under another system message or tool list is no other agent's.
-            same = any(
-                1 < len(known.messages) < len(messages) and messages[1 : len(known.messages)] == known.messages[1:]
-                for known in self._lists[:-1]
-            )
-            return "history_rewritten" if same else "sub_agent"
+            for known in reversed(self._lists[:-1]):
+                if 1 < len(known.messages) < len(messages) and messages[1 : len(known.messages)] == known.messages[1:]:
+                    return "tools_changed" if messages[0] == known.messages[0] else "history_rewritten"
+            return "sub_agent"
         return "parallel_calls" if self.running else "history_rewritten"
 
     def add_prompt(
