@@ -44,7 +44,6 @@ class ToolPiece(msgspec.Struct, gc=False):
 
     index: int | None = None
     id: str | None = None
-    type: str | None = None
     function: _Function | None = None
 
     def arguments(self) -> str:

@@ -284,46 +284,24 @@ class _Parts:
 
 def _message(content: str, rare: list[Message]) -> tuple[dict[str, object], bool]:
     """The assistant message, and whether it calls tools. ``rare`` are the deltas that bring more than text."""
-    message: dict[str, object] = {"role": "assistant", "content": content or None}
-    reasoning = [d.reasoning_content or d.reasoning or "" for d in rare if d.reasoning_content or d.reasoning]
-    refusal = [d.refusal for d in rare if d.refusal]
-    calls: dict[int, ToolPiece] = {}
+    calls: dict[int, ToolDelta] = {}
     for delta in rare:
-        for place, call in enumerate(delta.tool_calls or ()):
-            _add_call(calls, place if call.index is None else call.index, call)
-    if reasoning:
-        message["reasoning_content"] = "".join(reasoning)
-    if refusal:
-        message["refusal"] = "".join(refusal)
+        for piece in (_tool_piece(place, call) for place, call in enumerate(delta.tool_calls or ())):
+            known = calls.setdefault(piece.index, piece)
+            if known is not piece:
+                known.id, known.name = known.id or piece.id, known.name or piece.name
+                known.arguments += piece.arguments
+    message: dict[str, object] = {"role": "assistant", "content": content or (None if calls else "")}
+    if reasoning := "".join([d.reasoning_content or d.reasoning or "" for d in rare]):
+        message["reasoning_content"] = reasoning
+    if refusal := "".join([d.refusal or "" for d in rare]):
+        message["refusal"] = refusal
     if calls:
         message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": call.type or "function",
-                "function": {
-                    "name": call.function.name if call.function else None,
-                    "arguments": call.arguments(),
-                },
-            }
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for _, call in sorted(calls.items())
         ]
-    elif not content:
-        message["content"] = ""
     return message, bool(calls)
-
-
-def _add_call(calls: dict[int, ToolPiece], index: int, call: ToolPiece) -> None:
-    known = calls.get(index)
-    if known is None:
-        calls[index] = call
-        return
-    known.id = known.id or call.id
-    if call.function is not None:
-        if known.function is None:
-            known.function = call.function
-        else:
-            known.function.arguments = known.arguments() + call.arguments()
-            known.function.name = known.function.name or call.function.name
 
 
 _NO_DELTA = Message()
