@@ -75,7 +75,7 @@ def command(
     With --agent and --data: on this machine, in the loop that the quickstart uses. Services that
     `agentcore-rl up` runs in this folder are used; else they are started for the run. Settings without an option of their own
     (held_out, learning_rate, staleness, hold_calls, eval_every, lora_rank, policy_failures, seed, tracker, ...)
-    go into --set or --config. Options win over the file, and that over AGENTCORE_RL_TRAIN_STEPS and the like in the environment.
+    go into --set or --config. Options win over the file.
 
     With --config of slime, verl, rLLM, Tinker or TRL: check the file and launch that trainer. AGENTCORE_AGENT_ARN and
     AGENTCORE_S3_BUCKET fill agent_runtime_arn and s3_bucket where the file leaves them out. A file .env in this folder, then one
@@ -115,9 +115,8 @@ def command(
             runner.train(slime_steps)
         return
     planned: int | None = None
-    config: Any = {"trl": TrlConfig, "verl": VerlConfig, "rllm": RllmConfig, "tinker": TinkerConfig}[backend].from_file(
-        config_path
-    )
+    kinds: dict[str, Any] = {"trl": TrlConfig, "verl": VerlConfig, "rllm": RllmConfig, "tinker": TinkerConfig}
+    config = kinds[backend].from_file(config_path)
     arn = str(config.agentcore.get("agent_runtime_arn")) if backend == "verl" else config.agent_runtime_arn
     if backend == "trl" and config.data_path is None:
         raise ConfigError(f"{config_path}: `data_path` is needed to train from the command line")

@@ -11,7 +11,7 @@ import click
 
 from ..options import as_json, from_environment
 from ..output.terminal import visible
-from .finding import Finding
+from .finding import Finding, run
 
 
 @click.command()
@@ -45,7 +45,6 @@ def command(
     makes in the bucket are deleted again. Ends with code 1 when a check failed.
     """
     from . import aws, machine
-    from .finding import run
 
     if on_aws:
         given = _with_dotenv({"AGENTCORE_AGENT_ARN": agent, "AGENTCORE_S3_BUCKET": bucket})

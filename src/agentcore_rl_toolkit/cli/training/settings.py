@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
-import os
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -18,14 +17,12 @@ from ...backends.data import read_rows
 from ...backends.settings import Count, GroupSize, Least0, NotNegative, Positive, check, from_mapping, read_settings
 from ...errors import ConfigError
 from ...runs import write_config
-from ..options import from_words
 from ..servers.vllm import find_python
 from .stack import ENGINES, find_agent, model_folder
 from .trackers import TRACKERS, check_installed
 
 _PATHS = ("agent", "data", "eval_data", "model")
 _FOLDERS = ("readable", "writable")
-ENVIRONMENT = "AGENTCORE_RL_TRAIN_"  # and the name of a setting in capitals
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,10 +119,10 @@ class LocalRun:
 
 
 def read(flags: Mapping[str, Any], file: Path | None) -> LocalRun:
-    """Flags over the file over the environment; paths in the file are seen from its folder. Raises: ConfigError."""
-    values = from_environment(os.environ)
+    """Flags over the file; paths in the file are seen from its folder. Raises: ConfigError."""
+    values: dict[str, Any] = {}
     if file is not None:
-        values |= read_settings(file)
+        values = dict(read_settings(file))
         for name in _PATHS:
             if isinstance(values.get(name), str):
                 values[name] = str((file.parent / values[name]).resolve())
@@ -146,14 +143,6 @@ def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
     """The options that were given, paths as they are stored."""
     given = {k: (str(Path(v).resolve()) if k in _PATHS else v) for k, v in flags.items() if v not in (None, ())}
     return {**given, "agent": str(find_agent(str(flags["agent"])))} if "agent" in given else given
-
-
-def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The settings of AGENTCORE_RL_TRAIN_STEPS and the like. Raises: ConfigError."""
-    given = {
-        name.removeprefix(ENVIRONMENT).lower(): text for name, text in environ.items() if ENVIRONMENT in name and text
-    }
-    return from_words([f"{name}={text}" for name, text in given.items()], LocalRun)
 
 
 def variable_names(session_env: Sequence[str]) -> list[str]:

@@ -28,12 +28,11 @@ class Endings:
         self._source: Transport | None = transport  # None: it cannot say
         self._watched: dict[str, Callable[[Ending], Awaitable[None]]] = {}
         self._task: asyncio.Task[None] | None = None
-        self._closed = False
         self._failures = 0
 
     def watch(self, session_id: str, on_end: Callable[[Ending], Awaitable[None]]) -> None:
         """``on_end(ending)`` is awaited with each answer that says that the session is over and gone, until `forget`."""
-        if self._source is None or self._closed:
+        if self._source is None:
             return
         self._watched[session_id] = on_end
         if self._task is None or self._task.done():
@@ -49,7 +48,7 @@ class Endings:
 
     def close(self) -> None:
         """Ask no more."""
-        self._closed = True
+        self._source = None
         self._watched.clear()
         if self._task is not None:
             self._task.cancel()

@@ -11,6 +11,7 @@ import contextlib
 import http.client
 import json
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from ..._servers import sigv4
 from ..._servers.keys import credential_of_runtime
 from ...contract import REFUSED
 from ...errors import AgentCoreRLError, ConfigError
@@ -217,24 +219,19 @@ class Transport:
 
         Raises: InvokeUncertainError when it cannot be asked at the moment.
         """
-        from botocore.auth import SigV4Auth
-        from botocore.awsrequest import AWSRequest
-        from botocore.credentials import Credentials
-        from botocore.exceptions import BotoCoreError
-
-        client = self.client
-        url = str(client.meta.endpoint_url)
-        if is_aws(url):
+        base = str(self.client.meta.endpoint_url)
+        if is_aws(base):
             return None
-        question = {"agentRuntimeArn": self._arn, **self._qualifier, "sessions": list(session_ids)}
-        headers = {"Content-Type": "application/json"}
-        request = AWSRequest("POST", f"{url.rstrip('/')}/_local/endings", headers, json.dumps(question).encode())
-        known = self._local_key
+        question = json.dumps({"agentRuntimeArn": self._arn, **self._qualifier, "sessions": list(session_ids)}).encode()
+        url, headers = f"{base.rstrip('/')}/_local/endings", {"content-type": "application/json"}
+        credential = self._local_key
+        if credential is None and (found := self._boto3_session().get_credentials()) is not None:
+            frozen = found.get_frozen_credentials()
+            credential = frozen.access_key, frozen.secret_key
+        if credential is not None:
+            headers |= sigv4.sign(credential, method="POST", url=url, body=question, now=time.time())
         try:
-            credentials = Credentials(*known) if known is not None else self._boto3_session().get_credentials()
-            if credentials is not None:
-                SigV4Auth(credentials.get_frozen_credentials(), DATA_PLANE, self._region).add_auth(request)
-            sent = urllib.request.Request(url=request.url, data=request.data, headers=dict(request.headers.items()))
+            sent = urllib.request.Request(url, question, headers)
             with _DIRECTLY.open(sent, timeout=ENDINGS_TIMEOUT_S) as answer:
                 return _read_endings(answer.read())
         except urllib.error.HTTPError as e:
@@ -242,7 +239,7 @@ class Transport:
             if e.code >= 500 or e.code == 429:
                 raise InvokeUncertainError(f"the runtime answered with status {e.code}") from e
             return None
-        except (BotoCoreError, OSError, http.client.HTTPException) as e:
+        except (OSError, http.client.HTTPException) as e:
             raise InvokeUncertainError(str(e)) from e
 
     def _boto3_session(self) -> Any:

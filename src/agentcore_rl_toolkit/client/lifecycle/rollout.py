@@ -349,18 +349,13 @@ class Rollout:
                 error.__cause__ = e.__cause__  # what boto3 or the store said stays visible
             return e.verdict
         finally:
-            call = self._take_invoke()
+            call, self._invoke = self._invoke, None
             if call is not None or adopted:
                 place = (self.progress.bucket, self.progress.key)
                 silent = None if recorded or not self.progress.key else place
                 self._stop = engine.stop(session_id, ledger, after=call, silent=silent)
             elif ledger is not None:  # no session can exist
                 ledger.note(session_id, event="stopped")
-
-    def _take_invoke(self) -> asyncio.Future[bytes] | None:
-        """The invoke whose session has to be stopped, if there is one."""
-        call, self._invoke = self._invoke, None
-        return call
 
     async def _session(self) -> Verdict:
         request, progress, engine = self.request, self.progress, self._engine

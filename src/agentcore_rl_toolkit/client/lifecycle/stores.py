@@ -29,7 +29,7 @@ class Stores:
     @property
     def requests(self) -> int:
         """Requests made to stores so far: listings by page, heads and gets."""
-        return sum(w.requests for w in self._watchers.values()) + sum(r.requests for r in self._readers.values())
+        return sum(part.requests for part in (*self._watchers.values(), *self._readers.values()))
 
     def store(self, bucket: str) -> ObjectStore:
         """The opened store. Raises: ConfigError."""
@@ -50,19 +50,12 @@ class Stores:
         if not progress.key.startswith(root):  # an agent with a key layout of its own
             root = progress.key.rpartition("/")[0] + "/"
         store = self.store(progress.bucket)
-        watcher = self._watchers.get((store.url, root))
-        if watcher is None:
+        if (store.url, root) not in self._watchers:
             local = store.url.startswith(("file:", "memory:"))
-            interval_s = self._settings.interval_s
-            if interval_s is None:
-                interval_s = LOCAL_INTERVAL_S if local else REMOTE_INTERVAL_S
-            watcher = self._watchers[store.url, root] = Watcher(
-                store,
-                root,
-                interval_s=interval_s,
-                cost=LOCAL_COST if local else REMOTE_COST,
-            )
-        return watcher
+            usual_s, cost = (LOCAL_INTERVAL_S, LOCAL_COST) if local else (REMOTE_INTERVAL_S, REMOTE_COST)
+            interval_s = usual_s if self._settings.interval_s is None else self._settings.interval_s
+            self._watchers[store.url, root] = Watcher(store, root, interval_s=interval_s, cost=cost)
+        return self._watchers[store.url, root]
 
     async def remove_heartbeat(self, bucket: str, key: str) -> None:
         """Delete the heartbeat object of a session that is gone and left no record. At worst it stays: then nothing is harmed."""
