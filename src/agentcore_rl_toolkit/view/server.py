@@ -6,14 +6,10 @@ The key is in the printed address. The first request with it gets a cookie, whic
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
 import json
-import os
 import secrets
-import socket
 from collections.abc import AsyncIterator, Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -21,14 +17,16 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from .._servers.host_check import HostCheck
+from .._servers.process import bind, parent_gone, url_of
 from ..errors import ConfigError
 from . import data
 from .data import Runs
-from .export import MODULES, STATIC
+from .export import STATIC
 
 LOOK_S = 0.5
 MAX_TOKENS = 20_000  # ids of one question for texts
@@ -40,11 +38,10 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
-_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 
 
-def app(runs: Runs, stopping: asyncio.Event, hosts: HostCheck, key: str) -> Starlette:
-    """The routes, behind ``key``."""
+def app(runs: Runs, hosts: HostCheck, key: str, *, ending: Callable[[], bool]) -> Starlette:
+    """The routes, behind ``key``. Streams of changes end when ``ending`` says so."""
 
     def answer(make: Callable[[Request], Any]) -> Callable[[Request], Any]:
         async def handle(request: Request) -> Response:
@@ -80,21 +77,14 @@ def app(runs: Runs, stopping: asyncio.Event, hosts: HostCheck, key: str) -> Star
         async def changes() -> AsyncIterator[str]:
             known: dict[str, Any] = {}
             yield ": open\n\n"
-            while not stopping.is_set() and not await request.is_disconnected():
+            while not ending() and not await request.is_disconnected():
                 for name, now in (await asyncio.to_thread(runs.versions)).items():
                     if known.setdefault(name, now) != now:
                         known[name] = now
                         yield f"data: {json.dumps({'run': name})}\n\n"
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(stopping.wait(), LOOK_S)
+                await asyncio.sleep(LOOK_S)
 
         return StreamingResponse(changes(), media_type="text/event-stream")
-
-    async def file(request: Request) -> Response:
-        name = request.path_params.get("name", "index.html")
-        if name not in ("index.html", "style.css", *MODULES):
-            raise ConfigError("not found")
-        return Response((STATIC / name).read_bytes(), media_type=_TYPES[Path(name).suffix])
 
     async def refused(_: Request, error: Exception) -> Response:
         return JSONResponse({"error": {"message": str(error)}}, status_code=404)
@@ -118,8 +108,8 @@ def app(runs: Runs, stopping: asyncio.Event, hosts: HostCheck, key: str) -> Star
 
     return Starlette(
         routes=[
-            Route("/", file),
-            Route("/static/{name}", file),
+            Route("/", lambda _: FileResponse(STATIC / "index.html")),
+            Mount("/static", StaticFiles(directory=STATIC)),
             Route("/api/runs", answer(lambda r: data.list_of_runs(runs))),
             Route("/api/runs/{run}", answer(lambda r: data.overview(reader(r)))),
             Route("/api/runs/{run}/facets", answer(lambda r: reader(r).facets())),
@@ -148,16 +138,10 @@ async def serve(
 
     Raises: ConfigError when the port is taken.
     """
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as e:
-        listener.close()
-        raise ConfigError(f"{host}:{port} cannot be listened on: {e}; choose another --port") from e
-    bound, taken = listener.getsockname()[:2]
-    key, stopping = secrets.token_urlsafe(16), asyncio.Event()
-    page = app(runs, stopping, HostCheck((host, bound), allowed_hosts), key)
+    listener = bind(host, port)
+    key = secrets.token_urlsafe(16)
+    hosts = HostCheck((host, listener.getsockname()[0]), allowed_hosts)
+    page = app(runs, hosts, key, ending=lambda: server.should_exit)
     server = uvicorn.Server(
         uvicorn.Config(page, lifespan="off", log_level="warning", access_log=False, timeout_graceful_shutdown=2)
     )
@@ -165,22 +149,16 @@ async def serve(
     async def watch() -> None:
         while not server.started:  # noqa: ASYNC110  # uvicorn has a flag, no event
             await asyncio.sleep(0.005)
-        shown = f"[{host}]" if ":" in host else host
-        ready(f"http://{shown}:{taken}/?key={key}")
-        while not server.should_exit:
-            await asyncio.sleep(0.2)
-            if parent_pid is not None:
-                try:
-                    os.kill(parent_pid, 0)
-                except ProcessLookupError:
-                    server.should_exit = True
-        stopping.set()
+        ready(f"{url_of(listener)}/?key={key}")
+        if parent_pid is not None:
+            await parent_gone(parent_pid)
+            server.should_exit = True
 
     watching = asyncio.create_task(watch())
     try:
         await server.serve(sockets=[listener])
     finally:
-        stopping.set()
+        server.should_exit = True
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
         runs.close()

@@ -125,7 +125,7 @@ def typed_value(text: str, schema: Any) -> Any:
     return value if not wanted or wanted & _KINDS[type(value)] else text
 
 
-_KINDS = {
+_KINDS: dict[type, set[str]] = {
     **{type(None): {"null"}, bool: {"boolean"}, int: {"integer", "number"}, float: {"number"}},
     **{str: {"string"}, list: {"array"}, dict: {"object"}},
 }
