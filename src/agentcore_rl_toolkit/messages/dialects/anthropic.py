@@ -22,12 +22,12 @@ from .canonical import (
     ModelRequest,
     Reply,
     Usage,
+    joined,
     own_id,
     text_of,
 )
 from .chat import named_tool
-from .fields import MAX_TOOLS, Fields, decode_body
-from .fields import text_of as text_member
+from .fields import Fields, decode_body, text_member
 
 # Claude Code opens its system prompt with it; parts of it change from call to call and from agent to agent.
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
@@ -65,8 +65,8 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Mo
             f"messages[{len(asked) - 1}]", "an answer cannot be begun for the model; end with a user message"
         )
     tools: list[dict[str, Any]] = []
-    for i, tool in enumerate(fields.few("tools", MAX_TOOLS)):
-        tools += _tool(tool, f"tools[{i}]", fields.ignored)
+    for path, tool in fields.tools():
+        tools += _tool(tool, path, fields.ignored)
     choice, parallel = _tool_choice(fields.take("tool_choice", dict), tools)
     template_kwargs = _thinking(fields)
     effort, output_format = _output(fields)
@@ -171,7 +171,7 @@ def _message(message: Any, path: str, ignored: list[str]) -> list[dict[str, Any]
         else:
             parts += _user_parts([block], where)
     if parts or not results:
-        results.append({"role": role, "content": _joined(parts)})
+        results.append({"role": role, "content": joined(parts, "\n")})
     return results
 
 
@@ -180,7 +180,7 @@ def _tool_result(block: dict[str, Any], path: str) -> dict[str, Any]:
     would look like a success that found nothing.
     """
     call_id = text_member(block, "tool_use_id", path)
-    content = _joined(_user_parts(block.get("content"), f"{path}.content"))
+    content = joined(_user_parts(block.get("content"), f"{path}.content"), "\n")
     failed = block.get("is_error")
     if failed is not None and not isinstance(failed, bool):
         raise RequestError(f"{path}.is_error must be true or false", param=f"{path}.is_error")
@@ -240,12 +240,6 @@ def _image_url(source: Any, path: str) -> str:
     raise unsupported(f"{path}.source", f"image sources of type {kind!r} are not taken")
 
 
-def _joined(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    if all(part["type"] == "text" for part in parts):
-        return "\n".join(part["text"] for part in parts)
-    return parts
-
-
 def _assistant(content: list[Any], path: str, ignored: list[str]) -> dict[str, Any]:
     texts: list[str] = []
     thoughts: list[str] = []
@@ -277,17 +271,12 @@ def _assistant(content: list[Any], path: str, ignored: list[str]) -> dict[str, A
     return message
 
 
-def _tool(tool: Any, path: str, ignored: list[str]) -> list[dict[str, Any]]:
+def _tool(tool: dict[str, Any], path: str, ignored: list[str]) -> list[dict[str, Any]]:
     """The function that the model is given; nothing for a tool of the provider's own."""
-    if not isinstance(tool, dict):
-        raise RequestError(f"{path} must be an object", param=path)
     if tool.get("type", "custom") not in ("custom", None):
         ignored.append(f"tool {tool['type']}")
         return []
-    name = tool.get("name")
-    if not isinstance(name, str):
-        raise RequestError(f"{path}.name must be a string", param=f"{path}.name")
-    function: dict[str, Any] = {"name": name}
+    function: dict[str, Any] = {"name": text_member(tool, "name", path)}
     if tool.get("description"):
         function["description"] = tool["description"]
     function["parameters"] = tool.get("input_schema") or {"type": "object", "properties": {}}
@@ -325,13 +314,12 @@ def stop_reason(choice_finish: str | None, stop_sequence: str | None) -> str:
 
 
 def usage_dict(usage: Usage | None) -> dict[str, Any]:
-    prompt = (usage.prompt_tokens if usage else None) or 0
-    cached = usage.cached if usage else 0
+    usage = usage or Usage()
     return {
         # This provider counts cached tokens apart from the others.
-        "input_tokens": prompt - cached,
-        "output_tokens": (usage.completion_tokens if usage else None) or 0,
-        "cache_read_input_tokens": cached,
+        "input_tokens": (usage.prompt_tokens or 0) - usage.cached,
+        "output_tokens": usage.completion_tokens or 0,
+        "cache_read_input_tokens": usage.cached,
         "cache_creation_input_tokens": 0,
     }
 

@@ -280,3 +280,8 @@ def text_of(content: Any) -> str:
     if content is None:
         return ""
     return "".join(part.get("text") or "" for part in content if isinstance(part, dict))
+
+
+def joined(parts: list[dict[str, Any]], between: str = "") -> str | list[dict[str, Any]]:
+    """Parts of a content as one string where all of them are text."""
+    return between.join(part["text"] for part in parts) if all(part["type"] == "text" for part in parts) else parts

@@ -16,8 +16,9 @@ from .canonical import (
     Reply,
     ToolDelta,
     Usage,
+    joined,
 )
-from .fields import MAX_TOOLS, Fields, decode_body
+from .fields import Fields, decode_body
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
@@ -67,12 +68,9 @@ def check_message(message: Any, path: str) -> dict[str, Any]:
         raise unsupported(f"{path}.role", "send tool results with the role 'tool'")
     content = message.get("content")
     if content is not None and not isinstance(content, str):
-        content = [
-            _check_part(part, f"{path}.content[{i}]") for i, part in enumerate(_as_list(content, f"{path}.content"))
-        ]
-        if all(part["type"] == "text" for part in content):
-            content = "".join(part["text"] for part in content)
-        message = {**message, "content": content}
+        where = f"{path}.content"
+        parts = [_check_part(part, f"{where}[{i}]") for i, part in enumerate(_as_list(content, where))]
+        message = {**message, "content": joined(parts)}
     calls = message.get("tool_calls")
     if calls:
         checked = [
@@ -125,10 +123,7 @@ def _check_call(call: Any, path: str) -> dict[str, Any]:
 def parse_tools(fields: Fields) -> tuple[list[dict[str, Any]], str, bool | None]:
     """``tools``, ``tool_choice`` and ``parallel_tool_calls`` of a chat request, in canonical form."""
     tools: list[dict[str, Any]] = []
-    for i, tool in enumerate(fields.few("tools", MAX_TOOLS)):
-        path = f"tools[{i}]"
-        if not isinstance(tool, dict):
-            raise RequestError(f"{path} must be an object", param=path)
+    for path, tool in fields.tools():
         kind = tool.get("type", "function")
         if kind == "custom":
             raise unsupported(f"{path}.type", "use a function with one string, or the Responses API")
@@ -182,16 +177,16 @@ def check_response_format(value: dict[str, Any] | None, path: str) -> dict[str, 
 
 
 def usage_dict(usage: Usage | None) -> dict[str, Any]:
-    prompt = (usage.prompt_tokens if usage else None) or 0
-    completion = (usage.completion_tokens if usage else None) or 0
+    usage = usage or Usage()
+    prompt, completion = usage.prompt_tokens or 0, usage.completion_tokens or 0
     result: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
     }
-    if usage is not None and usage.cached_tokens is not None:
+    if usage.cached_tokens is not None:
         result["prompt_tokens_details"] = {"cached_tokens": usage.cached}
-    if usage is not None and usage.reasoning_tokens is not None:
+    if usage.reasoning_tokens is not None:
         result["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
     return result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -39,7 +40,7 @@ def decode_body(body: bytes) -> dict[str, Any]:
     return decoded
 
 
-def text_of(item: dict[str, Any], name: str, path: str) -> str:
+def text_member(item: dict[str, Any], name: str, path: str) -> str:
     """A member that must be a string. Raises: RequestError."""
     text = item.get(name)
     if not isinstance(text, str):
@@ -118,12 +119,15 @@ class Fields:
                 raise RequestError(f"{where} must be a string, not {_kind(item)}", param=where)
         return values
 
-    def few(self, field: str, most: int) -> list[Any]:
-        """A list, empty when it is absent. Raises: RequestError when it has more than so many items."""
-        value = self.take(field, list) or []
-        if len(value) > most:
-            raise RequestError(f"{self.name(field)} has {len(value)} items, {most} at most", param=self.name(field))
-        return value
+    def tools(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The tools with their paths. Raises: RequestError for one that is no object, or when there are too many."""
+        tools = self.take("tools", list) or []
+        if len(tools) > MAX_TOOLS:
+            raise RequestError(f"tools has {len(tools)} items, {MAX_TOOLS} at most", param="tools")
+        for i, tool in enumerate(tools):
+            if not isinstance(tool, dict):
+                raise RequestError(f"tools[{i}] must be an object", param=f"tools[{i}]")
+            yield f"tools[{i}]", tool
 
     def refuse(self, field: str, why: str, *, unless: tuple[Any, ...] = ()) -> None:
         """Raises: RequestError when the member is there with a value other than those in ``unless`` (or an empty

@@ -26,11 +26,11 @@ from .canonical import (
     ToolCall,
     ToolForm,
     Usage,
+    joined,
     own_id,
 )
 from .chat import tool_choice
-from .fields import MAX_TOOLS, Fields, decode_body
-from .fields import text_of as text_member
+from .fields import Fields, decode_body, text_member
 
 # Extra output that clients ask for as a matter of habit, and that is given anyway.
 _INCLUDES = ("reasoning.encrypted_content", "message.output_text.logprobs")
@@ -54,8 +54,8 @@ def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
     if not messages:
         raise RequestError("input must not be empty", param="input")
     tools: list[dict[str, Any]] = []
-    for i, tool in enumerate(fields.few("tools", MAX_TOOLS)):
-        tools += tool_forms.functions(tool, f"tools[{i}]", forms, fields.ignored)
+    for path, tool in fields.tools():
+        tools += tool_forms.functions(tool, path, forms, fields.ignored)
     text = fields.inside("text")
     response_format = _text_format(text.take("format", dict))
     text.rest()
@@ -206,9 +206,7 @@ def _content(content: Any, path: str) -> str | list[dict[str, Any]]:
             parts.append({"type": "text", "text": UNREADABLE.format(kind)})
         else:
             raise RequestError(f"{where} must be an object", param=where)
-    if all(part["type"] == "text" for part in parts):
-        return "".join(part["text"] for part in parts)
-    return parts
+    return joined(parts)
 
 
 def _text_format(value: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -223,16 +221,13 @@ def _text_format(value: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def usage_dict(usage: Usage | None) -> dict[str, Any]:
-    prompt = (usage.prompt_tokens if usage else None) or 0
-    completion = (usage.completion_tokens if usage else None) or 0
+    usage = usage or Usage()
+    prompt, completion = usage.prompt_tokens or 0, usage.completion_tokens or 0
     return {
         "input_tokens": prompt,
-        "input_tokens_details": {
-            "cached_tokens": usage.cached if usage else 0,
-            "cache_write_tokens": 0,
-        },
+        "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
         "output_tokens": completion,
-        "output_tokens_details": {"reasoning_tokens": (usage.reasoning_tokens if usage else None) or 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens or 0},
         "total_tokens": prompt + completion,
     }
 

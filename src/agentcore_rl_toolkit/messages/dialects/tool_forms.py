@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import NOT_JSON, RequestError
 from .arguments import value_of
 from .canonical import ToolForm
-from .fields import text_of
+from .fields import text_member
 
 _STRING, _NUMBER = {"type": "string"}, {"type": "integer"}
 _STRINGS = {"type": "array", "items": _STRING}
@@ -58,9 +58,7 @@ def functions(tool: Any, path: str, forms: dict[str, ToolForm], ignored: list[st
     if kind not in ("function", "custom", "namespace"):
         ignored.append(f"tool {kind}")
         return []
-    name = tool.get("name")
-    if not isinstance(name, str):
-        raise RequestError(f"{path}.name must be a string", param=f"{path}.name")
+    name = text_member(tool, "name", path)
     if kind == "namespace":
         return _flattened(tool, name, path, forms, ignored)
     if kind == "custom":
@@ -102,13 +100,17 @@ def call_of(item: dict[str, Any], path: str) -> tuple[str, str] | None:
     """Name and arguments of a call in any form, as the model wrote it; None when the item is no call."""
     kind = item.get("type")
     if kind == "function_call":
-        return flat_name(item.get("namespace"), text_of(item, "name", path)), text_of(item, "arguments", path) or "{}"
+        return flat_name(item.get("namespace"), text_member(item, "name", path)), text_member(
+            item, "arguments", path
+        ) or "{}"
     form = _KINDS.get(str(kind))
     if form is None:
         return None
     if form == "custom":
-        arguments: Any = {"input": text_of(item, "input", path)}
-        return flat_name(item.get("namespace"), text_of(item, "name", path)), json.dumps(arguments, ensure_ascii=False)
+        arguments: Any = {"input": text_member(item, "input", path)}
+        return flat_name(item.get("namespace"), text_member(item, "name", path)), json.dumps(
+            arguments, ensure_ascii=False
+        )
     arguments = item.get(_MEMBER[form])
     if not isinstance(arguments, dict):
         raise RequestError(f"{path}.{_MEMBER[form]} must be an object", param=f"{path}.{_MEMBER[form]}")
