@@ -21,8 +21,7 @@ from .calls.context import Context
 from .calls.running import RunningCalls
 from .config import GatewayConfig
 from .dispatch import Dispatch, MakeCall
-from .http.connection import AgentConnection
-from .http.open_connections import OpenConnections
+from .http.connection import AgentConnection, OpenConnections
 from .sessions.registry import Sessions, store_secret
 from .store.writer import Store
 from .upstreams.router import Router

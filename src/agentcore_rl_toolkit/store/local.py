@@ -47,7 +47,6 @@ _TRANSIENT = {
 }
 
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_MAX_SYNCED = 10_000
 _TEMP = re.compile(r"\.tmp-[0-9a-f]{16}")
 
 
@@ -57,7 +56,6 @@ class LocalStore(ObjectStore):
     def __init__(self, url: str, root: str, *, retry: RetryPolicy | None = None) -> None:
         super().__init__(url, retry=retry)
         self._root = root.rstrip("/")
-        self._synced: set[str] = set()  # folders whose own entries are known to be on disk
 
     async def _in_thread(self, key: str, work: Callable[[], T]) -> T:
         try:
@@ -97,14 +95,10 @@ class LocalStore(ObjectStore):
         await self._in_thread(key, unlink)
 
     def _sync_folders(self, folder: str) -> None:
-        """Put the new name on disk, and the folders above it the first time; the file's own fsync has paid for most of it."""
-        _sync_folder(folder)
-        while folder not in self._synced and len(folder) > len(self._root):
-            if len(self._synced) >= _MAX_SYNCED:
-                self._synced.clear()
-            self._synced.add(folder)
-            folder = os.path.dirname(folder)
+        """Put a new name on disk, and those of the folders above it; folders without news cost little."""
+        while len(folder) >= len(self._root):
             _sync_folder(folder)
+            folder = os.path.dirname(folder)
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}"

@@ -87,15 +87,11 @@ class RemoteStore(ObjectStore):
                 f"{self._scheme}://{self._bucket}", client_options=cast(Any, options), **common
             )
         region = self._region or find_region()
-        endpoint = self._endpoint_url or find_endpoint()
+        endpoint = self._endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         if endpoint is not None and endpoint.lower().startswith("http://"):
             options["allow_http"] = True
             # There is no certificate to check on this connection, and reading the system's costs 7 ms of CPU per session.
             options["allow_invalid_certificates"] = True
-        elif endpoint is None and (os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")):
-            endpoint = (
-                f"https://s3.{region}.amazonaws.com"  # obstore reads these by itself, also when they are to be ignored
-            )
         if endpoint is not None:
             # under this name it also wins over the environment's
             common["aws_endpoint_url_s3"] = endpoint.rstrip("/")
@@ -235,10 +231,3 @@ def _is_foreign_listing(e: Exception, text: str) -> bool:
 def _headline(e: BaseException) -> str:
     """An obstore error without its dump of Rust structures."""
     return str(e).partition("\n\nDebug source:")[0]
-
-
-def find_endpoint() -> str | None:
-    """The S3 endpoint that the environment names, as boto3 reads it; None means AWS itself."""
-    if os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
-        return None
-    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None

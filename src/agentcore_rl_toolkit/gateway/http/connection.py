@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import time
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from ..._servers.host_check import HostCheck
+from ..._servers.open_files import MAX_OPEN_FILES
 from ...messages.errors import RequestError
 from ..config import Limits
 from .messages import CONTINUE, Request, error_reply, reply, retry_after, unconfirmed
 from .reading import RequestReader
 
+STALLED_S = 60.0  # an agent that reads nothing of its reply for this long is gone
 WRITE_HIGH = 256 * 2**10
 LINGER_S = 2.0  # a client that is still sending when it is refused would lose the answer to a reset connection
 RESET_S = 30.0  # systems on the way reset connections too, that were idle for a minute or more
@@ -38,29 +42,16 @@ class WrittenReply(Protocol):
 
 
 class Handler(Protocol):
-    """Whom the requests are for."""
+    """The handler of a connection's requests."""
 
-    def admit(self, request: Request) -> None:
-        """Check who sends a request before its body is read. Raises: RequestError."""
-        ...
-
+    def admit(self, request: Request) -> None: ...
     def dispatch(self, conn: AgentConnection, request: Request) -> None: ...
-
-
-class Connections(Protocol):
-    """The open connections of a server."""
-
-    limits: Limits
-    hosts: HostCheck
-
-    def adopt(self, conn: AgentConnection) -> None: ...
-    def forget(self, conn: AgentConnection) -> None: ...
 
 
 class AgentConnection(asyncio.Protocol):
     """One client connection. ``call`` is the model call it is waiting for, ``task`` the administrative request."""
 
-    def __init__(self, connections: Connections, handler: Handler) -> None:
+    def __init__(self, connections: OpenConnections, handler: Handler) -> None:
         self._connections = connections
         self._handler = handler
         self.reader = RequestReader(self, connections.limits, connections.hosts)
@@ -143,14 +134,17 @@ class AgentConnection(asyncio.Protocol):
     # -- from the reader
 
     def admit(self, request: Request) -> None:
+        """Check who sends a request before its body is read, so that strangers cannot send much. Raises: RequestError."""
         self._handler.admit(request)
 
     def expects(self) -> None:
+        """The client waits for "100 Continue"."""
         self._expected = self.busy
         if not self.busy:
             self.transport.write(CONTINUE)
 
     def receive(self, request: Request) -> None:
+        """A request is whole."""
         self._expected = False
         if self.busy:
             self._queue.append(request)
@@ -248,3 +242,50 @@ class AgentConnection(asyncio.Protocol):
         self._closing = True
         if not self.busy:
             self.transport.close()
+
+
+def most_connections() -> int:
+    """Three quarters of the files this process may open: the others are for what the requests need."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return (MAX_OPEN_FILES if soft == resource.RLIM_INFINITY else soft) * 3 // 4
+
+
+class OpenConnections:
+    """The open connections of a server: how many there may be, and which of them end."""
+
+    def __init__(self, limits: Limits, hosts: HostCheck) -> None:
+        self.limits = limits
+        self.hosts = hosts
+        self.most = limits.connections or most_connections()
+        self._open: set[AgentConnection] = set()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[AgentConnection]:
+        return iter(list(self._open))
+
+    def adopt(self, conn: AgentConnection) -> None:
+        """Take a new connection in; one too many is answered 503."""
+        if len(self._open) >= self.most:
+            conn.refuse("the gateway has as many connections as it takes; try again", kind="overloaded", status=503)
+        else:
+            self._open.add(conn)
+
+    def forget(self, conn: AgentConnection) -> None:
+        self._open.discard(conn)
+
+    def sweep(self, now: float, counters: Counter[str]) -> None:
+        """End connections on which nothing happens any more."""
+        limits = self.limits
+        for conn in self:
+            head_since = conn.reader.head_since
+            if conn.paused_since is not None and now - conn.paused_since > STALLED_S:
+                counters["stalled_agents"] += 1
+                conn.transport.abort()
+            elif conn.busy:
+                continue
+            elif head_since is not None and now - head_since > limits.head_s:
+                conn.refuse("the headers of the request did not come in time", kind="timeout", status=408)
+            elif now - conn.active_s > limits.idle_connection_s:
+                conn.transport.close()
