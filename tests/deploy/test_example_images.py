@@ -15,7 +15,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +36,7 @@ from agentcore_rl_toolkit.gateway.testing import ScriptedModel, ToolCall
 from agentcore_rl_toolkit.runtime.containers.node import HOST_NAME
 from agentcore_rl_toolkit.runtime.remote import RuntimeView
 
+from ..runtime.conftest import wait_for
 from ..runtime.container_images import engine_storage
 
 __all__ = ["engine_storage"]  # a fixture
@@ -176,11 +176,10 @@ def becomes_healthy(image: str) -> None:
     """The image's own health check passes in a container with nothing but the agent."""
     container = podman("run", "--detach", "--network=none", image).strip().splitlines()[-1]
     try:
-        deadline = time.monotonic() + HEALTHY_S
-        while subprocess.run(["podman", "healthcheck", "run", container], capture_output=True, timeout=300).returncode:
-            assert time.monotonic() < deadline, podman("logs", container, check=False)[-4000:]
-            time.sleep(1)
+        check = ["podman", "healthcheck", "run", container]
+        wait_for(lambda: subprocess.run(check, capture_output=True, timeout=300).returncode == 0, within_s=HEALTHY_S)
     finally:
+        print(podman("logs", container, check=False)[-4000:])  # shown when it fails
         podman("rm", "--force", "--time=0", container, check=False)
 
 

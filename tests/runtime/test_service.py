@@ -47,10 +47,6 @@ def test_a_ready_file_that_cannot_be_written_ends_the_runtime_with_its_name(tmp_
     assert "ready.json cannot be written" in done.stderr
 
 
-def test_a_state_folder_keeps_the_key_of_a_runtime(tmp_path: Path) -> None:
-    config = RuntimeConfig(state_dir=tmp_path / "state")
-    first, again = _with_key(config).credentials, _with_key(config).credentials
-    assert first == again
-    assert first != _with_key(RuntimeConfig()).credentials
-    assert (tmp_path / "state" / "key").stat().st_mode & 0o777 == 0o600
+def test_each_launch_has_a_key_of_its_own() -> None:
+    assert _with_key(RuntimeConfig()).credentials != _with_key(RuntimeConfig()).credentials
     assert _with_key(RuntimeConfig(callers="any")).credentials == {}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,7 @@ from .settings import TAG, Settings
 
 CONTROL = "bedrock-agentcore-control"
 READY_S, GONE_S, ROLE_S = 900.0, 600.0, 90.0
-LONGEST_PAUSE_S = 2.0
+PAUSE_S = 0.5  # between two looks
 GONE = ("ResourceNotFoundException",)
 
 
@@ -168,7 +167,7 @@ class AgentRuntime:
                 )
         self._say(f"agent {name}: is removed")
         deadline = time.monotonic() + GONE_S
-        for pause_s in _pauses():
+        while True:
             # Again and again: an endpoint that is going refuses the first.
             self._call(CONTROL, "DeleteAgentRuntime", agentRuntimeId=runtime, absent=(*GONE, "ConflictException"))
             if (
@@ -178,7 +177,7 @@ class AgentRuntime:
                 return
             if time.monotonic() > deadline:
                 raise ConfigError(f"agent {name} is still there after {GONE_S:.0f} s")
-            time.sleep(pause_s)
+            time.sleep(PAUSE_S)
 
     # -- what is there
 
@@ -196,24 +195,18 @@ class AgentRuntime:
     def _settled(self, arn: str) -> str:
         """Wait while it is made or updated. Gives its status then. Raises: ConfigError when that does not end in time."""
         deadline = time.monotonic() + READY_S
-        for pause_s in _pauses():
+        while True:
             now = self._call(CONTROL, "GetAgentRuntime", agentRuntimeId=_id(arn), absent=GONE)
             status = "DELETING" if now is None else str(now["status"])
             if status not in ("CREATING", "UPDATING") or self._call.rehearse:
                 return status
             if time.monotonic() > deadline:
                 raise ConfigError(f"agent {self.settings.name} is still {status} after {READY_S:.0f} s")
-            time.sleep(pause_s)
-        raise AssertionError("unreachable: there is always another pause")
+            time.sleep(PAUSE_S)
 
 
 def _id(arn: str) -> str:
     return arn.rsplit("/", 1)[1]
-
-
-def _pauses() -> Iterator[float]:
-    """Seconds between two looks: short ones first, for what is ready at once."""
-    return (min(LONGEST_PAUSE_S, 0.1 * 2**n) for n in itertools.chain(range(5), itertools.repeat(5)))
 
 
 def _same(now: Any, wanted: Any) -> bool:

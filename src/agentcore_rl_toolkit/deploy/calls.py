@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -46,7 +45,6 @@ class Calls:
         self.rehearse = rehearse
         self._say = say
         self._clients: dict[str, Any] = {}
-        self._lock = threading.Lock()
         self._offline = rehearse and self._session.get_credentials() is None
         if self._offline:
             region = "" if self.region else f", {SOME_REGION} for your region"
@@ -103,13 +101,11 @@ class Calls:
     def _client(self, service: str) -> Any:
         from botocore.config import Config
 
-        with self._lock:
-            if service not in self._clients:
-                config = Config(
-                    connect_timeout=10, read_timeout=DEADLINE_S, retries={"total_max_attempts": 5, "mode": "standard"}
-                )
-                self._clients[service] = self._session.client(service, region_name=self.region, config=config)
-            return self._clients[service]
+        if service not in self._clients:
+            retries: Any = {"total_max_attempts": 5, "mode": "standard"}
+            config = Config(connect_timeout=10, read_timeout=DEADLINE_S, retries=retries)
+            self._clients[service] = self._session.client(service, region_name=self.region, config=config)
+        return self._clients[service]
 
 
 def _without_none(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,6 @@ import uvloop
 from .._servers import keys
 from .._servers.host_check import HostCheck
 from .._servers.open_files import raise_file_limit
-from .._servers.private_files import read_private
 from .._servers.process import bind, parent_gone, write_private, write_ready
 from ..errors import ConfigError
 from . import roots
@@ -120,18 +119,10 @@ async def serve(
 
 
 def _with_key(config: RuntimeConfig) -> RuntimeConfig:
-    """With a key for this launch where none is given. A state folder keeps it, so that clients go on after a restart."""
+    """With a key for this launch where none is given."""
     if config.credentials or config.callers == "any":
         return config
-    kept = config.state_dir / "key" if config.state_dir is not None else None
-    if kept is not None and kept.exists():
-        key = read_private(kept).strip()
-    else:
-        key = keys.make()
-        if kept is not None:
-            kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_private(kept, key)
-    return replace(config, credentials={ACCESS_KEY: key})
+    return replace(config, credentials={ACCESS_KEY: keys.make()})
 
 
 def _leave_for_aws_clients(root: Path, access_key: str, secret: str) -> str:

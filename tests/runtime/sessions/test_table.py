@@ -244,7 +244,7 @@ async def test_an_answer_that_nobody_foresaw_keeps_no_session_beyond_its_limits(
             return Running()
 
     node: Any = OneNode()
-    config = RuntimeConfig(times=TimeLimits(idle_timeout_s=0.2, stop_grace_s=0.1, shutdown_grace_s=0.1))
+    config = RuntimeConfig(times=TimeLimits(stop_grace_s=0.1, shutdown_grace_s=0.1))
     folders = SessionFolders(sessions=tmp_path / "s", logs=tmp_path / "l", sockets=tmp_path / "x")
     (tmp_path / "x").mkdir()
     table = SessionTable(node, config, folders)
@@ -256,7 +256,7 @@ async def test_an_answer_that_nobody_foresaw_keeps_no_session_beyond_its_limits(
         raise KeyError("of a kind that nobody foresaw")
 
     monkeypatch.setattr(table, "_ask", ask)
-    agent = Agent(runtime_id="a-0123456789", version=1, name="a", script=tmp_path / "a.py", python=tmp_path / "python")
+    agent = Agent(runtime_id="a-0123456789", version=1, name="a", script=tmp_path / "a.py", idle_timeout_s=0.2)
     reaping = asyncio.create_task(table.reap())
     try:
         async with asyncio.timeout(30):

@@ -19,7 +19,7 @@ _ALPHABET = string.ascii_letters + string.digits
 
 @dataclass(frozen=True, kw_only=True)
 class Agent:
-    """One version of one agent. ``idle_timeout_s``/``max_lifetime_s`` None: the runtime's defaults.
+    """One version of one agent.
 
     ``image``: a container image that is the agent; ``script`` and ``python`` are then not used. ``fields``: as it was deployed.
     """
@@ -33,8 +33,8 @@ class Agent:
     env: Mapping[str, str] = field(default_factory=dict)
     fields: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     header_allowlist: frozenset[bytes] = frozenset()
-    idle_timeout_s: float | None = None
-    max_lifetime_s: float | None = None
+    idle_timeout_s: float = 900.0
+    max_lifetime_s: float = 28_800.0
     invocation_path: bytes = b"/invocations"
     pinged: bool = True  # False: its protocol has no /ping (MCP), so any answer to one is healthy
 

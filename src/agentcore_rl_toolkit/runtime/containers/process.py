@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 import logging
 import signal
-import socket
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from ...errors import LocalRuntimeError
 from ..launcher.command_output import Write
-from ..sessions.connection import UpstreamLostError
+from ..sessions.connection import Streams
 from ..sessions.node import SessionOrder
 from .client import Engine, EngineError
 from .exec import ContainerCommand
@@ -63,21 +62,12 @@ class ContainerProcess:
         except EngineError as e:
             log.warning("container of session %s cannot be stopped: %s", self._order.session_id, e)
 
-    async def dial(self) -> socket.socket:
-        """A connection to the agent's server. Raises: UpstreamLostError."""
-        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        sock.setblocking(False)
-        try:
-            await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self._port))
-        except BaseException as e:  # cancelled, for instance
-            sock.close()
-            if isinstance(e, OSError):
-                raise UpstreamLostError(f"cannot connect to the session's server: {e}") from e
-            raise
-        return sock
+    async def dial(self) -> Streams:
+        """A connection to the agent's server. Raises: OSError."""
+        return await asyncio.open_connection("127.0.0.1", self._port)
 
     async def cause(self) -> str | None:
-        """Why it ended, where it has; for a caller whose connection broke."""
+        """After a connection to it broke: why it ended, where it has."""
         await asyncio.wait([self.ended], timeout=CAUSE_WAIT_S)
         return self.death
 

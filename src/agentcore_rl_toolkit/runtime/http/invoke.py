@@ -59,7 +59,7 @@ async def relay(
     except UpstreamLostError as e:
         if started:
             raise
-        why = await session.cause() or e
+        why = await session.process.cause() or e
         raise WireError(
             "RuntimeClientError", f"The runtime ended the connection: {why}", localLog=str(session.log_path)
         ) from e

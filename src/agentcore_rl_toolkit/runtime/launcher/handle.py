@@ -59,7 +59,16 @@ class SessionProcess:
         self.ended: asyncio.Future[int | None] = loop.create_future()
         self.cpu_s: float | None = None
         self.max_rss_bytes: int | None = None
+        self.death: str | None = None  # its exit status says it all
         self._socket_path = socket_path
+
+    async def dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection to the session's server. Raises: OSError."""
+        return await asyncio.open_unix_connection(self._socket_path)
+
+    async def cause(self) -> str | None:
+        """Why it ended is known when its template has reaped it, which nobody waits for here."""
+        return None
 
     @contextlib.asynccontextmanager
     async def command(self, text: str, write: Write) -> AsyncIterator[CommandProcess]:

@@ -15,7 +15,7 @@ from ..._parsing import parse_json
 from ..agents.agent import Agent
 from ..launcher import folders
 from .activity import ActivityClock
-from .connection import Connection, Headers, Streams, request
+from .connection import Connection, Headers, request
 
 SHOWN_CHARS = 600  # of a cause, in a message
 _PLAIN_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -57,18 +57,7 @@ class Session:
         self, method: bytes, path: bytes, headers: Headers, body: Sequence[bytes] = ()
     ) -> contextlib.AbstractAsyncContextManager[Connection]:
         """A request to the session's server, on a connection of its own; the block reads the reply. Raises: UpstreamLostError."""
-        return request(self._dial, method, path, headers, body)
-
-    async def _dial(self) -> Streams:
-        dial = getattr(self.process, "dial", None)  # of a container
-        if dial is None:
-            return await asyncio.open_unix_connection(self.socket_path)
-        return await asyncio.open_connection(sock=await dial())
-
-    async def cause(self) -> str | None:
-        """After a connection to it broke: why, where its node can tell."""
-        ask = getattr(self.process, "cause", None)
-        return None if ask is None else await ask()
+        return request(self.process.dial, method, path, headers, body)
 
     def describe(self, now: float) -> dict[str, Any]:
         """The session as `/_local/sessions` shows it."""

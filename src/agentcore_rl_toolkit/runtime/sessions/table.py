@@ -33,11 +33,11 @@ from .session import Key, Session, is_over, log_name, ping_status, remove_files,
 log = logging.getLogger(__name__)
 PING_BYTES = 64 * 1024  # of its answer, which has two short fields
 PING_TIMEOUT_S = 5.0
+CLEAN_UP_THREADS = 4
 LOOK_S = 0.25  # between two looks at the limits of all sessions
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.5  # between the questions of a start
 INIT_FAILED = "Runtime initialization failed."
 REMEMBERED_ENDINGS = 1_000
-CLEAN_UP_THREADS = 4
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class SessionFolders:
 
 class SessionTable:
     """All live sessions. ``node`` starts them (`LocalNode`), as objects with ``started`` and ``ended`` futures, ``pid``,
-    ``command`` and ``stop(grace_s)``; one in a container has ``dial`` and ``cause`` as well.
+    ``command``, ``stop(grace_s)``, ``dial``, ``cause`` and ``death``.
 
     ``admit`` is asked before a new one is started and may raise a WireError;
     ``on_start`` and ``on_gone`` (its process is no more, its folder removed) tell who wants to know.
@@ -134,12 +134,10 @@ class SessionTable:
     def _begin(self, key: Key, agent: Agent, start_delay_s: float) -> Session:
         number = next(self._numbers)
         now = time.monotonic()
-        idle = agent.idle_timeout_s if agent.idle_timeout_s is not None else self.config.times.idle_timeout_s
-        lifetime = agent.max_lifetime_s if agent.max_lifetime_s is not None else self.config.times.max_lifetime_s
         session = Session(
             key=key,
             agent=agent,
-            clock=ActivityClock(now, idle, lifetime),
+            clock=ActivityClock(now, agent.idle_timeout_s, agent.max_lifetime_s),
             directory=self._folders.sessions / agent.folder / str(number),
             log_path=self._folders.logs / agent.name / f"{log_name(key[2], endpoint=key[1])}.log",
             socket_path=str(self._folders.sockets / agent.folder / f"{number}.s"),
@@ -221,7 +219,7 @@ class SessionTable:
     async def _wait_end(self, session: Session) -> None:
         session.exit_status = await session.process.ended
         if not session.over and session.state == "ready":
-            session.error = getattr(session.process, "death", None)
+            session.error = session.process.death
             self._end(session, "crashed", 0.0)
         self._stopping.discard(session)
         if session.ending is not None:  # what is known only now that its process is gone
