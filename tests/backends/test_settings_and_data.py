@@ -57,7 +57,7 @@ def test_a_value_that_no_agent_could_be_sent_is_named_when_the_file_is_read(tmp_
 
     path = tmp_path / "x.parquet"
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"a": 1, "when": value}]), path)
-    with pytest.raises(ConfigError, match="row 0: field `when`"):
+    with pytest.raises(ConfigError, match="row 0: a payload must be plain JSON"):
         read_rows(path)
 
 

@@ -35,7 +35,10 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
         payload = unwrap(row)
         if ROLLOUT_FIELD in payload:
             raise ConfigError(f"{where}: `{ROLLOUT_FIELD}` is written by the client; remove it from the data")
-        _check_json(payload, where)
+        try:
+            encode_payload(payload)
+        except ConfigError as e:  # Parquet has dates, decimals and bytes, and Python's JSON reader takes NaN
+            raise ConfigError(f"{where}: {e}; write it as text or a number") from e
         rows.append(payload)
     if not rows:
         raise ConfigError(f"{path} has no rows")
@@ -50,19 +53,6 @@ def unwrap(row: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(metadata, Mapping) and set(row) <= {"prompt", "metadata", "label"}:
         return {**{k: row[k] for k in ("prompt", "label") if k in row}, **metadata}
     return dict(row)
-
-
-def _check_json(payload: Mapping[str, Any], where: str) -> None:
-    """Parquet has dates, decimals and bytes, and Python's JSON reader takes NaN; none of them can be sent to an agent."""
-    try:
-        encode_payload(payload)
-    except ConfigError:
-        for name, value in payload.items():
-            try:
-                encode_payload({name: value})
-            except ConfigError as e:
-                raise ConfigError(f"{where}: field `{name}`: {e}; write it as text or a number") from e
-        raise
 
 
 def payload_id(payload: Mapping[str, Any]) -> str:

@@ -28,11 +28,6 @@ def test_the_session_timeout_is_where_rllm_reads_it() -> None:
     assert f"rllm.remote_runtime.agentcore.agent_runtime_arn='{ARN}'" in overrides
 
 
-def test_the_key_that_guides_misplace_is_refused_with_the_right_one() -> None:
-    with pytest.raises(ConfigError, match=r"it is rllm\.remote_runtime\.session_timeout"):
-        config(overrides={"rllm.remote_runtime.agentcore.session_timeout": 60})
-
-
 @pytest.mark.parametrize(("backend", "key"), [("verl", "rllm.rollout.n"), ("tinker", "training.group_size")])
 def test_each_trainer_gets_its_own_keys(backend: str, key: str) -> None:
     overrides = config(backend=backend, group_size=4).hydra_overrides()
@@ -46,9 +41,6 @@ def test_no_limit_of_how_far_logprobs_may_differ_reaches_the_run_and_a_wrong_one
     assert mean_gap(None) == 0.2
     with pytest.raises(ConfigError, match="max_mean_logprob_gap"):
         config(max_mean_logprob_gap=0).plan()
-    for wrong in ("0", "nan", "-1", "some", ""):
-        with pytest.raises(ConfigError, match='a positive, finite number or "none"'):
-            mean_gap(wrong)
 
 
 def test_our_client_takes_the_calls_that_rllm_makes() -> None:

@@ -35,7 +35,6 @@ def test_our_keys_leave_verls_rollout_section_alone() -> None:
         ([*NEEDED, "trainer.use_v1=False"], "V1 trainer"),
         ([*NEEDED, "actor_rollout_ref.rollout.calculate_log_probs=false"], "sampled logprobs"),
         ([*NEEDED, "data.custom_cls.name=Mine"], "set by this backend"),
-        ([*NEEDED, "trainer.v1.trainer_mode=one_step_off"], "sync, colocate_async, separate_async"),
     ],
 )
 def test_a_mistake_is_named(arguments: list[str], match: str) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ...errors import ConfigError
 from ...weights.arrival import MAX_MEAN_GAP
 from ..hydra import hydra_value
 from ..settings import (
@@ -25,8 +23,6 @@ from ..settings import (
     with_environment,
 )
 
-# Keys that rLLM's AgentCoreRuntimeConfig takes; anything else under remote_runtime.agentcore is a TypeError there (git 9beb6e0).
-AGENTCORE_KEYS = ("agent_runtime_arn", "s3_bucket", "tps_limit")
 GAP_VARIABLE = "RLLM_MAX_MEAN_LOGPROB_GAP"
 
 
@@ -68,13 +64,6 @@ class RllmConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        for key in self.overrides:
-            name = key.lstrip("+").removeprefix("rllm.remote_runtime.agentcore.")
-            if name != key.lstrip("+") and name not in AGENTCORE_KEYS:
-                hint = "; it is rllm.remote_runtime.session_timeout" if name == "session_timeout" else ""
-                raise ConfigError(
-                    f"rLLM takes only {', '.join(AGENTCORE_KEYS)} under remote_runtime.agentcore, not {name}{hint}"
-                )
 
     @classmethod
     def from_file(cls, path: str | Path) -> RllmConfig:
@@ -158,13 +147,5 @@ class RllmConfig:
 
 
 def mean_gap(text: str | None) -> float | None:
-    """The limit that RLLM_MAX_MEAN_LOGPROB_GAP names; where it is not set, the usual one. Raises: ConfigError."""
-    if text == "none":
-        return None
-    try:
-        gap = MAX_MEAN_GAP if text is None else float(text)
-    except ValueError:
-        gap = 0.0
-    if not (gap > 0 and math.isfinite(gap)):
-        raise ConfigError(f'{GAP_VARIABLE} must be a positive, finite number or "none", got {text!r}')
-    return gap
+    """The limit that RLLM_MAX_MEAN_LOGPROB_GAP names; where it is not set, the usual one."""
+    return None if text == "none" else float(text or MAX_MEAN_GAP)

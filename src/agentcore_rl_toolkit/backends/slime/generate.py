@@ -26,14 +26,8 @@ ABORT_LOOK_S = 0.5  # how often a running rollout looks whether slime aborts the
 
 # SGLang's names of sampling parameters -> OpenAI's. What is not listed means nothing to an OpenAI client.
 _PARAMETERS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "max_new_tokens": "max_tokens",
-    "stop": "stop",
-    "stop_token_ids": "stop_token_ids",
-    "sampling_seed": "seed",
+    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "stop", "stop_token_ids")},
+    **{"max_new_tokens": "max_tokens", "sampling_seed": "seed"},
 }
 
 

@@ -87,6 +87,8 @@ class AgentCoreRollouts:
         )
         self.stats = stats
         self.rows = list(zip(output[SESSION_KEY], output.pop(SEQUENCE_KEY), strict=True))
+        for name, value in batch_metrics(self.groups, stats).items():
+            trainer._log_metric(f"agentcore/{name}", value)
         if self.on_batch is not None:
             self.on_batch(self.groups, stats)
         self._check_not_empty(stats)
@@ -292,7 +294,7 @@ def make_trainer(
         if config.data_path is None:
             raise ConfigError("no training rows: set data_path or pass rows")
         rows = read_rows(config.data_path)
-    rollouts = AgentCoreRollouts(config, client=client, gateway=gateway, recording=recording)
+    rollouts = AgentCoreRollouts(config, client=client, gateway=gateway, on_batch=on_batch, recording=recording)
     last_weights = _LastWeights(rollouts)
     trainer = AgentCoreGRPOTrainer(
         model=model if model is not None else config.model,
@@ -305,21 +307,13 @@ def make_trainer(
         rollouts=rollouts,
     )
     last_weights.trainer = trainer
-
-    def log_batch(groups: Sequence[Group], stats: ConvertStats) -> None:
-        for name, value in batch_metrics(groups, stats).items():
-            trainer._log_metric(f"agentcore/{name}", value)
-        if on_batch is not None:
-            on_batch(groups, stats)
-
-    rollouts.on_batch = log_batch
     return trainer
 
 
 def batch_metrics(groups: Sequence[Group], stats: ConvertStats) -> dict[str, float]:
     """What TRL logs with every step under ``agentcore/``: how much of the rollouts reached the loss, and what did not."""
     summary = summarize(groups)
-    metrics = {
+    metrics: dict[str, float | None] = {
         "usable": stats.usable,
         "masked": stats.masked,
         "failed": summary.lost_rollouts,
@@ -330,18 +324,13 @@ def batch_metrics(groups: Sequence[Group], stats: ConvertStats) -> dict[str, flo
         "side_call_tokens": summary.side_call_tokens,
         "other_sampling_tokens": sum(summary.other_sampling.values()),
     }
-    found = {name: float(value) for name, value in metrics.items()}
-    found.update({f"outcome/{name}": float(n) for name, n in summary.outcomes.items()})
-    found.update({f"cause/{name}": float(n) for name, n in summary.causes.items()})
-    found.update({f"policy_failure/{name}": float(n) for name, n in summary.policy_failures.items()})
-    means = {"reward_all": summary.score_mean, "reward_ok": summary.ok_mean}
-    found.update({name: value for name, value in means.items() if value is not None})
-    found.update({f"metric/{name}": value for name, value in summary.metrics.items()})
-    if stats.trained_token_share is not None:
-        found["trained_token_share"] = stats.trained_token_share
-    if summary.usable:
-        found["turns_mean"] = summary.turns / summary.usable
-    return found
+    counts = {"outcome": summary.outcomes, "cause": summary.causes, "policy_failure": summary.policy_failures}
+    metrics |= {f"{kind}/{name}": n for kind, found in counts.items() for name, n in found.items()}
+    metrics |= {f"metric/{name}": value for name, value in summary.metrics.items()}
+    metrics |= {"reward_all": summary.score_mean, "reward_ok": summary.ok_mean}
+    metrics |= {"trained_token_share": stats.trained_token_share}
+    metrics |= {"turns_mean": summary.turns / summary.usable if summary.usable else None}
+    return {name: float(value) for name, value in metrics.items() if value is not None}
 
 
 def grpo_config(config: TrlConfig) -> Any:

@@ -16,8 +16,6 @@ from ..settings import Count, GroupSize, Plan, Positive, from_mapping, planned, 
 
 ForkPolicy = Literal["longest", "mask"]
 
-# Keys of TRL's GRPOConfig that we set ourselves; a value in `training` would contradict them.
-_OURS = frozenset({"output_dir", "remove_unused_columns"})
 # Keys of GRPOConfig that say how to sample; agents are held to them.
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -67,11 +65,6 @@ class TrlConfig(ServiceSettings):
             raise ConfigError(
                 "`gateway_url` is needed: the gateway in front of the engine (agentcore-rl gateway serve)"
             )
-        if "task_type" in (self.lora or {}):
-            raise ConfigError("`lora` may not set task_type: it is CAUSAL_LM")
-        clash = sorted(_OURS & set(self.training))
-        if clash:
-            raise ConfigError(f"`training` may not set {', '.join(clash)}: use the keys of this file instead")
         named = self.training.get("num_generations", self.num_generations)
         if named != self.num_generations:
             raise ConfigError(f"num_generations is {self.num_generations} here and {named} under `training`")

@@ -12,18 +12,17 @@ from typing import Any
 
 from ...errors import ConfigError
 from ...weights.arrival import MAX_MEAN_GAP
-from ..data import read_rows
 from ..hydra import hydra_value, unquoted
 from ..service import RolloutSettings, ServiceSettings
 from ..settings import Count, Least0, Plan, Port, Positive, from_mapping, planned, read_settings, with_environment
 
+# verl wants this or a micro batch size; episodes differ too much in length for a fixed number of rows.
+DYNAMIC = "actor_rollout_ref.actor.use_dynamic_bsz"
 PACKAGE = "agentcore_rl_toolkit.backends.verl"
 PUBLISHED_PREFIX = "actor_rollout_ref.rollout.agentcore."
 OUR_PREFIX = "agentcore."
 
 ADMIN_KEY = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
-_DATA = ("data.train_files", "data.val_files")
-TRAINER_MODES = ("sync", "colocate_async", "separate_async")
 
 # Overrides without which rollouts would not reach us or their data would be wrong; (key, value, why).
 REQUIRED: tuple[tuple[str, str, str], ...] = (
@@ -157,14 +156,9 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str] = os.environ)
             raise ConfigError(f"{plain} is set by this backend ({value}); to use another, start verl's own main")
         if plain not in given:
             theirs.append(f"{key}={value}")
-    defaults = DEFAULTS
-    if not any("ppo_micro_batch_size" in key for key in given):
-        # verl wants one or the other; episodes differ too much in length for a fixed number of rows.
-        defaults = (*defaults, ("actor_rollout_ref.actor.use_dynamic_bsz", "true"))
-    theirs += [f"{k}={v}" for k, v in defaults if k.lstrip("+") not in given]
-    mode = given.get("trainer.v1.trainer_mode", "sync")
-    if mode not in TRAINER_MODES:
-        raise ConfigError(f"trainer.v1.trainer_mode={mode} is not one of {', '.join(TRAINER_MODES)}")
+    theirs += [f"{k}={v}" for k, v in DEFAULTS if k not in given]
+    if not any("ppo_micro_batch_size" in key or key == DYNAMIC for key in given):
+        theirs.append(f"{DYNAMIC}=true")
     if config.record_dir is None:
         config = replace(config, record_dir=str(Path("runs", config.exp_id).absolute()))
     theirs += [
@@ -189,28 +183,10 @@ def plan(arguments: Sequence[str]) -> Plan:
         needs.append("actor_rollout_ref.model.path=FOLDER_OR_HUB_ID")
     if "data.train_files" not in given:
         needs.append("data.train_files=FILE.jsonl or .parquet")
-    needs += [
-        f"the data at {key}={path}" for key in _DATA for path in _files(given.get(key, "")) if not _is_there(path)
-    ]
     command = [sys.executable, "-m", "verl.trainer.main_ppo", *theirs]
     # Never on the command line, where everybody on the machine can read it.
     environment = {ADMIN_KEY: config.gateway_admin_key} if config.gateway_admin_key else {}
     return Plan(backend="verl", facts=facts, command=command, environment=environment, needs=needs)
-
-
-def _files(value: str) -> list[str]:
-    """The files of a hydra value: one name, or a list of them."""
-    return [name.strip().strip("'\"") for name in value.strip().strip("[]").split(",") if name.strip()]
-
-
-def _is_there(path: str) -> bool:
-    """Whether a data file can be read here. Raises: ConfigError when it is there and cannot."""
-    if "://" in path or path.lower() == "null":  # verl fetches those itself
-        return True
-    if not Path(path).is_file():
-        return False
-    read_rows(path)
-    return True
 
 
 def _value(text: str) -> Any:
