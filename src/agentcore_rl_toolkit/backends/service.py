@@ -107,18 +107,6 @@ class ServiceSettings(RolloutSettings):
             return tuple(urls)
         return tuple(f"http://{own_address()}:{url.rstrip('/').rsplit(':', 1)[1]}" for url in urls)
 
-    def start_gateway(
-        self, words: Sequence[str], number: int, admin_key: str, upstream_key: str | None = None
-    ) -> GatewayProcess:
-        """Start one of the gateways: its port and store are its own. Raises: GatewayError."""
-        store = self.gateway_store
-        if store is not None and self.gateways > 1:
-            store = os.path.join(store, f"gateway-{number}")
-        port = self.gateway_port and self.gateway_port + number
-        keys = {"ADMIN": admin_key, **({"UPSTREAM": upstream_key} if upstream_key is not None else {})}
-        environment = {f"AGENTCORE_RL_GATEWAY_{name}_KEY": key for name, key in keys.items()}
-        return GatewayProcess(words, host=self.gateway_host, port=port, store=store, environment=environment)
-
     def collect_config(self) -> CollectConfig:
         same = {f.name: getattr(self, f.name) for f in fields(CollectConfig) if hasattr(self, f.name)}
         return CollectConfig(train=self.train_on, **same)
@@ -175,36 +163,26 @@ class RolloutService:
             model_id=settings.model_id,
             endpoint_url=settings.endpoint_url,
         )
-        if settings.gateway_url is not None:
-            public = settings.gateway_public_url or settings.gateway_url
-            gateway = GatewayClient(settings.gateway_url, admin_key=settings.gateway_admin_key, public_url=public)
-            made = cls(settings, client, gateway)
-            made._opened = [client, gateway]
-            return made
-        admin_key = settings.gateway_admin_key or secrets.token_urlsafe(24)
-        words = ["--engine", engine]
-        for upstream in upstreams():
-            words += ["--upstream", upstream]
-        words += ["--model", settings.gateway_model] if settings.gateway_model else []
-        window = settings.gateway_context_tokens
-        words += ["--context-tokens", str(window)] if settings.gateway_model and window else []
-        if settings.gateway_public_url:
-            for url in gateway_urls(settings.gateway_public_url):
-                words += ["--allowed-host", urlsplit(url).hostname or "*"]
         children: list[GatewayProcess] = []
+        made: RolloutService | None = None
         try:
-            for number in range(settings.gateways):
-                children.append(settings.start_gateway(words, number, admin_key, upstream_key))
-            urls = [child.url for child in children]
-            ours = GatewayClient(urls, admin_key=admin_key, public_url=settings.public_urls(urls))
-        except BaseException:
-            for child in children:
+            if settings.gateway_url is not None:
+                public = settings.gateway_public_url or settings.gateway_url
+                gateway = GatewayClient(settings.gateway_url, admin_key=settings.gateway_admin_key, public_url=public)
+            else:
+                keys = {"ADMIN": settings.gateway_admin_key or secrets.token_urlsafe(24)}
+                keys |= {} if upstream_key is None else {"UPSTREAM": upstream_key}
+                for number in range(settings.gateways):
+                    children.append(_start(settings, number, engine, upstreams(), keys))
+                urls = [child.url for child in children]
+                gateway = GatewayClient(urls, admin_key=keys["ADMIN"], public_url=settings.public_urls(urls))
+                for child in children:
+                    child.restarted = partial(gateway.catch_up, child.url)
+            made = cls(settings, client, gateway, children)
+        finally:
+            for child in children if made is None else ():
                 child.close()
-            raise
-        for child in children:
-            child.restarted = partial(ours.catch_up, child.url)
-        made = cls(settings, client, ours, children)
-        made._opened = [client, ours]
+        made._opened = [client, gateway]
         atexit.register(made.close)
         return made
 
@@ -270,6 +248,25 @@ class RolloutService:
             self._opened.pop(0).close()
         for child in self._children:
             child.close()
+
+
+def _start(
+    settings: ServiceSettings, number: int, engine: str, upstreams: Sequence[str], keys: Mapping[str, str]
+) -> GatewayProcess:
+    """Start one of the gateways: its port and store are its own. Raises: GatewayError."""
+    words = ["--engine", engine, *(word for url in upstreams for word in ("--upstream", url))]
+    if settings.gateway_model:
+        words += ["--model", settings.gateway_model]
+        window = settings.gateway_context_tokens
+        words += ["--context-tokens", str(window)] if window else []
+    for url in gateway_urls(settings.gateway_public_url) if settings.gateway_public_url else ():
+        words += ["--allowed-host", urlsplit(url).hostname or "*"]
+    store = settings.gateway_store
+    if store is not None and settings.gateways > 1:
+        store = os.path.join(store, f"gateway-{number}")
+    port = settings.gateway_port and settings.gateway_port + number
+    environment = {f"AGENTCORE_RL_GATEWAY_{name}_KEY": key for name, key in keys.items()}
+    return GatewayProcess(words, host=settings.gateway_host, port=port, store=store, environment=environment)
 
 
 def own_address() -> str:

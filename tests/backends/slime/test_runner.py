@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import http.server
 import json
 import math
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,26 +51,6 @@ if words[:2] == ["job", "submit"]:
     time.sleep(float(os.environ.get("RAY_JOB_S", "0")))
     sys.exit(int(os.environ.get("RAY_JOB", "0")))
 """
-
-
-@pytest.fixture
-def cluster() -> Iterator[str]:
-    """The dashboard of a Ray cluster."""
-
-    class Version(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Version) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
 
 
 def runner(place: Path, **more: Any) -> SlimeRunner:
@@ -118,8 +95,8 @@ def test_a_dry_run_prints_the_exact_command_and_touches_nothing(
     assert not (place / "runs").exists()
 
 
-def test_a_run_writes_its_inputs_and_submits_one_job(place: Path, with_ray: Path, cluster: str) -> None:
-    runner(place, ray_address=cluster).train()
+def test_a_run_writes_its_inputs_and_submits_one_job(place: Path, with_ray: Path) -> None:
+    runner(place).train()
     assert with_ray.read_text().splitlines() == ["job submit"]
     settings = json.loads((place / "runs/e1/rollout.yaml").read_text())
     assert settings["agent_runtime_arn"].endswith("runtime/math")
@@ -136,8 +113,8 @@ SlimeRunner(**json.loads(sys.argv[1])).train()
 """
 
 
-def test_a_signal_stops_the_job(place: Path, with_ray: Path, cluster: str) -> None:
-    made = runner(place, ray_address=cluster)
+def test_a_signal_stops_the_job(place: Path, with_ray: Path) -> None:
+    made = runner(place)
     settings = json.dumps({f.name: getattr(made, f.name) for f in dataclasses.fields(SlimeRunner)})
     environment = {**os.environ, "RAY_JOB_S": "60"}
     process = subprocess.Popen([sys.executable, "-c", TRAIN, settings], env=environment, stderr=subprocess.PIPE)
@@ -153,12 +130,12 @@ def test_a_signal_stops_the_job(place: Path, with_ray: Path, cluster: str) -> No
 
 
 def test_the_job_gets_the_variables_it_needs_and_the_command_line_shows_none_of_them(
-    place: Path, with_ray: Path, cluster: str, monkeypatch: pytest.MonkeyPatch
+    place: Path, with_ray: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "a-secret")
     monkeypatch.setenv("MINE", "yes")
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    made = runner(place, ray_address=cluster, job_env=(*JOB_ENV, "MINE"))
+    made = runner(place, job_env=(*JOB_ENV, "MINE"))
     plan = made.plan()
     assert "a-secret" not in plan.render()
     assert "WANDB_API_KEY" in plan.render()

@@ -28,7 +28,7 @@ def normalize_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[
     """
     estimated_by = getattr(args, "advantage_estimator", "grpo")
     if not (getattr(args, "rewards_normalization", True) and estimated_by in _CENTRED):
-        raw = [_reward(args, s) for s in samples]
+        raw = [_reward(s) for s in samples]
         return raw, [0.0 if s.remove_sample else r for s, r in zip(samples, raw, strict=True)]
     spread = getattr(args, "grpo_std_normalization", True) and estimated_by != _CENTRED[3]
     estimator: Estimator = "grpo" if spread else "dr_grpo"
@@ -37,15 +37,14 @@ def normalize_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[
     for members in _by_group(samples).values():
         rewards: dict[Any, float | None] = {}
         for i in members:
-            rewards[_rollout_key(samples[i], i)] = None if samples[i].remove_sample else _reward(args, samples[i])
+            rewards[samples[i].rollout_id] = None if samples[i].remove_sample else _reward(samples[i])
         values = list(rewards.values())
         usable = [r for r in values if r is not None]
         mean = sum(usable) / len(usable) if usable else 0.0
         advantage_of = dict(zip(rewards, advantages(values, estimator=estimator), strict=True))
-        _note_advantages({_session(samples[i]): advantage_of[_rollout_key(samples[i], i)] for i in members})
+        _note_advantages({_session(samples[i]): advantage_of[samples[i].rollout_id] for i in members})
         for i in members:
-            key = _rollout_key(samples[i], i)
-            own, advantage = rewards[key], advantage_of[key]
+            own, advantage = rewards[samples[i].rollout_id], advantage_of[samples[i].rollout_id]
             raw[i] = mean if own is None else own
             normalised[i] = 0.0 if advantage is None else advantage
     return raw, normalised
@@ -58,7 +57,7 @@ def keep_informative_group(args: Any, samples: Any, **_: Any) -> Any:
     would see rewards 1, 1, 1, 0. Returns slime's DynamicFilterOutput where slime is importable, else a bool of the
     same meaning.
     """
-    rewards = {_reward(args, s) for s in flat(samples) if not s.remove_sample}
+    rewards = {_reward(s) for s in flat(samples) if not s.remove_sample}
     keep = len(rewards) > 1
     reason = None if keep else ("no_usable_rollout" if not rewards else f"all_rewards_{next(iter(rewards)):g}")
     try:
@@ -80,16 +79,10 @@ def _session(sample: Any) -> str | None:
     return ((getattr(sample, "metadata", None) or {}).get(NOTE) or {}).get("session_id")
 
 
-def _reward(args: Any, sample: Any) -> float:
-    value = sample.reward
-    key = getattr(args, "reward_key", None)
-    if isinstance(value, dict):
-        if key is None:
-            raise ConfigError("sample rewards are dicts; set --reward-key")
-        value = value[key]
-    if value is None:
+def _reward(sample: Any) -> float:
+    if sample.reward is None:
         raise ConfigError(f"sample {sample.index} has no reward; it must be removed (`remove_sample`) or rewarded")
-    return float(value)
+    return float(sample.reward)
 
 
 def _by_group(samples: list[Any]) -> dict[Any, list[int]]:
@@ -97,9 +90,3 @@ def _by_group(samples: list[Any]) -> dict[Any, list[int]]:
     for i, sample in enumerate(samples):
         groups.setdefault(sample.group_index, []).append(i)
     return groups
-
-
-def _rollout_key(sample: Any, position: int) -> Any:
-    if sample.rollout_id is not None:
-        return ("rollout", sample.rollout_id)
-    return ("index", sample.index) if sample.index is not None else ("position", position)

@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,18 +19,6 @@ CLIENT_STOP_S = 10.0
 
 class SlimeError(AgentCoreRLError):
     """slime, or the Ray cluster it runs on, ended with an error."""
-
-
-def check_cluster(address: str) -> None:
-    """Raises: SlimeError when no Ray cluster takes jobs there."""
-    try:
-        with urllib.request.urlopen(f"{address}/api/version", timeout=30):
-            return
-    except (urllib.error.URLError, OSError) as e:
-        raise SlimeError(
-            f"no Ray cluster takes jobs at {address} ({e}): start one with `ray start --head` (pip install 'ray[default]'), "
-            "or set ray_address to a cluster's dashboard"
-        ) from e
 
 
 def run_job(command: Sequence[str], environment: Mapping[str, str], *, job_id: str, address: str) -> int:
