@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.messages.render import Renderer
+from agentcore_rl_toolkit.messages.render import Renderer, examine
 from agentcore_rl_toolkit.messages.render.doctor import sampled_body
 from agentcore_rl_toolkit.messages.render.template import ChatTemplate, Habits
 
@@ -37,6 +37,33 @@ def strict(model_dir: Callable[[str], Path], tmp_path: Path) -> Renderer:
     template = tmp_path / "strict.jinja"
     template.write_text(STRICT + (TEMPLATES / "qwen_coder.jinja").read_text("utf-8"))
     return Renderer.from_path(model_dir("qwen_coder"), template=template)
+
+
+def test_the_doctor_says_what_becomes_of_each_thing_that_a_template_refuses(strict: Renderer) -> None:
+    report = examine(strict)
+    assert report.ok, str(report)
+    said = {check.name: check.detail for check in report.checks}
+    assert said["system messages anywhere"] == (
+        "leading ones are merged; later ones are written in place, as the user's"
+    )
+    assert said["histories without a user's message"] == "an empty message of the user's is put in front"
+    assert said["calls whose arguments are unreadable"] == "they are written as {'arguments': text}"
+    assert said["reasoning efforts"] == "low, medium, xhigh; others become the nearest"
+
+
+def test_what_a_template_refuses_only_beside_tools_is_found_too(
+    model_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    template = tmp_path / "tools.jinja"
+    template.write_text(
+        "{%- for m in messages -%}{%- if tools and m.role == 'system' and not loop.first -%}"
+        "{{ raise_exception('System message must be at the beginning.') }}{%- endif -%}{%- endfor -%}"
+        + (TEMPLATES / "qwen_coder.jinja").read_text("utf-8")
+    )
+    report = examine(Renderer.from_path(model_dir("qwen_coder"), template=template))
+    assert report.ok, str(report)
+    said = {check.name: check.detail for check in report.checks}
+    assert said["system messages anywhere"].endswith("in place, as the user's")
 
 
 def test_system_messages_are_written_in_place_and_turns_extend_each_other(

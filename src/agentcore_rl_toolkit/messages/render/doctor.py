@@ -218,16 +218,24 @@ def _history(renderer: Renderer) -> tuple[bool, str]:
 
 
 def _systems(renderer: Renderer) -> tuple[bool, str]:
-    said = [{"role": "system", "content": f"rule {n}"} for n in range(4)]
+    said = [
+        {"role": role, "content": f"rule {n}"} for n, role in enumerate(("system", "developer", "system", "system"))
+    ]
     opening = [*said[:2], {"role": "user", "content": "hello"}, said[2]]
     answer = {"role": "assistant", "content": "An answer."}
-    ok, detail = _extends(renderer, answer, [{"role": "user", "content": "and then?"}, said[3]], None, opening)
-    return ok, str(renderer.template.habits) if ok else detail
+    for tools in (None, _TOOLS) if renderer.facts.tools_supported else (None,):
+        ok, detail = _extends(renderer, answer, [{"role": "user", "content": "and then?"}, said[3]], tools, opening)
+        if not ok:
+            return False, detail
+    return True, str(renderer.template.habits)
 
 
 def _no_user(renderer: Renderer) -> tuple[bool, str]:
-    renderer.count([{"role": "system", "content": "be brief"}])
-    renderer.count([{"role": "system", "content": "be brief"}, {"role": "assistant", "content": "hi"}, *_HELLO])
+    for tools in (None, _TOOLS) if renderer.facts.tools_supported else (None,):
+        renderer.count([{"role": "system", "content": "be brief"}], tools)
+        renderer.count(
+            [{"role": "system", "content": "be brief"}, {"role": "assistant", "content": "hi"}, *_HELLO], tools
+        )
     put_in = renderer.template.habits.needs_user
     return True, "an empty message of the user's is put in front" if put_in else "the template takes them"
 

@@ -70,6 +70,11 @@ _ENVIRONMENT = _environment()
 
 
 _SYSTEM = ("system", "developer")
+_USER = {"role": "user", "content": "q"}
+_PROBE_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "probe_tool", "description": "p", "parameters": {"type": "object", "properties": {}}},
+}
 # From the least to the most; agents name any of them, templates know some.
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
@@ -127,32 +132,42 @@ class ChatTemplate:
         self._says_thinking = bool(re.search(r"""\.thinking\b|\[['"]thinking['"]\]""", self.all_text))
 
         self.habits = Habits()
+        self._offers: list[list[dict[str, Any]] | None] = [None]  # what habits are tried with
+        if self._writes([_USER], offers=[_PROBE_TOOL]):
+            self._offers.append([_PROBE_TOOL])
         self._text_arguments = self._takes_text_arguments()
         self.habits = self._find_habits()
 
     def _find_habits(self) -> Habits:
         first, second, asked = "probe-first", "probe-second", "probe-asked"
         system = [{"role": "system", "content": first}, {"role": "system", "content": second}]
-        user = {"role": "user", "content": asked}
+        user = {**_USER, "content": asked}
         broken = {"id": "call_00000", "type": "function", "function": {"name": "probe_tool", "arguments": "{broken"}}
         calling = {"role": "assistant", "content": "", "tool_calls": [broken]}
         readable = {**broken, "function": {"name": "probe_tool", "arguments": "{}"}}
-        no_system = not self._writes([system[0], user], first, asked) and self._writes([user], asked)
-        known = self._writes([user, {**calling, "tool_calls": [readable]}])
+        no_system = not self._writes_anyway([system[0], user], first, asked) and self._writes_anyway([user], asked)
+        known = self._writes_anyway([user, {**calling, "tool_calls": [readable]}])
         return Habits(
-            merges_leading=self._writes([system[0], user]) and not self._writes([*system, user], first, second, asked),
+            merges_leading=self._writes_anyway([system[0], user])
+            and not self._writes_anyway([*system, user], first, second, asked),
             leading_as_user=no_system,
-            late_as_user=no_system or not self._writes([user, system[0], user], asked, first, asked),
-            merges_users=not self._writes([user, {**user, "content": second}], asked, second),
-            needs_user=not self._writes([system[0]]) and self._writes([system[0], user]),
-            objects_only=not self._text_arguments and known and not self._writes([user, calling]),
-            efforts=tuple(level for level in EFFORTS if self._writes([user], reasoning_effort=level)),
+            late_as_user=no_system or not self._writes_anyway([user, system[0], user], asked, first, asked),
+            merges_users=not self._writes_anyway([user, {**user, "content": second}], asked, second),
+            needs_user=not self._writes_anyway([system[0]]) and self._writes_anyway([system[0], user]),
+            objects_only=not self._text_arguments and known and not self._writes_anyway([user, calling]),
+            efforts=tuple(level for level in EFFORTS if self._writes_anyway([user], reasoning_effort=level)),
         )
 
-    def _writes(self, messages: list[dict[str, Any]], *words: str, **options: Any) -> bool:
+    def _writes_anyway(self, messages: list[dict[str, Any]], *words: str, **options: Any) -> bool:
+        """`_writes`, without tools and beside one."""
+        return all(self._writes(messages, *words, offers=offers, **options) for offers in self._offers)
+
+    def _writes(
+        self, messages: list[dict[str, Any]], *words: str, offers: list[dict[str, Any]] | None = None, **options: Any
+    ) -> bool:
         """Whether the template takes the messages and writes the words in this order."""
         try:
-            text = self.render(messages, options=options, now=0.0)
+            text = self.render(messages, tools=offers, options=options, now=0.0)
         except RequestError:
             return False
         at = 0
@@ -182,17 +197,13 @@ class ChatTemplate:
         """
         probe = '{"q": [1,  2]}'  # spaced as no encoder would
         call = {"id": "call_00000", "type": "function", "function": {"name": "probe_tool", "arguments": probe}}
-        tool = {
-            "type": "function",
-            "function": {"name": "probe_tool", "parameters": {"type": "object", "properties": {}}},
-        }
         messages: list[dict[str, Any]] = [
-            {"role": "user", "content": "q"},
+            _USER,
             {"role": "assistant", "content": "", "tool_calls": [call]},
         ]
         self._text_arguments = True
         try:
-            return probe in self.render(messages, tools=[tool], add_generation_prompt=False, now=0.0)
+            return probe in self.render(messages, tools=[_PROBE_TOOL], add_generation_prompt=False, now=0.0)
         except RequestError:
             return False
 
