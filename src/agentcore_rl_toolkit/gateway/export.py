@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from ..errors import ConfigError, MissingExtraError
-from ..trajectory import Turn
 from .capture.record import decode, expand
 from .sessions.settings import SessionSettings
 from .store.reader import open_reader
@@ -31,16 +30,9 @@ _COLUMNS = (
 _WHEN = ("weight_version_first", "weight_version_last", "started_s", "finished_s")
 
 
-class StoredTurns(NamedTuple):
-    """One session of a store."""
-
-    session_id: str
-    metadata: dict[str, Any]
-    turns: list[Turn]
-
-
 def export(store: str | Path, target: str | Path, *, sessions: Sequence[str] | None = None) -> tuple[int, int]:
-    """Write all turns to a ``.jsonl`` or ``.parquet`` file. Returns the numbers of turns and sessions.
+    """Write all turns, in the order their sessions were opened, to a ``.jsonl`` or ``.parquet`` file; a gateway may be using the
+    store. Returns the numbers of turns and sessions.
 
     Both load with Hugging Face's ``datasets``: ``load_dataset("json", data_files=...)``, ``load_dataset("parquet", ...)``.
     Raises: ConfigError on another ending, or when there is no store; MissingExtraError when pyarrow is needed and absent.
@@ -48,15 +40,18 @@ def export(store: str | Path, target: str | Path, *, sessions: Sequence[str] | N
     path = Path(target)
     if path.suffix not in (".jsonl", ".parquet"):
         raise ConfigError(f"{path.name} must end in .jsonl or .parquet")
-    turns = counted = 0
-    open_reader(Path(store)).close()  # before the file is made: the store may not be one
-    with _jsonl(path) if path.suffix == ".jsonl" else _parquet(path) as write:
-        for session in stored_turns(store, sessions=sessions):
-            counted += bool(session.turns)
-            turns += len(session.turns)
-            about = {"session_id": session.session_id, "metadata": session.metadata}
-            write([about | {name: getattr(turn, name) for name in (*_COLUMNS, *_WHEN)} for turn in session.turns])
-    return turns, counted
+    counted: list[int] = []
+    with (
+        contextlib.closing(open_reader(Path(store))) as reader,
+        _jsonl(path) if path.suffix == ".jsonl" else _parquet(path) as write,
+    ):
+        for row in reader.sessions() if sessions is None else filter(None, map(reader.named, sessions)):
+            turns = expand([decode(payload) for payload in reader.readable(row.number)]).turns
+            settings = msgspec.json.decode(row.settings, type=SessionSettings)
+            about = {"session_id": row.session_id, "metadata": settings.metadata}
+            write([about | {name: getattr(turn, name) for name in (*_COLUMNS, *_WHEN)} for turn in turns])
+            counted.append(len(turns))
+    return sum(counted), sum(map(bool, counted))
 
 
 Write = Callable[[list[dict[str, Any]]], None]
@@ -90,19 +85,3 @@ def _parquet(path: Path) -> Iterator[Write]:
             writer.write_table(pa.Table.from_pylist(plain, schema=schema))
 
         yield write
-
-
-def stored_turns(store: str | Path, *, sessions: Sequence[str] | None = None) -> Iterator[StoredTurns]:
-    """The sessions of a store in the order they were opened; a gateway may be using it.
-
-    Raises: ConfigError when there is no store there.
-    """
-    reader = open_reader(Path(store))
-    try:
-        found = reader.sessions() if sessions is None else filter(None, map(reader.named, sessions))
-        for row in found:
-            whole = expand([decode(payload) for payload in reader.readable(row.number)])
-            settings = msgspec.json.decode(row.settings, type=SessionSettings)
-            yield StoredTurns(row.session_id, settings.metadata, whole.turns)
-    finally:
-        reader.close()

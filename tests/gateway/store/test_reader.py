@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import shutil
@@ -16,7 +17,7 @@ import pytest
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import ConfigError, GatewayError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
-from agentcore_rl_toolkit.gateway.export import stored_turns
+from agentcore_rl_toolkit.gateway.export import export
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.store.reader import open_reader
 from agentcore_rl_toolkit.gateway.store.schema import FILE, FORMAT, TABLES
@@ -58,7 +59,10 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 def read(store: Path) -> Turns:
-    return {t.turn_id: (t.prompt_ids, t.completion_ids) for s in stored_turns(store) for t in s.turns}
+    target = store.with_suffix(".jsonl")
+    export(store, target)
+    turns = map(json.loads, target.read_text().splitlines())
+    return {t["turn_id"]: (t["prompt_ids"], t["completion_ids"]) for t in turns}
 
 
 async def test_flipped_bytes_make_nothing_up_and_leave_what_lies_elsewhere(

@@ -154,7 +154,7 @@ async def test_histories_made_again_are_the_ones_that_were_there(
     assert history is not None
     kept = history.conversation
     assert kept is not None
-    records = [decode(p) for p in gateway.sessions.payloads(session)]
+    records = [decode(p) for p in gateway.store.reader.readable(session.number)]
     whole = [unpack_ids(whole_prompt(records, i, places_of(records))) for i in range(len(records))]
     assert whole == [turn.prompt_ids for turn in expand(records).turns]
     made = replay(renderer, past_calls(records), now=session.created_s)

@@ -127,7 +127,7 @@ class SessionRoutes:
             head = FetchedHead(session_id=session_id, known=session is not None)
             payloads: list[bytes] = []
             if session is not None:
-                payloads = self._sessions.payloads(session)
+                payloads = self._sessions.store.reader.readable(session.number)
                 head = FetchedHead(
                     session_id=session_id,
                     known=True,

@@ -18,7 +18,7 @@ from ...messages.dialects import DIALECTS, Delta, Dialect, ModelRequest, Request
 from ...messages.dialects.canonical import new_id
 from ...messages.dialects.passthrough import Fields
 from ...messages.errors import NOT_JSON, error_body
-from ..capture import agent_logprobs
+from ..capture.asked import wants_logprobs, wants_numbers
 from ..capture.captured import Captured
 from ..capture.events import DONE, gather
 from ..capture.prefix_index import Prefixes
@@ -96,7 +96,7 @@ class AgentSide(ABC):
     def settle(self, fields: Fields) -> None:
         """This is the request, as the session's settings make it and as it is recorded."""
         self.fields = dict(fields)
-        self.numbers = agent_logprobs.wants_numbers(fields)
+        self.numbers = wants_numbers(fields)
 
     @abstractmethod
     def _long(self, body: bytes, path: bytes, session: Session) -> LongRequest | None:
@@ -216,7 +216,7 @@ class RelayingAgent(AgentSide):
         if not data:
             return
         if self.reader is None:
-            self.reader = StreamReader(entries=agent_logprobs.asked_for(self.fields))
+            self.reader = StreamReader(entries=wants_logprobs(self.fields))
             if data.startswith(_ERROR_EVENT):
                 self.held = []  # it can still be answered with a true status
         out: list[bytes] = []

@@ -11,8 +11,7 @@ from ...logs import WarnsOnceAMinute
 from ...messages.dialects import Delta, passthrough
 from ...messages.dialects.passthrough import Fields
 from ...messages.errors import unsupported
-from ..capture import agent_logprobs
-from ..capture.asked import IMAGES, has_images
+from ..capture.asked import IMAGES, has_images, wants_logprobs
 from ..capture.captured import Captured
 from ..capture.events import gather
 from ..capture.record import CONSTRAINED
@@ -100,18 +99,19 @@ class RelayedChat:
 
     def feed(self, data: bytes) -> list[Delta]:
         if self._reader is None:
-            self._reader = StreamReader(entries=self._asks_logprobs())
+            self._reader = StreamReader(entries=wants_logprobs(self._agent.fields))
         return self._reader.feed(gather(self._carry, data))
 
     def capture(self) -> Captured:
         incoming, agent = self.incoming, self._agent
+        entries = wants_logprobs(agent.fields)
         reader = agent.reader if isinstance(agent, RelayingAgent) else self._reader
         if reader is not None:
             captured = reader.captured()
         elif agent.stream:
-            captured = read_stream(incoming.parts, entries=self._asks_logprobs())
+            captured = read_stream(incoming.parts, entries=entries)
         else:
-            captured = read_reply(incoming.body(), entries=self._asks_logprobs())
+            captured = read_reply(incoming.body(), entries=entries)
         if not self._context.train_constrained and passthrough.constrained(agent.fields):
             captured.untrainable = CONSTRAINED
         if has_images(agent.long.text if agent.long is not None else bytes(agent.fields.get("messages", b""))):
@@ -124,10 +124,6 @@ class RelayedChat:
         if self._translating is not None:
             captured.reply_id = self._translating.reply_id  # what the agent gets, now and when it asks again
         return captured
-
-    def _asks_logprobs(self) -> bool:
-        fields = self._agent.fields
-        return "logprobs" in fields and agent_logprobs.asked_for(fields)
 
     def release(self) -> None: ...
 

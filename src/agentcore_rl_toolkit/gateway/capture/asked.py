@@ -1,4 +1,7 @@
-"""What a recorded request says about the role of its call: the tools that it offers, its tag, its sampling parameters."""
+"""What a request says about the role of its call (the tools that it offers, its tag, its sampling parameters), and which numbers
+of the reply its agent wants: only those reach it. Its logprobs are kept in the engine's own words, so that a repeated request
+gets them again.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,10 @@ IMAGES = "images"  # the engine saw pixels that a trainer would not have
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 # A content part that is no text. In a string of JSON its quotes would be escaped.
 _NO_TEXT = re.compile(rb'"(?:image_url|input_image|image_embeds|video_url|audio_url|input_audio)"')
+_NOTHING = (b"null", b"false")
+_NUMBERS = frozenset(
+    {"echo", "logprobs", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids", "top_logprobs"}
+)
 
 
 class _Function(msgspec.Struct):
@@ -63,6 +70,18 @@ def system_of(messages: Sequence[dict[str, Any]]) -> str:
 def has_images(messages: bytes) -> bool:
     """Whether a message list, as JSON, has parts that no token stands for."""
     return _NO_TEXT.search(messages) is not None
+
+
+def wants_numbers(fields: dict[str, msgspec.Raw]) -> bool:
+    """Whether the agent's request wants any of the numbers that the gateway asks the engine for anyway."""
+    if _NUMBERS.isdisjoint(fields):
+        return False
+    return any(name in fields and bytes(fields[name]) not in _NOTHING for name in _NUMBERS)
+
+
+def wants_logprobs(fields: dict[str, msgspec.Raw]) -> bool:
+    """Whether the agent's request wants the logprobs."""
+    return bytes(fields.get("logprobs", b"null")) not in _NOTHING
 
 
 def answered(message: Any) -> bool:

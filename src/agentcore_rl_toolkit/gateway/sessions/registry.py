@@ -213,10 +213,6 @@ class Sessions:
             self.turns += found.turns
         self.by_id[session.id_bytes] = session
 
-    def payloads(self, session: Session) -> list[bytes]:
-        """The stored records of a session, encoded, in stored order; what is damaged is given as a failure."""
-        return self.store.reader.readable(session.number)
-
 
 def store_secret(directory: Path | None) -> bytes:
     """The secret that session keys are derived from, made on first use. None: it ends with the process.
