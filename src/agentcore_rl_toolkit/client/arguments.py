@@ -10,28 +10,11 @@ from ..errors import ConfigError
 # What code for the published client gives to agents by name, and may go on to: its documentation's names, the usual ones of
 # sampling, and those of the `_rollout` block that a call may replace. Everything else has `rollout_config`.
 PASSED_BY_NAME = frozenset(
-    {
-        "api_key",
-        "base_url",
-        "exp_id",
-        "model_id",
-        "s3_bucket",
-        "sampling_params",
-        "frequency_penalty",
-        "logprobs",
-        "max_completion_tokens",
-        "max_new_tokens",
-        "max_tokens",
-        "min_p",
-        "n",
-        "presence_penalty",
-        "repetition_penalty",
-        "seed",
-        "stop",
-        "temperature",
-        "top_k",
-        "top_p",
-    }
+    (
+        *("api_key", "base_url", "exp_id", "model_id", "s3_bucket", "sampling_params"),
+        *("frequency_penalty", "logprobs", "max_completion_tokens", "max_new_tokens", "max_tokens", "min_p", "n"),
+        *("presence_penalty", "repetition_penalty", "seed", "stop", "temperature", "top_k", "top_p"),
+    )
 )
 
 

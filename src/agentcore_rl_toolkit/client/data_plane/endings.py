@@ -42,10 +42,6 @@ class Endings:
         """It is not waited for any more."""
         self._watched.pop(session_id, None)
 
-    async def of(self, session_id: str) -> Ending | None:
-        """The ending of one session, now; None when it lives, or when nobody can say."""
-        return (await self._ask([session_id])).get(session_id)
-
     def close(self) -> None:
         """Ask no more."""
         self._source = None

@@ -35,6 +35,7 @@ HOW_TO_HAVE_THEM = (
     "export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE (`aws sso login` renews one); the key of a local runtime "
     "of yours is found by its address"
 )
+NO_ROLLOUT = "not as a rollout does: write @app.rollout_entrypoint in place of @app.entrypoint, on an AgentCoreRLApp"
 MAX_REPLY_BYTES = 2**20  # an answer has ids, a key and a status; whatever is longer is not one
 _DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a local runtime is behind no proxy
 STORE_REFUSED = "StoreRefused"  # code of the failure when the agent says that its record cannot be stored
@@ -309,30 +310,20 @@ def classify(error: Exception, session_id: str) -> AgentCoreRLError:
 
 def parse_reply(body: bytes, session_id: str) -> dict[str, Any]:
     """Decode an agent's answer to an invoke. Raises: InvokeFailedError when it is not a JSON object or reports an error."""
+
+    def refused(text: str, code: str = "BadReply") -> InvokeFailedError:
+        return InvokeFailedError(text, code=code, session_id=session_id)
+
     try:
         reply = json.loads(body)
     except (ValueError, RecursionError) as e:
-        raise InvokeFailedError(
-            f"the agent answered with something that is not JSON: {body[:200]!r}",
-            code="BadReply",
-            session_id=session_id,
-        ) from e
+        raise refused(f"the agent answered with something that is not JSON: {body[:200]!r}") from e
     if not isinstance(reply, dict):
-        raise InvokeFailedError(
-            f"the agent answered with {type(reply).__name__}, not an object, not as a rollout does: write "
-            "@app.rollout_entrypoint in place of @app.entrypoint, on an AgentCoreRLApp",
-            code="BadReply",
-            session_id=session_id,
-        )
+        raise refused(f"the agent answered with {type(reply).__name__}, not an object, {NO_ROLLOUT}")
     if reply.get("status") == REFUSED:
-        raise InvokeFailedError(str(reply.get("error")), code=STORE_REFUSED, session_id=session_id)
-    if "result_key" not in reply:
-        if reply.get("error"):
-            raise InvokeFailedError(f"the agent refused: {reply['error']}", code="AgentRefused", session_id=session_id)
-        raise InvokeFailedError(
-            f"the agent answered with its own {sorted(reply)[:8]}, not as a rollout does: write @app.rollout_entrypoint in place "
-            "of @app.entrypoint, on an AgentCoreRLApp",
-            code="BadReply",
-            session_id=session_id,
-        )
-    return reply
+        raise refused(str(reply.get("error")), STORE_REFUSED)
+    if "result_key" in reply:
+        return reply
+    if reply.get("error"):
+        raise refused(f"the agent refused: {reply['error']}", "AgentRefused")
+    raise refused(f"the agent answered with its own {sorted(reply)[:8]}, {NO_ROLLOUT}")

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import dataclasses
 import inspect
 import json
 import logging
@@ -349,13 +348,18 @@ class Rollout:
                 error.__cause__ = e.__cause__  # what boto3 or the store said stays visible
             return e.verdict
         finally:
-            call, self._invoke = self._invoke, None
+            call = self._take_invoke()
             if call is not None or adopted:
                 place = (self.progress.bucket, self.progress.key)
                 silent = None if recorded or not self.progress.key else place
                 self._stop = engine.stop(session_id, ledger, after=call, silent=silent)
             elif ledger is not None:  # no session can exist
                 ledger.note(session_id, event="stopped")
+
+    def _take_invoke(self) -> asyncio.Future[bytes] | None:
+        """The invoke whose session has to be stopped, if there is one."""
+        call, self._invoke = self._invoke, None
+        return call
 
     async def _session(self) -> Verdict:
         request, progress, engine = self.request, self.progress, self._engine
@@ -596,7 +600,7 @@ class Rollout:
                 self.progress.enter(Stage.RESULT)
                 verdict = await reader.read(progress.key, self.request.deadlines.result_s, self._expected)
                 if verdict is not None:
-                    return await self._with_ending(verdict)
+                    return verdict
                 progress.stage = Stage.RUN  # listed, but not there: the store is the truth
                 waiter = watcher.missing(waiter)
         except RolloutLostError as e:
@@ -604,16 +608,6 @@ class Rollout:
         finally:
             engine.endings.forget(progress.session_id)
             watcher.remove(waiter)
-
-    async def _with_ending(self, verdict: Verdict) -> Verdict:
-        """Add to the record of an interrupted agent what interrupted it, where the runtime says so."""
-        if verdict.outcome is not Outcome.LOST:
-            return verdict
-        ending = await self._engine.endings.of(self.progress.session_id)
-        if ending is None:
-            return verdict
-        error = RolloutLostError(f"{ending}; {verdict.error}", key=self.progress.key)
-        return dataclasses.replace(verdict, error=error)
 
     async def _confirm(self, watcher: Watcher, waiter: Waiter) -> None:
         """After an invoke of unknown fate: wait until the session shows itself. Raises: NoSignError."""

@@ -29,7 +29,7 @@ class Stores:
     @property
     def requests(self) -> int:
         """Requests made to stores so far: listings by page, heads and gets."""
-        return sum(part.requests for part in (*self._watchers.values(), *self._readers.values()))
+        return sum(w.requests for w in self._watchers.values()) + sum(r.requests for r in self._readers.values())
 
     def store(self, bucket: str) -> ObjectStore:
         """The opened store. Raises: ConfigError."""

@@ -38,21 +38,19 @@ def judge(body: bytes, key: str, expected: Expected = ANYTHING) -> Verdict:
     What a forger wrote is not even decoded.
     """
     proof = expected.judge(body, key)
+    why = None
     if proof is Proof.FORGED:
-        error = InvalidResultError(
+        why = (
             f"the record at {key!r} does not prove that it comes from its session: something else wrote or changed it. "
-            "Find out who may write to the store, and run the rollout again",
-            key=key,
-            cause=Cause.INFRASTRUCTURE,
+            "Find out who may write to the store, and run the rollout again"
         )
-        return Verdict(outcome=Outcome.INVALID, error=error, proof=proof)
-    if proof is Proof.UNPROVEN and expected.required:
-        error = InvalidResultError(
+    elif proof is Proof.UNPROVEN and expected.required:
+        why = (
             f"nothing proves that the record at {key!r} comes from its session, and require_proof=True asks for that. "
-            "Its agent may run another toolkit or an older one, or the session was started with another proof_key",
-            key=key,
-            cause=Cause.INFRASTRUCTURE,
+            "Its agent may run another toolkit or an older one, or the session was started with another proof_key"
         )
+    if why is not None:
+        error = InvalidResultError(why, key=key, cause=Cause.INFRASTRUCTURE)
         return Verdict(outcome=Outcome.INVALID, error=error, proof=proof)
     return dataclasses.replace(_judged(body, key), proof=proof)
 
