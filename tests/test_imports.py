@@ -199,6 +199,7 @@ ROOMS = {
             "batch",
             "prefix_cache",
             "loading",
+            "gguf",
             "transformers_decoder",
             "decoder",
             "sampling",

@@ -22,7 +22,7 @@ from agentcore_rl_toolkit.cli.output.failures import Failure, explain
 from agentcore_rl_toolkit.cli.training.display import Display
 from agentcore_rl_toolkit.cli.training.job import load_loop
 from agentcore_rl_toolkit.cli.training.report import Report
-from agentcore_rl_toolkit.cli.training.stack import Stack, model_folder
+from agentcore_rl_toolkit.cli.training.stack import Stack
 from agentcore_rl_toolkit.cli.training.stack import explain as explain_error
 from agentcore_rl_toolkit.client.data_plane.transport import InvokeFailedError, parse_reply
 from agentcore_rl_toolkit.contract import Cause
@@ -60,21 +60,6 @@ def test_failed_rows_are_explained_by_their_most_frequent_error_and_its_line() -
             display.step({"step": step, **facts})
     assert out.getvalue().count("note: " + said) == 1
     assert "the rewards were equal" not in out.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("model", "why"),
-    [
-        ("m.gguf", "is a file: the model is a folder in the layout of transformers.*a GGUF file cannot be trained"),
-        ("Qwen/Qwen3-0.6B", "no model folder Qwen/Qwen3-0.6B; download it first.*--local-dir Qwen3-0.6B"),
-        ("nowhere", "no model folder nowhere$"),
-    ],
-)
-def test_a_model_that_is_no_folder(model: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "m.gguf").touch()
-    with pytest.raises(ConfigError, match=why):
-        model_folder(Path(model))
 
 
 @pytest.mark.parametrize(

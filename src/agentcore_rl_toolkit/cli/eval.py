@@ -21,6 +21,7 @@ import click
 from ..contract import Cause
 from ..errors import ConfigError, GatewayError, LocalRuntimeError
 from ..store import parse_url
+from .models import WORDS, Model, model_option
 from .options import as_json, from_environment, sandbox_words, with_sessions
 from .output.commands import nearby, program
 from .output.failures import Failure, explain
@@ -65,10 +66,10 @@ class Target:
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="JSONL; each line is a payload.",
 )
-@click.option(
-    "--model",
-    metavar="DIR|none",
-    help="A local agent's model; none: it has its own. [default: the built-in policy]",
+@model_option(
+    type=Model(besides=NO_MODEL),
+    metavar="MODEL|none",
+    help=f"A local agent's model: {WORDS}; none: it has its own. [default: the built-in policy]",
 )
 @click.option("--bucket", help="Bucket or store URL for results [default for a local agent: a folder under --out].")
 @click.option("--concurrency", default=16, show_default=True, type=click.IntRange(min=1), help="Rollouts at a time.")
@@ -154,16 +155,11 @@ def _check(options: dict[str, Any]) -> None:
         parse_url(options["bucket"])
     if options["sampling_params"]:
         _json_object(options["sampling_params"])
-    from .training.stack import check_agent, model_folder
+    from .training.stack import check_agent
 
     check_agent(options["agent"], own_sessions=_own_sessions(options))
-    if options["model"]:
-        if _deployed(options) or options["base_url"]:
-            raise ConfigError(
-                "--model DIR is served here, for a local agent; a model served elsewhere is --base-url URL"
-            )
-        if options["model"] != NO_MODEL:
-            options["model"] = model_folder(Path(options["model"]))
+    if options["model"] and (_deployed(options) or options["base_url"]):
+        raise ConfigError("--model is served here, for a local agent; a model served elsewhere is --base-url URL")
     if _deployed(options) and _own_sessions(options):
         raise ConfigError(
             "--session-env, --readable and --writable are for an agent that is served here; a deployed one has its own"

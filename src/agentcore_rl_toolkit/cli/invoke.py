@@ -16,6 +16,7 @@ import click
 
 from ..contract import Cause
 from ..errors import AgentCoreRLError, ConfigError
+from .models import model_option
 from .options import as_json, sandbox_words, with_sessions
 from .output import dialogue
 from .output.terminal import visible
@@ -30,9 +31,7 @@ if TYPE_CHECKING:
 @click.option(
     "--agent", metavar="FILE", help="The agent's file or module. [default: that of `agentcore-rl up` in this folder]"
 )
-@click.option(
-    "--model", type=click.Path(path_type=Path), metavar="DIR", help="The model [default: the built-in policy]."
-)
+@model_option()
 @with_sessions
 @click.option("--timeout", default=120.0, show_default=True, help="Seconds for the rollout.")
 @as_json
@@ -90,11 +89,11 @@ def _stack(
     agent: str | None, model: Path | None, session_env: Sequence[str], runtime_options: Sequence[str], scratch: Path
 ) -> Iterator[Stack]:
     """The running stack with this agent and model, else one for this call."""
-    from .training.stack import Stack, agent_file, check_agent, model_folder, own
+    from .training.stack import Stack, agent_file, check_agent, own
 
     check_agent(agent, own_sessions=bool(session_env or runtime_options))
     running = Stack.running() if not (session_env or runtime_options) else None
-    folder = model_folder(model)
+    folder = model
     if agent is not None:
         file = agent_file(agent)
     else:

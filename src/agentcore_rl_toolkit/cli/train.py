@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .models import model_option
 from .options import as_json, engine_option, from_words, settings_option, with_sessions
 
 if TYPE_CHECKING:
@@ -26,9 +27,7 @@ BACKENDS = ("loop", "trl", "slime", "verl", "rllm", "tinker")
 @click.option("--agent", type=click.Path(path_type=Path), metavar="FILE", help="The agent's file.")
 @click.option("--data", type=click.Path(path_type=Path), help="What to train on: JSON lines, one payload each.")
 @click.option("--eval-data", type=click.Path(path_type=Path), help="The same, never trained on: run before and after.")
-@click.option(
-    "--model", type=click.Path(path_type=Path), metavar="DIR", help="The model [default: the built-in policy]."
-)
+@model_option()
 @click.option(
     "--backend",
     type=click.Choice(BACKENDS),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from ..models import WORDS, model_option
 from ..options import as_json, from_environment
 from ..output.terminal import visible
 from .finding import Finding, run
@@ -23,6 +24,7 @@ from .finding import Finding, run
 @click.option(
     "--gateway-url", envvar="AGENTCORE_RL_GATEWAY_URL", help="With --aws: the model gateway, several with commas."
 )
+@model_option(help=f"Check this model instead of the machine: {WORDS}.")
 @from_environment("--gateway-admin-key", "AGENTCORE_RL_GATEWAY_ADMIN_KEY")
 @click.option(
     "--session-gateway-url", metavar="URL", help="With --aws: the gateway as sessions see it. [default: --gateway-url]"
@@ -33,18 +35,21 @@ def command(
     agent: str | None,
     bucket: str | None,
     gateway_url: str | None,
+    model: Path | None,
     gateway_admin_key: str | None,
     session_gateway_url: str | None,
     as_json: bool,
 ) -> None:
     """Check what training needs; each line that is not ok says what to do.
 
-    Without options: this machine and this installation. With --aws: credentials, bucket, the agent, quotas, gateway and
-    model; then what a session of the agent reaches: one is started, asked, and stopped, and
+    Without options: this machine and this installation. With --model: what the model is, what runs it here, the memory that it
+    takes, its chat template and tool calls, and how fast it samples. With --aws: credentials, bucket, the agent, quotas, gateway
+    and model; then what a session of the agent reaches: one is started, asked, and stopped, and
     the agent's function is not called. What is not given is taken from the environment, or from .env in this folder. Keys that it
     makes in the bucket are deleted again. Ends with code 1 when a check failed.
     """
     from . import aws, machine
+    from . import model as of_model
 
     if on_aws:
         given = _with_dotenv({"AGENTCORE_AGENT_ARN": agent, "AGENTCORE_S3_BUCKET": bucket})
@@ -56,6 +61,8 @@ def command(
             session_gateway_url=session_gateway_url,
         )
         checks = account.checks()
+    elif model is not None:
+        checks = of_model.checks(model)
     else:
         checks = list(machine.CHECKS)
     found: list[Finding] = []

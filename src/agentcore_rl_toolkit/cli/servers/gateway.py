@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import click
 
+from ..models import Model
 from ..options import allowed_hosts as _allowed_hosts
 from ..options import as_json as _as_json
 from ..options import from_environment, settings_of, settings_option
@@ -66,9 +68,9 @@ def group() -> None:
 @click.option(
     "--model",
     "model_dir",
-    type=click.Path(exists=True, file_okay=False),
-    default=None,
-    help="Directory with tokenizer and chat template: the gateway renders prompts and speaks token ids to the engine.",
+    type=Model(weights=False),
+    metavar="MODEL",
+    help="The model whose tokenizer and chat template render prompts here: the engine is given token ids.",
 )
 @click.option(
     "--template",
@@ -107,6 +109,7 @@ def serve(
 
     rare = settings_of(words, _Rare)
     key = upstream_key
+    options["model_dir"] = str(options["model_dir"]) if options["model_dir"] else None
     if engine == "tinker":
         from ...gateway.engines.tinker import KEY_ENV, service_url
 
@@ -162,11 +165,11 @@ def export(store: str, target: str, sessions: tuple[str, ...], as_json: bool) ->
 
 
 @group.command(short_help="Check tokenizers and chat templates.")
-@click.argument("models", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False))
+@click.argument("models", nargs=-1, required=True, type=Model(weights=False))
 @click.option("--template", type=click.Path(exists=True, dir_okay=False), help="Another chat template for them.")
 @click.option("--parser", help="Output parser by name, not the one that the template suggests.")
 @_as_json
-def doctor(models: tuple[str, ...], template: str | None, parser: str | None, as_json: bool) -> None:
+def doctor(models: tuple[Path, ...], template: str | None, parser: str | None, as_json: bool) -> None:
     """Check MODELS, directories with tokenizer and chat template: will turns extend each other, will calls be read?
 
     Ends with code 1 when a check fails.

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ..models import model_option
 from ..options import allowed_hosts as _allowed_hosts
 from .vllm import command as vllm_command
 
@@ -20,7 +21,7 @@ def group() -> None:
 @group.command(
     short_help="Serve the policy's tokens.",
 )
-@click.option("--weights", type=click.Path(path_type=Path), help="Policy directory (default: the shipped one).")
+@model_option()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=0, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 takes a free one.")
 @click.option(
@@ -30,7 +31,7 @@ def group() -> None:
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="Threads of one computation.")
 @click.option("--seed", type=int, help="Seed of requests that bring none of their own.")
 @_allowed_hosts
-def serve(**settings: Any) -> None:
+def serve(model: Path | None, **settings: Any) -> None:
     """Serve the policy: token ids in, token ids and logprobs out, weights in. Stop it with Ctrl-C or SIGTERM.
 
     A gateway before it makes a chat endpoint of it: `agentcore-rl gateway serve --engine policy --upstream URL`.
@@ -42,7 +43,7 @@ def serve(**settings: Any) -> None:
     from ...policy.server.process import ServeConfig
     from ...policy.server.process import serve as run
 
-    run(ServeConfig(**settings, admin_key=os.environ.get("AGENTCORE_RL_POLICY_ADMIN_KEY") or None))
+    run(ServeConfig(weights=model, **settings, admin_key=os.environ.get("AGENTCORE_RL_POLICY_ADMIN_KEY") or None))
 
 
 group.add_command(vllm_command)

@@ -20,6 +20,7 @@ import click
 
 from ..._servers.process import bind, parent_gone, write_ready
 from ...errors import ConfigError
+from ..models import model_option
 
 ENGINE_PYTHON_ENV = "AGENTCORE_RL_ENGINE_PYTHON"
 EXTENSION = "agentcore_rl_toolkit.weights.vllm_worker.WorkerExtension"
@@ -75,7 +76,7 @@ def context_of(model: Path) -> int | None:
 
 
 @click.command("vllm", short_help="Run vLLM on this machine as training needs it.")
-@click.option("--model", type=click.Path(path_type=Path), help="The model's folder (default: the built-in policy).")
+@model_option()
 @click.option("--port", default=0, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 takes a free one.")
 @click.option(
     "--ready-file", type=click.Path(path_type=Path), help="Write URL and process id here, as JSON, once it answers."

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ..models import model_option
 from ..options import as_json, engine_option, from_words, settings_option
 from ..output.commands import nearby, program
 from .job import Job, example
@@ -30,6 +31,7 @@ SMOKE_STEPS, SMOKE_HELD_OUT = 8, 64  # a run of a few steps is a smoke test; mos
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Agent file to train. [default: the math agent of the examples]",
 )
+@model_option()
 @settings_option
 @engine_option
 @as_json

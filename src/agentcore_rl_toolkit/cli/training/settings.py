@@ -17,8 +17,9 @@ from ...backends.data import read_rows
 from ...backends.settings import Count, GroupSize, Least0, NotNegative, Positive, check, from_mapping, read_settings
 from ...errors import ConfigError
 from ...runs import write_config
+from ..models import model_folder
 from ..servers.vllm import find_python
-from .stack import ENGINES, find_agent, model_folder
+from .stack import ENGINES, find_agent
 from .trackers import TRACKERS, check_installed
 
 _PATHS = ("agent", "data", "eval_data", "model")
@@ -30,8 +31,9 @@ class LocalRun:
     """What `agentcore-rl train` needs to train an agent's file on this machine.
 
     The loop of `examples/grpo_loop` trains. ``data`` and ``eval_data`` hold one
-    payload a line; without ``eval_data`` the share ``held_out`` of the data is kept for it. ``model`` is a folder, None the
-    built-in policy; ``engine`` serves it ("policy" or "vllm"). A step runs ``groups`` inputs, ``rollouts`` times each.
+    payload a line; without ``eval_data`` the share ``held_out`` of the data is kept for it. ``model`` is a folder, a name of
+    the hub or a GGUF file, None the built-in policy; ``engine`` serves it ("policy" or "vllm"). A step runs ``groups`` inputs,
+    ``rollouts`` times each.
     ``learning_rate`` is the peak. ``lora_rank`` 0 trains all weights.
     ``staleness`` weight versions may lie between a rollout's start and its training; with
     ``hold_calls`` weights change between model calls only. Every ``eval_every`` steps the held-out rows are run; 0: before
@@ -84,7 +86,8 @@ class LocalRun:
             raise missing_extra("lora_rank needs the package 'peft'", "lora")
         if not self.agent.is_file():
             raise ConfigError(f"there is no agent file {self.agent}; `agentcore-rl init NAME` makes an agent")
-        object.__setattr__(self, "model", model_folder(self.model))  # of a run, the model that it trained
+        if self.model is not None:
+            object.__setattr__(self, "model", model_folder(self.model))  # of a run, the model that it trained
         if self.engine not in ENGINES:
             raise ConfigError(f"engine is one of {', '.join(ENGINES)}, got {self.engine!r}")
         if self.engine == "vllm":
@@ -124,7 +127,8 @@ def read(flags: Mapping[str, Any], file: Path | None) -> LocalRun:
     if file is not None:
         values = dict(read_settings(file))
         for name in _PATHS:
-            if isinstance(values.get(name), str):
+            inside = file.parent / str(values.get(name))
+            if isinstance(values.get(name), str) and (name != "model" or inside.exists()):  # else a name of the hub
                 values[name] = str((file.parent / values[name]).resolve())
         for name in _FOLDERS:
             values[name] = [str((file.parent / path).resolve()) for path in values.get(name, ())]
@@ -141,7 +145,8 @@ def read(flags: Mapping[str, Any], file: Path | None) -> LocalRun:
 
 def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
     """The options that were given, paths as they are stored."""
-    given = {k: (str(Path(v).resolve()) if k in _PATHS else v) for k, v in flags.items() if v not in (None, ())}
+    given = {k: v for k, v in flags.items() if v not in (None, ())}
+    given |= {k: str(model_folder(v) if k == "model" else Path(v).resolve()) for k, v in given.items() if k in _PATHS}
     return {**given, "agent": str(find_agent(str(flags["agent"])))} if "agent" in given else given
 
 

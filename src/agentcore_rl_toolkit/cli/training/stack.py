@@ -24,7 +24,6 @@ import click
 
 from ...errors import AgentCoreRLError, ConfigError, LocalRuntimeError
 from ...isolation.project import Project
-from ...runs import is_run
 from ..output.commands import nearby
 from ..output.terminal import visible
 from ..output.waiting import Waiting
@@ -33,8 +32,8 @@ from .services import READY_DEADLINE_S, Service, Services, cause_of
 
 FOLDER = ".agentcore-rl"
 AGENT_NAME = "agent"
-# Under these names `start` reports what makes sessions slow, and that an environment is built.
-SESSIONS, ENVIRONMENT = "sessions", "environment"
+# Under these names `start` reports what makes sessions slow, that an environment is built, and a model without tools.
+SESSIONS, ENVIRONMENT, MODEL = "sessions", "environment", "model"
 REGION = "us-west-2"
 ENGINES = ("policy", "vllm")  # what `start` can start
 VLLM_READY_S = 900.0  # importing it without compiled files takes six minutes on two cores
@@ -188,7 +187,7 @@ class Upstream:
 
 def say_what_is_slow(name: str, text: str) -> None:
     """A ``report`` of `start` that prints nothing but what takes time."""
-    if name in (SESSIONS, ENVIRONMENT):
+    if name in (SESSIONS, ENVIRONMENT, MODEL):
         click.echo(visible(f"note: {name}: {text}"), err=True)
 
 
@@ -222,6 +221,10 @@ def start(
     from ...runtime.wire import HANDED, parse_environment
 
     variables = parse_environment(session_env)
+    if model is not None and not without_model and not _offers_tools(model):
+        from ...messages.render import NO_TOOLS
+
+        report(MODEL, NO_TOOLS)
     store = folder / "store"
     store.mkdir(parents=True, exist_ok=True)
     policy = _launch_engine(services, model, engine) if upstream is None and not without_model else None
@@ -280,13 +283,19 @@ def start(
     )
 
 
+def _offers_tools(model: Path) -> bool:
+    from ...messages.render import Renderer
+
+    return Renderer.from_path(model).facts.tools_shown
+
+
 def _launch_engine(services: Services, model: Path | None, engine: str) -> Service:
     if engine == "vllm":
         words = ["policy", "vllm", *(["--model", str(model)] if model else [])]
         doing = "loading the model and answering its first request: a minute or two"
         return services.launch("vLLM", words, doing=doing)
     words = ["policy", "serve", "--threads", str(max(1, (os.cpu_count() or 2) // 2))]
-    words += ["--weights", str(model)] if model else []
+    words += ["--model", str(model)] if model else []
     return services.launch("policy server", words, doing=f"loading {model or 'the built-in policy'}")
 
 
@@ -399,28 +408,6 @@ def find_agent(path: str) -> Path:
     if app not in ("", "app") and found.is_file() and re.search(r"^app\b.*=", found.read_text(), re.MULTILINE):
         raise ConfigError(f"--agent {path}: {found} serves its `app`; move {app} into a file of its own")
     return found.resolve()
-
-
-def model_folder(path: Path | None) -> Path | None:
-    """The model's folder as a whole path; of a run, the model that it trained. Raises: ConfigError where there is none."""
-    if path is not None and path.is_file():
-        raise ConfigError(
-            f"--model {path} is a file: the model is a folder in the layout of transformers, with config.json and safetensors"
-            + ("; a GGUF file cannot be trained" if path.suffix == ".gguf" else "")
-        )
-    if path is not None and not path.is_dir():
-        hub = re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) is not None
-        load = f"; download it first, such as with `hf download {path} --local-dir {path.name}`, and give --model {path.name}"
-        raise ConfigError(f"there is no model folder {path}{load if hub else ''}")
-    if path is not None and is_run(path):
-        path = path / "policy"
-        if not path.is_dir():
-            raise ConfigError(
-                f"{path.parent} is a run without a model: it has not come to its end, or was an evaluation"
-            )
-    if path is not None and not (path / "config.json").is_file():
-        raise ConfigError(f"{path} holds no model: there is no config.json in it, as transformers writes one")
-    return path.resolve() if path is not None else None
 
 
 def explain(error: AgentCoreRLError, gone: str | None = None) -> str:

@@ -10,17 +10,16 @@ from pathlib import Path
 import click
 
 from ...errors import AgentCoreRLError, ConfigError
+from ..models import model_option
 from ..options import engine_option, sandbox_words, with_sessions
 from ..output.terminal import visible
 from .services import terminated_as_interrupted
-from .stack import FOLDER, Stack, agent_file, describe, explain, model_folder, own
+from .stack import FOLDER, Stack, agent_file, describe, explain, own
 
 
 @click.command()
 @click.option("--agent", required=True, metavar="FILE", help="The agent's file or module.")
-@click.option(
-    "--model", type=click.Path(path_type=Path), metavar="DIR", help="The model [default: the built-in policy]."
-)
+@model_option()
 @engine_option
 @with_sessions
 @click.option(
@@ -40,7 +39,7 @@ def command(
     Other commands started in this folder (eval, train, invoke) find them. What other programs need is printed, and written to
     .agentcore-rl/up.env for `source`.
     """
-    file, folder_of_model = agent_file(agent), model_folder(model)
+    file = agent_file(agent)
     if Stack.running() is not None:
         raise ConfigError("another `agentcore-rl up` runs in this folder: stop it, or use another folder")
     (Path.cwd() / FOLDER).mkdir(mode=0o700, exist_ok=True)  # from the start: a sandbox hides what is there
@@ -52,7 +51,7 @@ def command(
             own(
                 file,
                 folder=Path(scratch.name),
-                model=folder_of_model,
+                model=model,
                 engine=engine or "policy",
                 gateways=gateways,
                 session_env=session_env,

@@ -4,7 +4,7 @@ token.
 
 from .algebra import TemplateFacts, probe
 from .conversation import Conversation
-from .doctor import Check, DoctorReport, examine
+from .doctor import NO_TOOLS, Check, DoctorReport, examine
 from .forcing import call_format
 from .parsers import GRAMMARS, Grammar, grammar_named, grammar_of, new_parser
 from .renderer import RenderedPrompt, Renderer
@@ -15,6 +15,7 @@ from .tokens import TextDecoder, Tokenizer
 
 __all__ = [
     "GRAMMARS",
+    "NO_TOOLS",
     "ChatTemplate",
     "Check",
     "Conversation",

@@ -67,7 +67,7 @@ class TemplateFacts:
     next message's opening mark ends them (GLM). ``after_text`` and ``after_calls``: new messages may be rendered
     behind a stub for an answer without or with calls. ``needs_tools``: only with the tool list at hand.
     ``rewrites_history``: a full rendering would write earlier answers differently from how they were sampled
-    (reasoning stripped, for one). ``problems``: reasons in words."""
+    (reasoning stripped, for one). ``tools_shown``: the list of tools is in the prompt. ``problems``: reasons in words."""
 
     closers: tuple[str, ...]
     opener_style: bool
@@ -76,6 +76,7 @@ class TemplateFacts:
     needs_tools: bool
     rewrites_history: bool
     tools_supported: bool
+    tools_shown: bool
     problems: tuple[str, ...] = field(default=())
 
 
@@ -234,6 +235,7 @@ def probe(template: ChatTemplate, tokenizer: Tokenizer) -> TemplateFacts:
     after_two: list[list[dict[str, Any]]] = [[_result("call_0000a"), _result("call_0000b", "s")]]
     called = prober.render([_USER, stub_of(_CALL_ANSWER, prober.word), *after_call[0]], tools=True)
     tools_supported = called is not None and prober.word in called
+    offered = prober.render([_USER], tools=True)
     needs_tools = False
     after_text = after_calls = False
     if mark is not None:
@@ -259,6 +261,7 @@ def probe(template: ChatTemplate, tokenizer: Tokenizer) -> TemplateFacts:
         needs_tools=needs_tools,
         rewrites_history=_rewrites(prober),
         tools_supported=tools_supported,
+        tools_shown=offered is not None and offered != prober.render([_USER], tools=False),
         problems=tuple(prober.problems),
     )
 

@@ -26,6 +26,9 @@ _TOOLS: list[dict[str, Any]] = [
         },
     }
 ]
+NO_TOOLS = (
+    "this model's chat template drops tools: an agent's calls never parse; use a model with tools, or an agent without"
+)
 _ARGUMENTS = '{"query": "naïve \\"q\\" 5 < 7 \\u2713\\nline two", "limit": 3, "deep": true}'
 _TEXT = "Grüße 🙂\n\tdef f(x): return x ** 2  # 漢字 1234567 \u200b end"
 
@@ -62,6 +65,7 @@ def examine(renderer: Renderer) -> DoctorReport:
     tests: tuple[tuple[str, Callable[[Renderer], tuple[bool | None, str]]], ...] = (
         ("tokenizer", _tokenizer),
         ("stop tokens", _stops),
+        ("tools", _tools),
         ("prefix extension, text", _extends_text),
         ("prefix extension, tool calls", _extends_calls),
         ("parser round trip, tool calls", _round_trip),
@@ -173,6 +177,10 @@ def _calling() -> dict[str, Any]:
         "content": "",
         "tool_calls": [{"id": "call_0000a", "type": "function", "function": function}],
     }
+
+
+def _tools(renderer: Renderer) -> tuple[bool | None, str]:
+    return (True, "the template shows them to the model") if renderer.facts.tools_shown else (None, NO_TOOLS)
 
 
 def _extends_calls(renderer: Renderer) -> tuple[bool | None, str]:

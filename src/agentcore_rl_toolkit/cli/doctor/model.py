@@ -1,0 +1,104 @@
+"""Checks of one model: what it is, what runs it, the memory it takes, its chat template, and how fast it samples here."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .finding import Finding, fail, note, ok
+
+if TYPE_CHECKING:
+    from ...policy.batch import Generation
+
+SPEED_S = 5.0  # of sampling
+SEQUENCES = 8  # at once
+PROMPT_TOKENS = 32
+
+
+def checks(folder: Path) -> list[tuple[str, Callable[[], Finding | list[Finding]]]]:
+    return [
+        ("model", lambda: _kind(folder)),
+        ("memory", lambda: _memory(folder)),
+        ("template", lambda: _template(folder)),
+        ("speed", lambda: _speed(folder)),
+    ]
+
+
+def _kind(folder: Path) -> Finding:
+    from ...policy.loading import sizes_of
+
+    sizes = sizes_of(folder)
+    text = f"{folder.name}: {sizes.family}, {sizes.parameters / 1e6:,.0f} million parameters"
+    if sizes.fast:
+        return ok("model", f"{text}; the built-in engine runs it")
+    advice = "where vLLM knows the model: --engine vllm"
+    return note(
+        "model", f"{text}; the built-in engine runs it through transformers, one sequence at a time: slow", advice
+    )
+
+
+def _memory(folder: Path) -> Finding:
+    from ...policy.loading import free_memory, gigabytes, sizes_of
+
+    sizes, free = sizes_of(folder), free_memory()
+    full, lora = (sizes.training(lora=with_lora) for with_lora in (False, True))
+    text = f"engine {gigabytes(sizes.engine)}, with training {gigabytes(full)}, with LoRA {gigabytes(lora)}, and activations"
+    if free is None:
+        return ok("memory", text)
+    text = f"{text}; {gigabytes(free)} are free"
+    if sizes.engine > free:
+        return fail("memory", text, "take a smaller model, or a machine with more memory")
+    if full > free:
+        return note(
+            "memory", text, "train it with --set lora_rank=16" if lora < free else "it can be served here, not trained"
+        )
+    return ok("memory", text)
+
+
+def _template(folder: Path) -> list[Finding]:
+    from ...messages.render import NO_TOOLS, Renderer, examine
+
+    renderer = Renderer.from_path(folder)
+    report = examine(renderer)
+    failed = [check for check in report.checks if check.ok is False]
+    found = [
+        fail("chat template", f"{c.name}: {c.detail}", "docs/rendering.md says what each check means") for c in failed
+    ]
+    if not failed:
+        found.append(ok("chat template", f"{len(report.checks)} checks: turns extend each other, answers end"))
+    if renderer.facts.tools_shown:
+        found.append(ok("tool calls", f"read as {report.parser}"))
+    else:
+        found.append(note("tool calls", "none", NO_TOOLS))
+    return found
+
+
+def _speed(folder: Path) -> Finding:
+    from ...policy.batch import Generation
+    from ...policy.engine import Engine
+    from ...policy.sampling import SamplingParams
+
+    began = time.monotonic()
+    with Engine.from_directory(folder, max_batch=SEQUENCES, seed=0) as engine:
+        ready = time.monotonic()
+        params = SamplingParams(max_tokens=engine.context, ignore_eos=True)
+        prompt = [k % engine.vocabulary for k in range(PROMPT_TOKENS)]
+        first = threading.Event()
+        generations = [
+            Generation(prompt_ids=prompt, params=params, listener=lambda _: first.set(), notify_every=1)
+            for _ in range(SEQUENCES)
+        ]
+        engine.submit(generations)
+        first.wait()
+        before, began_s = _tokens(generations), time.monotonic()
+        time.sleep(SPEED_S)
+        rate = (_tokens(generations) - before) / (time.monotonic() - began_s)
+    text = f"{rate:,.0f} tokens/s for {SEQUENCES} sequences at once; loaded in {ready - began:.1f} s"
+    return ok("speed", text)
+
+
+def _tokens(generations: Sequence[Generation]) -> int:
+    return sum(len(g.token_ids) for g in generations)

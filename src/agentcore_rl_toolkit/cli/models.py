@@ -1,0 +1,100 @@
+"""How a model is named on the command line: a folder, a run, a name on the Hugging Face hub, or a GGUF file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import ConfigError
+from ..runs import is_run
+
+_HUB_NAME = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
+_TOKENIZER_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
+WORDS = "folder, run, hub name (ORG/NAME or ORG/NAME@REVISION) or GGUF file"
+
+
+class Model(click.ParamType[Any]):
+    """A model by any of its names, as a folder. ``weights`` False fetches from the hub what a tokenizer needs alone."""
+
+    name = "model"
+
+    def __init__(self, *, weights: bool = True, besides: str | None = None) -> None:
+        self._weights = weights
+        self._besides = besides
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value == self._besides else model_folder(value, weights=self._weights)
+
+
+def model_option(**changes: Any) -> Callable[[Any], Any]:
+    """`--model` of a command that serves or trains one."""
+    options = {"help": f"The model: {WORDS} [default: the built-in policy].", "metavar": "MODEL", "type": Model()}
+    return click.option("--model", **{**options, **changes})
+
+
+def model_folder(name: str | Path, *, weights: bool = True) -> Path:
+    """The folder of a model; of a run, the model that it trained. Raises: ConfigError that says what was wrong with the name."""
+    path = Path(name)
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ConfigError(f"--model {path} is a file; a model is a {WORDS}")
+        from ..policy.gguf import converted
+
+        return converted(path)
+    if not path.is_dir():
+        hub = _HUB_NAME.fullmatch(str(name))
+        if hub is None:
+            raise ConfigError(f"there is no model folder {name}")
+        path = from_hub(hub[1], hub[2], weights=weights)
+    if is_run(path):
+        path = path / "policy"
+        if not path.is_dir():
+            raise ConfigError(
+                f"{path.parent} is a run without a model: it has not come to its end, or was an evaluation"
+            )
+    if weights and not (path / "config.json").is_file():
+        raise ConfigError(f"{path} holds no model: there is no config.json in it, as transformers writes one")
+    return path.resolve()
+
+
+def from_hub(name: str, revision: str | None = None, *, weights: bool = True) -> Path:
+    """The folder of a model of the hub in its cache, loaded where it is not there. Raises: ConfigError."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
+
+    at = f" --revision {revision}" if revision else ""
+    files = [*_TOKENIZER_FILES, *(["*.safetensors"] if weights else [])]
+    try:
+        folder = Path(
+            snapshot_download(
+                name, revision=revision, allow_patterns=files, ignore_patterns=["*/*", "consolidated*.safetensors"]
+            )
+        )
+    except RevisionNotFoundError as e:
+        raise ConfigError(f"the hub's model {name} has no revision {revision}") from e
+    except RepositoryNotFoundError as e:
+        raise ConfigError(
+            f"there is neither a folder {name} here nor a model {name} on the hub, or it is not open to you: accept its terms "
+            "on its page, and `hf auth login`"
+        ) from e
+    except (LocalEntryNotFoundError, ConnectionError, OSError) as e:
+        raise ConfigError(
+            f"there is no model folder {name} here, and the hub cannot be reached ({_cause(e)}): run `hf download {name}{at}` "
+            f"where there is network, or with `--local-dir {name.partition('/')[2]}` and bring that folder here"
+        ) from e
+    if weights and not any(folder.glob("*.safetensors")):
+        raise ConfigError(
+            f"the hub's model {name} has no weights as safetensors in its cache {folder}: run `hf download {name}{at}`"
+        )
+    return folder
+
+
+def _cause(error: BaseException) -> str:
+    """The first line of the innermost cause."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,0 +1,122 @@
+"""The names of a model: folder, run, hub, GGUF."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from agentcore_rl_toolkit.cli.models import Model, model_folder, model_option
+from agentcore_rl_toolkit.errors import ConfigError
+from agentcore_rl_toolkit.policy import WEIGHTS_DIR
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of the hub as a download needs: one model, its files those of the shipped policy."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        Hub.asked.append(self.path)
+        parts = self.path.partition("?")[0].strip("/").split("/")
+        names = [file.name for file in WEIGHTS_DIR.iterdir() if file.is_file()]
+        if parts[:4] == ["api", "models", "some", "small"]:
+            if parts[4:6] == ["revision", "none"]:
+                return self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+            siblings = [{"rfilename": name, "size": (WEIGHTS_DIR / name).stat().st_size} for name in names]
+            body: Any = {"id": "some/small", "sha": COMMIT, "siblings": siblings}
+            if "tree" in parts:
+                body = [{"type": "file", "path": n, "size": (WEIGHTS_DIR / n).stat().st_size, "oid": n} for n in names]
+            return self._send(200, json.dumps(body).encode())
+        if parts[:3] == ["some", "small", "resolve"] and parts[-1] in names:
+            data = (WEIGHTS_DIR / parts[-1]).read_bytes()
+            return self._send(200, data, {"ETag": f'"{parts[-1]}"', "X-Repo-Commit": COMMIT})
+        return self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadingHTTPServer]:
+    """A hub on this machine, and a cache of its own."""
+    from huggingface_hub import constants
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    template = address + "/{repo_id}/resolve/{revision}/{filename}"  # made of the address at import
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.chdir(tmp_path)
+    Hub.asked.clear()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_hub_name_is_loaded_once_with_its_revision_and_found_again_offline(
+    hub: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = model_folder("some/small@v2", weights=False)
+    assert not (folder / "model.safetensors").exists()
+    assert any("v2" in path for path in Hub.asked)
+    folder = model_folder("some/small@v2")
+    assert (folder / "model.safetensors").stat().st_size == (WEIGHTS_DIR / "model.safetensors").stat().st_size
+    hub.shutdown()
+    hub.server_close()
+    assert model_folder("some/small@v2") == folder
+
+
+def test_what_is_wrong_with_a_name_is_said(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
+    (tmp_path / "m.txt").touch()
+    (tmp_path / "m.gguf").write_text("no such thing")
+    (tmp_path / "empty").mkdir()
+    for name, why in (
+        ("m.txt", "is a file; a model is a folder, run, hub name"),
+        ("m.gguf", "cannot read this GGUF file|needs (gguf|accelerate)"),
+        ("empty", "holds no model: there is no config.json in it"),
+        ("nowhere", "there is no model folder nowhere"),
+        ("some/small@none", "the hub's model some/small has no revision none"),
+        ("some/other", "neither a folder some/other here nor a model some/other on the hub.*hf auth login"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            model_folder(name)
+    hub.shutdown()
+    hub.server_close()
+    with pytest.raises(
+        ConfigError, match=r"the hub cannot be reached.*`hf download some/small --revision v3` where there"
+    ):
+        model_folder("some/small@v3")
+
+
+def test_the_option_gives_a_folder(tmp_path: Path) -> None:
+    @click.command()
+    @model_option(type=Model(besides="none"))
+    def command(model: Path | str | None) -> None:
+        click.echo(f"{model}")
+
+    for given, got in (([], "None"), (["--model", "none"], "none"), (["--model", str(WEIGHTS_DIR)], str(WEIGHTS_DIR))):
+        assert CliRunner().invoke(command, given).output.strip() == got
