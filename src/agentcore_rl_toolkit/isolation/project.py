@@ -14,6 +14,17 @@ from pathlib import Path
 
 MAX_SOURCES = 2_000
 MAX_LINKS = 200
+_PROMPTS = (
+    ".md",
+    ".txt",
+    ".jinja",
+    ".jinja2",
+    ".j2",
+    ".yaml",
+    ".yml",
+    ".toml",
+)  # agents read prompts as they are loaded
+_MAX_PROMPT_BYTES = 2**20  # more is data
 _NOT_SOURCE = ("__pycache__", "node_modules", "build", "dist", "runs")
 
 
@@ -65,7 +76,7 @@ class Project:
         return _dependency_file(self.folder)
 
     def digest(self) -> str:
-        """Of the project's Python files and dependency file: another one after an edit."""
+        """Of the project's Python files, prompts and dependency file: another one after an edit."""
         found = hashlib.sha256()
         for path in self._sources():
             found.update(os.fsencode(path) + b"\0" + path.read_bytes() + b"\0")
@@ -83,7 +94,8 @@ class Project:
                 folders[:] = [name for name in inner if not os.path.exists(os.path.join(folder, name, "pyvenv.cfg"))]
                 for name in sorted(files):
                     path = Path(folder, name)
-                    if left and name.endswith(".py") and path.is_file():
+                    prompt = name.endswith(_PROMPTS) and path.is_file() and path.stat().st_size <= _MAX_PROMPT_BYTES
+                    if left and (prompt or (name.endswith(".py") and path.is_file())):
                         left -= 1
                         yield path
 

@@ -94,14 +94,17 @@ def test_commands_load_a_changed_agent_anew_and_say_so_once(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("agentcore_rl_toolkit.runtime.remote.RuntimeView", View)
     (tmp_path / stack.FOLDER).mkdir()
-    assert mine.renewed() is mine
-    (tmp_path / "src/shop/tools.py").write_text('NAME = "saw"\n')
-    newer = mine.renewed()
+    newer = mine
+    for name, text in (("tools.py", 'NAME = "saw"\n'), ("prompt.md", "Be brief."), ("prompt.md", "Be long.")):
+        before = newer.renewed()
+        assert before is newer
+        (tmp_path / "src/shop" / name).write_text(text)
+        newer = before.renewed()
     assert newer.renewed() is newer
     assert json.loads((tmp_path / stack.FOLDER / "up.json").read_text())["digest"] == newer.digest
-    assert loaded == ["agent"]
+    assert loaded == ["agent"] * 3
     said = "src/shop/agent.py or what it imports has changed: `agentcore-rl up` loads it anew\n"
-    assert capsys.readouterr().err == said
+    assert capsys.readouterr().err == said * 3
 
 
 def test_an_agent_is_named_by_file_or_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
