@@ -189,7 +189,7 @@ ROOMS = {
             "_gateway_process",
             "collection",
         ),
-        *("_portal", "settings", "hydra", "dotenv", "data"),
+        *("_portal", "settings", "hydra", "data"),
     ],
     "policy": [
         *(

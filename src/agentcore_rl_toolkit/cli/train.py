@@ -216,13 +216,14 @@ def _show_quotas(arn: str, rollouts: int | None) -> None:
 
 
 def _take_dotenv(config_path: Path | None) -> None:
-    from ..backends.dotenv import read_dotenv
+    from dotenv import dotenv_values
 
     folders = [Path.cwd(), *([config_path.absolute().parent] if config_path is not None else [])]
     for path in dict.fromkeys(folder / ".env" for folder in folders):
         if not path.is_file():
             continue
-        new = {name: value for name, value in read_dotenv(path).items() if name not in os.environ}
+        stored = dotenv_values(path, interpolate=False)
+        new = {name: value for name, value in stored.items() if value is not None and name not in os.environ}
         os.environ.update(new)
         if new:
             click.echo(f"from {path}: {', '.join(new)}", err=True)

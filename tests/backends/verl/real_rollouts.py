@@ -185,7 +185,7 @@ def rollouts(place: dict[str, Any]) -> dict[str, Any]:
             **{name: [data[name][i].tolist() for i in range(len(keys))] for name in names},
         }
     found["sampled"] = ray.get(server.written.remote())
-    made.service().close()
+    made._service.close()
     return found
 
 

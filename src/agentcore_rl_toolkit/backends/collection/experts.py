@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from ...errors import CaptureError
@@ -37,8 +36,6 @@ def routed_experts(sample: Sample, *, layers: int, top_k: int) -> memoryview[Any
         raise CaptureError(
             f"expert routing ends at token {begin} of {rows}: the last turn has none", session_id=sample.session_id
         )
-    if sys.byteorder != "little":
-        raise CaptureError("expert routing is little-endian; this machine is not", session_id=sample.session_id)
     return memoryview(parts[0] if len(parts) == 1 else b"".join(parts)).cast("i", shape=[rows, layers, top_k])
 
 

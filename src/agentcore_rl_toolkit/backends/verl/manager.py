@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
@@ -61,7 +60,6 @@ class AgentCoreManager:
         self.rollout_config = config.actor_rollout_ref.rollout
         self._service = service
         self._bridge: Bridge | None = None
-        self._lock = threading.Lock()
         self._opening: Future[RolloutService] | None = None
         self._running: set[Any] = set()
         self._empty = 0  # prompts in a row that gave no sample
@@ -75,20 +73,15 @@ class AgentCoreManager:
 
     def service(self) -> RolloutService:
         """The clients; opened with the first batch, when the rollout servers are up. Blocks while the gateway starts."""
-        with self._lock:
-            if self._service is None:
-                self._service, self._bridge = open_service(
-                    AgentCoreConfig.of(self.config), self.config, self.llm_client
-                )
-            if self._numbers is None:
-                correction = self.config.algorithm.get("rollout_correction") or {}
-                trusted = bool(correction.get("bypass_mode", False))
-                self._numbers = TrainerNumbers(
-                    self._service.recording,
-                    own_logprobs=not trusted,
-                    max_mean_gap=AgentCoreConfig.of(self.config).max_mean_logprob_gap,
-                )
-            return self._service
+        if self._service is None:
+            self._service, self._bridge = open_service(AgentCoreConfig.of(self.config), self.config, self.llm_client)
+        correction = self.config.algorithm.get("rollout_correction") or {}
+        self._numbers = TrainerNumbers(
+            self._service.recording,
+            own_logprobs=not correction.get("bypass_mode", False),
+            max_mean_gap=AgentCoreConfig.of(self.config).max_mean_logprob_gap,
+        )
+        return self._service
 
     def generate_sequences(self, prompts: TensorDict) -> None:
         """Start all prompts of the batch and return. Those of the first wait for the gateway, not the trainer.

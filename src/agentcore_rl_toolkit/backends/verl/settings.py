@@ -25,15 +25,14 @@ OUR_PREFIX = "agentcore."
 ADMIN_KEY = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
 
 # Overrides without which rollouts would not reach us or their data would be wrong; (key, value, why).
+_OWN = "it is set by this backend; to use another, start verl's own main"
 REQUIRED: tuple[tuple[str, str, str], ...] = (
     ("trainer.use_v1", "true", "masked rollouts need the V1 trainer: it takes sessions without rows"),
     ("transfer_queue.enable", "true", "the V1 trainer hands samples over through TransferQueue"),
     ("actor_rollout_ref.rollout.calculate_log_probs", "true", "importance ratios need the sampled logprobs"),
-)
-OURS: tuple[tuple[str, str], ...] = (
-    ("+actor_rollout_ref.rollout.agent.agent_loop_manager_class", f"{PACKAGE}.manager.AgentCoreManager"),
-    ("data.custom_cls.path", f"pkg://{PACKAGE}.dataset"),
-    ("data.custom_cls.name", "PayloadDataset"),
+    ("+actor_rollout_ref.rollout.agent.agent_loop_manager_class", f"{PACKAGE}.manager.AgentCoreManager", _OWN),
+    ("data.custom_cls.path", f"pkg://{PACKAGE}.dataset", _OWN),
+    ("data.custom_cls.name", "PayloadDataset", _OWN),
 )
 DEFAULTS: tuple[tuple[str, str], ...] = (
     # Without it a prompt that failed takes a place in the batch, and a step of nothing else ends the run.
@@ -146,14 +145,9 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str] = os.environ)
     config = from_mapping(AgentCoreConfig, with_environment(ours, environ), where="agentcore")
     given = {a.lstrip("+~").partition("=")[0]: a.partition("=")[2] for a in theirs}
     for key, value, why in REQUIRED:
-        if given.get(key, value).lower() != value:
-            raise ConfigError(f"{key}={given[key]} cannot work here: {why}")
-        if key not in given:
-            theirs.append(f"{key}={value}")
-    for key, value in OURS:
         plain = key.lstrip("+")
-        if plain in given and given[plain] != value:
-            raise ConfigError(f"{plain} is set by this backend ({value}); to use another, start verl's own main")
+        if given.get(plain, value).lower() != value.lower():
+            raise ConfigError(f"{plain}={given[plain]} cannot work here: {why}")
         if plain not in given:
             theirs.append(f"{key}={value}")
     theirs += [f"{k}={v}" for k, v in DEFAULTS if k not in given]

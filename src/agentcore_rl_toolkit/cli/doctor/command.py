@@ -80,8 +80,8 @@ def command(
 
 
 def _with_dotenv(given: dict[str, str | None]) -> dict[str, str | None]:
-    from ...backends.dotenv import read_dotenv
+    from dotenv import dotenv_values
 
     file = Path(".env")
-    stored = read_dotenv(file) if file.is_file() else {}
+    stored = dotenv_values(file, interpolate=False) if file.is_file() else {}
     return {name: value or stored.get(name) for name, value in given.items()}
