@@ -7,7 +7,7 @@ import logging
 import re
 import signal
 
-from ..launcher.command_output import Write
+from ..launcher.command_output import CommandEnd, Write
 from .client import Engine, EngineError
 
 log = logging.getLogger(__name__)
@@ -15,33 +15,22 @@ _PID_LINE = re.compile(rb"(\d+)\n")
 
 
 class ContainerCommand:
-    """A command beside a session. ``ended`` resolves to its exit status, -1 when it could not be started."""
+    """A command beside a session."""
 
     def __init__(self, engine: Engine, container: str, text: str, write: Write) -> None:
-        self.error: str | None = None
-        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._engine, self._container, self._text, self._write = engine, container, text, write
         self._inner_pid: int | None = None
-        self._task = asyncio.get_running_loop().create_task(self._run())
-        self._killing: asyncio.Task[None] | None = None
 
-    def kill(self) -> None:
-        """SIGKILL for it and what it started in its process group."""
-        self._killing = asyncio.get_running_loop().create_task(self._kill())
-
-    def lose(self) -> None:
-        """Its container is gone."""
-        self._task.cancel()
-        if not self.ended.done():
-            self.ended.set_result(-signal.SIGKILL)
-
-    async def _run(self) -> None:
+    async def run(self, timeout_s: float) -> CommandEnd:
+        """Stay until it has ended. After the timeout it is killed, with what it started in its process group."""
         try:
-            status = await self._execute()
+            async with asyncio.timeout(timeout_s):
+                return CommandEnd(await self._execute())
+        except TimeoutError:
+            await self._kill()
+            return CommandEnd(-signal.SIGKILL, timed_out=True)
         except (EngineError, OSError) as e:
-            self.error, status = str(e), -1
-        if not self.ended.done():
-            self.ended.set_result(status)
+            return CommandEnd(-1, error=str(e))
 
     async def _execute(self) -> int:
         # The shell leads a process group of its own (the runtimes see to that) and says its id first, by which it can be killed.
@@ -70,9 +59,6 @@ class ContainerCommand:
 
     async def _kill(self) -> None:
         if self._inner_pid is None:
-            self._task.cancel()
-            if not self.ended.done():
-                self.ended.set_result(-signal.SIGKILL)
             return
         command = ["/bin/sh", "-c", f"kill -9 -{self._inner_pid} || kill -9 {self._inner_pid}"]
         try:
@@ -81,4 +67,3 @@ class ContainerCommand:
                 await killing.start(detach=True)
         except EngineError as e:
             log.warning("a command that took too long could not be killed: %s", e)
-            self.lose()

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ...errors import LocalRuntimeError
-from ..launcher.command_output import Write
+from ..launcher.command_output import CommandEnd, Write
 from ..sessions.connection import Streams
 from ..sessions.node import SessionOrder
 from .client import Engine, EngineError
@@ -40,7 +40,6 @@ class ContainerProcess:
         self._engine, self._order, self._settings, self._name = engine, order, settings, name
         self._port = 0
         self._stopping = False
-        self._commands: set[ContainerCommand] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._keep(self._run())
 
@@ -71,13 +70,18 @@ class ContainerProcess:
         await asyncio.wait([self.ended], timeout=CAUSE_WAIT_S)
         return self.death
 
-    @contextlib.asynccontextmanager
-    async def command(self, text: str, write: Write) -> AsyncIterator[ContainerCommand]:
-        """Run a shell command in the container; the block waits for its end, and what it prints goes to ``write``."""
+    async def command(self, text: str, write: Write, timeout_s: float) -> CommandEnd:
+        """Run a shell command in the container to its end. What it prints goes to ``write``."""
         command = ContainerCommand(self._engine, self.container or "", text, write)
-        self._commands.add(command)
-        command.ended.add_done_callback(lambda _: self._commands.discard(command))
-        yield command
+        running = self._keep(command.run(timeout_s))
+        await asyncio.wait([running, self.ended], return_when=asyncio.FIRST_COMPLETED)
+        if running.done() and running.result().error is not None:  # the container may be about to end
+            await asyncio.wait([self.ended], timeout=CAUSE_WAIT_S)
+        if self.ended.done():
+            running.cancel()
+            return CommandEnd(-signal.SIGKILL)
+        end: CommandEnd = running.result()
+        return end
 
     # -- its life
     async def _run(self) -> None:
@@ -135,8 +139,6 @@ class ContainerProcess:
         return f"its container ended with status {code}"
 
     async def _clean_up(self) -> None:
-        for command in list(self._commands):
-            command.lose()
         if self.container is not None:
             try:
                 await self._engine.remove(self.container)

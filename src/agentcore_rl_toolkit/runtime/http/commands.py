@@ -67,19 +67,12 @@ async def _run(session: Session, text: str, timeout_s: float, emit: Emit) -> Non
             await emit({"contentDelta": {name: shown}})
 
     await emit({"contentStart": {}})
-    status = "COMPLETED"
-    async with session.process.command(text, write) as command:
-        try:
-            async with asyncio.timeout(timeout_s):
-                code = await asyncio.shield(command.ended)
-        except TimeoutError:
-            status = "TIMED_OUT"
-            command.kill()
-            code = await command.ended
-    if command.error is not None:
-        await emit({"contentDelta": {"stderr": f"the command could not be started: {command.error}\n"}})
-    exit_code = code if code >= -1 else 128 - code  # a signal, as a shell reports it
-    if exit_code > 128 and status == "COMPLETED" and await _ended(session):
+    end = await session.process.command(text, write, timeout_s)
+    status = "TIMED_OUT" if end.timed_out else "COMPLETED"
+    if end.error is not None:
+        await emit({"contentDelta": {"stderr": f"the command could not be started: {end.error}\n"}})
+    exit_code = end.code if end.code >= -1 else 128 - end.code  # a signal, as a shell reports it
+    if exit_code > 128 and not end.timed_out and await _ended(session):
         await emit({"contentDelta": {"stderr": f"the session ended while the command ran: {session.state}\n"}})
         exit_code = PLATFORM_ERROR
     await emit({"contentStop": {"exitCode": exit_code, "status": status}})

@@ -6,11 +6,21 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 
 AFTER_EXIT_S = 0.5  # how long to wait for the rest when something in the background holds the output open
 CHUNK_BYTES = 64_000  # AWS: 64 KB a chunk
 Write = Callable[[str, bytes], Awaitable[None]]  # stdout or stderr, and what came; nothing at its end
 _NAMES = {b"o": "stdout", b"e": "stderr"}
+
+
+@dataclass(frozen=True)
+class CommandEnd:
+    """How a command ended. ``code``: its exit status (negative: a signal), -1 when it could not be started, for ``error``."""
+
+    code: int
+    timed_out: bool = False
+    error: str | None = None
 
 
 @contextlib.asynccontextmanager

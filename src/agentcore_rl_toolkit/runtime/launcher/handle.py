@@ -10,15 +10,15 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ...errors import AgentLoadError, LocalRuntimeError
 from ...isolation.project import Project
 from . import linux
-from .command_output import Write, written
+from .command_output import CommandEnd, Write, written
 from .session_log import log_tail
 
 BOOT = str(Path(__file__).resolve().parent / "boot.py")
@@ -70,32 +70,23 @@ class SessionProcess:
         """Why it ended is known when its template has reaped it, which nobody waits for here."""
         return None
 
-    @contextlib.asynccontextmanager
-    async def command(self, text: str, write: Write) -> AsyncIterator[CommandProcess]:
-        """Run a shell command in the session's environment; the block waits for its end, and what it prints goes to ``write``."""
-        command = CommandProcess(self.template)
-        path = f"{self._socket_path}{command.id}"
+    async def command(self, text: str, write: Write, timeout_s: float) -> CommandEnd:
+        """Run a shell command in the session's environment to its end. What it prints goes to ``write``."""
+        number = str(next(_command_numbers))
+        path = f"{self._socket_path}{number}"
+        ended: asyncio.Future[CommandEnd] = asyncio.get_running_loop().create_future()
         async with written(path, write):
-            self.template.commands[command.id] = command
-            self.template.send(op="command", id=command.id, session=self.id, command=text, socket=path)
-            yield command
+            self.template.commands[number] = ended
+            self.template.send(op="command", id=number, session=self.id, command=text, socket=path)
+            await asyncio.wait([ended], timeout=timeout_s)
+            if ended.done():
+                return ended.result()
+            self.template.send(op="kill_command", id=number)
+            return replace(await ended, timed_out=True)
 
     def stop(self, grace_s: float) -> None:
         """SIGTERM now and SIGKILL of all that it started after the grace; at once when the grace is 0."""
         self.template.send(op="stop", id=self.id, grace_s=grace_s)
-
-
-class CommandProcess:
-    """A command beside a session. ``ended`` resolves to its exit status, -1 when it could not be started."""
-
-    def __init__(self, template: TemplateProcess) -> None:
-        self.template = template
-        self.id = str(next(_command_numbers))
-        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.error: str | None = None
-
-    def kill(self) -> None:
-        self.template.send(op="kill_command", id=self.id)
 
 
 class TemplateProcess:
@@ -109,7 +100,7 @@ class TemplateProcess:
         self.pid: int | None = None
         self.closed = False
         self.sessions: dict[str, SessionProcess] = {}
-        self.commands: dict[str, CommandProcess] = {}
+        self.commands: dict[str, asyncio.Future[CommandEnd]] = {}
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -204,15 +195,14 @@ class TemplateProcess:
             _end(process, None, "the agent's template process died")
         self.sessions.clear()
         for command in self.commands.values():
-            _exited(command, -1)
+            _exited(command, CommandEnd(-1))
         self.commands.clear()
 
     def _on_event(self, event: dict[str, Any]) -> None:
         if event["ev"] == "command_exit":
             command = self.commands.pop(event["id"], None)
             if command is not None:
-                command.error = event.get("error")
-                _exited(command, event["status"])
+                _exited(command, CommandEnd(event["status"], error=event.get("error")))
             return
         process = self.sessions.get(event["id"])
         if process is None:
@@ -253,9 +243,9 @@ class TemplateProcess:
             self._reading = None
 
 
-def _exited(command: CommandProcess, status: int) -> None:
-    if not command.ended.done():  # whoever waited for it may have been cancelled, and it with them
-        command.ended.set_result(status)
+def _exited(command: asyncio.Future[CommandEnd], end: CommandEnd) -> None:
+    if not command.done():  # whoever waited for it may have been cancelled, and it with them
+        command.set_result(end)
 
 
 def _end(process: SessionProcess, status: int | None, why: str) -> None:
