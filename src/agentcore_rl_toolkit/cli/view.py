@@ -108,7 +108,7 @@ def command(
             webbrowser.open(url)
 
     with _gateways(addresses, tokenizer, found=not runs) as gateways:
-        shown = Runs(given, Path.cwd(), gateways, only_gateways=bool(addresses) and not given)
+        shown = Runs(given, None if runs else Path.cwd(), gateways)
         serving = serve(shown, host=host, port=port, allowed_hosts=allowed_hosts, ready=ready, parent_pid=parent_pid)
         try:
             asyncio.run(serving)

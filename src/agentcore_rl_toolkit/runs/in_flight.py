@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..logs import WarnsOnceAMinute
+
 log = logging.getLogger(__name__)
 
 IN_FLIGHT = "in_flight.json"
@@ -34,18 +36,15 @@ class _Keeper:
         self.waiting: dict[object, tuple[Rollouts, Sessions | None, str | None]] = {}
         self._ending, self._writing = threading.Event(), threading.Lock()
         self._gateway: dict[str, Any] | None = None
+        self._warnings = WarnsOnceAMinute(log)
         threading.Thread(target=self._keep, name="agentcore-rl-in-flight", daemon=True).start()
 
     def _keep(self) -> None:
-        failures = 0
         while not self._ending.wait(EVERY_S):
             try:
                 self._look()
-                failures = 0
-            except Exception:  # a reader would see rollouts that have long ended
-                failures += 1
-                if failures in (1, 10, 100):
-                    log.exception("%s could not be brought up to date (%d times in a row)", self.path, failures)
+            except Exception as e:  # a reader would see rollouts that have long ended
+                self._warnings.warning("%s could not be brought up to date: %r", self.path, e)
 
     def _look(self) -> None:
         waiting = list(self.waiting.values())

@@ -18,27 +18,19 @@ INPUT_CHARACTERS = 300
 
 
 class Runs:
-    """The runs that are shown: those given, else those of a folder, which may come while the server runs.
+    """The runs that are shown: those given, and those of ``folder``, which may come while the server runs.
 
     ``gateways`` are runs as well: the folders that their sessions are copied into.
     """
 
-    def __init__(
-        self,
-        given: list[Path],
-        folder: Path,
-        gateways: Mapping[str, Path] | None = None,
-        *,
-        only_gateways: bool = False,
-    ) -> None:
-        self._given, self._folder, self._gateways = given, folder, dict(gateways or {})
+    def __init__(self, given: list[Path], folder: Path | None, gateways: Mapping[str, Path]) -> None:
+        self._given, self._folder, self._gateways = given, folder, gateways
         self._open: dict[Path, RunReader] = {}
-        self._only_gateways = only_gateways
 
     def folders(self) -> dict[str, Path]:
         """Name -> folder; a number tells runs of the same name apart."""
         found: dict[str, Path] = dict(self._gateways)
-        for path in self._given or ([] if self._only_gateways else find_runs(self._folder)):
+        for path in [*self._given, *(find_runs(self._folder) if self._folder is not None else ())]:
             name, number = path.resolve().name, 2
             while name in found:
                 name, number = f"{path.resolve().name}~{number}", number + 1

@@ -120,7 +120,7 @@ def test_whatever_an_agent_does_its_turns_extend_each_other(data, renderer_for, 
                 written = json.dumps(m["content"], ensure_ascii=False) if renderer.name == "harmony" else m["content"]
                 assert m["content"].strip() in tail or written in tail
         completion = sampled(data, renderer)
-        parsed = renderer.parse(completion, tools=tools if with_tools else None, prompt=prompt)
+        parsed = renderer.parse(completion, tools=tools if with_tools else None, opens_reasoning=prompt.opens_reasoning)
         answer = parsed.to_message()
         renderer.commit(conversation, prompt, completion, answer, turn_id=f"t{index}")
         known.append(Answered(messages, answer, with_tools, [*ids, *completion]))

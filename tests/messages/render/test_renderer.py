@@ -220,7 +220,7 @@ def test_what_frameworks_do_to_an_answer_does_not_hide_it(sent_back, renderer_fo
     completion = renderer.encode("Let me see.\n" + text)
     conversation = renderer.conversation()
     prompt = renderer.render(conversation, [USER], tools)
-    parsed = renderer.parse(completion, tools=tools, prompt=prompt)
+    parsed = renderer.parse(completion, tools=tools, opens_reasoning=prompt.opens_reasoning)
     assert parsed.parse_status == "parsed"
     assert parsed.content == "Let me see."
     renderer.commit(conversation, prompt, completion, parsed.to_message(), turn_id="t0")
@@ -530,7 +530,7 @@ def test_reasoning_that_the_prompt_opened_is_read_as_reasoning(renderer_for) -> 
     conversation = renderer.conversation()
     prompt = renderer.render(conversation, [USER])
     assert prompt.opens_reasoning
-    parsed = renderer.parse(renderer.encode("because</think>\n\nSo."), prompt=prompt)
+    parsed = renderer.parse(renderer.encode("because</think>\n\nSo."), opens_reasoning=prompt.opens_reasoning)
     assert (parsed.reasoning, parsed.content) == ("because", "So.")
 
 
@@ -545,7 +545,7 @@ def test_dsml_thinks_anew_behind_each_result(renderer_for, tools) -> None:
     )
     first = renderer.render(conversation, [USER], tools, thinking)
     completion = renderer.encode(call)
-    parsed = renderer.parse(completion, tools=tools, prompt=first)
+    parsed = renderer.parse(completion, tools=tools, opens_reasoning=first.opens_reasoning)
     assert (parsed.reasoning, parsed.content, parsed.parse_status) == ("why", "See.", "parsed")
     message = parsed.to_message()
     renderer.commit(conversation, first, completion, message, turn_id="t0")
@@ -555,7 +555,7 @@ def test_dsml_thinks_anew_behind_each_result(renderer_for, tools) -> None:
     assert second.token_ids[: len(sampled)] == sampled
     added = "\n\n<function_results>\n<result>found</result>\n</function_results>\n\n<think>"
     assert renderer.decode(second.token_ids[len(sampled) :]) == added
-    parsed = renderer.parse(renderer.encode("so</think>7."), tools=tools, prompt=second)
+    parsed = renderer.parse(renderer.encode("so</think>7."), tools=tools, opens_reasoning=second.opens_reasoning)
     assert (parsed.reasoning, parsed.content, parsed.parse_status) == ("so", "7.", "none")
 
 

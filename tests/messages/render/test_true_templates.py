@@ -162,7 +162,7 @@ def test_ten_turns_of_tools_and_text_extend_each_other(
         assert completion
         if prompt.opens_reasoning and "</think>" not in renderer.decode(completion):
             completion = [*renderer.encode("hm</think>"), *completion]  # the template leaves it out of a history
-        parsed = renderer.parse(completion, tools=offered, prompt=prompt).to_message()
+        parsed = renderer.parse(completion, tools=offered, opens_reasoning=prompt.opens_reasoning).to_message()
         wanted = [json.loads(c["function"]["arguments"]) for c in text.get("tool_calls", [])]
         assert [json.loads(c["function"]["arguments"]) for c in parsed.get("tool_calls", [])] == wanted
         assert (parsed["content"] or "").strip() == text["content"]

@@ -106,7 +106,7 @@ class TokenReply:
             return self._renderer.raw_stream(self._raw, choice=choice, stops=asked.sampling.stop)
         return self._renderer.stream(
             tools=(asked.tools or None) if asked.tool_choice != "none" else None,
-            prompt=self._prompt,
+            opens_reasoning=self._prompt is not None and self._prompt.opens_reasoning,
             choice=choice,
             stops=asked.sampling.stop,
         )

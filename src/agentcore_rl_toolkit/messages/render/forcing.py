@@ -9,25 +9,20 @@ Source: xgrammar.mlc.ai, "Structural tag"; vLLM and SGLang hand the tag on to xg
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
-
-import msgspec
 
 from .parsers import Grammar
 
 Format = dict[str, Any]
 
-_encode = msgspec.json.Encoder().encode
-
-
-def _json_string(name: str) -> str:
-    return _encode(name).decode()
-
 
 def _hermes(name: str, schema: Any) -> Format:
     content = {"type": "json_schema", "json_schema": schema}
-    return _tag(f'<tool_call>\n{{"name": {_json_string(name)}, "arguments": ', content, "}\n</tool_call>")
+    return _tag(
+        f'<tool_call>\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ', content, "}\n</tool_call>"
+    )
 
 
 def _coder(name: str, schema: Any) -> Format:
@@ -37,7 +32,7 @@ def _coder(name: str, schema: Any) -> Format:
 
 def _llama(name: str, schema: Any) -> Format:
     content = {"type": "json_schema", "json_schema": schema}
-    return _tag(f'{{"name": {_json_string(name)}, "parameters": ', content, "}")
+    return _tag(f'{{"name": {json.dumps(name, ensure_ascii=False)}, "parameters": ', content, "}")
 
 
 def _tag(begin: str, content: Format, end: str) -> Format:

@@ -4,7 +4,7 @@
 >>> conversation = renderer.conversation()
 >>> prompt = renderer.render(conversation, messages, tools)         # CPU work: call it in a thread
 >>> ids = prompt.token_ids                                          # -> engine -> completion ids
->>> parsed = renderer.parse(completion_ids, tools=tools, prompt=prompt)
+>>> parsed = renderer.parse(completion_ids, tools=tools, opens_reasoning=prompt.opens_reasoning)
 >>> renderer.commit(conversation, prompt, completion_ids, parsed.to_message(), turn_id="t1")
 """
 
@@ -209,18 +209,11 @@ class Renderer:
             conversation.forget(prompt.asked)
 
     def parse(
-        self,
-        completion_ids: Sequence[int],
-        *,
-        tools: Sequence[dict[str, Any]] | None = None,
-        prompt: RenderedPrompt | None = None,
-        opens_reasoning: bool = False,
+        self, ids: Sequence[int], *, tools: Sequence[dict[str, Any]] | None = None, opens_reasoning: bool = False
     ) -> Choice:
-        """What a whole completion says. Without ``tools`` nothing is read as a call. A stop token at the end is not
-        text. ``opens_reasoning`` is for when there is no ``prompt`` that knows whether it opened the model's reasoning.
-        """
-        stream = self.stream(tools=tools, prompt=prompt, opens_reasoning=opens_reasoning)
-        stream.feed(completion_ids)
+        """What a whole completion says. A stop token at the end is not text; the rest is as in `stream`."""
+        stream = self.stream(tools=tools, opens_reasoning=opens_reasoning)
+        stream.feed(ids)
         stream.finish()
         return stream.parsed()
 
@@ -228,14 +221,14 @@ class Renderer:
         self,
         *,
         tools: Sequence[dict[str, Any]] | None = None,
-        prompt: RenderedPrompt | None = None,
-        choice: int = 0,
         opens_reasoning: bool = False,
+        choice: int = 0,
         stops: Sequence[str] = (),
     ) -> ReplyStream:
-        """A parser for ids as they are sampled. ``stops`` are strings that end the answer."""
-        opened = prompt.opens_reasoning if prompt is not None else opens_reasoning
-        parser = new_parser(self.grammar, tools=tools, reasoning_open=opened)
+        """A parser for ids as they are sampled. Without ``tools`` nothing is read as a call. ``opens_reasoning``: the prompt ends
+        with the opening mark of the reasoning. ``stops`` are strings that end the answer.
+        """
+        parser = new_parser(self.grammar, tools=tools, reasoning_open=opens_reasoning)
         return ReplyStream(self.tokenizer, self.stop_token_ids, parser, choice=choice, stops=stops)
 
     def raw_stream(self, prompt_ids: Sequence[int], *, choice: int = 0, stops: Sequence[str] = ()) -> ReplyStream:

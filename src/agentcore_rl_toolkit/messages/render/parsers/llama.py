@@ -81,9 +81,6 @@ def _looks_meant(body: str, tools: Schemas, *, anywhere: bool = False) -> bool:
 def _json_calls(body: str) -> list[Call] | None:
     if not body.startswith(("{", "[{")):
         return None
-    whole = call_from_json(body)
-    if whole is not None:
-        return [whole]
     decoder = json.JSONDecoder(strict=False)
     calls: list[Call] = []
     at, end = (1, len(body) - 1) if body.startswith("[") and body.endswith("]") else (0, len(body))
