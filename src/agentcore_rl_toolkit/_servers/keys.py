@@ -10,7 +10,6 @@ is looked up for addresses of the loopback only.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 import os
 import secrets
@@ -20,6 +19,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ..errors import ConfigError
+from .host_check import is_loopback
 from .process import write_private
 
 RUNTIME = "runtime"  # a kind of server whose key is KEY:SECRET, to sign requests with
@@ -33,9 +33,7 @@ def make() -> str:
 
 def is_here(host: str) -> bool:
     """Whether a server that listens on ``host`` can leave its key: clients find it under the loopback's addresses."""
-    with contextlib.suppress(ValueError):
-        return host in _ANY or ipaddress.ip_address(host).is_loopback
-    return False
+    return host in _ANY or is_loopback(host)
 
 
 def leave(kind: str, url: str, key: str) -> Path:
@@ -92,10 +90,7 @@ def _path(kind: str, url: str) -> Path | None:
         host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     except ValueError:
         return None
-    with contextlib.suppress(ValueError):
-        if ipaddress.ip_address(host).is_loopback:
-            host = "localhost"
-    return _folder() / f"{kind}-{port}" if host in _ANY else None
+    return _folder() / f"{kind}-{port}" if is_here(host) else None
 
 
 def _folder() -> Path:

@@ -61,9 +61,8 @@ async def test_sessions_are_spread_and_everything_of_them_is_found(both: Gateway
         len(await GatewayClient(both.url, admin_key=KEY).fetch_async(names)) == 10
     )  # a client that opened none of them
     stats = await both.stats_async()
-    assert (stats["turns"], stats["sessions"], len(stats["gateways"])) == (20, 11, 2)
-    health = await both.health_async()
-    assert (health["status"], health["sessions"]) == ("ok", 11)
+    assert [sum(each[name] for each in stats["gateways"].values()) for name in ("turns", "sessions")] == [20, 11]
+    assert (await both.health_async())["status"] == "ok"
     assert await both.delete_async([*names, more.session_id, "nobody"]) == 11
     assert [len(gateway.sessions.by_id) for gateway in two] == [0, 0]
 

@@ -139,18 +139,18 @@ class GatewayClient:
                 await self._fleet.catch_up(gateway)
 
     async def stats_async(self) -> dict[str, Any]:
-        """What the gateway counts; see `metrics.snapshot`. Of several: the sum, and each one's own under ``gateways``."""
-        return _together(await self._fleet.everywhere("say what it counts", lambda g: g.call("GET", "/admin/stats")))
+        """What the gateway counts; see `metrics.snapshot`. Of several: each one's under ``gateways``, by its URL."""
+        answers = await self._fleet.everywhere("say what it counts", lambda g: g.call("GET", "/admin/stats"))
+        return dict(answers[self.url]) if len(self.urls) == 1 else {"gateways": answers}
 
     async def health_async(self) -> dict[str, Any]:
-        """How the gateway is. Of several: "ok" when all are, and each one's own answer under ``gateways``."""
+        """How the gateway is. Of several: "ok" when all are, and each one's own answer under ``gateways``, by its URL."""
         answers = await self._fleet.everywhere("say how it is", lambda g: g.call("GET", "/healthz"))
-        together = _together(answers)
-        silent = [url for url in self.urls if url not in answers]
-        unwell = [f"{url}: {answer['status']}" for url, answer in answers.items() if answer["status"] != "ok"]
-        if len(self.urls) > 1:
-            together["status"] = "; ".join([*unwell, *(f"{url}: does not answer" for url in silent)]) or "ok"
-        return together
+        if len(self.urls) == 1:
+            return dict(answers[self.url])
+        found = {url: answers[url]["status"] if url in answers else "does not answer" for url in self.urls}
+        unwell = [f"{url}: {status}" for url, status in found.items() if status != "ok"]
+        return {"status": "; ".join(unwell) or "ok", "gateways": answers}
 
     async def workers_async(self) -> list[dict[str, Any]]:
         """The inference servers. Of several gateways each one's, with its URL under ``gateway``."""
@@ -199,20 +199,3 @@ def _listed(session_ids: Iterable[str]) -> list[str]:
     if isinstance(session_ids, str):
         raise ConfigError(f"session_ids are several ids: give [{session_ids!r}]")
     return list(session_ids)
-
-
-def _together(answers: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """One answer out of several: numbers added (times and versions: the largest), the rest the first one's."""
-    if len(answers) == 1:
-        return dict(next(iter(answers.values())))
-    together: dict[str, Any] = {}
-    for answer in answers.values():
-        for name, value in answer.items():
-            known = together.get(name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                together[name] = (known or value) if isinstance(value, bool) else value if known is None else known
-            elif known is None:
-                together[name] = value
-            else:
-                together[name] = max(known, value) if name.endswith(("_s", "_version")) else known + value
-    return {**together, "gateways": dict(answers)}

@@ -131,14 +131,6 @@ _PASSING = frozenset({"overloaded", "upstream", "rate_limit"})
 _FINAL = frozenset({"turn_limit", "permission"})
 
 
-def path_of(target: bytes) -> bytes:
-    """The path of a request that names it otherwise: whole, as proxies are asked (RFC 9112, 3.2.2), or not at all."""
-    scheme, found, rest = target.partition(b"://")
-    if not found or scheme.lower() not in (b"http", b"https"):
-        return b"/" + target
-    return b"/" + rest.partition(b"/")[2]
-
-
 def decode_body(body: bytes, kind: type[_T]) -> _T:
     """The JSON body of an administrative request. Raises: RequestError."""
     try:

@@ -10,9 +10,8 @@ import httptools
 from ..._servers.host_check import HostCheck
 from ...messages.errors import RequestError
 from ..config import Limits
-from .messages import Request, path_of
+from .messages import Request
 
-MANY_PIECES = 8  # of one read; a body in chunks of two bytes would take thirty times its size in memory
 SMALL_BODY = 64 * 2**10  # whoever sends more than this shows a key first
 
 
@@ -64,11 +63,8 @@ class RequestReader:
         if self.refused:
             return
         self._silent += len(data)
-        at = len(self._body)
         try:
             self._parser.feed_data(data)
-            if len(self._body) > at + MANY_PIECES:
-                self._body[at:] = [b"".join(self._body[at:])]
         except httptools.HttpParserUpgrade as e:
             self._stay(data[e.args[0] :])
         except httptools.HttpParserError as e:
@@ -152,8 +148,6 @@ class RequestReader:
             return
         body = self._body
         path, _, query = self.url.partition(b"?")
-        if path[:1] != b"/":
-            path = path_of(path)
         whole = body[0] if len(body) == 1 else b"".join(body)
         request = Request(parser.get_method(), path, query, self._headers, whole, parser.should_keep_alive())
         self._body = []

@@ -11,8 +11,6 @@ from .schema import INSERT_CALL, PUT_SESSION, Row
 
 Done = Callable[[OSError | None], None]
 
-_PROBE_BYTES = 64 * 2**10  # what a disk that refused must take before it counts as one with room
-
 
 class Numbered(Protocol):
     """What the store knows of a session: its number."""
@@ -48,9 +46,9 @@ class Queue:
         """Whether there is something beside calls."""
         return bool(self.sessions or self.deleted or self.delivered or self.settings)
 
-    def write(self, database: sqlite3.Connection, calls: list[QueuedCall], *, probe: bool = False) -> None:
+    def write(self, database: sqlite3.Connection, calls: list[QueuedCall]) -> None:
         """One transaction with these calls. Raises: sqlite3.Error, which leaves all as it was."""
-        if len(calls) == 1 and not (probe or self._more):
+        if len(calls) == 1 and not self._more:
             database.execute(INSERT_CALL, calls[0].row)  # a transaction by itself, at half the cost
             return
         with transaction(database):
@@ -69,8 +67,6 @@ class Queue:
                 )
             if self.settings:
                 database.executemany("INSERT OR REPLACE INTO settings VALUES(?,?)", self.settings.items())
-            if probe:
-                database.execute("INSERT OR REPLACE INTO settings VALUES('probe', zeroblob(?))", (_PROBE_BYTES,))
 
     def written(self) -> list[Done]:
         """All but calls is stored. Returns what is to run now."""

@@ -22,7 +22,6 @@ import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ from .wal import WriteAheadLog
 
 log = logging.getLogger(__name__)
 
+_PROBE_BYTES = 64 * 2**10  # what a disk that refused must take before it counts as one with room
 _RETRY_S = 0.1  # how soon a disk that refused is tried again
 _LOCKED_S = 5.0  # how long another program may hold the file before calls are refused
 _SLOW_S = 0.02
@@ -159,6 +159,7 @@ class Store:
         if self.failed is not None:
             log.warning("the gateway's store takes calls again")
             self.failed = None
+            self.set("probe", None)
         for call in calls:
             if call.done is not None:
                 call.done(None)
@@ -206,14 +207,8 @@ class Store:
     def tend(self) -> None:
         """Try a disk that refused again, though nobody appends; and remove what was deleted."""
         if self.failed is not None and time.monotonic() >= self._retry_at:
-            self._retry_at = time.monotonic() + _RETRY_S
-            try:
-                self._queue.write(self._database, [], probe=True)
-            except sqlite3.Error:
-                return
-            self._stored([])
-            with suppress(sqlite3.Error):
-                self._database.execute("DELETE FROM settings WHERE name = 'probe'")
+            self._queue.settings["probe"] = bytes(_PROBE_BYTES)
+            self.commit()
         self._tidy()
         self.wal.tend()
 
