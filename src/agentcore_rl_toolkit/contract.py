@@ -144,7 +144,7 @@ def check_id(value: IdValue, name: str) -> str:
     Raises: ContractError on an empty or ``..`` part, on a control character, on what is not Unicode, and on what is neither text
         nor a number.
     """
-    if not _is_text(value) and not _is_number(value):
+    if not isinstance(value, (str, bool)) and not _is_finite(value):
         raise ContractError(
             f"{name} must be text or a number, got {_short(value)}; name inputs by str(...) of what you have"
         )
@@ -454,13 +454,6 @@ def extract_reward(record: Mapping[str, Any]) -> float | None:
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str)  # ids arrive from outside, whatever the annotations say
-
-
-def _is_number(value: object) -> bool:
-    """Whether an id may be this number: any but NaN, infinity, and one of more digits than a key holds."""
-    if isinstance(value, int):
-        return value.bit_length() <= 8 * MAX_KEY_BYTES // 3
-    return isinstance(value, float) and math.isfinite(value)
 
 
 def _is_finite(value: object) -> bool:

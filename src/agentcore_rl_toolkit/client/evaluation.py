@@ -192,31 +192,30 @@ def interval(values: Sequence[float]) -> tuple[float | None, float | None]:
 def write_results(folder: Path, items: Iterable[BatchItem], summary: EvalSummary) -> None:
     """Write ``results.jsonl`` (with the records and tracebacks), ``results.csv`` (one line per rollout) and ``summary.json``."""
     folder.mkdir(parents=True, exist_ok=True)
-    ordered = sorted(items, key=lambda item: item.index or 0)
-    columns = (
-        *("index", "input_id", "session_id", "outcome", "cause", "failure"),
-        *("reward", "score", "attempt", "elapsed_s", "error"),
-    )
     with (folder / "results.jsonl").open("w") as lines, (folder / "results.csv").open("w", newline="") as table:
-        writer = csv.DictWriter(table, columns)
+        writer = csv.DictWriter(table, _entry(BatchItem(success=False)))
         writer.writeheader()
-        for item in ordered:
-            entry = {
-                "index": item.index,
-                "input_id": item.input_id,
-                "session_id": item.session_id,
-                "outcome": None if item.outcome is None else item.outcome.value,
-                "cause": None if item.cause is None else item.cause.value,
-                "failure": item.failure,
-                "reward": reward_of(item),
-                "score": score_of(item),
-                "attempt": item.attempt,
-                "elapsed_s": item.elapsed,
-                "error": item.error,
-            }
+        for item in sorted(items, key=lambda item: item.index or 0):
+            entry = _entry(item)
             lines.write(json.dumps({**entry, "traceback": item.traceback, "record": item.result}) + "\n")
             writer.writerow(entry)
     (folder / "summary.json").write_text(json.dumps(as_facts(summary), indent=2) + "\n")
+
+
+def _entry(item: BatchItem) -> dict[str, Any]:
+    return {
+        "index": item.index,
+        "input_id": item.input_id,
+        "session_id": item.session_id,
+        "outcome": None if item.outcome is None else item.outcome.value,
+        "cause": None if item.cause is None else item.cause.value,
+        "failure": item.failure,
+        "reward": reward_of(item),
+        "score": score_of(item),
+        "attempt": item.attempt,
+        "elapsed_s": item.elapsed,
+        "error": item.error,
+    }
 
 
 def as_facts(summary: EvalSummary) -> dict[str, Any]:
