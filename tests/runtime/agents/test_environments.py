@@ -67,16 +67,12 @@ def test_an_agent_that_leaves_the_version_open_gets_the_one_that_runs_here(tmp_p
 @pytest.mark.system
 def test_its_environment_has_exactly_that_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTCORE_RL_CACHE", str(tmp_path / "cache"))
-    environments.toolkit_wheel.cache_clear()
     agent = tmp_path / "agent"
     agent.mkdir()
     (agent / "requirements.txt").write_text("click>=8\nagentcore-rl-toolkit\n")
     (agent / "agent.py").write_text("import agentcore_rl_toolkit\n")
-    try:
-        python = environments.build(Dependencies.beside(agent / "agent.py"), environments.cache_dir())
-        source = Path(environments.__file__).read_bytes()
-    finally:
-        environments.toolkit_wheel.cache_clear()
+    python = environments.build(Dependencies.beside(agent / "agent.py"), environments.cache_dir())
+    source = Path(environments.__file__).read_bytes()
     code = "from agentcore_rl_toolkit.runtime.agents import environments as e; print(e.__file__)"
     found = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=300)
     assert Path(found.stdout.strip()).is_relative_to(python.parents[1]), found.stderr

@@ -13,7 +13,6 @@ Nothing removes an environment: uv links most of its files from its own cache. T
 from __future__ import annotations
 
 import fcntl
-import functools
 import hashlib
 import os
 import platform
@@ -21,13 +20,12 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from ..._installation import write_wheel
+from ..._installation import wheel_digest, write_wheel
 from ...errors import LocalRuntimeError
 from ...isolation.project import Project
 
@@ -70,7 +68,7 @@ class Dependencies:
             if _LOCAL.search(content):
                 digest.update(os.fsencode(self.folder))
         if self.toolkit:
-            digest.update(b"\0toolkit\0" + toolkit_wheel().parent.name.encode())
+            digest.update(b"\0toolkit\0" + wheel_digest().encode())
         return digest.hexdigest()[:20]
 
 
@@ -83,19 +81,6 @@ def _wants_toolkit(folders: Iterable[Path], file: Path) -> bool:
     if given:
         return True
     return any(b"agentcore_rl_toolkit" in path.read_bytes() for folder in folders for path in folder.glob("*.py"))
-
-
-@functools.cache
-def toolkit_wheel() -> Path:
-    """The wheel of the version that runs here, in a folder of the cache named after its content."""
-    wheels = cache_dir().with_name("wheels")
-    wheels.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=wheels) as scratch:
-        made = write_wheel(Path(scratch))
-        home = wheels / hashlib.sha256(made.read_bytes()).hexdigest()[:20]
-        home.mkdir(exist_ok=True)
-        wheel = made.replace(home / made.name)
-    return wheel
 
 
 def build(dependencies: Dependencies, root: Path, *, uv: str | None = None) -> Path:
@@ -144,7 +129,8 @@ def _install(dependencies: Dependencies, file: str, home: Path, uv: str) -> None
         return
     install = [uv, "pip", "install", "--quiet", "--python", str(python), "--compile-bytecode", "-r", file]
     if dependencies.toolkit:
-        wheel = f"agentcore-rl-toolkit @ {toolkit_wheel().as_uri()}"
+        made = next(home.glob("*.whl"), None) or write_wheel(home)  # the folder is this version's
+        wheel = f"agentcore-rl-toolkit @ {made.as_uri()}"
         override = home / "toolkit.txt"
         override.write_text(f"{wheel}\n")
         install += ["--override", str(override), wheel]
