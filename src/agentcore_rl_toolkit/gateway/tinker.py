@@ -23,8 +23,8 @@ from ..messages.errors import RequestError
 from .calls.agent import TranslatingAgent
 from .calls.call import Call
 from .calls.context import Context
-from .calls.engine import Owner
 from .calls.exchange import Transport
+from .calls.running import RunningCall
 from .calls.states import State
 from .config import UpstreamConfig
 from .engines import Piece
@@ -113,7 +113,7 @@ class TinkerExchange(Transport):
 
     def __init__(
         self,
-        owner: Owner,
+        owner: RunningCall,
         engine: TokenSampling,
         context: Context,
         session: Session,
@@ -253,7 +253,7 @@ def tinker_call(
     def finish(piece: Piece) -> None:
         cut(piece, agent.asked.sampling.stop, mode.renderer.decode)
 
-    def make(owner: Owner, stream: bool) -> Transport:
+    def make(owner: RunningCall, stream: bool) -> Transport:
         return TinkerExchange(owner, engine, context, session, samplers, stream=stream, finish=finish)
 
     return Call(context, session, agent, engine, make)

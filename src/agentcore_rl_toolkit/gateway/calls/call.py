@@ -42,9 +42,10 @@ from ..sessions.session import RecordedReply, Session, repeats_of
 from . import dedup
 from .agent import AgentSide
 from .context import Context
-from .engine import EngineSide, Owner
+from .engine import EngineSide
 from .exchange import Exchange, Transport
 from .incremental import digest_of
+from .running import RunningCall
 from .states import ENDS, NEXT, IllegalTransitionError, State
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ log = logging.getLogger(__name__)
 _FEW = 3  # running calls up to which waiting for others to commit with would only be waiting
 _MOST_REFUSED = 50  # requests of one session that are entries of it: an agent may repeat one forever
 _EVENT_STREAM = ((b"content-type", b"text/event-stream"),)
-MakeTransport = Callable[[Owner, bool], Transport]
+MakeTransport = Callable[[RunningCall, bool], Transport]
 
 
 class Call:

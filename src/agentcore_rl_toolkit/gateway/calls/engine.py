@@ -6,11 +6,9 @@ from typing import Protocol
 
 from ...messages.dialects import Delta
 from ...messages.dialects.passthrough import Fields
-from ...messages.errors import RequestError
 from ..capture.captured import Captured
-from ..sessions.session import RunningCall
 from ..upstreams.router import Worker
-from .running import RunningCalls
+from .running import RunningCall, RunningCalls
 
 
 class WeightSpan:
@@ -91,7 +89,7 @@ class EngineSide(Protocol):
         """Write what all servers get of the request, once the session's settings are in it. Raises: RequestError."""
         ...
 
-    def prepare(self, owner: Owner, call_id: str) -> None:
+    def prepare(self, owner: RunningCall, call_id: str) -> None:
         """Do what comes before a server is chosen; then ``owner.go()``."""
         ...
 
@@ -117,22 +115,4 @@ class EngineSide(Protocol):
 
     def release(self) -> None:
         """The call is over."""
-        ...
-
-
-class Owner(RunningCall, Protocol):
-    """The call, as its engine side sees it."""
-
-    def go(self) -> None:
-        """Off to a server, or wait with everybody else while the gateway is paused."""
-        ...
-
-    def take(self, data: bytes) -> None: ...
-    def complete(self) -> None: ...
-    def forget(self) -> None: ...
-    def pass_error(self, status: int, body: bytes) -> None: ...
-    def fail(self, error: RequestError) -> None: ...
-    def broke(self, error: Exception) -> None: ...
-    def comment(self, text: bytes) -> bool:
-        """Write a comment line to an agent that waits for a stream. False: none waits any more."""
         ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import sys
 import time
 
@@ -13,7 +14,8 @@ from ..sessions.session import Session
 from ..upstreams.pool import UpstreamConnection
 from ..upstreams.router import Worker
 from .context import Context
-from .engine import EngineSide, Owner
+from .engine import EngineSide
+from .running import RunningCall
 from .states import State
 
 MAX_TRIES = 4
@@ -25,7 +27,7 @@ class Transport:
 
     __slots__ = ("_context", "_engine", "_incoming", "_owner", "_session", "_worker")
 
-    def __init__(self, owner: Owner, engine: EngineSide, context: Context, session: Session) -> None:
+    def __init__(self, owner: RunningCall, engine: EngineSide, context: Context, session: Session) -> None:
         self._owner = owner
         self._engine = engine
         self._incoming = engine.incoming
@@ -80,7 +82,9 @@ class Exchange(Transport):
 
     __slots__ = ("_connecting", "_second", "_stream", "_tried", "_until", "_up")
 
-    def __init__(self, owner: Owner, engine: EngineSide, context: Context, session: Session, *, stream: bool) -> None:
+    def __init__(
+        self, owner: RunningCall, engine: EngineSide, context: Context, session: Session, *, stream: bool
+    ) -> None:
         super().__init__(owner, engine, context, session)
         self._stream = stream
         self._tried: tuple[Worker, ...] = ()
@@ -107,6 +111,10 @@ class Exchange(Transport):
                 connection = await worker.pool.connect()
             except OSError as e:
                 self._leave()
+                if e.errno in (errno.EMFILE, errno.ENFILE):
+                    why = "the gateway has no connection left for this call: raise `ulimit -n`"
+                    self._owner.fail(RequestError(why, kind="overloaded"))
+                    return
                 worker.failed(time.monotonic(), unreachable=True, why=f"it cannot be reached: {e}")
                 self._again(worker, "the inference server cannot be reached")
             else:

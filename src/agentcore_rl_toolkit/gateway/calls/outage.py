@@ -19,9 +19,8 @@ import msgspec
 from ...errors import GatewayError
 from ...messages.errors import NOT_JSON, RequestError
 from ..config import Limits
-from ..sessions.session import RunningCall
 from ..upstreams.router import Router, Worker
-from .running import RunningCalls
+from .running import RunningCall, RunningCalls
 from .states import State
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,8 @@ from ..sessions.session import Session
 from ..upstreams.router import Worker
 from .agent import AgentSide, RelayingAgent, TranslatingAgent
 from .context import Context
-from .engine import Incoming, Owner
+from .engine import Incoming
+from .running import RunningCall
 
 log = logging.getLogger(__name__)
 _images = WarnsOnceAMinute(log)
@@ -82,7 +83,7 @@ class RelayedChat:
         self._body = (_to_json(fields),) if long is None else long.pieces(fields)
         self._path = b"/v1/" + path
 
-    def prepare(self, owner: Owner, call_id: str) -> None:
+    def prepare(self, owner: RunningCall, call_id: str) -> None:
         owner.go()
 
     def request_for(self, worker: Worker) -> tuple[bytes, tuple[bytes, ...]]:

@@ -6,11 +6,41 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from ...messages.errors import RequestError
 from ..config import Limits
-from ..sessions.session import RunningCall
+from .states import State
+
+
+class RunningCall(Protocol):
+    """A call that is under way, as its engine side and its transport see it."""
+
+    deadline: float | None
+    state: State
+
+    @property
+    def ended(self) -> bool: ...
+    def become(self, state: State) -> None: ...
+    def go(self) -> None:
+        """Off to a server, or wait with everybody else while the gateway is paused."""
+        ...
+
+    def route(self) -> None:
+        """Choose a server and send the request to it."""
+        ...
+
+    def take(self, data: bytes) -> None: ...
+    def complete(self) -> None: ...
+    def forget(self) -> None: ...
+    def weights_change(self) -> None: ...
+    def pass_error(self, status: int, body: bytes) -> None: ...
+    def fail(self, error: RequestError) -> None: ...
+    def abort(self, error: RequestError) -> None: ...
+    def broke(self, error: Exception) -> None: ...
+    def comment(self, text: bytes) -> bool:
+        """Write a comment line to an agent that waits for a stream. False: none waits any more."""
+        ...
 
 
 class RunningCalls:

@@ -23,7 +23,7 @@ import msgspec
 from ...errors import ConfigError, ContractError
 from ..store.reader import Counts, StoredSession
 from ..store.writer import Store
-from .session import RunningCall, Session, Stored
+from .session import Session, Stored
 from .settings import SessionSettings
 
 _TOMBSTONES = 100_000
@@ -141,20 +141,18 @@ class Sessions:
     def deleted_before(self, name: bytes) -> bool:
         return name in self._tombstones
 
-    def close(self, session: Session) -> list[RunningCall]:
-        """Refuse further calls. Returns the running ones, which the caller must stop."""
+    def close(self, session: Session) -> None:
+        """Refuse further calls. The caller stops the running ones."""
         if session.closed:
-            return []
+            return
         session.closed = True
         session.closed_s = time.time()
-        running = list(session.inflight)
         self._put(session)
         session.forget_texts()
         session.recent = None
         session.worker = None
         if self.closing is not None:
             self.closing(session)
-        return running
 
     def took(self, session: Session, call: int, whole: bool) -> None:
         """Store whether an agent has the whole reply of a call; one that none has uses up no turn."""

@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -24,32 +24,6 @@ _LENGTHS = ("max_tokens", "max_completion_tokens")
 _to_json = msgspec.json.Encoder().encode
 
 REMEMBERED = 64  # answered calls per session that a repeated request may be joined to
-
-
-class RunningCall(Protocol):
-    """A call that is under way."""
-
-    @property
-    def agent(self) -> Any: ...
-    @property
-    def state(self) -> Any: ...
-    @property
-    def started_s(self) -> float: ...
-    @property
-    def ended(self) -> bool: ...
-
-    deadline: float | None
-
-    def become(self, state: Any) -> None: ...
-    def route(self) -> None:
-        """Choose a server and send the request to it."""
-        ...
-
-    def abort(self, error: RequestError) -> None: ...
-    def weights_change(self) -> None: ...
-    def take_over(self, conn: Any, keep_alive: bool) -> None:
-        """Go on answering on another connection."""
-        ...
 
 
 class Stored:
@@ -89,7 +63,7 @@ class Session:
         self.errors = 0
         self.refused = 0  # requests that are entries of it and no calls
         self.ignored: dict[str, None] = {}  # fields, tools and blocks that its agent sent in vain
-        self.inflight: set[RunningCall] = set()
+        self.inflight: set[Any] = set()  # its running calls (`calls.running.RunningCall`)
         self.worker: Worker | None = None
         self.texts = Texts()
         self.recent: OrderedDict[int, Repeated] | None = OrderedDict()

@@ -19,7 +19,8 @@ from ...messages.render import call_format
 from ..calls.agent import TranslatingAgent
 from ..calls.call import Call
 from ..calls.context import Context
-from ..calls.engine import Incoming, Owner
+from ..calls.engine import Incoming
+from ..calls.running import RunningCall
 from ..calls.states import State
 from ..capture.captured import Captured
 from ..capture.record import CONSTRAINED
@@ -95,7 +96,7 @@ class TokenSampling:
         if self._session.settings.model_id is not None:
             self._agent.asked.model = self._session.settings.model_id
 
-    def prepare(self, owner: Owner, call_id: str) -> None:
+    def prepare(self, owner: RunningCall, call_id: str) -> None:
         self._call_id = call_id
         if self._agent.asked.prompt is None:
             self._prompt.pin(self._session)
@@ -104,7 +105,7 @@ class TokenSampling:
         work = asyncio.get_running_loop().run_in_executor(self._mode.executor, self._prompt.render, self._agent.asked)
         work.add_done_callback(lambda work: self._rendered(work, owner))
 
-    def _rendered(self, work: asyncio.Future[None], owner: Owner) -> None:
+    def _rendered(self, work: asyncio.Future[None], owner: RunningCall) -> None:
         self._rendering = False
         try:
             if work.cancelled():  # the gateway is stopping
