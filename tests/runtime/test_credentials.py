@@ -11,26 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .conftest import AGENTS, Server, wait_for
+from .conftest import AGENTS, Server
 
 BARE = AGENTS / "bare.py"
 
 
-def private(path: Path, text: str, mode: int = 0o600) -> Path:
-    path.write_text(text)
-    path.chmod(mode)
-    return path
-
-
 def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
-
-
-def test_no_process_shows_the_credential(start_server: Callable[..., Server], tmp_path: Path) -> None:
-    file = private(tmp_path / "credential", "AKLOCAL:secret-of-the-runtime\n")
-    server = start_server("--credential-file", str(file), wait=False, agent=BARE)
-    wait_for(lambda: server.ready_file.exists() or server.process.poll() is not None)
-    assert "secret-of-the-runtime" not in Path(f"/proc/{server.process.pid}/cmdline").read_text()
 
 
 def test_state_files_are_this_users_alone(start_server: Callable[..., Server], tmp_path: Path) -> None:

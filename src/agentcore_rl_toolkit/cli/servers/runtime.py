@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from ...errors import ConfigError
 from ..options import allowed_hosts, as_json, sandbox_options, settings_of, settings_option
 from ..output.terminal import visible
 from ..output.waiting import Waiting
@@ -78,12 +79,6 @@ _SERVE_OPTIONS = [
     click.option("--quotas", default="unlimited", show_default=True, help="Profile: unlimited, aws-2026 or aws-2025."),
     click.option("--faults", "faults_file", type=_FILE, help="Fault plan, TOML or JSON."),
     click.option(
-        "--credential-file",
-        type=_FILE,
-        help="The keys of requests in place of one that is made: a file of mode 0600, KEY:SECRET. Or AGENTCORE_RL_CREDENTIALS.",
-    ),
-    click.option("--credential", "on_command_line", multiple=True, hidden=True),
-    click.option(
         "--callers",
         type=click.Choice(["user", "any"]),
         default="user",
@@ -100,9 +95,19 @@ _SERVE_OPTIONS = [
 ]
 
 
+def _credentials() -> dict[str, str]:
+    """Access keys and secrets of AGENTCORE_RL_CREDENTIALS. It is taken out of the environment: sessions do not inherit it."""
+    pairs = [word.partition(":") for word in os.environ.pop("AGENTCORE_RL_CREDENTIALS", "").split()]
+    if not all(key and secret for key, _, secret in pairs):
+        raise ConfigError("AGENTCORE_RL_CREDENTIALS holds KEY:SECRET, several with blanks in between")
+    return {key: secret for key, _, secret in pairs}
+
+
 @group.command()
 def serve(**options: Any) -> None:
     """Serve agents until stopped.
+
+    Requests are signed with a key that is made at the start, or with AGENTCORE_RL_CREDENTIALS=KEY:SECRET.
 
     --set takes region, account_id, init_timeout, invoke_timeout, stream_timeout, and tps,
     new_sessions_per_minute and max_sessions in place of the quota profile's. Times are seconds.
@@ -111,8 +116,6 @@ def serve(**options: Any) -> None:
     Example:
         agentcore-rl runtime serve --agent math=examples/strands_math_agent/rl_app.py
     """
-    from ..._servers.private_files import ON_A_COMMAND_LINE, credentials_from
-    from ...errors import ConfigError
     from ...runtime.agents.agent import parse_agent_option
     from ...runtime.api.faults import FaultPlan
     from ...runtime.api.quotas import profile
@@ -121,10 +124,8 @@ def serve(**options: Any) -> None:
     from ...runtime.sessions.stores import store_folder
     from ...runtime.wire import handed_environment, parse_environment
 
-    if options["on_command_line"]:
-        raise ConfigError(f"--credential is not taken: {ON_A_COMMAND_LINE}")
     rare = settings_of(options["words"], _Rare)
-    credentials = credentials_from(os.environ, options["credential_file"])
+    credentials = _credentials()
     folder, memory = (options[name] for name in ("state_dir", "memory_mb"))
     config = RuntimeConfig(
         region=rare.region,
@@ -210,7 +211,6 @@ def deploy(
     The environment of a file is built with uv from the pyproject.toml (and uv.lock) or requirements.txt beside it.
     Deploying a name again makes a new version.
     """
-    from ...errors import ConfigError
     from ...runtime.remote import RuntimeView
     from ...runtime.wire import parse_environment
 

@@ -13,16 +13,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from agentcore_rl_toolkit._servers.private_files import CREDENTIALS, credentials_from
 from agentcore_rl_toolkit._servers.process import write_private
 from agentcore_rl_toolkit.cli.main import cli
 from agentcore_rl_toolkit.errors import ConfigError
-
-
-def private(path: Path, text: str, mode: int = 0o600) -> Path:
-    path.write_text(text)
-    path.chmod(mode)
-    return path
 
 
 def test_a_file_is_nobody_elses_from_its_first_byte_on(tmp_path: Path) -> None:
@@ -50,26 +43,6 @@ def test_a_file_is_nobody_elses_from_its_first_byte_on(tmp_path: Path) -> None:
         watcher.join()
     assert seen == {0o600}
     assert [p.name for p in tmp_path.iterdir()] == ["secret"]
-
-
-def test_credentials_come_from_the_environment_and_from_a_file(tmp_path: Path) -> None:
-    environment = {CREDENTIALS: "ONE:a:b TWO:c"}
-    file = private(tmp_path / "file", "THREE:d\n\nFOUR:e\n")
-    assert credentials_from(environment, file) == {"ONE": "a:b", "TWO": "c", "THREE": "d", "FOUR": "e"}
-    assert environment == {}  # nothing that is started later inherits them
-
-
-@pytest.mark.parametrize("text", ["", "KEY", "KEY:", ":secret", "a:b c"])
-def test_a_file_without_a_credential_is_refused_and_not_shown(tmp_path: Path, text: str) -> None:
-    with pytest.raises(ConfigError, match="KEY:SECRET") as raised:
-        credentials_from({}, private(tmp_path / "file", text))
-    assert ":secret" not in str(raised.value)
-
-
-@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o660])
-def test_a_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
-    with pytest.raises(ConfigError, match="chmod 600"):
-        credentials_from({}, private(tmp_path / "file", "KEY:secret", mode))
 
 
 @pytest.mark.parametrize(
