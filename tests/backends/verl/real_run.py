@@ -90,7 +90,7 @@ async def worker(folder: Path) -> dict[str, Any]:
         "actor_rollout_ref.rollout.response_length=256",
     )
     replay = Replay(recorded_episodes(), by_input=False)
-    adapter.use(AgentCoreConfig(**SECTION), service(replay))
+    adapter._services[repr(AgentCoreConfig(**SECTION))] = service(replay)
 
     class Worker(AgentLoopWorker):  # type: ignore[misc]
         """verl's worker; outputs are kept as they come from the loop, the way V1's TransferQueue worker takes them."""

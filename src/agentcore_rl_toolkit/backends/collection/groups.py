@@ -197,20 +197,19 @@ def with_rewards(groups: Sequence[Group], reward: Callable[[CollectedRollout], f
     """
 
     def rewarded(rollout: CollectedRollout) -> CollectedRollout:
-        ended_ok = rollout.usable and rollout.outcome is Outcome.OK
-        return _rewarded(rollout, reward(rollout)) if ended_ok else rollout
+        if not rollout.usable or rollout.outcome is not Outcome.OK:
+            return rollout
+        value = reward(rollout)
+        if value is None:
+            return replace(rollout, reward=None, reward_detail=None, mask_reason="no_reward")
+        if not math.isfinite(value):
+            raise ConfigError(
+                f"the reward of rollout {rollout.session_id} must be a finite number or None, got {value!r}"
+            )
+        metrics = rollout.reward_detail.metrics if rollout.reward_detail is not None else {}
+        return replace(rollout, reward=float(value), reward_detail=Reward(value=float(value), metrics=metrics))
 
     return [replace(g, rollouts=[rewarded(r) for r in g.rollouts]) for g in groups]
-
-
-def _rewarded(rollout: CollectedRollout, value: float | None) -> CollectedRollout:
-    if value is None:
-        return replace(rollout, reward=None, reward_detail=None, mask_reason="no_reward")
-    if not math.isfinite(value):
-        raise ConfigError(f"the reward of rollout {rollout.session_id} must be a finite number or None, got {value!r}")
-    detail = rollout.reward_detail
-    metrics = detail.metrics if detail is not None else {}
-    return replace(rollout, reward=float(value), reward_detail=Reward(value=float(value), metrics=metrics))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,7 +84,7 @@ class _Accounts:
         self.restarted: int = state.get("restarted", 0) + state.get("in_flight_rollouts", 0)
         self.open: dict[int, _Open] = {}
         self.handed: list[tuple[_Open, Group]] = []  # not yet reported as trained
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def started(self, opened: _Open) -> None:
         with self._lock:
@@ -112,11 +112,14 @@ class _Accounts:
 
     def now(self) -> StreamAccounts:
         with self._lock:
-            return self._now()
+            sizes = [opened.size for opened in (*self.open.values(), *(opened for opened, _ in self.handed))]
+            return StreamAccounts(
+                trained=self.trained, masked=dict(self.masked), in_flight=sum(sizes), restarted=self.restarted
+            )
 
     def state(self) -> dict[str, Any]:
         with self._lock:
-            accounts = self._now()
+            accounts = self.now()
             return {
                 "next": self.next,
                 "in_flight": sorted([*self.open, *(opened.position for opened, _ in self.handed), *self.again]),
@@ -125,12 +128,6 @@ class _Accounts:
                 "masked": dict(accounts.masked),
                 "restarted": accounts.restarted,
             }
-
-    def _now(self) -> StreamAccounts:
-        sizes = [opened.size for opened in self.open.values()] + [opened.size for opened, _ in self.handed]
-        return StreamAccounts(
-            trained=self.trained, masked=dict(self.masked), in_flight=sum(sizes), restarted=self.restarted
-        )
 
 
 class GroupStream:

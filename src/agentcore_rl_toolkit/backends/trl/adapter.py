@@ -168,6 +168,12 @@ class AgentCoreGRPOTrainer(GRPOTrainer):
         if not hasattr(GRPOTrainer, "_generate_and_score_completions"):
             raise ConfigError("this TRL version has no _generate_and_score_completions; use trl>=1.16,<2")
 
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's own; leaves the server with the final weights, so that an evaluation after training measures them."""
+        found = super().train(*args, **kwargs)
+        self.rollouts.sync_weights(self)
+        return found
+
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         output = super()._generate_and_score_completions(inputs)
         sampled_BT = output.get("sampling_per_token_logps")
@@ -236,17 +242,6 @@ class AgentCoreGRPOTrainer(GRPOTrainer):
                 recording.trained(session_id, sequence, logprobs=found, updates=0)
 
 
-class _LastWeights(TrainerCallback):
-    """Leaves the server with the final weights, so that an evaluation after training measures them."""
-
-    def __init__(self, rollouts: AgentCoreRollouts) -> None:
-        self.rollouts = rollouts
-        self.trainer: Any = None
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.rollouts.sync_weights(self.trainer)
-
-
 class StepMetrics(TrainerCallback):
     """What TRL logs of a step or an evaluation, as events of a run. Where a batch is for several optimizer steps, each is one."""
 
@@ -295,19 +290,16 @@ def make_trainer(
             raise ConfigError("no training rows: set data_path or pass rows")
         rows = read_rows(config.data_path)
     rollouts = AgentCoreRollouts(config, client=client, gateway=gateway, on_batch=on_batch, recording=recording)
-    last_weights = _LastWeights(rollouts)
-    trainer = AgentCoreGRPOTrainer(
+    return AgentCoreGRPOTrainer(
         model=model if model is not None else config.model,
         reward_funcs=agent_reward,
         args=grpo_config(config),
         train_dataset=Dataset.from_list([{"prompt": encode_payload(row)} for row in rows]),
         processing_class=tokenizer if tokenizer is not None else _tokenizer(config.model),
         peft_config=_lora(config.lora),
-        callbacks=[last_weights, *callbacks],
+        callbacks=list(callbacks),
         rollouts=rollouts,
     )
-    last_weights.trainer = trainer
-    return trainer
 
 
 def batch_metrics(groups: Sequence[Group], stats: ConvertStats) -> dict[str, float]:

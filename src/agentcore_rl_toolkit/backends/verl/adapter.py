@@ -75,15 +75,6 @@ class AgentCoreAgentLoop(AgentLoopBase):
             return _services[key]
 
 
-def use(config: AgentCoreConfig, service: RolloutService | None) -> None:
-    """Give this process another service for a configuration: a running gateway, or a replay. None forgets it."""
-    with _lock:
-        if service is None:
-            _services.pop(repr(config), None)
-        else:
-            _services[repr(config)] = service
-
-
 def open_service(agentcore: AgentCoreConfig, config: Any, llm_client: Any) -> tuple[RolloutService, Bridge | None]:
     """Clients and gateway over verl's rollout servers; the bridge where the gateway samples through `llm_client`."""
     rollout = config.actor_rollout_ref.rollout
