@@ -188,7 +188,7 @@ def test_the_examples_are_deployed_as_their_pages_say(account: dict[str, str], m
     """Each page's own command, rehearsed: the image would be built from the example's folder, and the agent made."""
     monkeypatch.chdir(ROOT)
     pages = [page for page in ROOT.glob("examples/*/README.md") if "## Run it on AWS" in page.read_text()]
-    assert len(pages) == 10
+    assert len(pages) > 9
     for page in pages:
         [line] = re.findall(r"^agentcore-rl deploy (.*)$", page.read_text(), re.MULTILINE)
         done = CliRunner().invoke(command, [*shlex.split(line), "--dry-run"])

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..deploy.deployment import Deployment
     from ..deploy.settings import Settings
 
+ARN = "AGENTCORE_AGENT_ARN"
 CONTROL_URL = "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL"
 
 
@@ -197,13 +198,14 @@ def _print_policies(deployment: Deployment, as_json: bool) -> None:
 def _report(
     done: Deployed, settings: Settings, region: str | None, dry_run: bool, as_json: bool, lines: Sequence[str]
 ) -> None:
+    from dotenv import set_key
+
     from ..deploy import cost
 
     if not dry_run and done.arn is not None:
-        write_env(
-            Path(".env"),
-            {"AGENTCORE_AGENT_ARN": done.arn, "AGENTCORE_S3_BUCKET": settings.store, "AWS_REGION": region},
-        )
+        for name, value in ((ARN, done.arn), ("AGENTCORE_S3_BUCKET", settings.store), ("AWS_REGION", region)):
+            if value is not None:
+                set_key(".env", name, value, quote_mode="never")
     if as_json:
         result = {
             "arn": done.arn,
@@ -222,36 +224,12 @@ def _report(
         click.echo(f"{done.arn} (version {done.version}), written to .env\n{cost.line(1000)}")
 
 
-def write_env(path: Path, values: dict[str, str | None]) -> None:
-    """Set variables in a `.env` file; its other lines stay as they are."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    for name, value in values.items():
-        if value is None:
-            continue
-        line = f"{name}={value}"
-        at = next((i for i, old in enumerate(lines) if re.match(rf"\s*(export\s+)?{name}\s*=", old)), None)
-        if at is None:
-            lines.append(line)
-        else:
-            lines[at] = line
-    _replace(path, lines)
-
-
 def forget_agent(path: Path, name: str) -> bool:
     """Remove the ARN of an agent of this name from a `.env` file. False when it is not in there."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    kept = [
-        line
-        for line in lines
-        if not re.match(rf"\s*(export\s+)?AGENTCORE_AGENT_ARN\s*=.*:runtime/{name}-\w+\W*$", line)
-    ]
-    if kept == lines:
+    from dotenv import get_key, unset_key
+
+    arn = (get_key(path, ARN) if path.is_file() else None) or ""
+    if re.search(rf":runtime/{name}-\w+$", arn) is None:
         return False
-    _replace(path, kept)
+    unset_key(path, ARN)
     return True
-
-
-def _replace(path: Path, lines: Sequence[str]) -> None:
-    partial = path.with_name(path.name + ".new")
-    partial.write_text("".join(f"{line}\n" for line in lines))
-    partial.replace(path)

@@ -48,14 +48,16 @@ def command(
     the agent's function is not called. What is not given is taken from the environment, or from .env in this folder. Keys that it
     makes in the bucket are deleted again. Ends with code 1 when a check failed.
     """
+    from dotenv import dotenv_values
+
     from . import aws, machine
     from . import model as of_model
 
     if on_aws:
-        given = _with_dotenv({"AGENTCORE_AGENT_ARN": agent, "AGENTCORE_S3_BUCKET": bucket})
+        stored = dotenv_values(".env", interpolate=False)
         account = aws.Account(
-            agent_arn=given["AGENTCORE_AGENT_ARN"],
-            bucket=given["AGENTCORE_S3_BUCKET"],
+            agent_arn=agent or stored.get("AGENTCORE_AGENT_ARN"),
+            bucket=bucket or stored.get("AGENTCORE_S3_BUCKET"),
             gateway_url=gateway_url,
             gateway_admin_key=gateway_admin_key,
             session_gateway_url=session_gateway_url,
@@ -77,11 +79,3 @@ def command(
         click.echo(f"{len(found)} checks, {failed} failed" if failed else f"{len(found)} checks, none failed")
     if failed:
         sys.exit(1)
-
-
-def _with_dotenv(given: dict[str, str | None]) -> dict[str, str | None]:
-    from dotenv import dotenv_values
-
-    file = Path(".env")
-    stored = dotenv_values(file, interpolate=False) if file.is_file() else {}
-    return {name: value or stored.get(name) for name, value in given.items()}
