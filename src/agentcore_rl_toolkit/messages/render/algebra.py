@@ -66,15 +66,13 @@ class TemplateFacts:
     ``closers`` are texts that may end an answer. ``opener_style``: answers have no closing mark of their own, the
     next message's opening mark ends them (GLM). ``after_text`` and ``after_calls``: new messages may be rendered
     behind a stub for an answer without or with calls. ``needs_tools``: only with the tool list at hand.
-    ``rewrites_history``: a full rendering would write earlier answers differently from how they were sampled
-    (reasoning stripped, for one). ``tools_shown``: the list of tools is in the prompt. ``problems``: reasons in words."""
+    ``tools_shown``: the list of tools is in the prompt. ``problems``: reasons in words."""
 
     closers: tuple[str, ...]
     opener_style: bool
     after_text: bool
     after_calls: bool
     needs_tools: bool
-    rewrites_history: bool
     tools_supported: bool
     tools_shown: bool
     problems: tuple[str, ...] = field(default=())
@@ -259,16 +257,7 @@ def probe(template: ChatTemplate, tokenizer: Tokenizer) -> TemplateFacts:
         after_text=after_text,
         after_calls=after_calls,
         needs_tools=needs_tools,
-        rewrites_history=_rewrites(prober),
         tools_supported=tools_supported,
         tools_shown=offered is not None and offered != prober.render([_USER], tools=False),
         problems=tuple(prober.problems),
     )
-
-
-def _rewrites(prober: _Prober) -> bool:
-    """Would a later full rendering change an answer that carried reasoning?"""
-    thoughtful = {"role": "assistant", "content": "one", "reasoning_content": "because"}
-    now = prober.render([_USER, thoughtful], tools=False, opening=False)
-    later = prober.render([_USER, thoughtful, _USER], tools=False)
-    return now is not None and later is not None and ("because" in now) != ("because" in later)

@@ -70,7 +70,6 @@ def examine(renderer: Renderer) -> DoctorReport:
         ("prefix extension, tool calls", _extends_calls),
         ("parser round trip, tool calls", _round_trip),
         ("parser round trip, reasoning", _reasoning),
-        ("history", _history),
         ("system messages anywhere", _systems),
         ("histories without a user's message", _no_user),
         ("calls whose arguments are unreadable", _unreadable),
@@ -217,12 +216,6 @@ def _reasoning(renderer: Renderer) -> tuple[bool | None, str]:
     if parsed.reasoning.strip() == "Some thought." and parsed.content.strip() == "An answer.":
         return True, "reasoning and answer are separated"
     return False, f"reasoning {parsed.reasoning!r}, content {parsed.content!r}"
-
-
-def _history(renderer: Renderer) -> tuple[bool, str]:
-    if renderer.facts.rewrites_history:
-        return True, "the template drops the reasoning of earlier answers; the sampled tokens are kept instead"
-    return True, "the template writes earlier answers as they were sampled"
 
 
 def _systems(renderer: Renderer) -> tuple[bool, str]:
