@@ -24,15 +24,17 @@ import json
 import math
 import os
 import random
+import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.backends import (
@@ -55,6 +57,7 @@ from agentcore_rl_toolkit.policy import load_policy, problems
 from agentcore_rl_toolkit.runs.record import tools_of
 from agentcore_rl_toolkit.weights import EngineAddress, Publisher
 
+HEAD_TOKENS = 512  # whose logits are in memory at once
 Observer = Callable[[str, dict[str, Any]], None]  # (event name, its facts)
 Row = Mapping[str, Any]  # one input: the payload that the agent is sent
 
@@ -68,7 +71,10 @@ class Config:
     clip_low: float = 0.2
     clip_high: float = 0.28
     minibatches: int = 4  # optimizer steps per batch of rollouts
-    sequences_at_once: int = 8  # of a minibatch, whose gradients add up: what memory holds
+    tokens_at_once: int = 4096  # of a minibatch, with padding; their gradients add up: what memory holds
+    gradient_checkpointing: bool = (
+        False  # compute activations again in the backward pass: less memory, a third more time
+    )
     max_grad_norm: float = 1.0
     lora_rank: int = 0  # 0 trains all weights; else adapters of this rank on every linear layer (needs peft)
     max_logprob_gap: float = 1e-3  # between recorded and recomputed logprobs, at the same weights
@@ -149,24 +155,54 @@ def build_batch(
 def token_logprobs(model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """log pi(token_t | tokens before t), and pi's entropy, where the mask is 1: (B, T) -> 2 x (B, T-1), 0.0 elsewhere.
 
-    The output head, the largest part of a small model, works at these positions alone. Padding is right: it needs no mask.
+    Padding is right: it needs no mask. The output head works at these positions alone, `HEAD_TOKENS` at a time, and again in
+    the backward pass: the logits of a large vocabulary are what fills memory first.
     """
     wanted_BT = batch.mask_BT[:, 1:] > 0
+    head, hidden = model.get_output_embeddings(), []
 
-    def select(_: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        return (inputs[0][:, :-1][wanted_BT], *inputs[1:])
+    def keep(_: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        hidden.append(inputs[0][:, :-1][wanted_BT])
+        return (inputs[0][:, :0], *inputs[1:])  # the model itself computes no logits
 
-    hook = model.get_output_embeddings().register_forward_pre_hook(select)
+    hook = head.register_forward_pre_hook(keep)
     try:
-        logits_NV = model(input_ids=batch.token_ids_BT).logits.float()
+        model(input_ids=batch.token_ids_BT, use_cache=False)
     finally:
         hook.remove()
+    chosen_N = batch.token_ids_BT[:, 1:][wanted_BT]
+    pieces = zip(hidden[0].split(HEAD_TOKENS), chosen_N.split(HEAD_TOKENS), strict=True)
+    found = [checkpoint(of_head, head, model.config, *piece, use_reentrant=False) for piece in pieces]
+    logprobs_N, entropies_N = (torch.cat(parts) for parts in zip(*found, strict=True))
+    empty_BT = torch.zeros(wanted_BT.shape, device=logprobs_N.device)
+    return empty_BT.masked_scatter(wanted_BT, logprobs_N), empty_BT.masked_scatter(wanted_BT, entropies_N)
+
+
+def of_head(
+    head: Any, config: Any, hidden_ND: torch.Tensor, chosen_N: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logprobs of the chosen tokens, and entropies, from what goes into the output head."""
+    logits_NV = head(hidden_ND).float()
+    scale = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
+    logits_NV = logits_NV * scale if scale != 1.0 else logits_NV  # Cohere, Granite
+    if cap := getattr(config, "final_logit_softcapping", None):  # Gemma 2
+        logits_NV = cap * torch.tanh(logits_NV / cap)
     logprobs_NV = torch.log_softmax(logits_NV, -1)
     probabilities_NV = logprobs_NV.detach()
     entropies_N = -(probabilities_NV.exp() * probabilities_NV).sum(-1)
-    chosen_N = logprobs_NV.gather(1, batch.token_ids_BT[:, 1:][wanted_BT][:, None])[:, 0]
-    empty_BT = torch.zeros(wanted_BT.shape, device=logits_NV.device)
-    return empty_BT.masked_scatter(wanted_BT, chosen_N), empty_BT.masked_scatter(wanted_BT, entropies_N)
+    return logprobs_NV.gather(1, chosen_N[:, None])[:, 0], entropies_N
+
+
+def at_once(rows: Sequence[Any], tokens: int) -> Iterator[list[Any]]:
+    """Rows whose first is a sequence, those of about the same length together: as many as `tokens` hold with their padding."""
+    piece: list[Any] = []
+    for row in sorted(rows, key=lambda row: len(row[0].token_ids)):
+        if piece and (len(piece) + 1) * len(row[0].token_ids) > tokens:
+            yield piece
+            piece = []
+        piece.append(row)
+    if piece:
+        yield piece
 
 
 def grpo_loss(
@@ -221,15 +257,15 @@ def train_on(
     metrics |= {"logprob_gap": None, "loss": None, "grad_norm": None, "kl": None, "clip_fraction": None}
     # Equal rewards give no gradient, so nothing is computed for them; their tokens count in what the loss is divided by.
     rows = [row for row in rows if row[1] and any(row[0].loss_mask)]
+    metrics["computed_tokens"] = sum(len(row[0].token_ids) for row in rows)  # prompts too
     rng.shuffle(rows)
     for minibatch in range(config.minibatches):
-        part = sorted(rows[minibatch :: config.minibatches], key=lambda row: len(row[0].token_ids))
+        part = rows[minibatch :: config.minibatches]
         if not part:
             continue
         optimizer.zero_grad()
         sums: Counter[str] = Counter()
-        for start in range(0, len(part), config.sequences_at_once):  # of about the same length: little padding
-            piece = part[start : start + config.sequences_at_once]
+        for piece in at_once(part, config.tokens_at_once):
             batch = build_batch([row[:2] for row in piece], pad_id, next(model.parameters()).device, version)
             logprobs_BT, entropies_BT = token_logprobs(model, batch)
             if recording is not None:
@@ -285,6 +321,14 @@ def load_model(services: Services, config: Config) -> tuple[Any, Any]:
     """The model to train, on a GPU where there is one, and its tokenizer."""
     model, tokenizer = load_policy(services.model_dir)
     model = model.to("cuda" if torch.cuda.is_available() else "cpu")
+    if config.gradient_checkpointing:
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        # its name before and after transformers 5.20
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
+        for module in model.modules():  # these layers alone: in training mode others might drop out
+            module.training = isinstance(module, GradientCheckpointingLayer)
     if config.lora_rank:
         from peft import LoraConfig, get_peft_model
 
@@ -455,12 +499,13 @@ async def train(
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "steps": step + 1}
             torch.save({**state, "stream": stream.state()}, checkpoint.with_suffix(".new"))
             checkpoint.with_suffix(".new").replace(checkpoint)
-            times = {
-                "rollout_s": taken - started,
-                "train_s": ended - taken,
-                "waiting": (taken - started) / (ended - started),
+            facts = {**summarise(groups), **metrics, **staleness(groups, step), **times(started, taken, ended)}
+            sampling_s = (taken if alone else ended) - started
+            facts |= {
+                "sampled_tokens_per_s": metrics["sampled_tokens"] / sampling_s,
+                "peak_memory_gb": peak_memory_gb(),
             }
-            facts = {**summarise(groups), **metrics, **staleness(groups, step), **times}
+            facts["trained_tokens_per_s"] = metrics["computed_tokens"] / facts["train_s"]
             observe("step", {"step": step, "learning_rate": learning_rate, **facts})
 
     if held_out:
@@ -470,6 +515,19 @@ async def train(
         model = model.merge_and_unload()
     model.save_pretrained(save_dir)
     tokenizer.save_pretrained(save_dir)
+
+
+def times(started: float, taken: float, ended: float) -> dict[str, float]:
+    """Seconds of waiting for rollouts and of training with publishing, and the share of the waiting."""
+    waiting = (taken - started) / (ended - started)
+    return {"rollout_s": taken - started, "train_s": ended - taken, "waiting": waiting}
+
+
+def peak_memory_gb() -> float:
+    """The most memory that the trainer has had: of the GPU where there is one, else of this process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 1e9
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9
 
 
 def of_sampled(values_T: torch.Tensor, mask_T: torch.Tensor) -> list[float | None]:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -19,7 +20,9 @@ from agentcore_rl_toolkit.cli.init import write
 from agentcore_rl_toolkit.cli.main import main
 from agentcore_rl_toolkit.cli.training.settings import read
 from agentcore_rl_toolkit.cli.training.trackers import check_installed
-from agentcore_rl_toolkit.errors import MissingExtraError
+from agentcore_rl_toolkit.errors import ConfigError, MissingExtraError
+from agentcore_rl_toolkit.policy import WEIGHTS_DIR, loading
+from agentcore_rl_toolkit.policy.loading import Sizes
 from agentcore_rl_toolkit.runs import Query, RunReader
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -155,6 +158,7 @@ def test_options_win_over_the_file(tmp_path: Path) -> None:
     )
     found = read({"steps": 9, "tracker": ()}, tmp_path / "train.toml")
     assert (found.steps, found.groups, found.rollouts, found.learning_rate) == (9, 3, 8, 5e-4)
+    assert (found.lora_rank, found.tokens_at_once, found.gradient_checkpointing) == (0, 4096, False)
     rows, held_out = found.rows()
     assert len(held_out) == 4
     assert {row["prompt"] for row in rows + held_out} == {str(n) for n in range(20)}
@@ -162,6 +166,36 @@ def test_options_win_over_the_file(tmp_path: Path) -> None:
     assert found.rows() == (rows, held_out)
     given = read({"eval_data": str(tmp_path / "rows.jsonl")}, tmp_path / "train.toml")  # instead of the file's share
     assert given.held_out == 0
+
+
+@pytest.mark.parametrize(
+    ("parameters", "given", "expected"),
+    [
+        (300_000, {}, (5e-4, 0, 4096, False)),
+        (135_000_000, {}, (1e-5, 0, 2048, False)),
+        (135_000_000, {"lora_rank": 8}, (1e-4, 8, 2048, False)),
+        (600_000_000, {"lora_rank": 0, "learning_rate": 3e-6}, (3e-6, 0, 2048, True)),
+        (600_000_000, {}, (1e-4, 16, 2048, True)),
+    ],
+)
+def test_settings_follow_from_the_size_of_the_model(
+    parameters: int, given: dict[str, Any], expected: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "sizes_of", lambda folder: Sizes(family="llama", fast=True, parameters=parameters))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: object())
+    (tmp_path / "agent.py").write_text("")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1"}\n')
+    words = {
+        "agent": str(tmp_path / "agent.py"),
+        "data": str(tmp_path / "rows.jsonl"),
+        "model": str(WEIGHTS_DIR),
+        **given,
+    }
+    found = read(words, None)
+    assert (found.learning_rate, found.lora_rank, found.tokens_at_once, found.gradient_checkpointing) == expected
+    monkeypatch.setattr(loading, "free_memory", lambda: 4 * parameters)
+    with pytest.raises(ConfigError, match=r"training .* million parameters .* needs .* GB are free here"):
+        read(words, None)
 
 
 def test_a_tracker_that_is_not_installed_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

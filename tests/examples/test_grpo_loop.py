@@ -104,6 +104,8 @@ def test_clipping_is_one_sided(
 class Bigram(torch.nn.Module):
     """Predicts the next token from the last one alone: the smallest causal language model."""
 
+    config = SimpleNamespace()
+
     def __init__(self) -> None:
         super().__init__()
         self.head = torch.nn.Linear(8, 8, bias=False)
@@ -116,7 +118,7 @@ class Bigram(torch.nn.Module):
     def get_output_embeddings(self) -> torch.nn.Module:
         return self.head
 
-    def forward(self, input_ids: torch.Tensor) -> SimpleNamespace:
+    def forward(self, input_ids: torch.Tensor, use_cache: bool) -> SimpleNamespace:
         return SimpleNamespace(logits=self.head(torch.nn.functional.one_hot(input_ids, 8).float()))
 
 
@@ -174,10 +176,20 @@ def test_tokens_of_older_weights_are_trained_and_say_nothing_about_the_agreement
     assert metrics["kl"] > 0
 
 
-def test_what_is_computed_for_the_sampled_tokens_alone_is_what_the_whole_model_says(loop: ModuleType) -> None:
+@pytest.mark.parametrize("changes", [{}, {"final_logit_softcapping": 3.0}])
+def test_what_is_computed_for_the_sampled_tokens_alone_is_what_the_whole_model_says(
+    loop: ModuleType, changes: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
     from agentcore_rl_toolkit.policy import load_policy
 
     model, tokenizer = load_policy()
+    if changes:
+        sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 99, "head_dim": 8}
+        model = Gemma2ForCausalLM(Gemma2Config(**sizes, **changes, num_attention_heads=4, pad_token_id=0)).eval()
+        model.lm_head.weight.data *= 100
+    monkeypatch.setattr(loop, "HEAD_TOKENS", 7)
     ids = [list(range(20, 40)), list(range(50, 58))]
     sequences = [build_trajectory("s", [turn(0, row[:5], row[5:])]).sequences[0] for row in ids]
     batch = loop.build_batch([(sequence, 1.0) for sequence in sequences], tokenizer.pad_token_id)
@@ -189,6 +201,24 @@ def test_what_is_computed_for_the_sampled_tokens_alone_is_what_the_whole_model_s
     torch.testing.assert_close(entropies_BT, -(whole_BTV.exp() * whole_BTV).sum(-1) * mask_BT)
     logprobs_BT.sum().backward()
     assert model.get_input_embeddings().weight.grad.abs().sum() > 0
+
+
+def test_pieces_of_a_minibatch_hold_so_many_tokens_with_their_padding(loop: ModuleType) -> None:
+    rows = [(SimpleNamespace(token_ids=[0] * n), n) for n in (9, 3, 4, 20, 3, 5)]
+    pieces = [[n for _, n in piece] for piece in loop.at_once(rows, 12)]
+    assert pieces == [[3, 3, 4], [5], [9], [20]]  # one that is longer stands alone
+
+
+def test_gradient_checkpointing_changes_no_gradient(loop: ModuleType, tmp_path: Path) -> None:
+    sequence = build_trajectory("s", [turn(0, list(range(20, 30)), list(range(30, 60)))]).sequences[0]
+    gradients = []
+    for on in (False, True):
+        services = SimpleNamespace(model_dir=None)
+        model, _ = loop.load_model(services, loop.Config(gradient_checkpointing=on))
+        loop.token_logprobs(model, loop.build_batch([(sequence, 1.0)], 0))[0].sum().backward()
+        assert any(module.training for module in model.modules()) is on
+        gradients.append(model.get_input_embeddings().weight.grad.clone())
+    torch.testing.assert_close(*gradients)
 
 
 def test_groups_without_spread_cost_nothing_and_change_no_gradient(loop: ModuleType) -> None:

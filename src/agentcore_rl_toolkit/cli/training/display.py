@@ -35,6 +35,8 @@ COLUMNS = (
     "logprob gap",
     "versions behind",
     "wait + train s",
+    "tokens/s",
+    "memory",
 )
 
 
@@ -108,7 +110,7 @@ class Display:
         self._bar.advance(self._task)
 
     def step(self, facts: dict[str, Any]) -> None:
-        gap = facts["logprob_gap"]
+        gap, rates = facts["logprob_gap"], facts.get("sampled_tokens_per_s")
         self._row(
             f"step {facts['step'] + 1}",
             share(facts["reward"]),
@@ -119,6 +121,8 @@ class Display:
             "-" if gap is None else f"{gap:.0e}",
             "-" if facts.get("staleness_mean") is None else f"{facts['staleness_mean']:.1f}",
             f"{facts['rollout_s']:.1f} + {facts['train_s']:.1f}",
+            "-" if rates is None else f"{rates:.0f} + {facts['trained_tokens_per_s']:.0f}",
+            "-" if rates is None else f"{facts['peak_memory_gb']:.1f} GB",
         )
         if self._explain():
             return
@@ -134,9 +138,7 @@ class Display:
             share(facts["tool_use"]),
             "-",
             *failures(facts["causes"]),
-            "-",
-            "-",
-            "-",
+            *["-"] * 5,
         )
         self._explain()
 

@@ -58,6 +58,8 @@ def _new(out: Path | None, given: dict[str, Any]) -> tuple[Path, LocalRun]:
     """The folder of a new run, with its problems, and its settings. Raises: ConfigError."""
     run_dir = new_folder(out, "quickstart")
     values = {"agent": example("strands_math_agent/arithmetic_app.py"), **SHAPE, **given}
+    if "model" in given and "learning_rate" not in given:
+        del values["learning_rate"]  # of the built-in policy
     held_out = int(values.pop("held_out", SMOKE_HELD_OUT if values["steps"] < SMOKE_STEPS else HELD_OUT))
     seed = values.get("seed", 0)
     for name, split, n in (("data", "train", values["steps"] * values["groups"]), ("eval_data", "held_out", held_out)):

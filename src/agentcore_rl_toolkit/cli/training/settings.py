@@ -24,6 +24,7 @@ from .trackers import TRACKERS, check_installed
 
 _PATHS = ("agent", "data", "eval_data", "model")
 _FOLDERS = ("readable", "writable")
+_TINY, _LARGE = 10_000_000, 500_000_000  # parameters: of models made for a demonstration; too many to train all of them
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,8 @@ class LocalRun:
     payload a line; without ``eval_data`` the share ``held_out`` of the data is kept for it. ``model`` is a folder, a name of
     the hub or a GGUF file, None the built-in policy; ``engine`` serves it ("policy" or "vllm"). A step runs ``groups`` inputs,
     ``rollouts`` times each.
-    ``learning_rate`` is the peak. ``lora_rank`` 0 trains all weights.
+    ``learning_rate`` is the peak. ``lora_rank`` 0 trains all weights. ``tokens_at_once`` of a minibatch are computed together;
+    ``gradient_checkpointing`` saves memory. What is None of these follows from the model's size (`by_size`).
     ``staleness`` weight versions may lie between a rollout's start and its training; with
     ``hold_calls`` weights change between model calls only. Every ``eval_every`` steps the held-out rows are run; 0: before
     and after only.
@@ -54,8 +56,10 @@ class LocalRun:
     steps: Count = 32
     groups: Count = 8
     rollouts: GroupSize = 8
-    learning_rate: Positive = 5e-4
-    lora_rank: Least0 = 0
+    learning_rate: Positive | None = None
+    lora_rank: Least0 | None = None
+    tokens_at_once: Count | None = None
+    gradient_checkpointing: bool | None = None
     staleness: Least0 = 0
     hold_calls: bool = False
     eval_every: Least0 = 0
@@ -82,12 +86,17 @@ class LocalRun:
             if name not in TRACKERS:
                 raise ConfigError(f"there is no tracker {name!r}; there are {', '.join(TRACKERS)}")
         check_installed(self.tracker)
-        if self.lora_rank and importlib.util.find_spec("peft") is None:
-            raise missing_extra("lora_rank needs the package 'peft'", "lora")
         if not self.agent.is_file():
             raise ConfigError(f"there is no agent file {self.agent}; `agentcore-rl init NAME` makes an agent")
         if self.model is not None:
             object.__setattr__(self, "model", model_folder(self.model))  # of a run, the model that it trained
+        for name, value in by_size(self.model, self.lora_rank).items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        if self.lora_rank and importlib.util.find_spec("peft") is None:
+            raise missing_extra(
+                "lora_rank, by default 16 from half a billion parameters on, needs the package 'peft'", "lora"
+            )
         if self.engine not in ENGINES:
             raise ConfigError(f"engine is one of {', '.join(ENGINES)}, got {self.engine!r}")
         if self.engine == "vllm":
@@ -119,6 +128,26 @@ class LocalRun:
         """The same for `examples/grpo_loop/train.py`."""
         names = {field.name for field in dataclasses.fields(loop.Config)}
         return loop.Config(**{k: v for k, v in dataclasses.asdict(self).items() if k in names})
+
+
+def by_size(model: Path | None, lora_rank: int | None = None) -> dict[str, Any]:
+    """The settings that follow from a model's size. Raises: ConfigError when there is too little memory to train it here."""
+    if model is None:
+        return {"learning_rate": 5e-4, "lora_rank": 0, "tokens_at_once": 4096, "gradient_checkpointing": False}
+    from ...policy.loading import check_memory, sizes_of
+
+    sizes = sizes_of(model)
+    large = sizes.parameters >= _LARGE
+    rank = (16 if large else 0) if lora_rank is None else lora_rank
+    what = f"training {sizes.parameters / 1e6:,.0f} million parameters ({'adapters' if rank else 'all weights'})"
+    check_memory(sizes.training(lora=rank > 0), what)
+    tiny = sizes.parameters < _TINY
+    return {
+        "learning_rate": 5e-4 if tiny else 1e-4 if rank else 1e-5,
+        "lora_rank": rank,
+        "tokens_at_once": 4096 if tiny else 2048,
+        "gradient_checkpointing": large,
+    }
 
 
 def read(flags: Mapping[str, Any], file: Path | None) -> LocalRun:
