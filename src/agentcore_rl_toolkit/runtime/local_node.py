@@ -16,7 +16,7 @@ from .agents.agent import Agent, runtime_arn
 from .config import RuntimeConfig
 from .containers.node import ContainerNode
 from .launcher.handle import TemplateProcess, TemplateSpec
-from .sessions.node import INHERITED, SessionOrder
+from .sessions.session import INHERITED, Session
 
 log = logging.getLogger(__name__)
 
@@ -66,14 +66,14 @@ class LocalNode:
         else:
             await self._template(agent)
 
-    async def start_session(self, order: SessionOrder) -> Any:
+    async def start_session(self, session: Session) -> Any:
         """Fork a session, or start a container. Raises: AgentLoadError, LocalRuntimeError."""
-        for path in (order.log_path, order.directory, Path(order.socket_path)):
+        for path in (session.log_path, session.directory, Path(session.socket_path)):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self._in_container(order.agent):
-            return await self._containers().start_session(order)
-        template = await self._template(order.agent)
-        return template.spawn(order.session_id, order.socket_path, order.directory, order.log_path)
+        if self._in_container(session.agent):
+            return await self._containers().start_session(session)
+        template = await self._template(session.agent)
+        return template.spawn(session.name, session.socket_path, session.directory, session.log_path)
 
     def describe(self) -> list[dict[str, Any]]:
         """The loaded agents: how they start their sessions, and why not by fork."""

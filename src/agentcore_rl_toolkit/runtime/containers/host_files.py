@@ -13,7 +13,7 @@ from typing import Any
 
 from ...isolation.project import Project, link_files
 from ...isolation.sandbox import interpreter_paths, project_of
-from ..sessions.node import SessionOrder
+from ..sessions.session import Session
 from .client import Engine
 from .images import fetch
 
@@ -38,9 +38,9 @@ async def prepare(engine: Engine) -> str:
     return await fetch(engine, IMAGE)
 
 
-def add(order: SessionOrder, settings: dict[str, Any], env: dict[str, str]) -> None:
+def add(session: Session, settings: dict[str, Any], env: dict[str, str]) -> None:
     """Add to a container's settings what makes it run the agent's script. Fills the session's folder, too. Blocks."""
-    agent, directory = order.agent, order.directory
+    agent, directory = session.agent, session.directory
     (directory / "tmp").mkdir(mode=0o700)
     project = Project.of(agent.script)
     link_files(project.shown, str(directory))

@@ -20,7 +20,7 @@ from typing import Any
 from ...errors import AgentLoadError, ConfigError, LocalRuntimeError, MissingExtraError
 from ..agents.agent import Agent
 from ..config import IsolationConfig
-from ..sessions.node import INHERITED, SessionOrder
+from ..sessions.session import INHERITED, Session
 from . import host_files, images
 from .client import Engine
 from .process import AGENT_PORT, ContainerProcess
@@ -89,13 +89,13 @@ class ContainerNode:
             raise AgentLoadError(f"agent {agent.name}: {e}") from e
         self._images[agent.runtime_id, agent.version] = found
 
-    async def start_session(self, order: SessionOrder) -> ContainerProcess:
+    async def start_session(self, session: Session) -> ContainerProcess:
         """Start a container. Raises: AgentLoadError."""
-        key = (order.agent.runtime_id, order.agent.version)
+        key = (session.agent.runtime_id, session.agent.version)
         if key not in self._images:
-            await self.prepare(order.agent)
-        settings = await asyncio.to_thread(self._settings, order, self._images[key])
-        process = ContainerProcess(self.engine, order, settings, f"agentcore-rl-{self._root.name}-{order.session_id}")
+            await self.prepare(session.agent)
+        settings = await asyncio.to_thread(self._settings, session, self._images[key])
+        process = ContainerProcess(self.engine, session, settings, f"agentcore-rl-{self._root.name}-{session.name}")
         self._running.add(process)
         process.ended.add_done_callback(lambda _: self._running.discard(process))
         return process
@@ -130,10 +130,10 @@ class ContainerNode:
             process.stop(0.0)
         await asyncio.gather(*(p.ended for p in processes))
 
-    def _settings(self, order: SessionOrder, image: str) -> dict[str, Any]:
+    def _settings(self, session: Session, image: str) -> dict[str, Any]:
         """What a session's container is made from, and the session's folder. Blocks."""
-        agent, c = order.agent, self._config
-        order.directory.mkdir(mode=0o700, parents=True)
+        agent, c = session.agent, self._config
+        session.directory.mkdir(mode=0o700, parents=True)
         env = {**self._environment(agent), "DOCKER_CONTAINER": "1"}  # the SDK then listens on all addresses
         for folder in c.writable_folders:
             folder.mkdir(parents=True, exist_ok=True)
@@ -158,7 +158,7 @@ class ContainerNode:
             "HostConfig": host,
         }
         if agent.image is None:
-            host_files.add(order, settings, env)
+            host_files.add(session, settings, env)
         else:
             env = {k: v for k, v in env.items() if k not in INHERITED or k in agent.env}
         settings["Env"] = [f"{k}={v}" for k, v in env.items()]

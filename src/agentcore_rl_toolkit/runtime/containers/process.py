@@ -12,7 +12,7 @@ from typing import Any
 from ...errors import LocalRuntimeError
 from ..launcher.command_output import CommandEnd, Write
 from ..sessions.connection import Streams
-from ..sessions.node import SessionOrder
+from ..sessions.session import Session
 from .client import Engine, EngineError
 from .exec import ContainerCommand
 
@@ -27,7 +27,7 @@ class ContainerProcess:
     """A container session. ``started`` resolves once it runs, ``ended`` to its exit status (negative: the signal that killed it,
     None: unknown). ``death`` says why it ended by itself. ``settings`` are the engine's, for the container."""
 
-    def __init__(self, engine: Engine, order: SessionOrder, settings: Mapping[str, Any], name: str) -> None:
+    def __init__(self, engine: Engine, session: Session, settings: Mapping[str, Any], name: str) -> None:
         loop = asyncio.get_running_loop()
         self.started: asyncio.Future[int] = loop.create_future()
         self.ended: asyncio.Future[int | None] = loop.create_future()
@@ -35,9 +35,9 @@ class ContainerProcess:
         self.cpu_s: float | None = None
         self.max_rss_bytes: int | None = None
         self.death: str | None = None
-        self.agent_key = (order.agent.runtime_id, order.agent.version)
+        self.agent_key = (session.agent.runtime_id, session.agent.version)
         self.container: str | None = None
-        self._engine, self._order, self._settings, self._name = engine, order, settings, name
+        self._engine, self._session, self._settings, self._name = engine, session, settings, name
         self._port = 0
         self._stopping = False
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -59,7 +59,7 @@ class ContainerProcess:
             if not self.ended.done():
                 await self._engine.signal(self.container, "SIGKILL")
         except EngineError as e:
-            log.warning("container of session %s cannot be stopped: %s", self._order.session_id, e)
+            log.warning("container of session %s cannot be stopped: %s", self._session.id, e)
 
     async def dial(self) -> Streams:
         """A connection to the agent's server. Raises: OSError."""
@@ -97,7 +97,7 @@ class ContainerProcess:
             await asyncio.shield(self._keep(self._clean_up()))
             if not self.started.done():
                 why = failure or self.death or f"the container ended with status {status}"
-                self.started.set_exception(LocalRuntimeError(why, session_id=self._order.session_id))
+                self.started.set_exception(LocalRuntimeError(why, session_id=self._session.id))
                 self.started.exception()  # retrieved: a caller that gave up waiting is no reason for a warning
             self.ended.set_result(status)
 
@@ -105,7 +105,7 @@ class ContainerProcess:
         """Start it and stay until it has ended. Returns its exit status."""
         # Attached before it starts, so that nothing is lost. Its output ends with it, which costs less than asking for its state.
         output = self._engine.container(container).attach(stdout=True, stderr=True)
-        with self._order.log_path.open("ab") as file:  # a local file of small writes
+        with self._session.log_path.open("ab") as file:  # a local file of small writes
             async with self._engine.asked(timeout_s=None), output:
                 following = self._keep(_copy(output, file))
                 await asyncio.sleep(0)

@@ -18,6 +18,8 @@ from .activity import ActivityClock
 from .connection import Connection, Headers, request
 
 SHOWN_CHARS = 600  # of a cause, in a message
+# What sessions see of the runtime's own environment: nothing else is inherited.
+INHERITED = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
 _PLAIN_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 Key = tuple[str, str, str]  # runtime id, endpoint, session id
@@ -48,6 +50,11 @@ class Session:
     @property
     def id(self) -> str:
         return self.key[2]
+
+    @property
+    def name(self) -> str:
+        """Of this start: unique among its agent version's, not the caller's id."""
+        return self.directory.name
 
     @property
     def over(self) -> bool:

@@ -27,7 +27,6 @@ from ..wire import WireError
 from .activity import ActivityClock
 from .connection import UpstreamLostError
 from .endings import cause_of
-from .node import SessionOrder
 from .session import Key, Session, is_over, log_name, ping_status, remove_files, shortened
 
 log = logging.getLogger(__name__)
@@ -192,14 +191,7 @@ class SessionTable:
         self._end(session, "failed_to_start", 0.0)
 
     async def _start_process(self, session: Session) -> None:
-        order = SessionOrder(
-            agent=session.agent,
-            session_id=session.directory.name,
-            directory=session.directory,
-            log_path=session.log_path,
-            socket_path=session.socket_path,
-        )
-        session.process = await self.node.start_session(order)
+        session.process = await self.node.start_session(session)
         self._spawn_task(self._wait_end(session))
         if is_over(session):  # stopped while it was being started
             session.process.stop(0.0)
