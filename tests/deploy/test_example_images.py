@@ -124,6 +124,8 @@ def task_of(example: Path) -> tuple[dict[str, Any], float]:
             "task_id": "5",
             "user_lines": ["Where is my order?", "Thank you, that is all."],
         }, 0.0
+    if name == "cli_agents":
+        return {"prompt": "Say that you are done.", "program": "codex"}, 0.0
     if name == "harbor_agent":
         with pytest.MonkeyPatch.context() as patch:
             patch.syspath_prepend(str(example))
