@@ -16,6 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -41,7 +42,7 @@ async def answer(
     bucket = str(config.s3_bucket)
     store, gateway = await asyncio.gather(_store(store_for(bucket)[0], key), asyncio.to_thread(_gateway, config))
     report = {
-        "toolkit": _version(),
+        "toolkit": version("agentcore-rl-toolkit"),
         "python": platform.python_version(),
         "architecture": platform.machine(),
         "time_s": time.time(),
@@ -118,12 +119,3 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 def _first_line(error: object) -> str:
     return next(iter(str(error).splitlines()), "") or type(error).__name__
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("agentcore-rl-toolkit")
-    except PackageNotFoundError:
-        return "unknown"

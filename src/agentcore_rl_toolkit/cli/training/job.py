@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -21,11 +21,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ...backends.collection.recording import Recording
-    from .display import Display
     from .report import Report
-    from .trackers import Trackers
 
 LOOP = "grpo_loop/train.py"
+Observer = Callable[[str, dict[str, Any]], None]  # of the events of a training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,40 +92,30 @@ def observed(job: Job, console: Console, recording: Recording) -> Iterator[tuple
     from .trackers import Trackers
 
     report = Report(job.run_dir)
-    settings = dataclasses.asdict(job.config)
-    with (
-        Trackers(job.settings.tracker, job.run_dir, settings) as trackers,
-        Display(console, job.total) as display,
-    ):
-        yield report, Observer(display, report, trackers, recording)
 
-
-class Observer:
-    """Sends the events of a training to the display, to the files and to the trackers."""
-
-    def __init__(self, display: Display, report: Report, trackers: Trackers, recording: Recording) -> None:
-        self._recording = recording
-        self._display = display
-        self._report = report
-        self._trackers = trackers
-
-    def __call__(self, event: str, facts: dict[str, Any]) -> None:
+    def observe(event: str, facts: dict[str, Any]) -> None:
         match event:
             case "rollouts_started":
-                self._display.rollouts_started(facts["phase"], facts["total"])
+                display.rollouts_started(facts["phase"], facts["total"])
             case "rollout":
                 rollout = facts["rollout"]
                 tokens = rollout.trajectory.report.sampled_tokens if rollout.trajectory is not None else 0
                 failed = rollout.cause in (Cause.AGENT, Cause.INFRASTRUCTURE)
                 failure = Failure.of(rollout.outcome, rollout.reason, rollout.traceback) if failed else None
-                self._display.rollout(rollout.cause, rollout.score, tokens, failure)
+                display.rollout(rollout.cause, rollout.score, tokens, failure)
             case "step" | "evaluated":
-                self._report.add(event, facts)
-                self._trackers.event(event, facts)
-                show = self._display.step if event == "step" else self._display.evaluated
+                report.add(event, facts)
+                trackers.event(event, facts)
+                show = display.step if event == "step" else display.evaluated
                 show(facts)
             case "resumed":
-                self._recording.resumed(facts["steps_done"])
-                self._report.drop_steps_from(facts["steps_done"])
-                self._trackers.resumed(facts["steps_done"])
-                self._display.resumed(facts["rollouts_done"])
+                recording.resumed(facts["steps_done"])
+                report.drop_steps_from(facts["steps_done"])
+                trackers.resumed(facts["steps_done"])
+                display.resumed(facts["rollouts_done"])
+
+    with (
+        Trackers(job.settings.tracker, job.run_dir, dataclasses.asdict(job.config)) as trackers,
+        Display(console, job.total) as display,
+    ):
+        yield report, observe
