@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
 from ..contract import Cause, Outcome, new_session_id
@@ -27,7 +27,7 @@ from .collection.groups import CollectConfig, CollectedRollout, Group, GroupRequ
 from .collection.places import Places
 from .collection.recording import Recording, kept, open_recording
 from .data import payload_id
-from .settings import Count, Least0, NotNegative, Port, Positive, check
+from .settings import Count, Least0, NotNegative, Port, Positive, check, from_mapping, read_settings, with_environment
 
 if TYPE_CHECKING:
     from ..client import RolloutClient
@@ -70,6 +70,11 @@ class RolloutSettings:
 
     def __post_init__(self) -> None:
         check(self)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Self:
+        """Read a file (YAML, TOML or JSON); AGENTCORE_AGENT_ARN and AGENTCORE_S3_BUCKET fill what it leaves out."""
+        return from_mapping(cls, with_environment(read_settings(path)), where=str(path))
 
     def service_settings(self, **others: Any) -> ServiceSettings:
         """These settings and ``others``, which go by other names here, under the names of `ServiceSettings`."""

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from ...errors import ConfigError
 from ..data import encode_payload, read_rows
-from ..settings import Count, NotNegative, Plan, Positive, from_mapping, planned, read_settings, with_environment
+from ..settings import Count, NotNegative, Plan, Positive, planned
 from . import jobs, trained
 from .convert import NOTE
 from .jobs import SlimeError
@@ -106,8 +106,8 @@ class SlimeRunner(SlimeSettings):
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> SlimeRunner:
-        """Read a file (YAML, TOML or JSON); AGENTCORE_AGENT_ARN and AGENTCORE_S3_BUCKET fill what it leaves out."""
-        return from_mapping(cls, with_environment(read_settings(path)), where=str(path))
+        """`from_file` under the published toolkit's name."""
+        return cls.from_file(path)
 
     def train(self, num_rollout: int = 1, *, dry_run: bool = False) -> Plan:
         """Run `num_rollout` steps and return the plan that was carried out; with `dry_run` only print it.

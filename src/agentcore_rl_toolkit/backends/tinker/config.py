@@ -10,7 +10,7 @@ from pathlib import Path
 from ..._installation import install_command
 from ...gateway.engines.tinker import KEY_ENV, service_url
 from ..primitives.config import PrimitivesConfig
-from ..settings import Count, Plan, from_mapping, planned, read_settings, with_environment
+from ..settings import Count, Plan, planned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,11 +24,6 @@ class TinkerConfig(PrimitivesConfig):
     output_dir: Path = Path("runs/tinker")
     service_url: str | None = None
     rank: Count = 32
-
-    @classmethod
-    def from_file(cls, path: str | Path) -> TinkerConfig:
-        """Read a file; AGENTCORE_AGENT_ARN and AGENTCORE_S3_BUCKET fill what it leaves out."""
-        return from_mapping(cls, with_environment(read_settings(path)), where=str(path))
 
     @property
     def url(self) -> str:

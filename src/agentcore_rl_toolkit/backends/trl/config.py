@@ -12,7 +12,7 @@ from ...errors import ConfigError
 from ...weights.arrival import MAX_MEAN_GAP
 from ...weights.engines import Kind
 from ..service import ServiceSettings
-from ..settings import Count, GroupSize, Plan, Positive, from_mapping, planned, read_settings, with_environment
+from ..settings import Count, GroupSize, Plan, Positive, planned
 
 ForkPolicy = Literal["longest", "mask"]
 
@@ -95,11 +95,6 @@ class TrlConfig(ServiceSettings):
                     f"other probabilities than the agents sampled with; set training.{name} only"
                 )
         return params
-
-    @classmethod
-    def from_file(cls, path: str | Path) -> TrlConfig:
-        """Read a file; AGENTCORE_AGENT_ARN and AGENTCORE_S3_BUCKET fill what it leaves out."""
-        return from_mapping(cls, with_environment(read_settings(path)), where=str(path))
 
     def plan(self) -> Plan:
         """What the run would do. Raises: ConfigError when the data cannot be read."""
