@@ -45,13 +45,18 @@ def _written_s(folder: Path) -> float:
     return max((f.stat().st_mtime for f in files if f.exists() and f.stat().st_size), default=0.0)
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """What the run was started with; empty where it says nothing."""
+def read_object(file: Path) -> dict[str, Any]:
+    """A JSON object out of a run's folder; empty where there is none, or a file that is only half there."""
     try:
-        value = json.loads((folder / CONFIG).read_text())
+        value = json.loads(file.read_text())
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """What the run was started with; empty where it says nothing."""
+    return read_object(folder / CONFIG)
 
 
 def write_config(folder: Path, values: Mapping[str, Any]) -> None:

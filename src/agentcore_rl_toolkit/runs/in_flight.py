@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..logs import WarnsOnceAMinute
+from .folder import read_object
 
 log = logging.getLogger(__name__)
 
@@ -118,8 +119,4 @@ def in_flight(
 
 def read_in_flight(folder: Path) -> dict[str, Any] | None:
     """What the file says; None where no rollout is in flight."""
-    try:
-        value = json.loads((folder / IN_FLIGHT).read_text())
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
+    return read_object(folder / IN_FLIGHT) or None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import threading
 from collections import Counter
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from .folder import METRICS, ROLLOUTS, read_config, read_metrics
+from .folder import METRICS, ROLLOUTS, read_config, read_metrics, read_object
 from .record import DETAIL, DIALOGUE, TOKENS, unpack
 from .schema import COLUMNS, open_to_read
 
@@ -284,11 +283,7 @@ class RunReader:
 
     def summary(self) -> Mapping[str, Any]:
         """`summary.json`, where the run has ended; empty before."""
-        try:
-            value = json.loads((self.folder / "summary.json").read_text())
-        except (OSError, ValueError):
-            return {}
-        return value if isinstance(value, dict) else {}
+        return read_object(self.folder / "summary.json")
 
 
 def _place(row: Mapping[str, Any], counted_from: int) -> str:

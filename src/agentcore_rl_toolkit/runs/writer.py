@@ -36,6 +36,7 @@ _PARTS = (TOKENS, DIALOGUE, DETAIL)  # in this order they are given up
 
 
 Make = Callable[[], Rollout | Iterable[Rollout]]
+Work = Callable[[sqlite3.Connection], None]
 
 
 class RunWriter:
@@ -61,7 +62,7 @@ class RunWriter:
         self.written = self.dropped = self.failed = 0
         self._known: set[int] = set()  # token ids whose text is written
         self._bytes = 0
-        self._work: queue.Queue[Callable[[sqlite3.Connection], None] | None] = queue.Queue(WAITING)
+        self._work: queue.Queue[Work | threading.Event | None] = queue.Queue(WAITING)
         self._metrics_lock = threading.Lock()
         self._closed = False
         self._warnings = WarnsOnceAMinute(log)
@@ -124,7 +125,7 @@ class RunWriter:
         deadline = time.monotonic() + timeout_s
         while not self._closed and self._thread.is_alive():
             try:
-                self._work.put(_Mark(done), timeout=max(0.0, deadline - time.monotonic()))
+                self._work.put(done, timeout=max(0.0, deadline - time.monotonic()))
                 break
             except queue.Full:
                 if time.monotonic() >= deadline:
@@ -155,7 +156,7 @@ class RunWriter:
 
     # -- the thread
 
-    def _put(self, work: Callable[[sqlite3.Connection], None]) -> None:
+    def _put(self, work: Work) -> None:
         if self._closed or self._database is None:
             self.failed += 1
             return
@@ -177,27 +178,28 @@ class RunWriter:
                     ended = True
                     break
                 batch.append(work)
-                if isinstance(work, _Mark) or time.monotonic() - began_s > COMMIT_S:
+                if isinstance(work, threading.Event) or time.monotonic() - began_s > COMMIT_S:
                     break
                 try:
                     work = self._work.get_nowait()
                 except queue.Empty:
                     break
-            self._write(batch, began_s)
+            self._write(batch)
         if self._database is not None:
-            self._write([self._counts], time.monotonic())
+            self._write([self._counts])
             if self._spans is not None:
                 self._spans.close()
             with contextlib.suppress(sqlite3.Error):
                 self._database.close()
 
-    def _write(self, batch: list[Callable[[sqlite3.Connection], None]], began_s: float) -> None:
+    def _write(self, batch: Sequence[Work | threading.Event]) -> None:
         database = self._database
         if database is not None:
             try:
                 database.execute("BEGIN IMMEDIATE")
                 for work in batch:
-                    self._one(database, work)
+                    if not isinstance(work, threading.Event):
+                        self._one(database, work)
                 self._shrink(database)
                 if self.dropped or self.failed:
                     self._counts(database)
@@ -208,10 +210,10 @@ class RunWriter:
                 with contextlib.suppress(sqlite3.Error):
                     database.execute("ROLLBACK")
         for work in batch:
-            if isinstance(work, _Mark):
-                work.done.set()
+            if isinstance(work, threading.Event):  # all before it is committed
+                work.set()
 
-    def _one(self, database: sqlite3.Connection, work: Callable[[sqlite3.Connection], None]) -> None:
+    def _one(self, database: sqlite3.Connection, work: Work) -> None:
         """One that cannot be written takes no other with it."""
         database.execute("SAVEPOINT one")
         try:
@@ -326,13 +328,3 @@ class RunWriter:
                     f"UPDATE rollouts SET bytes = bytes - ?, dropped = {dropped} WHERE id = ?", (size, name, row)
                 )
                 self._bytes -= size
-
-
-class _Mark:
-    """Work that only says when all before it is committed."""
-
-    def __init__(self, done: threading.Event) -> None:
-        self.done = done
-
-    def __call__(self, database: sqlite3.Connection) -> None:
-        return

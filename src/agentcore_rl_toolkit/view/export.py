@@ -13,17 +13,9 @@ from ..runs import Query, RunReader, TokenSequence
 from . import data
 
 STATIC = Path(__file__).parent / "static"
-MODULES = (
-    "dom.js",
-    "source.js",
-    "charts.js",
-    "run.js",
-    "rollouts.js",
-    "rollout.js",
-    "group.js",
-    "compare.js",
-    "app.js",
-)
+MODULES = [
+    f"{name}.js" for name in ["dom", "source", "charts", "run", "rollouts", "rollout", "group", "compare", "app"]
+]
 _IMPORT = re.compile(r"^import [^;]*;\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export ", re.MULTILINE)
 

@@ -55,8 +55,6 @@ _PARTICULAR["sglang-experts"] = _PARTICULAR["sglang"]
 _ANY_PARTICULAR = _PARTICULAR["vllm"] | _PARTICULAR["sglang"]
 
 _NOTHING = (b"null", b"false", b"[]", b"{}", b'""')
-
-
 _SAID = frozenset({"tool_choice", "response_format"})
 _FORMS = _SAID | frozenset(
     [

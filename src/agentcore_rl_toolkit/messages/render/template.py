@@ -39,12 +39,8 @@ class _Generation(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-class TemplateRefusal(jinja2.TemplateError):
-    """The template called ``raise_exception``."""
-
-
 def _raise(message: str) -> None:
-    raise TemplateRefusal(message)
+    raise jinja2.TemplateError(message)
 
 
 def _tojson(
