@@ -36,10 +36,11 @@ async def test_without_a_descriptor_the_call_fails_and_not_the_server(
         writer.write(call.encode())
         output = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        assert output.startswith(b"HTTP/1.1 502")
+        assert output.startswith(b"HTTP/1.1 503")
         assert b"retry-after" in output
         length = int(output.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
-        assert b"cannot be reached" in await reader.readexactly(length)
+        assert b"ulimit -n" in await reader.readexactly(length)
+        assert [(w.total_failures, w.inflight) for w in gateway.router.workers.values()] == [(0, 0)]
         writer.write(call.encode())
         assert (await asyncio.wait_for(reader.readline(), 10)).startswith(b"HTTP/1.1 200")
     finally:
