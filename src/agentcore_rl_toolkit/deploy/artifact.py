@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import platform
@@ -10,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import tomllib
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -128,13 +126,6 @@ class Engine:
 
     def push(self, uri: str, *, password: str) -> None:
         registry = uri.split("/")[0]
-        if "podman" in Path(self.command).name:  # takes a file for this push alone: no login is left on the machine
-            with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-                auth = base64.b64encode(f"AWS:{password}".encode()).decode()
-                json.dump({"auths": {registry: {"auth": auth}}}, file)
-                file.flush()
-                self._run(["push", "--authfile", file.name, uri], deadline_s=PUSH_S, what="the push failed")
-            return
         login = ["login", "--username", "AWS", "--password-stdin", registry]
         self._run(login, deadline_s=60, what=f"no login at {registry}", given=password)
         self._run(["push", uri], deadline_s=PUSH_S, what="the push failed")

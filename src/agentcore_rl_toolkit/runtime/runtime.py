@@ -80,7 +80,7 @@ class Runtime:
             lifetime_s=config.times.max_lifetime_s,
         )
         self._background: set[asyncio.Task[Any]] = set()
-        self._kept_logs = KeptLogs(self.state_dir / "logs")
+        self._kept_logs = KeptLogs()
 
     @property
     def root(self) -> Path:
@@ -90,7 +90,6 @@ class Runtime:
     async def start(self, agents: Sequence[tuple[str, Path]]) -> dict[str, str]:
         """Load the agents. Returns name -> ARN. Raises: AgentLoadError, ConfigError."""
         await self.node.start()
-        await asyncio.to_thread(self._kept_logs.find_old)
         self._keep(self.table.reap())
         mine = [self._register(name, script) for name, script in agents]
         await asyncio.gather(*(self._load(record, record.latest) for record in mine))

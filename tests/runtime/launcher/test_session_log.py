@@ -17,7 +17,7 @@ def test_a_log_is_read_from_an_offset_or_its_end(tmp_path: Path) -> None:
 
 
 def test_the_oldest_logs_go_first(tmp_path: Path) -> None:
-    kept = KeptLogs(tmp_path, 2)
+    kept = KeptLogs(2)
     for name in "abc":
         (tmp_path / name).write_text(name)
         kept.keep(tmp_path / name)

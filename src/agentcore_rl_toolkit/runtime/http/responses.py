@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import logging
 import uuid
@@ -18,15 +17,13 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 BROKEN_OFF = 499  # the status that metrics count where the caller was gone, or got no whole response
 AWS_REQUEST_ID = b"x-amzn-requestid"  # where every AWS client looks for it
-_SERVER_ID = str(uuid.uuid4())[:23]
-_requests = itertools.count(1)
 log = logging.getLogger(__name__)
 
 
 def request_id_of(headers: Mapping[bytes, bytes]) -> str:
-    """The id a request came with, or a new one in the form of a UUID."""
+    """The id a request came with, or a new one."""
     given = headers.get(REQUEST_ID_HEADER)
-    return given.decode("latin-1") if given is not None else f"{_SERVER_ID}-{next(_requests):012x}"
+    return given.decode("latin-1") if given is not None else str(uuid.uuid4())
 
 
 async def read_body(headers: Mapping[bytes, bytes], receive: Receive) -> list[bytes]:

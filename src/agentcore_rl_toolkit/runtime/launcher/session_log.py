@@ -29,8 +29,8 @@ def log_tail(path: str | os.PathLike[str], size: int = 2_000) -> str:
 class KeptLogs:
     """The logs of ended sessions, oldest first; beyond ``most`` of them the oldest go."""
 
-    def __init__(self, folder: Path, most: int = KEPT_LOGS) -> None:
-        self._folder, self._most = folder, most
+    def __init__(self, most: int = KEPT_LOGS) -> None:
+        self._most = most
         self._logs: deque[Path] = deque()
 
     def keep(self, path: Path) -> None:
@@ -38,8 +38,3 @@ class KeptLogs:
         while len(self._logs) > self._most:
             with contextlib.suppress(OSError):
                 self._logs.popleft().unlink(missing_ok=True)
-
-    def find_old(self) -> None:
-        """Keep those of earlier runs. Blocks."""
-        for path in sorted(self._folder.glob("*/*.log"), key=lambda path: path.stat().st_mtime):
-            self.keep(path)
