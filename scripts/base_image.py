@@ -24,8 +24,8 @@ CERTIFICATES = "etc/ssl/certs/ca-certificates.crt"
 # Certificates and pip's settings of this machine get in, so that packages can be installed as they are here.
 AS_THEY_ARE = (CERTIFICATES, "etc/pip.conf", "etc/xdg/pip")
 # Programs that bring certificates of their own are told where the machine's are.
-TOLD = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT", "NODE_EXTRA_CA_CERTS")
-VARIABLES = dict.fromkeys(TOLD, f"/{CERTIFICATES}")
+CERTIFICATE_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT", "NODE_EXTRA_CA_CERTS")
+VARIABLES = dict.fromkeys(CERTIFICATE_VARIABLES, f"/{CERTIFICATES}")
 
 
 def archive() -> Path:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 from dataclasses import dataclass, field
@@ -103,16 +104,14 @@ async def run_program(name: str, task: str, workspace: Path, home: Path, model: 
     """
     program = PROGRAMS[name]
     words = {
-        "{task}": task,
-        "{url}": model.base_url.removesuffix("/v1"),
-        "{key}": model.api_key,
-        "{model}": model.model_id,
+        "task": task,
+        "url": model.base_url.removesuffix("/v1"),
+        "key": model.api_key,
+        "model": model.model_id,
     }
 
     def filled(text: str) -> str:
-        for word, value in words.items():
-            text = text.replace(word, value)
-        return text
+        return re.sub(r"\{(task|url|key|model)\}", lambda found: words[found[1]], text)
 
     for path, text in program.files.items():
         (home / path).parent.mkdir(parents=True, exist_ok=True)
