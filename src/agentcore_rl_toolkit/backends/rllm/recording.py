@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ class Capture:
     errors: list[dict[str, Any]] = field(default_factory=list)
 
 
+@dataclass(eq=False)
 class Recorder:
     """Writes the rollouts of this process's rLLM trainer. Only `check` ends a training.
 
@@ -53,18 +54,14 @@ class Recorder:
     trainer's may differ on average (nats), None without a limit.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        config: Mapping[str, Any],
-        tokenizer: str | None = None,
-        filtering: Mapping[str, Any] | None = None,
-        asynchronous: bool = False,
-        max_mean_gap: float | None = MAX_MEAN_GAP,
-    ) -> None:
-        self._made_of = (folder, config, tokenizer, filtering, asynchronous, max_mean_gap)
-        self.folder, self.config, self.tokenizer = folder, config, tokenizer
-        self.filtering, self.asynchronous, self.max_mean_gap = filtering or {}, asynchronous, max_mean_gap
+    folder: str
+    config: Mapping[str, Any]
+    tokenizer: str | None = None
+    filtering: Mapping[str, Any] = field(default_factory=dict)
+    asynchronous: bool = False
+    max_mean_gap: float | None = MAX_MEAN_GAP
+
+    def __post_init__(self) -> None:
         self._recording: Recording | None = None
         self._futures: dict[str, Any] = {}  # session -> its future, from the invoke to the rollout's end
         self._session_of: dict[str, str] = {}  # rLLM's trajectory -> session, until it is trained
@@ -72,7 +69,7 @@ class Recorder:
         self._lock = threading.Lock()  # rollouts end in threads
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        return attach, self._made_of
+        return attach, tuple(getattr(self, f.name) for f in fields(self))
 
     def invoked(self, session_id: str, future: Any) -> None:
         self._futures[session_id] = future

@@ -165,7 +165,7 @@ class SlimeRunner(SlimeSettings):
             # The model folder serves as both: slime reads Hugging Face weights straight from --load (slime >= 0.3).
             "hf-checkpoint": self.model_dir,
             "load": self.model_dir,
-            "prompt-data": self.prepared_data_path,
+            "prompt-data": self.folder / "data.jsonl",
             "input-key": "prompt",
             "metadata-key": "metadata",
             "rollout-shuffle": True,
@@ -226,7 +226,7 @@ class SlimeRunner(SlimeSettings):
             size = str(self.sglang_data_parallel_size)
             flags += ["--sglang-data-parallel-size", size, "--sglang-enable-dp-attention"]
         if self.eval_data_path is not None:
-            flags += ["--eval-prompt-data", Path(self.eval_data_path).stem, str(self.prepared_eval_path)]
+            flags += ["--eval-prompt-data", Path(self.eval_data_path).stem, str(self.folder / "eval.jsonl")]
             flags += ["--eval-interval", str(self.eval_interval)]
             flags += ["--n-samples-per-eval-prompt", str(self.n_samples_per_eval_prompt)]
         return [*flags, *self.extra_flags]
@@ -249,26 +249,22 @@ class SlimeRunner(SlimeSettings):
         return [a for a in done.stdout.decode().split("\0") if a]
 
     @property
+    def folder(self) -> Path:
+        """What the run gets from here: rollout.yaml, data.jsonl, eval.jsonl, and job.yaml, which may hold secrets."""
+        return Path(self.run_dir).absolute() / self.exp_id
+
+    @property
     def config_path(self) -> Path:
-        return Path(self.run_dir).absolute() / self.exp_id / "rollout.yaml"
+        return self.folder / "rollout.yaml"
 
     @property
     def job_path(self) -> Path:
-        """Ray's runtime environment of the job; it may hold secrets, which a command line would show to everybody."""
-        return Path(self.run_dir).absolute() / self.exp_id / "job.yaml"
-
-    @property
-    def prepared_data_path(self) -> Path:
-        return Path(self.run_dir).absolute() / self.exp_id / "data.jsonl"
-
-    @property
-    def prepared_eval_path(self) -> Path:
-        return Path(self.run_dir).absolute() / self.exp_id / "eval.jsonl"
+        return self.folder / "job.yaml"
 
     @property
     def record_folder(self) -> Path:
         """The run's folder, for `agentcore-rl view`."""
-        return self.config_path.parent if self.record_dir is None else Path(self.record_dir).absolute()
+        return self.folder if self.record_dir is None else Path(self.record_dir).absolute()
 
     @property
     def keeps_trainer_numbers(self) -> bool:
@@ -292,15 +288,15 @@ class SlimeRunner(SlimeSettings):
     # -- doing it -----------------------------------------------------------------------------------------------------
 
     def _write_inputs(self) -> None:
-        self.config_path.parent.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         # JSON is YAML: no YAML library is needed to write it.
         self.config_path.write_text(json.dumps(self.rollout_settings(), indent=2) + "\n")
         self.job_path.touch(mode=0o600)
         self.job_path.chmod(0o600)
         self.job_path.write_text(json.dumps({"env_vars": self._job_environment()}, indent=2) + "\n")
-        prepare_data(self.data_path, self.prepared_data_path)
+        prepare_data(self.data_path, self.folder / "data.jsonl")
         if self.eval_data_path is not None:
-            prepare_data(self.eval_data_path, self.prepared_eval_path)
+            prepare_data(self.eval_data_path, self.folder / "eval.jsonl")
 
     def _job_environment(self) -> dict[str, str]:
         own = {"PYTHONPATH": str(Path(self.megatron_dir).absolute()), "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
@@ -343,14 +339,14 @@ class SlimeRunner(SlimeSettings):
             needs.append(f"slime at slime_dir={self.slime_dir} (git clone THUDM/slime; it is not on the package index)")
         elif not self._model_script().is_file():
             needs.append(f"model_type {self.model_type}: there is no {self._model_script()}")
-        if not Path(self.megatron_dir).is_dir():
-            needs.append(f"Megatron-LM at megatron_dir={self.megatron_dir}")
-        if not Path(self.model_dir).is_dir():
-            needs.append(f"the model at model_dir={self.model_dir}")
-        if not Path(self.data_path).is_file():
-            needs.append(f"the data at data_path={self.data_path}")
-        if self.eval_data_path is not None and not Path(self.eval_data_path).is_file():
-            needs.append(f"the data at eval_data_path={self.eval_data_path}")
+        named = {
+            "megatron_dir": "Megatron-LM",
+            "model_dir": "the model",
+            "data_path": "the data",
+            "eval_data_path": "the data",
+        }
+        found = {name: getattr(self, name) for name in named}
+        needs += [f"{what} at {k}={found[k]}" for k, what in named.items() if found[k] and not Path(found[k]).exists()]
         if shutil.which("ray") is None:
             needs.append("Ray (pip install 'ray[default]')")
         return needs
