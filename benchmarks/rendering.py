@@ -114,7 +114,7 @@ def recorded(renderer: Renderer, turns: int, tokens: int) -> list[CallRecord]:
         prompt = renderer.render(conversation, messages)
         ids = prompt.token_ids
         completion = renderer.encode("12 apples " * (tokens // 10))[: tokens // 2]
-        answer = renderer.parse(completion, prompt=prompt).to_message()
+        answer = renderer.parse(completion, opens_reasoning=prompt.opens_reasoning).to_message()
         renderer.commit(conversation, prompt, completion, answer, turn_id=f"c{number}")
         text = json.dumps(messages, separators=(",", ":")).encode()
         logprobs = pack_logprobs([-0.5] * len(completion))
