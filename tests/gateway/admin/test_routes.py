@@ -42,16 +42,16 @@ async def test_a_session_is_found_however_its_request_names_it(engine: ScriptedE
     for session in sessions:
         path = session.base_url.removeprefix(url) + "/chat/completions"
         encoded = "/sessions/" + "".join(f"%{ord(c):02X}" for c in session.session_id) + "/v1/chat/completions"
-        for target in (path, url + path, encoded, url + encoded):
+        for target in (path, encoded):
             head = f"POST {target} HTTP/1.1\r\nauthorization: Bearer {session.api_key}".encode()
             statuses[await raw(url, head, body)] += 1
-    assert statuses == {b"HTTP/1.1 200 OK\r\n": 4 * 6}
+    assert statuses == {b"HTTP/1.1 200 OK\r\n": 2 * 6}
     found = await client.fetch_async([s.session_id for s in sessions], close=False)
-    assert [len(c.turns) for c in found.values()] == [4] * 6
+    assert [len(c.turns) for c in found.values()] == [2] * 6
     for name in parted:
         for written in (name, name.replace("/", "%2F")):
             status, reply = await request("GET", f"{url}/sessions/{written}/traces")
-            assert (status, len(json.loads(reply))) == (200, 4)
+            assert (status, len(json.loads(reply))) == (200, 2)
             traced = json.loads(reply)[0]["trace_id"]
             status, reply = await request("GET", f"{url}/traces/{traced}")
             assert (status, json.loads(reply)["session_id"]) == (200, name)
@@ -61,7 +61,7 @@ async def test_a_session_is_found_however_its_request_names_it(engine: ScriptedE
             await client.create_sessions_async([bad])
     status, metrics = await request("GET", url + "/metrics")
     assert status == 200
-    assert b"agentcore_rl_gateway_turns_total 24\n" in metrics
+    assert b"agentcore_rl_gateway_turns_total 12\n" in metrics
     assert b'agentcore_rl_gateway_upstream_healthy{worker="w0"} 1\n' in metrics
 
 
