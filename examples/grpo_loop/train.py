@@ -324,7 +324,7 @@ def load_model(services: Services, config: Config) -> tuple[Any, Any]:
     if config.gradient_checkpointing:
         from transformers.modeling_layers import GradientCheckpointingLayer
 
-        # its name before and after transformers 5.20
+        # newer versions of transformers name it so
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable({"use_reentrant": False})
         for module in model.modules():  # these layers alone: in training mode others might drop out
