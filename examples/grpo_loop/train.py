@@ -317,9 +317,9 @@ def probe_of(groups: Sequence[Group]) -> list[int] | None:
     return None
 
 
-def load_model(services: Services, config: Config) -> tuple[Any, Any]:
+def load_model(model_dir: Path | None, config: Config) -> tuple[Any, Any]:
     """The model to train, on a GPU where there is one, and its tokenizer."""
-    model, tokenizer = load_policy(services.model_dir)
+    model, tokenizer = load_policy(model_dir)
     model = model.to("cuda" if torch.cuda.is_available() else "cpu")
     if config.gradient_checkpointing:
         from transformers.modeling_layers import GradientCheckpointingLayer
@@ -458,10 +458,8 @@ async def train(
     torch.manual_seed(config.seed)
     alone = config.staleness == 0  # then nothing else runs while it trains
     torch.set_num_threads(max(1, (os.cpu_count() or 2) // (1 if alone else 2)))
-    model, tokenizer = load_model(services, config)
-    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=config.learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
+    model, tokenizer = load_model(services.model_dir, config)
+    pad_id, optimizer = pad_id_of(tokenizer), optimizer_of(model, config)
     checkpoint = services.run_dir / "checkpoint.pt"
     done, stream_state = 0, None
     if checkpoint.exists():
@@ -482,9 +480,7 @@ async def train(
             if step == 0:
                 check_usable(groups)
             taken = time.monotonic()
-            learning_rate = config.learning_rate * min(1, (step + 1) / 3) * max(0.05, 1 - step / config.steps)
-            for parameters in optimizer.param_groups:
-                parameters["lr"] = learning_rate
+            learning_rate = set_rate(optimizer, step, config.steps, config)
             rng = random.Random(config.seed * 1_000_003 + step)
             update = (groups, model, optimizer, pad_id, config, rng, services.recording, step)
             metrics = await asyncio.to_thread(train_on, *update)
@@ -510,11 +506,92 @@ async def train(
 
     if held_out:
         await evaluate(config.steps, held_out, services, config, observe)
-    save_dir = services.run_dir / "policy"
+    save(model, tokenizer, services.run_dir, config)
+
+
+def imitate(
+    rows: Sequence[Mapping[str, Any]],
+    model_dir: Path | None,
+    run_dir: Path,
+    config: Config,
+    epochs: int,
+    batch_tokens: int,
+    observe: Callable[[dict[str, Any]], None],
+) -> None:
+    """Cross entropy on the exact ids that good rollouts sampled (`runs.demonstrations`), each epoch in another order.
+
+    loss = - mean over sampled tokens of log pi(token_t). An optimizer step takes sequences up to `batch_tokens`.
+    """
+    torch.manual_seed(config.seed)
+    model, tokenizer = load_model(model_dir, config)
+    pad_id, optimizer = pad_id_of(tokenizer), optimizer_of(model, config)
+    steps: list[list[tuple[Any, float]]] = []
+    for epoch in range(epochs):
+        order = list(rows)
+        random.Random(f"{config.seed}/{epoch}").shuffle(order)
+        held = batch_tokens  # a step begins with an epoch
+        for row in order:
+            length = len(row["input_ids"])
+            if held + length > batch_tokens:
+                steps.append([])
+                held = 0
+            nothing = [None] * length
+            sequence = TrainingTokens(
+                row["input_ids"], row["assistant_masks"], logprobs=nothing, weight_versions=nothing
+            )
+            steps[-1].append((sequence, 0.0))
+            held += length
+    for step, part in enumerate(steps):
+        began, total = time.monotonic(), 0.0
+        learning_rate = set_rate(optimizer, step, len(steps), config)
+        optimizer.zero_grad()
+        sampled = sum(sum(sequence.loss_mask[1:]) for sequence, _ in part)
+        for piece in at_once(part, config.tokens_at_once):
+            batch = build_batch(piece, pad_id, next(model.parameters()).device)
+            loss = -token_logprobs(model, batch)[0].sum() / sampled
+            loss.backward()
+            total += loss.item()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+        optimizer.step()
+        rate = sum(len(sequence.token_ids) for sequence, _ in part) / (time.monotonic() - began)
+        facts = {"step": step, "steps": len(steps), "loss": total, "learning_rate": learning_rate}
+        observe({**facts, "trained_tokens_per_s": rate, "peak_memory_gb": peak_memory_gb()})
+    save(model, tokenizer, run_dir, config)
+
+
+@dataclass(frozen=True)
+class TrainingTokens:
+    """What `build_batch` reads of a sequence."""
+
+    token_ids: Sequence[int]
+    loss_mask: Sequence[int]
+    logprobs: Sequence[float | None] = field(kw_only=True)
+    weight_versions: Sequence[int | None] = field(kw_only=True)
+
+
+def pad_id_of(tokenizer: Any) -> int:
+    return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+
+
+def optimizer_of(model: Any, config: Config) -> Any:
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(trained, lr=config.learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
+
+
+def set_rate(optimizer: Any, step: int, steps: int, config: Config) -> float:
+    """The learning rate of a step: two steps of warm-up, then linearly to a twentieth."""
+    learning_rate = config.learning_rate * min(1, (step + 1) / 3) * max(0.05, 1 - step / steps)
+    for parameters in optimizer.param_groups:
+        parameters["lr"] = learning_rate
+    return learning_rate
+
+
+def save(model: Any, tokenizer: Any, run_dir: Path, config: Config) -> None:
+    """The trained model in the run's folder, as transformers and engines load it."""
     if config.lora_rank:
         model = model.merge_and_unload()
-    model.save_pretrained(save_dir)
-    tokenizer.save_pretrained(save_dir)
+    model.save_pretrained(run_dir / "policy")
+    tokenizer.save_pretrained(run_dir / "policy")
 
 
 def times(started: float, taken: float, ended: float) -> dict[str, float]:

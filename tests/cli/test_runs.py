@@ -9,6 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from agentcore_rl_toolkit.cli.main import cli
+from agentcore_rl_toolkit.cli.models import model_folder
+from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.runs import Rollout, RunWriter, TokenSequence, TokenTexts
 
 WEIGHTS = Path(__file__).parents[2] / "src" / "agentcore_rl_toolkit" / "policy" / "weights"
@@ -68,3 +70,31 @@ def test_the_worst_rollout_is_read_out_with_its_trained_tokens_and_the_least_lik
     assert answer.count("«") == answer.count("»") == 1
     [rollout] = json.loads(output_of(work, monkeypatch, "show", "shop", "--rollout", "b3", "--json"))
     assert rollout["sequences"][0]["ids"] == [40, 41, 42, 43]
+
+
+def test_good_rollouts_are_written_and_imitated(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = output_of(work, monkeypatch, "export", "shop", "--sft", "--min-reward", "1")
+    assert printed == "6 sequences of shop written to sft.jsonl\n"
+    rows = [json.loads(line) for line in (work / "sft.jsonl").read_text().splitlines()]
+    assert rows[0]["input_ids"] == [40, 41, 42, 43]
+    assert rows[0]["assistant_masks"] == [0, 0, 1, 1]
+    assert {row["session_id"] for row in rows} == {"b1", "b3", "a4", "b5", "a6", "b7"}
+    output_of(work, monkeypatch, "export", "shop", "--sft", "--best-of-group", "--out", "best.jsonl")
+    assert len((work / "best.jsonl").read_text().splitlines()) == 2  # a group of each step
+
+    words = ["train", "--method", "sft", "--from", "shop", "--out", str(work / "runs" / "taught")]
+    options = ["--set", "min_reward=1", "--set", "epochs=3", "--set", "batch_tokens=12", "--set", "learning_rate=3e-3"]
+    done = CliRunner().invoke(cli, [*words, *options], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert "imitating 6 sequences, 12 sampled tokens" in done.output
+    steps = [json.loads(line) for line in (work / "runs" / "taught" / "metrics.jsonl").read_text().splitlines()]
+    assert len(steps) == 6  # three sequences of four tokens each
+    assert steps[-1]["loss"] < 0.7 * steps[0]["loss"]
+    assert model_folder(work / "runs" / "taught") == work / "runs" / "taught" / "policy"
+    for wrong, why in (
+        (["train", "--from", "shop"], "--from is for --method sft"),
+        (["train", "--method", "sft"], "--from RUN is missing"),
+        (["train", "--method", "sft", "--from", "shop", "--set", "min_reward=2"], "no usable rollout with a reward"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            CliRunner().invoke(cli, wrong, catch_exceptions=False, standalone_mode=False)

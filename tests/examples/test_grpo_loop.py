@@ -213,8 +213,7 @@ def test_gradient_checkpointing_changes_no_gradient(loop: ModuleType, tmp_path: 
     sequence = build_trajectory("s", [turn(0, list(range(20, 30)), list(range(30, 60)))]).sequences[0]
     gradients = []
     for on in (False, True):
-        services = SimpleNamespace(model_dir=None)
-        model, _ = loop.load_model(services, loop.Config(gradient_checkpointing=on))
+        model, _ = loop.load_model(None, loop.Config(gradient_checkpointing=on))
         loop.token_logprobs(model, loop.build_batch([(sequence, 1.0)], 0))[0].sum().backward()
         assert any(module.training for module in model.modules()) is on
         gradients.append(model.get_input_embeddings().weight.grad.clone())

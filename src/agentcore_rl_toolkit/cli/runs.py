@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ..errors import ConfigError
-from ..runs import Query, RunReader, TokenSequence, find_run, find_runs
+from ..runs import Query, RunReader, TokenSequence, demonstrations, find_run, find_runs, write_demonstrations
 from . import in_flight
 from .options import as_json
 from .output import dialogue
@@ -112,6 +112,24 @@ def show(
             if whole:
                 for line in _read_out(reader, rollout):
                     click.echo(line)
+
+
+@group.command(short_help="Write what good rollouts sampled, for supervised training.")
+@click.argument("run", required=False)
+@click.option("--sft", is_flag=True, expose_value=False, help="Token ids with masks: the one form there is.")
+@click.option("--min-reward", type=float, metavar="X", help="Rollouts with at least this reward. [default: all usable]")
+@click.option("--best-of-group", is_flag=True, help="The best rollout of each group alone.")
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), help="A .jsonl or .parquet file. [default: sft.jsonl]"
+)
+def export(run: str | None, min_reward: float | None, best_of_group: bool, out: Path | None) -> None:
+    """Write the training sequences of RUN's good rollouts: the exact ids that were sampled, and which of them train.
+
+    `agentcore-rl train --method sft --from RUN` trains on the same without a file.
+    """
+    folder, target = find_run(run), out or Path("sft.jsonl")
+    count = write_demonstrations(demonstrations(folder, min_reward=min_reward, best_of_group=best_of_group), target)
+    click.echo(f"{count} sequences of {folder.resolve().name} written to {target}")
 
 
 def _chosen(

@@ -48,6 +48,14 @@ BACKENDS = ("loop", "trl", "slime", "verl", "rllm", "tinker")
 @click.option("--train-on", metavar="RULE", help="What of a session trains: task, main, all or a tag. [default: task]")
 @with_sessions
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the run. [default: runs/...]")
+@click.option(
+    "--method",
+    type=click.Choice(["grpo", "sft"]),
+    default="grpo",
+    show_default=True,
+    help="sft: imitate the rollouts of --from.",
+)
+@click.option("--from", "sources", multiple=True, metavar="RUN", help="With --method sft: a run; repeatable.")
 @click.option("--resume", is_flag=True, help="Go on with the newest unfinished run, or with the one in --out.")
 @click.option("--dry-run", is_flag=True, help="With --config of another trainer: check it and print what would run.")
 @click.option(
@@ -63,6 +71,8 @@ def command(
     as_json: bool,
     out: Path | None,
     resume: bool,
+    method: str,
+    sources: tuple[str, ...],
     **flags: Any,
 ) -> None:
     """Train an agent.
@@ -76,12 +86,18 @@ def command(
     (held_out, learning_rate, staleness, hold_calls, eval_every, lora_rank, policy_failures, seed, tracker, ...)
     go into --set or --config. Options win over the file.
 
+    With --method sft: imitate what good rollouts of the runs in --from sampled; settings are min_reward, best_of_group, epochs,
+    batch_tokens, learning_rate, lora_rank and seed.
+
     With --config of slime, verl, rLLM, Tinker or TRL: check the file and launch that trainer. AGENTCORE_AGENT_ARN and
     AGENTCORE_S3_BUCKET fill agent_runtime_arn and s3_bucket where the file leaves them out. A file .env in this folder, then one
     beside the configuration, sets variables that the environment lacks.
     """
     from ..errors import ConfigError
 
+    if method == "sft" or sources:
+        _imitate(method, sources, words, out, flags | {"backend": backend, "config": config_path, "resume": resume})
+        return
     if words:
         from .training.settings import LocalRun
 
@@ -149,6 +165,26 @@ def command(
     click.echo(plan.render())
     sys.stdout.flush()
     os.execvpe(plan.command[0], list(plan.command), {**os.environ, **plan.environment})
+
+
+def _imitate(
+    method: str, sources: tuple[str, ...], words: tuple[str, ...], out: Path | None, flags: dict[str, Any]
+) -> None:
+    from ..backends.settings import from_mapping
+    from ..errors import ConfigError
+    from .training.imitation import Imitation, imitate
+    from .training.run import quiet_libraries
+
+    model = flags.pop("model")
+    given = [name for name, value in flags.items() if value not in (None, (), False)]
+    if method != "sft" or given:
+        others = f", not {', '.join(given)}" if given else ""
+        raise ConfigError(
+            f"--method sft takes --from RUN, --model, --set and --out{others}; --from is for --method sft"
+        )
+    values = {**from_words(words, Imitation), "runs": sources, **({"model": str(model)} if model else {})}
+    quiet_libraries()
+    imitate(from_mapping(Imitation, values, where="options"), out)
 
 
 def _train_here(flags: dict[str, Any], file: Path | None, *, out: Path | None, resume: bool, as_json: bool) -> None:

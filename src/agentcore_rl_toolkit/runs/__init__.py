@@ -1,5 +1,6 @@
 """A run on disk: what a training or an evaluation leaves in its folder, written as it happens, read one rollout at a time."""
 
+from .demonstrations import demonstrations, write_demonstrations
 from .folder import METRICS, ROLLOUTS, find_run, find_runs, is_run, read_config, read_metrics, write_config
 from .in_flight import in_flight, read_in_flight
 from .reader import Query, RunReader
@@ -18,6 +19,7 @@ __all__ = [
     "SpanSender",
     "TokenSequence",
     "TokenTexts",
+    "demonstrations",
     "find_run",
     "find_runs",
     "in_flight",
@@ -26,4 +28,5 @@ __all__ = [
     "read_in_flight",
     "read_metrics",
     "write_config",
+    "write_demonstrations",
 ]

@@ -1,0 +1,79 @@
+"""`agentcore-rl train --method sft`: train on what good rollouts of earlier runs sampled."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ...backends.settings import Count, Positive, check
+from ...errors import ConfigError
+from ...runs import demonstrations, find_run, read_config, write_config
+from ..models import model_folder
+from ..output.commands import nearby, program
+from .job import load_loop
+from .settings import by_size, new_folder
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Imitation:
+    """What is imitated, and how. ``min_reward`` None takes every usable rollout; ``batch_tokens`` of an optimizer step."""
+
+    runs: tuple[str, ...]
+    model: Path | None = None
+    min_reward: float | None = None
+    best_of_group: bool = False
+    epochs: Count = 2
+    batch_tokens: Count = 8192
+    learning_rate: Positive | None = None
+    lora_rank: int | None = None
+    tokens_at_once: Count | None = None
+    gradient_checkpointing: bool | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check(self)
+        if not self.runs:
+            raise ConfigError("--from RUN is missing: which run's rollouts are to be imitated?")
+        if self.model is None:
+            named = read_config(find_run(self.runs[0])).get("model")  # the ids are those of its tokenizer
+            object.__setattr__(self, "model", model_folder(named) if named else None)
+        for name, value in by_size(self.model, self.lora_rank).items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+
+
+def imitate(settings: Imitation, out: Path | None) -> Path:
+    """Train and leave a run's folder, whose model `--model` takes. Raises: ConfigError where there is nothing to imitate."""
+    chosen = {"min_reward": settings.min_reward, "best_of_group": settings.best_of_group}
+    rows = [row for name in settings.runs for row in demonstrations(find_run(name), **chosen)]
+    if not rows:
+        least = f" with a reward of at least {settings.min_reward:g}" if settings.min_reward is not None else ""
+        raise ConfigError(f"{', '.join(settings.runs)}: no usable rollout{least} has tokens to imitate")
+    run_dir = new_folder(out, "sft")
+    write_config(run_dir, {"kind": "sft", **dataclasses.asdict(settings)})
+    tokens = sum(sum(row["assistant_masks"]) for row in rows)
+    click.echo(f"imitating {len(rows)} sequences, {tokens} sampled tokens  run directory {nearby(run_dir)}")
+    loop = load_loop()
+    config = loop.Config(
+        learning_rate=settings.learning_rate,
+        lora_rank=settings.lora_rank,
+        tokens_at_once=settings.tokens_at_once,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        seed=settings.seed,
+    )
+    with (run_dir / "metrics.jsonl").open("a") as metrics:
+
+        def observe(facts: dict[str, Any]) -> None:
+            metrics.write(json.dumps({"event": "imitated", **facts}) + "\n")
+            click.echo(
+                f"step {facts['step'] + 1} of {facts['steps']}  loss {facts['loss']:.4f}  "
+                f"{facts['trained_tokens_per_s']:.0f} tokens/s  {facts['peak_memory_gb']:.1f} GB"
+            )
+
+        loop.imitate(rows, settings.model, run_dir, config, settings.epochs, settings.batch_tokens, observe)
+    click.echo(f"use it: {program()} eval --model {nearby(run_dir)}, {program()} train --model {nearby(run_dir)}")
+    return run_dir
