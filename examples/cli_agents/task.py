@@ -8,7 +8,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-DEFAULT_PROGRAM = os.environ.get("CLI_AGENT", "claude")
+
+def default_program() -> str:
+    """The session's variable: the file may be loaded before the session begins."""
+    return os.environ.get("CLI_AGENT", "claude")
 
 
 class Task(BaseModel):
@@ -22,7 +25,9 @@ class Task(BaseModel):
     prompt: str = Field(min_length=1)
     files: dict[str, str] = {}
     check: str = "false"
-    program: Literal["claude", "codex", "opencode", "qwen"] = Field(default=DEFAULT_PROGRAM, validate_default=True)
+    program: Literal["claude", "codex", "opencode", "qwen"] = Field(
+        default_factory=default_program, validate_default=True
+    )
     limit_s: float = Field(default=600.0, gt=0)
 
     @field_validator("files")
