@@ -371,7 +371,7 @@ def end_in_order_on_sigterm() -> None:
 
 @contextlib.contextmanager
 def _sigterm_waits() -> Iterator[None]:
-    """A SIGTERM that comes in the block acts after it: no process is left that nobody holds yet."""
+    """A SIGTERM that comes in the block acts after it, so that every process that was started is known and ended."""
     came: list[int] = []
     usual = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
     try:

@@ -225,7 +225,7 @@ def grpo_loss(
 
 
 def age(sequence: Any, version: int | None) -> int:
-    """How many weight versions ago a sequence's oldest token was sampled; 0 where nobody says."""
+    """How many weight versions ago a sequence's oldest token was sampled; 0 where it is unknown."""
     known = [v for v in sequence.weight_versions if v is not None]
     return version - min(known) if known and version is not None else 0
 

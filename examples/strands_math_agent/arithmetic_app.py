@@ -14,7 +14,7 @@ reward = AnswerReward()
 @app.rollout_entrypoint
 async def invoke_agent(payload):
     rollout = payload["_rollout"]
-    # One client for all calls of a rollout, and whole replies, as nobody reads along: a fifth of the agent's CPU less.
+    # One client for all calls of a rollout, and whole replies, as no person reads along: a fifth of the agent's CPU less.
     async with AsyncOpenAI(base_url=rollout["base_url"], api_key=rollout.get("api_key", "none")) as client:
         model = OpenAIModel(
             client=client,

@@ -16,7 +16,7 @@ GREETING = "Hi! How can I help you today?"
 
 
 class UserSimulator(Protocol):
-    """Somebody with a request. Called in turn: `opening` once, then `reply` after each text of the agent."""
+    """A user with a request. Called in turn: `opening` once, then `reply` after each text of the agent."""
 
     async def opening(self) -> str: ...
 

@@ -31,7 +31,7 @@ def result_of(future: concurrent.futures.Future[T], timeout_s: float | None = No
     """`future.result(timeout_s)` that Ctrl-C always ends.
 
     A signal that comes just before the thread falls asleep, or to another thread, does not wake it: Python acts on it at the
-    next waking. So nobody here sleeps for long.
+    next waking. So threads here sleep only briefly.
     """
     end_s = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
@@ -152,7 +152,7 @@ class Portal:
         def hand_over(task: asyncio.Task[T]) -> None:
             if task.cancelled():
                 answer.cancel()
-                answer.set_running_or_notify_cancel()  # or nobody who waits for it with a limit is woken
+                answer.set_running_or_notify_cancel()  # or a caller that waits with a limit is not woken
             elif (error := task.exception()) is not None:
                 answer.set_exception(error)
             else:

@@ -54,7 +54,7 @@ _TAG = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 SECRET_KEYS = frozenset(
     {"api_key", "apikey", "authorization", "password", "secret", "token", "access_token", "aws_secret_access_key"}
 )
-# of the `_rollout` block: what grants something to whoever knows it
+# keys of the `_rollout` block that are secrets: knowing one grants a right
 CAPABILITY_KEYS = frozenset({"proof_key"})
 REDACTED = "[redacted]"
 # User and password before a host, or the value of a parameter that is named like a key.

@@ -40,7 +40,7 @@ class TaskRequest(BaseModel):
 
 
 def system_prompt(task: Task) -> str:
-    """Whom the agent works for, and how the world is used."""
+    """The system prompt: the agent's user, and how to use the world."""
     return (
         f"You are the assistant of {task.first_name} {task.last_name} ({task.email}, {task.phone_number}). "
         f"It is {task.datetime}. Solve the task alone, by Python code that you run with the tool `execute`; variables stay from "

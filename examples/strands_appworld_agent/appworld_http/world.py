@@ -17,7 +17,7 @@ MAX_SHOWN = 20_000
 
 @dataclass(frozen=True)
 class Task:
-    """What is asked, by whom and when."""
+    """The request, its user and its date."""
 
     task_id: str
     instruction: str

@@ -53,7 +53,7 @@ class Case:
 def judge(task: Task, workspace: Workspace, *, published: bool = False) -> Verdict:
     """Apply all checks of a task to a workspace.
 
-    Raises: TaskError if the task is not complete: that is nobody's score.
+    Raises: TaskError if the task's files are incomplete: then no score is right.
     """
     case = Case(task, workspace, published)
     reasons = []

@@ -30,7 +30,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One task: what is asked, by whom and when, and what is looked at afterwards."""
+    """One task: the request, its user and date, and the checks."""
 
     task_id: str  # "2-15/0": the second of three levels, its 15th folder, subtask 0
     text: str

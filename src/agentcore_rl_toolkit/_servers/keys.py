@@ -27,7 +27,7 @@ _ANY = ("0.0.0.0", "::", "localhost")
 
 
 def make() -> str:
-    """A key that nobody can guess."""
+    """A random key."""
     return secrets.token_urlsafe(24)
 
 
@@ -94,7 +94,7 @@ def _path(kind: str, url: str) -> Path | None:
 
 
 def _folder() -> Path:
-    """Raises: ConfigError when somebody else made it."""
+    """The folder of this user's key files. Raises: ConfigError when another user made it."""
     folder = Path(tempfile.gettempdir()) / f"agentcore-rl-keys-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     info = folder.lstat()

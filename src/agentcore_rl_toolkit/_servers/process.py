@@ -79,7 +79,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def write_ready(path: Path, content: dict[str, Any]) -> None:
-    """Tell whoever waits for it that the server listens, and where. Raises: OSError."""
+    """Write the file that says that the server listens, and where. Raises: OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_private(path, json.dumps(content))
 

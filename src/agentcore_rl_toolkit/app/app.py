@@ -88,8 +88,8 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
         `reward` and metrics beside it, or None to leave such rollouts out of training. Written as
         ``@app.rollout_entrypoint(on_policy_failure=-1.0)``.
 
-        ``train`` says which of the agent's conversations train: "task" (all but side calls such as titles; what holds where
-        nobody says anything), "main", "all", or a tag that its calls carry. Client and trainer may set another.
+        ``train`` says which of the agent's conversations train: "task" (the default: all but side calls such as
+        titles), "main", "all", or a tag that its calls carry. Client and trainer may set another.
 
         Raises: ConfigError for generator functions, which have no single result, for a reward or a rule that is none.
         """

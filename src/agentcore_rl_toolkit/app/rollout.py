@@ -146,7 +146,7 @@ class Rollout:
                 if task is not None:
                     task.cancel()
             if ended.done() and not ended.cancelled():
-                ended.exception()  # looked at, or asyncio complains that nobody did
+                ended.exception()  # asyncio complains about exceptions that are not looked at
 
     async def _beat(self, info: RolloutInfo, store: ObjectStore, period_s: float) -> None:
         """Renew the sign of life until the record is stored, which may itself take a while."""
@@ -273,7 +273,7 @@ class Rollout:
         return True
 
     async def _settle(self, info: RolloutInfo, store: ObjectStore, body: bytes, timeout_s: float) -> bool:
-        """The key is taken: the first record of an attempt stays, one of an earlier attempt or of somebody else is replaced."""
+        """The key is taken: this attempt's first record stays; one of an earlier attempt or of another writer is replaced."""
         secret = info.config.proof_key
         try:
             found = await self._record_there(info, store, timeout_s)

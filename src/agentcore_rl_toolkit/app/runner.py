@@ -28,7 +28,7 @@ class AgentRunner:
     ) -> concurrent.futures.Future[Any]:
         """Begin ``func(*args)``; its result or exception (any BaseException) arrives in the future."""
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        future.set_running_or_notify_cancel()  # whoever stops waiting must not cancel it
+        future.set_running_or_notify_cancel()  # a caller that stops waiting must not cancel it
         if inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(type(func).__call__):
             self._start_async(func, args, context, name, future)
         else:
@@ -85,7 +85,7 @@ class AgentRunner:
 
         def begin() -> None:
             task = loop.create_task(run(), name=name, context=context)
-            self._tasks[future] = task  # a task that nobody holds is collected in mid-flight
+            self._tasks[future] = task  # asyncio drops a task that nothing references
             task.add_done_callback(lambda _: self._tasks.pop(future, None))
 
         loop.call_soon_threadsafe(begin)

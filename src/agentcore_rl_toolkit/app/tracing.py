@@ -19,7 +19,7 @@ def start_span(name: str, attributes: Mapping[str, Any], context: contextvars.Co
     if trace is None or otel_context is None:
         return None
     if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-        return None  # loaded (the SDK does that), but nobody has set it up
+        return None  # loaded (the SDK does that), but not set up
     known = {k: v for k, v in attributes.items() if v is not None}
     rollout = _of_the_rollout(trace, str(attributes.get("session.id")))
     above = context.run(trace.get_current_span)

@@ -1,7 +1,7 @@
 """Clients and, where none is running yet, model gateways: what a trainer's process needs to roll out agents.
 
-Gateways are child processes of whoever starts them and end with it (`--parent-pid`), also when that process is killed. One
-that ends by itself is started again where it was.
+A gateway is a child process of the trainer's and ends with it (`--parent-pid`), also when the trainer is killed. A gateway
+that ends by itself is started again at the same address.
 """
 
 from __future__ import annotations

@@ -191,8 +191,8 @@ def _print_policies(deployment: Deployment, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({name: policy for name, (_, policy) in policies.items()}, indent=2))
         return
-    for name, (whom, policy) in policies.items():
-        click.echo(f"# {name}: {whom}\n{iam.text(policy)}\n")
+    for name, (holder, policy) in policies.items():
+        click.echo(f"# {name}: {holder}\n{iam.text(policy)}\n")
 
 
 def _report(

@@ -68,8 +68,8 @@ def command(
     this folder is found by itself. The key is that of AGENTCORE_RL_GATEWAY_ADMIN_KEY, else the one that a gateway of this machine
     made for itself.
 
-    A run that goes on is shown as it grows. What models wrote is shown as text and never obeyed. The printed address has a key:
-    it is for you, and whom you give it to.
+    A running run is shown as it grows. The texts of models are shown as text, never as a page. The printed address contains a
+    key: give it only to people who may read the run.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""Checks of what callers give: numbers, choices, and keywords that nobody knows."""
+"""Checks of callers' arguments: numbers, choices, and unknown keywords."""
 
 from __future__ import annotations
 

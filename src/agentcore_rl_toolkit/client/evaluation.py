@@ -127,7 +127,7 @@ def reward_of(item: BatchItem) -> float | None:
 
 
 def score_of(item: BatchItem) -> float | None:
-    """What an item counts in the headline: its reward, 0 where agent or policy failed, None where nobody can say."""
+    """What an item counts in the headline: its reward, 0 where agent or policy failed, None where it is unknown."""
     if item.success:
         return reward_of(item)
     return 0.0 if item.cause in (Cause.AGENT, Cause.POLICY) else None

@@ -19,10 +19,10 @@ class Expected:
     """What is expected of the record of one session.
 
     Attributes:
-        secret: of the session; None when nobody here knows it.
-        ours: the session was started with this secret, so another proof is a forgery and not merely somebody else's.
+        secret: of the session; None when it is unknown here.
+        ours: the session was started with this secret, so another proof is a forgery, not another client's record.
         promised: its agent said that it proves its records, so a record without a proof is a forgery too.
-        required: a record that is not proven is refused, whoever wrote it. It is no forgery for that.
+        required: a record without a proof is refused. That alone does not make it a forgery.
     """
 
     secret: str | None = field(default=None, repr=False)

@@ -66,7 +66,7 @@ class AgentRuntime:
             self._say(f"agent {s.name}: version {now['agentRuntimeVersion']} is up to date")
             return Deployed(arn=arn, version=str(now["agentRuntimeVersion"]), changed=False)
         self._say(f"agent {s.name}: is updated")
-        # An update replaces every field. What there is no option for was set by somebody else, and stays.
+        # An update replaces every field. Fields that no option of ours sets stay as they are.
         takes = self._call.parameters_of(CONTROL, "UpdateAgentRuntime")
         theirs = {name: value for name, value in now.items() if name in takes - set(wanted) and value}
         theirs["agentRuntimeId"] = runtime

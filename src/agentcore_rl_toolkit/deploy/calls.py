@@ -12,10 +12,10 @@ from ..errors import ConfigError
 DEADLINE_S = 60.0
 # Calls that change nothing: a rehearsal sends them, so that it shows what would happen to what is there.
 HARMLESS = ("Get", "List", "Describe", "Head")
-# Whoever rehearses without credentials sees what would happen in an account that has nothing yet.
+# A rehearsal without credentials shows what would happen in an account that has nothing yet.
 SOME_ACCOUNT, SOME_REGION = "123456789012", "us-west-2"
 _NOTHING_THERE: dict[str, Any] = {
-    "GetCallerIdentity": {"Account": SOME_ACCOUNT, "Arn": f"arn:aws:iam::{SOME_ACCOUNT}:user/somebody"},
+    "GetCallerIdentity": {"Account": SOME_ACCOUNT, "Arn": f"arn:aws:iam::{SOME_ACCOUNT}:user/rehearsal"},
     "ListAgentRuntimes": {"agentRuntimes": []},
 }
 

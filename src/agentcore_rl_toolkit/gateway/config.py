@@ -116,18 +116,17 @@ class Limits:
 class GatewayConfig:
     """Everything a gateway process needs to know.
 
-    ``engine`` is what servers are that are added at run time, where there is none of ``upstreams``, whose kind it is else.
+    ``engine`` is the kind of the servers added at run time; with ``upstreams`` it is theirs.
     ``admin_key`` guards every route that is not an agent's; without one the gateway listens on loopback only.
     ``store_dir`` None keeps the calls in a temporary file without a name, which is gone with the process. ``fsync``
     makes an agent's reply wait for the disk, not only for the operating system. ``session_keys`` False lets agents
-    call without the per-session key, and a call opens its session if nobody did (rLLM's agents have no key).
-    ``model_id`` is the model name of every call, whatever
-    the agent names; a session's own wins. ``allowed_hosts`` are more names of this server
-    (`HostCheck`). ``allow_fields`` are request fields that engines of yours take and `dialects.passthrough` does not know.
-    ``train_constrained`` lets answers be trained on that were held to a form (a schema, a grammar, a required tool call): their
-    logprobs are those of what the form left over, so a trainer's own differ.
-    ``model_dir`` is a folder with tokenizer and chat template: the gateway renders prompts and speaks token ids. Engine policy,
-    which takes nothing else, has the built-in policy's without one.
+    call without the per-session key; a call to an unknown session opens it (rLLM's agents have no key).
+    ``model_id`` replaces the model name that the agent sends; a session's own wins. ``allowed_hosts`` are more names of this
+    server (`HostCheck`). ``allow_fields`` are request fields that your engines take and `dialects.passthrough` does not know.
+    ``train_constrained`` trains on answers that were held to a form (a schema, a grammar, a required tool call): their
+    logprobs are relative to what the form allows, so a trainer's own differ.
+    ``model_dir`` is a folder with tokenizer and chat template: the gateway renders prompts and sends token ids. Engine policy
+    takes only token ids; its default is the built-in policy's folder.
     ``template`` is a file with another chat template than ``model_dir`` brings, ``parser`` the name of an output parser (one of
     `render.parsers.GRAMMARS`) instead of the one that the template's text suggests.
     Raises: ConfigError.

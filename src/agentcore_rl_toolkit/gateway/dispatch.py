@@ -1,4 +1,4 @@
-"""To whom a request belongs: a session's model call, or administration."""
+"""The two kinds of requests: a session's model call, or administration."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Gateway:
     """A running gateway. Make it, then `await start()`; `url` is where it listens.
 
     ``connect`` makes what engine tinker samples with, an object with the methods of `tinker.ServiceClient`; None: the SDK's own.
-    Raises: ConfigError from `start` when the port is in use or the store is somebody else's.
+    Raises: ConfigError from `start` when the port is in use or another gateway holds the store.
     """
 
     def __init__(self, config: GatewayConfig, *, connect: Callable[[], Any] | None = None) -> None:

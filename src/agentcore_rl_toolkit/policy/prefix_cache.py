@@ -1,6 +1,6 @@
 """Keys and values of prompts already read, kept in blocks, so that a conversation's next turn reads only what is new.
 
-A block holds 16 tokens and is known by the block before it and its own tokens: equal prefixes share blocks, whoever sent them.
+A block holds 16 tokens and is known by the block before it and its own tokens: equal prefixes of all requests share blocks.
 The tools and the system prompt of a run are thus read once per weight version, a problem once per group.
 """
 

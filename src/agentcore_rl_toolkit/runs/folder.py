@@ -40,7 +40,7 @@ def find_run(name: str | Path | None) -> Path:
 
 
 def _written_s(folder: Path) -> float:
-    """Of SQLite's log only where it holds something: whoever reads a run makes an empty one."""
+    """When the run was last written. SQLite's log counts only with content: reading a run makes an empty one."""
     files = [folder / name for name in (ROLLOUTS, f"{ROLLOUTS}-wal", METRICS)]
     return max((f.stat().st_mtime for f in files if f.exists() and f.stat().st_size), default=0.0)
 

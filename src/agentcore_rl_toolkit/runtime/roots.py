@@ -21,11 +21,11 @@ from ..errors import ConfigError
 from .launcher.folders import remove
 
 _LONGEST_BASE = 60  # a socket's path may have 103 bytes on macOS
-_UNLOCKED_S = 60.0  # the age from which a root without a lock is nobody's
+_UNLOCKED_S = 60.0  # a root without a lock that is older than this has no owner
 
 
 def base_dir() -> Path:
-    """The folder of all roots of this user, mode 0700. Raises: ConfigError when somebody else made it."""
+    """The folder of all roots of this user, mode 0700. Raises: ConfigError when another user made it."""
     parent = Path(tempfile.gettempdir())
     if len(str(parent)) > _LONGEST_BASE:
         parent = Path("/tmp")

@@ -159,7 +159,7 @@ async def _watch(
     if ready_file is not None:
         try:
             write_ready(ready_file, content)
-        except OSError:  # whoever waits for it would wait for ever
+        except OSError:  # the process that waits for this file would wait for ever
             server.should_exit = True
             raise
     print(f"AgentCore Runtime on {content['url']}, isolation: {content['isolation']}", flush=True)

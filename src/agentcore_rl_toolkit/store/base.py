@@ -103,7 +103,7 @@ class ObjectStore(ABC):
                 unsure = True
                 raise
             except ObjectExistsError:
-                # Our own lost answer, or somebody else's object? Only the content tells.
+                # The object may be our own (the answer was lost) or another writer's. Only its content tells.
                 if not unsure or not await self._holds(key, body):
                     raise
 

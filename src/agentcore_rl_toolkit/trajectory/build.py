@@ -106,8 +106,8 @@ def _place(usable: list[Turn]) -> list[Placed]:
 
 
 def _choose_parent(candidates: list[Placed], turn: Turn) -> Placed:
-    """Several turns may end in the same tokens: of those that the agent got the one the gateway names, else one nobody
-    continued yet, else the first.
+    """Choose among turns that end in the same tokens and that the agent received: the one the gateway names, else one
+    without a continuation, else the first.
     """
     candidates = [node for node in candidates if node.turn.delivered] or candidates
     if len(candidates) > 1:

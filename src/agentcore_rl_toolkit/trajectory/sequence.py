@@ -27,7 +27,7 @@ class TrainingSequence:
 
     ``loss_mask`` is 1 where the token was sampled and is trained here; a token that several branches share is 1 in
     exactly one of them. ``logprobs`` and ``weight_versions`` are None where the mask is 0 (a version also where the
-    engine told none). ``prompt_length`` is the position of the first trained token. ``turn_ids`` are the turns
+    engine gave none). ``prompt_length`` is the position of the first trained token. ``turn_ids`` are the turns
     trained here, ``context_turn_ids`` those that are trained in another branch and only re-read here. ``weight`` is
     this sequence's share of the session's trained tokens: weights of a session sum to 1, and a weighted sum of
     per-sequence means equals the mean over the whole session, however often it forked. ``side_call`` is why nothing of it

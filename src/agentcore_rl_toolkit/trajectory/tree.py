@@ -43,7 +43,7 @@ class Match:
 
 
 class TokenTree:
-    """See the module's theory of operation."""
+    """The turns placed so far, as sorted token strings."""
 
     def __init__(self) -> None:
         self._strings: list[bytes] = []  # sorted, each once

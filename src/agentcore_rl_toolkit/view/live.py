@@ -1,6 +1,6 @@
 """A running gateway as a run: its sessions are copied into a folder as they grow, and the page reads that folder.
 
-Sessions that the gateway has deleted stay for as long as this process lives: whoever looks at a run wants to see how it went.
+Sessions that the gateway has deleted stay visible for as long as this process lives.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def written(tmp_path: Path, **more: Any) -> Path:
         ({"num_generations": "eight"}, "`num_generations` must be a valid integer"),
         ({"training": {"num_generations": 4}}, "under `training`"),
         ({"fork_policy": "split"}, "'longest' or 'mask'"),
-        ({"policy_url": None}, "nobody would put new weights"),
+        ({"policy_url": None}, "new weights would reach no engine"),
         ({"training": {"use_vllm": True}}, "two servers"),
         ({"training": {"use_vllm": True, "vllm_mode": "colocate"}, "policy_url": None}, "must be `server`"),
         ({"exp_id": None}, "missing `exp_id`"),

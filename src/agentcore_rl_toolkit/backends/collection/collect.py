@@ -247,7 +247,7 @@ class _Collection:
             self.places.release()
 
     async def _take_place(self) -> None:
-        """Raises: _Late when nobody gives up a place any more."""
+        """Wait for a free place. Raises: _Late when no more place becomes free."""
         taking = asyncio.ensure_future(self.places.acquire())
         try:
             await self._watched(taking, lambda: (Stage.QUEUE, None))

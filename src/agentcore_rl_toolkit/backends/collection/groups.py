@@ -135,7 +135,7 @@ class CollectedRollout:
 
     @property
     def score(self) -> float | None:
-        """What it counts in an evaluation: its reward, 0 where agent or policy failed, None where nobody can say.
+        """What it counts in an evaluation: its reward, 0 where agent or policy failed, None where it is unknown.
 
         A failure of the infrastructure says nothing, and neither does an agent that returned without a reward.
         """

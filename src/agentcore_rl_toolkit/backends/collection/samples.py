@@ -57,7 +57,7 @@ class Sample:
 
     @property
     def version_range(self) -> tuple[int, int] | None:
-        """Oldest and newest weight version of the trained tokens; None when the engine told none."""
+        """Oldest and newest weight version of the trained tokens; None when the engine gave none."""
         known = [v for v in set(self.weight_versions) if v is not None]
         return (min(known), max(known)) if known else None
 

@@ -234,7 +234,7 @@ class GroupStream:
                 return  # all places are taken: who waits already comes first
             try:
                 self._start()
-            except Exception as e:  # the data's or the caller's; whoever takes the next batch gets it
+            except Exception as e:  # the data's or the caller's; it is raised where the next batch is taken
                 self._failure = e
 
     def _start(self) -> None:
@@ -259,7 +259,7 @@ class GroupStream:
             )
         except asyncio.CancelledError:
             raise
-        except Exception as e:  # a gateway that makes no sessions; whoever takes the next batch gets it
+        except Exception as e:  # a gateway that makes no sessions; raised where the next batch is taken
             self._failure = self._failure or e
         else:
             opened.queued = 0

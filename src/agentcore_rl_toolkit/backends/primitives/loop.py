@@ -136,7 +136,7 @@ def _record(recording: Recording, samples: Sequence[Sample], passed: Passed) -> 
 
 
 def _staleness(samples: Sequence[Sample], version: int) -> dict[str, float]:
-    """Versions between the oldest trained token and the weights it was trained into; absent when the engine told none."""
+    """Versions between the oldest trained token and the weights it was trained into; absent when the engine gave none."""
     ranges = [s.version_range for s in samples]
     known = [r[0] for r in ranges if r is not None]
     return {"staleness_max": float(version - 1 - min(known))} if known else {}

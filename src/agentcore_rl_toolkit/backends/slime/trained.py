@@ -37,7 +37,7 @@ def expect(args: Any, recording: Recording, samples: Sequence[Any], step: int) -
     """Keep which rollouts these samples of a step are, where slime is going to write what it computes of them."""
     run = recording.run.folder
     if getattr(args, "save_debug_train_data", None) != template(run):
-        return  # none is written, or for somebody else
+        return  # slime writes none, or writes it to the user's own file
     rows = [None if sample.remove_sample else _row(sample) for sample in samples]
     trusted = bool(getattr(args, "use_rollout_logprobs", False))
     listed = run / FOLDER / f"{step}.json"

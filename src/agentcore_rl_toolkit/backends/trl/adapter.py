@@ -118,7 +118,7 @@ class AgentCoreRollouts:
             self.publisher = Publisher([engine], config.output_dir / "weights", max_gap=config.max_weights_gap)
             self.publisher.publish(trainer.accelerator.unwrap_model(trainer.model), version)
         if trainer.use_vllm and trainer._last_loaded_step != version:
-            # TRL syncs before each batch; after the last step nobody else would, and the gateway must not announce it unserved.
+            # TRL syncs before each batch, so not after the last step; the gateway must not announce weights that are not served.
             trainer.vllm_generation.sync_weights()
             trainer._last_loaded_step = version
         trainer.accelerator.wait_for_everyone()

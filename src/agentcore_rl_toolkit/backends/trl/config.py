@@ -70,7 +70,7 @@ class TrlConfig(ServiceSettings):
             raise ConfigError(f"num_generations is {self.num_generations} here and {named} under `training`")
         if self.policy_url is None and not self.training.get("use_vllm"):
             raise ConfigError(
-                "nobody would put new weights in place: set policy_url (the built-in policy, vLLM or SGLang), or "
+                "new weights would reach no engine: set policy_url (the built-in policy, vLLM or SGLang), or "
                 "training.use_vllm with vllm_mode: server"
             )
         if self.training.get("use_vllm") and self.training.get("vllm_mode", "server") != "server":

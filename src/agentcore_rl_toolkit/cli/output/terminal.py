@@ -1,7 +1,7 @@
 """Text of agents, sessions and callers on its way to a terminal: shown, and not obeyed.
 
-An agent may print whatever a model told it to. Escape sequences can change the title, the colours and the clipboard of the
-terminal of whoever looks at it, and hide what was printed before.
+An agent may print anything that a model wrote. Escape sequences can change the title, the colours and the clipboard of the
+reader's terminal, and hide what was printed before.
 """
 
 from __future__ import annotations

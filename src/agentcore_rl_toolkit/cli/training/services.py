@@ -43,7 +43,7 @@ class Service:
     log: Path
     ready_file: Path
     ready: dict[str, Any]
-    doing: str  # what it does before it listens, for whoever waits
+    doing: str  # what it does before it listens; shown to the user
 
     @property
     def url(self) -> str:

@@ -1,7 +1,7 @@
-"""Runtime, gateway and policy as one thing: started together, found by other commands in the same folder, gone together.
+"""Runtime, gateway and policy as one stack: they start and end together, and other commands in the same folder find them.
 
-Whoever starts a stack with `publish` leaves `.agentcore-rl/up.json` in the folder, readable by this user only, and holds a lock
-on the file beside it for as long as it runs. `Stack.running` believes the file only while somebody holds that lock.
+A process that starts a stack with `publish` writes `.agentcore-rl/up.json` into the folder, readable by this user only, and
+locks the file beside it for as long as it runs. `Stack.running` believes the file only while that lock is held.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ class Pacer:
             self._stops.refused(now)
 
 
-_pacers: dict[tuple[str, str], Pacer] = {}  # process-wide on purpose: the quota is per agent, whoever asks
+_pacers: dict[tuple[str, str], Pacer] = {}  # process-wide on purpose: the quota is per agent, for all clients
 _pacers_lock = threading.Lock()
 
 

@@ -22,7 +22,7 @@ _to_json = msgspec.json.Encoder().encode
 
 
 class Answers:
-    """See the module."""
+    """Runs the handlers of administrative requests and writes what they return."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()

@@ -93,5 +93,5 @@ def exposition(parts: Parts) -> bytes:
 
 
 def _label(value: str) -> str:
-    """A label's value, which whoever adds a server may choose. Source: Prometheus' exposition format 0.0.4."""
+    """A label's value, escaped: the name of a server may hold any character. Source: Prometheus' exposition format 0.0.4."""
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

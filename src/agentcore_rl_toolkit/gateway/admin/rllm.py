@@ -104,7 +104,7 @@ class RLLMRoutes:
     # -- traces
 
     async def _traces(self, request: Request) -> Any:
-        """Of a session that nobody knows there are none: it may have been deleted, or not have called yet."""
+        """The session's traces. An unknown session has none: it may have been deleted, or not have called yet."""
         session = self._sessions.by_id.get(unquote_to_bytes(request.path[10:-7]))
         since, limit = _bounds(request)
         sessions = [] if session is None else [session]

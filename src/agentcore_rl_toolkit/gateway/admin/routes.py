@@ -63,7 +63,7 @@ class Admin:
         }
 
     def dispatch(self, conn: AgentConnection, request: Request, *, known: bool) -> None:
-        """``known``: the request shows that it comes from whoever may administer."""
+        """``known``: the request carries the administrator's key."""
         path = request.path
         if path in (b"/healthz", b"/health"):
             self.answers.answer(conn, request, self._health())

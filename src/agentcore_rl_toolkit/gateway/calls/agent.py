@@ -1,8 +1,8 @@
 """The agent side of a call: its connection, its request, and how the reply is written to it.
 
-Two classes: `RelayingAgent` speaks the dialect of the servers, whose bytes it gets as they come; `TranslatingAgent` gets what
-it reads written in its own dialect. Of a stream both hold back the end, from the event with the finish reason on: whoever
-reads that takes the reply for whole, so the record must be with the store by then.
+Two classes: `RelayingAgent` speaks the servers' dialect and gets their bytes as they come; `TranslatingAgent` speaks another
+one, and replies are translated for it. Both hold back the end of a stream, from the event with the finish reason on: an agent
+that reads this event takes the reply for whole, so the record must be in the store by then.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ _to_json = msgspec.json.Encoder().encode
 
 
 class AgentSide(ABC):
-    """See the module. ``begun``: the head of a streamed reply has been written. ``held`` is the end of a stream, once it
-    has come. ``long`` is what `fields` lack, when the request is a long one. ``numbers``: the agent gets the token ids and
-    logprobs that the engine is asked for.
+    """The agent's side of one call. ``begun``: the head of a streamed reply has been written. ``held`` is the end of a
+    stream, once it has come. ``long`` is what `fields` lack, when the request is a long one. ``numbers``: the agent gets
+    the token ids and logprobs that the engine is asked for.
     """
 
     def __init__(self, conn: AgentConnection, dialect: str) -> None:
@@ -141,7 +141,7 @@ class AgentSide(ABC):
 
     @abstractmethod
     def replayed(self, record: CallRecord) -> bytes:
-        """The reply that a recorded call got, for whoever asks for it again."""
+        """The reply that a recorded call got, for a repeated request."""
 
     def forget(self) -> None:
         """Another reply comes; nothing of this one has reached the agent."""
@@ -177,7 +177,7 @@ class AgentSide(ABC):
     # -- the connection
 
     def comment(self, text: bytes, engine: EngineSide) -> bool:
-        """Write a comment line, which keeps the connection of a stream alive. False: nobody waits any more."""
+        """Write a comment line, which keeps the connection of a stream alive. False: the agent has gone away."""
         if self.conn is None:
             return False
         self.conn.write(self.begin(text, engine))
@@ -220,7 +220,7 @@ class RelayingAgent(AgentSide):
             if data.startswith(_ERROR_EVENT):
                 self.held = []  # it can still be answered with a true status
         out: list[bytes] = []
-        plain = not self.numbers and engine.incoming.kind != "openai"  # nobody asked for the numbers
+        plain = not self.numbers and engine.incoming.kind != "openai"  # the agent did not ask for the numbers
         for lines, said, event in self.reader.read(data, plain=plain):
             if event is None and said not in (None, DONE) and said.lstrip()[:1] != b"{":
                 raise UpstreamError("the inference server sent something else in the middle of its reply")

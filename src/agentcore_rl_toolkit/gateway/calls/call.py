@@ -57,7 +57,7 @@ MakeTransport = Callable[[RunningCall, bool], Transport]
 
 
 class Call:
-    """See the module. ``make`` makes the transport, for engines that need another than `Exchange`."""
+    """One model call: its three parts and its state. ``make`` makes the transport where it is not `Exchange`."""
 
     def __init__(
         self,
@@ -237,7 +237,7 @@ class Call:
         self._end(State.FAILED, error)
 
     def broke(self, error: Exception) -> None:
-        """Something here failed that nobody foresaw: the agent must be answered, and not wait for its own deadline."""
+        """Fail the call after an unexpected error here, so that the agent does not wait for its own deadline."""
         log.error("call %s of session %s broke", self.call_id, self.session.id, exc_info=error)
         self._context.counters["broken_calls"] += 1
         if self.ended:
@@ -362,7 +362,7 @@ class Call:
         session.append(self._context.sessions.store.append(session, record))
 
     def _answer(self) -> RecordedReply | None:
-        """The reply that is recorded of this call, for whoever asks for it again; None when it is no turn."""
+        """The recorded reply, for a repeated request; None when the call is no turn."""
         record, session, agent = self._stored, self.session, self.agent
         if self._position < 0 or record is None or record.status not in TURNS:
             return None

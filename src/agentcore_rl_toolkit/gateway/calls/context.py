@@ -33,8 +33,8 @@ _MOST_IGNORED = 100  # names of one session: an agent may make them up
 
 
 class Context:
-    """See the module. ``engine`` is the kind of the inference servers, ``allow_fields`` are fields of requests to let pass
-    beside the known ones.
+    """The gateway's parts that each call uses. ``engine`` is the kind of the inference servers; ``allow_fields`` are
+    fields of requests that pass besides the known ones.
     """
 
     def __init__(self, config: GatewayConfig, *, counters: Counter[str], sessions: Sessions, router: Router) -> None:

@@ -10,7 +10,7 @@ other.
 A reply counts as taken until there is a sign to the contrary, when its connection ends before another request came on it:
 
 * The agent's system had not confirmed the last byte, or soon reset the connection behind a reply that was not streamed (a
-  system does that for a program that leaves bytes unread). The agent does not have the reply, and nobody goes on from it.
+  system does that for a program that leaves bytes unread). The agent does not have the reply, so no call continues it.
 * It reset the connection behind a stream of which it had got the finish reason. Agents that read no further do that as
   well as those that broke. What tells them apart is whether the same request comes again: then that is the retry of this one.
 """

@@ -40,7 +40,7 @@ class Transport:
         raise NotImplementedError
 
     def stop(self) -> None:
-        """The call ends: nobody waits for the reply any more."""
+        """Stop: the call has ended and needs no reply."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -201,8 +201,7 @@ class Exchange(Transport):
             return
         try:
             if reused and not began:
-                # The server closed an idle connection at the moment we used it: nobody's fault, and it did not see the
-                # request.
+                # The server closed an idle connection at the moment we used it. It did not see the request.
                 self._context.counters["stale_connections"] += 1
                 if self._session.worker is worker and not worker.draining:
                     self._owner.route()

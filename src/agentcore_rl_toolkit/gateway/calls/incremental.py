@@ -102,7 +102,7 @@ def _continued(body: bytes, known: Prefixes, name: str) -> LongRequest | None:
         decoded(body[:at] + b'"":0}')  # so it is a key of the request and not of something inside it
         fields = decoded(read)
     except NOT_JSON:
-        return None  # whoever reads it whole can say what is wrong
+        return None  # reading the whole request tells what is wrong
     new = bytes(fields.pop(name, msgspec.Raw(b"")))
     if read[start : start + len(new)] != new or new[:1] != b"[" or (new == b"[]") is goes_on:
         return None

@@ -95,6 +95,6 @@ def _translate_new(request: LongRequest, before: Translated, lead: bytes, speaks
     try:
         asked = speaks.parse_request(request.read)
     except RequestError:
-        return None  # whoever reads it whole can say where
+        return None  # reading the whole request tells where
     del asked.messages[: before.own]
     return asked if asked.messages else None

@@ -1,8 +1,8 @@
-"""While no inference server is up: calls wait, the servers are looked at, and those that come back are asked what they have.
+"""While no inference server is up, calls wait. The gateway probes the servers, and asks those that come back for their weights.
 
-A server that was started again has the weights it was started with, whatever the trainer published. vLLM and SGLang say so:
-their version is then "default" where it was a number. Turns of such a server are marked and not trained, until weights are
-published again.
+A server that was started again has the weights it was started with, not those that the trainer published. vLLM and SGLang
+show it: their version is then "default" where it was a number. Turns of such a server are marked and not trained, until the
+trainer publishes weights again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _WeightInfo(msgspec.Struct):
 
 
 class Outage:
-    """See the module. Without `Limits.outage_s` it does nothing: calls fail at once, no server is looked at."""
+    """Lets calls wait and probes the servers. Without `Limits.outage_s` calls fail at once and no server is probed."""
 
     def __init__(self, router: Router, running: RunningCalls, limits: Limits, counters: Counter[str]) -> None:
         self._router = router

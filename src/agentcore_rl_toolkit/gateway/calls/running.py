@@ -44,7 +44,7 @@ class RunningCall(Protocol):
 
 
 class RunningCalls:
-    """See the module. ``waiting`` are the calls that a pause holds.
+    """The running calls of a gateway. ``waiting`` are the calls that a pause holds.
 
     ``changes`` counts how often other weights were published, or a change under running calls began or ended.
     """

@@ -2,7 +2,7 @@
 
 Replies are JSON in the shapes of OpenAI's chat and text completions with the token fields of vLLM:
 ``prompt_token_ids`` at the top (chat) or in the choice (completions), ``choices[].token_ids``,
-``choices[].logprobs``. Fields nobody needs are skipped by the decoder, never built.
+``choices[].logprobs``. The decoder skips all other fields and builds nothing of them.
 
 Structs without a place in the garbage collector's lists (``gc=False``) make this three times as fast. Streams are read by
 `capture.stream`.

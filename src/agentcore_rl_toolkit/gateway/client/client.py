@@ -125,7 +125,7 @@ class GatewayClient:
 
     @property
     def silent(self) -> dict[str, float]:
-        """The gateways that did not answer when they were last asked, and since how many seconds; asks nobody."""
+        """The gateways that did not answer their last request, and since how many seconds. Sends no request."""
         return self._fleet.silent
 
     async def away_async(self) -> dict[str, float]:

@@ -1,7 +1,7 @@
-"""Several gateways used as one: each session belongs to one of them, what holds for all is sent to all.
+"""Several gateways used as one: each session belongs to one of them; pauses and weight versions go to all.
 
-Requests to several gateways run at the same time, each with its own deadline, so that one that hangs delays nobody else's. A
-gateway that does not answer is *away*: it gets no new sessions, and is looked at again after a rest. When it answers again it is
+Requests to several gateways run at the same time, each with its own deadline, so a gateway that hangs does not delay the others.
+A gateway that does not answer is *away*: it gets no new sessions, and is tried again after a rest. When it answers again it is
 first sent what it missed (weight version, pause, deletions), then used like the others. A single gateway is a fleet of one.
 """
 

@@ -55,8 +55,8 @@ _many = msgspec.json.Decoder(list[_Response])
 
 
 class SGLangEngine(TokenEngine):
-    """See the module. ``experts`` asks for expert routing, which the server must have been started for
-    (``--enable-return-routed-experts``).
+    """SGLang's ``/generate``. ``experts`` asks for expert routing; start the server with
+    ``--enable-return-routed-experts`` for it.
     """
 
     features = COMMON | _SAMPLER | _FORMS

@@ -22,8 +22,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 class TinkerEngine(TokenEngine):
-    """See the module. ``stop`` strings are cut by the gateway and not sent: a request takes either strings or token ids, and
-    the ids that end a turn must stop it in any case."""
+    """Writes requests for Tinker's SDK. The gateway cuts ``stop`` strings itself and does not send them: a request takes
+    either strings or token ids, and it needs the ids that end a turn."""
 
     name = "tinker"
     streams = False

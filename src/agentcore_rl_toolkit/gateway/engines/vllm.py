@@ -61,7 +61,7 @@ _FORMS = frozenset({"response_format", "tool_choice", "parallel_tool_calls"}) | 
 
 
 class VLLMEngine(TokenEngine):
-    """See the module. ``constrains``: it can hold an answer to a form; the built-in policy cannot."""
+    """vLLM's token routes. ``constrains``: the engine can hold an answer to a form; the built-in policy cannot."""
 
     def __init__(self, *, name: str = "vllm", constrains: bool = True) -> None:
         self.name = name

@@ -84,7 +84,7 @@ class AgentConnection(asyncio.Protocol):
         self._connections.adopt(self)
 
     def data_received(self, data: bytes) -> None:
-        if self.carried and not self.busy:  # whoever asks on has read what came before
+        if self.carried and not self.busy:  # a client that sends the next request has read the last reply
             self.carried.clear()
         self.reader.feed(data)
 

@@ -27,8 +27,7 @@ LAST_CHUNK = b"0\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 JSON = b"application/json"
 
-# Of an upstream's reply head only these reach the agent; the rest is about the connection it came by, or nobody's
-# business.
+# The headers of an upstream's reply that reach the agent. The others are about the upstream's connection.
 PASSED_HEADERS = frozenset(
     {b"content-type", b"x-request-id", b"retry-after", b"retry-after-ms", b"openai-processing-ms", b"cache-control"}
 )

@@ -12,11 +12,11 @@ from ...messages.errors import RequestError
 from ..config import Limits
 from .messages import Request
 
-SMALL_BODY = 64 * 2**10  # whoever sends more than this shows a key first
+SMALL_BODY = 64 * 2**10  # a larger request must show a key first
 
 
 class Receiver(Protocol):
-    """Whose requests are read."""
+    """The connection that the requests are read for."""
 
     def admit(self, request: Request) -> None:
         """Check who sends a request before its body is read, so that strangers cannot send much. Raises: RequestError."""
@@ -36,10 +36,10 @@ class Receiver(Protocol):
 
 
 class RequestReader:
-    """See the module. ``between``: no request has begun. ``begun_s``: when the last one did; ``head_since``: the same while its
-    head is on its way.
+    """Parses one connection's bytes into requests.
 
-    ``refused``: nothing more is read.
+    ``between``: no request has begun. ``begun_s``: when the last one began; ``head_since``: the same, while its head is
+    incomplete. ``refused``: nothing more is read.
     """
 
     def __init__(self, receiver: Receiver, limits: Limits, hosts: HostCheck) -> None:

@@ -28,7 +28,7 @@ class QueuedCall(NamedTuple):
 
 
 class Queue:
-    """See the module. ``after`` runs when all of it is committed, or was refused."""
+    """The writes of the next commit. ``after`` runs when all of it is committed, or was refused."""
 
     def __init__(self) -> None:
         self.calls: list[QueuedCall] = []

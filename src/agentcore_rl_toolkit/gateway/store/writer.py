@@ -109,7 +109,7 @@ class Store:
         self._schedule()
 
     def delete_session(self, number: int) -> None:
-        """Forget a session. It is gone with the next commit, its calls are removed by and by."""
+        """Forget a session. It is gone with the next commit; its calls are removed a few at a time."""
         self._queue.sessions.pop(number, None)
         self._queue.deleted[number] = None
         self._schedule()
@@ -205,7 +205,7 @@ class Store:
     # -- now and then
 
     def tend(self) -> None:
-        """Try a disk that refused again, though nobody appends; and remove what was deleted."""
+        """Try a disk that refused again, also without new calls; and remove the calls of deleted sessions."""
         if self.failed is not None and time.monotonic() >= self._retry_at:
             self._queue.settings["probe"] = bytes(_PROBE_BYTES)
             self.commit()

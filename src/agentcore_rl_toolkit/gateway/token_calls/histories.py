@@ -54,9 +54,9 @@ class History:
 
 
 class Histories:
-    """See the module. Stored calls before ``first_call`` are of another tokenizer: nothing goes on from them.
+    """The sessions' histories in memory. Stored calls before ``first_call`` have another tokenizer: no call continues them.
 
-    Units: bytes, which are measured as `Conversation.size_bytes` does.
+    Units: bytes, as `Conversation.size_bytes` measures them.
     """
 
     def __init__(self, sessions: Sessions, renderer: Renderer, *, budget_bytes: int, first_call: int = 0) -> None:

@@ -39,9 +39,9 @@ class _SampledChoice:
 
 
 class TokenReply:
-    """See the module.
+    """The choices of one token call, while they arrive.
 
-    ``raw`` are the prompt's ids of a text completion, whose text is given out as it was sampled.
+    ``raw`` are the prompt's ids of a text completion; its text is given out as sampled.
     """
 
     def __init__(

@@ -73,7 +73,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         reader = self.reader
-        if reader is None:  # bytes nobody asked for: this connection cannot be trusted with another call
+        if reader is None:  # bytes without a request: this connection cannot be trusted with another call
             self.transport.abort()
             return
         self._began = True
@@ -124,7 +124,7 @@ class UpstreamConnection(asyncio.Protocol):
     # -- from the parser
 
     def on_message_begin(self) -> None:
-        if self._complete:  # a reply that nobody asked for follows: what is behind it would be another call's
+        if self._complete:  # a second reply to one request: the next call would read it as its own
             self._keep = False
 
     def on_header(self, name: bytes, value: bytes) -> None:

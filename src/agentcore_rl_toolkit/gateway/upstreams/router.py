@@ -132,7 +132,7 @@ class Router:
             known.use(upstream)
             return known
         if worker_id is None:
-            while f"w{self._count}" in self.workers:  # whoever added that one gave it the name
+            while f"w{self._count}" in self.workers:  # a server was added under this name
                 self._count += 1
             worker_id = f"w{self._count}"
         if worker_id in self.workers:

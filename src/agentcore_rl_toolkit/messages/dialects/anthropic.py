@@ -33,7 +33,7 @@ from .fields import Fields, decode_body, text_member
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 _FAILED = "The tool failed and said nothing."
 
-# Clients drop reasoning that carries no signature from the history they send back; nobody checks this one.
+# Clients drop reasoning that carries no signature from the history they send back; this one is never checked.
 SIGNATURE = "c2VsZi1ob3N0ZWQ="
 
 _STOP_REASONS = {STOP: "end_turn", LENGTH: "max_tokens", TOOL_CALLS: "tool_use", CONTENT_FILTER: "refusal"}

@@ -1,7 +1,7 @@
 """What must hold for an OpenAI request that is passed on to a chat or completions endpoint without being read whole.
 
-A field that nobody here knows is left out and counted: an engine might do something with it that the record does not show.
-Refused is what would make the record wrong (several prompts in one call, beams instead of samples), and what reaches beyond the
+An unknown field is left out and counted: an engine might do something with it that the record does not show. The gateway refuses
+fields that would make the record wrong (several prompts in one call, beams instead of samples) and fields that reach beyond the
 call (where the engine gets its cache from, which request an id belongs to). `dialects.rules` has both.
 
 Source: request models of OpenAI's API, vLLM (entrypoints/openai) and SGLang (srt/entrypoints/openai/protocol.py), 2026-11.

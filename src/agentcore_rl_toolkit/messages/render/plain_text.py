@@ -18,7 +18,7 @@ _LIKE_A_MARKER = re.compile(r"[<\[|｜].+[>\]|｜]", re.DOTALL)  # added tokens 
 
 
 class PlainText:
-    """See the module. Thread-safe."""
+    """Replaces markers in texts and encodes what a template made of them. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, *, own_marks: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer

@@ -110,7 +110,7 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Shapes: -> (T,). ``add_special_tokens`` puts in what the tokenizer adds to a bare text (a start token)."""
-        # The fast variant leaves out character offsets, which nobody reads here.
+        # The fast variant leaves out character offsets, which are not needed here.
         return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -92,7 +92,7 @@ async def _serve(config: ServeConfig, engine: Engine, listener: socket.socket) -
     for sign in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sign, stop)
     url = url_of(listener)
-    # Before the first request is answered, so that nobody is refused for a key that could not be found yet.
+    # Before the first request is answered: a client must find the key by then.
     key_file = keys.leave("policy", url, made) if made is not None else None
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     watching = None if config.parent_pid is None else asyncio.create_task(_stop_after(config.parent_pid, stop))

@@ -33,7 +33,7 @@ from ..sampling import SamplingParams
 from .interface import Completion, Example
 
 LOSSES = ("cross_entropy", "importance_sampling", "ppo", "cispo")
-SAMPLERS = 3  # published weights that are kept loaded; older ones are loaded again when somebody asks for them
+SAMPLERS = 3  # published weights that stay loaded; older ones are loaded again when a request names them
 State = dict[str, torch.Tensor]
 
 

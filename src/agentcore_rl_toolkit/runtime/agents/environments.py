@@ -94,7 +94,7 @@ def build(dependencies: Dependencies, root: Path, *, uv: str | None = None) -> P
     python = home / "bin" / "python"
     root.mkdir(parents=True, exist_ok=True)
     with (root / f"{home.name}.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # whoever holds it is bound by uv's own deadline
+        fcntl.flock(lock, fcntl.LOCK_EX)  # its holder ends at uv's own deadline
         _install(dependencies, dependencies.file.name, home, uv or find_uv())
     return python
 

@@ -17,7 +17,7 @@ LOCAL_ARTIFACT = "local://"
 LIFETIME_MIN_S, LIFETIME_MAX_S = 60, 28_800
 _IDLE, _LIFETIME = "idleRuntimeSessionTimeout", "maxLifetime"
 _NOT_SERVED = {
-    "authorizerConfiguration": "nobody would be asked for a token",
+    "authorizerConfiguration": "callers would not be asked for a token",
     "filesystemConfigurations": "nothing would be mounted",
     "capacityProviderConfiguration": "sessions run on this machine",
     "allowedPorts": "sessions have no ports of their own",

@@ -67,7 +67,7 @@ class SessionProcess:
         return await asyncio.open_unix_connection(self._socket_path)
 
     async def cause(self) -> str | None:
-        """Why it ended is known when its template has reaped it, which nobody waits for here."""
+        """None: the cause is known only when the template has reaped the process, and this does not wait for that."""
         return None
 
     async def command(self, text: str, write: Write, timeout_s: float) -> CommandEnd:
@@ -244,7 +244,7 @@ class TemplateProcess:
 
 
 def _exited(command: asyncio.Future[CommandEnd], end: CommandEnd) -> None:
-    if not command.done():  # whoever waited for it may have been cancelled, and it with them
+    if not command.done():  # a caller that was cancelled cancelled the future too
         command.set_result(end)
 
 

@@ -302,6 +302,6 @@ class SessionTable:
 
 
 def _ended_while_starting(reason: str) -> WireError:
-    if reason == "stopped":  # by somebody else; the same call starts another one
+    if reason == "stopped":  # by another request; the same call starts a new session
         return WireError("RetryableConflictException", "Session operation in progress, please retry")
     return WireError("RuntimeClientError", f"The session ended while starting: {reason}.")

@@ -88,7 +88,7 @@ def _run_app(main: types.ModuleType) -> None:
 
 
 class _OtherServers:
-    """Refuses servers other than uvicorn's where they would take the agent's port: nobody would ever reach them there."""
+    """Refuses servers other than uvicorn's where they would take the agent's port: no request would reach them there."""
 
     def __init__(self, path: str) -> None:
         self._bind = bind = socket.socket.bind

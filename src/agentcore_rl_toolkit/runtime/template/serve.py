@@ -14,7 +14,7 @@ import socket
 import sys
 from typing import Any
 
-IDLE_TICK_S = 60.0  # uvicorn's `Date` header and its callbacks are refreshed this often; nobody outside sees them
+IDLE_TICK_S = 60.0  # uvicorn's `Date` header and its callbacks are refreshed this often; no client sees them
 KEEP_ALIVE_S = 10**7  # the runtime owns the connections and closes them; a race between both ends would lose a request
 
 

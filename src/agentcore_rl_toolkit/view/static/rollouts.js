@@ -57,7 +57,7 @@ class VirtualRows {
       if (this.space) this.space.style.height = `${this.total * HIGH}px`;
     } catch (error) { this.chunks.delete(chunk); throw error; }
   }
-  // Whoever drags the bar passes more than can be shown: while pages are on their way no more are asked for, and then those in sight.
+  // Dragging the bar passes many pages: while some are loading no more are requested, and afterwards only those in sight.
   want(chunk) {
     if (this.loading >= AT_ONCE) return;
     this.loading++;

@@ -23,7 +23,7 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
 class HarmonyParser(OutputParser):
-    """See the module."""
+    """Reads an answer in the harmony format."""
 
     def __init__(self, *, tools: Sequence[dict[str, Any]] | None = None) -> None:
         super().__init__()

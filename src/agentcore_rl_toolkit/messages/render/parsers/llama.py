@@ -22,7 +22,7 @@ LLAMA = Grammar(name="llama", blocks=(), parse_block=lambda _inner, _schemas: No
 
 
 class LlamaParser(OutputParser):
-    """See the module."""
+    """Reads an answer of Llama 3.x: text, or one or more calls."""
 
     def __init__(self, *, tools: Sequence[dict[str, Any]] | None = None) -> None:
         super().__init__()
