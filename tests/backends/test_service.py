@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -127,3 +128,22 @@ async def test_a_gateway_that_its_trainer_started_is_started_again(
     [last] = service.processes
     assert last.poll() is not None
     assert [path for path in temporary.iterdir() if not path.name.startswith("agentcore-rl-keys-")] == []
+
+
+def test_a_gateway_that_never_comes_back_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Ended:
+        def wait(self, timeout: float | None = None) -> int:
+            return 1
+
+        poll = wait
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(_gateway_process, "RESTARTS", 1)
+    monkeypatch.setattr(_gateway_process.GatewayProcess, "_start", lambda *_: (Ended(), "http://127.0.0.1:9"))
+    made = _gateway_process.GatewayProcess((), host="127.0.0.1", port=9, store=None, environment={})
+    keeper = next(thread for thread in threading.enumerate() if thread.name == "agentcore-rl-gateway")
+    keeper.join(20)
+    assert "ended after 1 restarts and stays down" in caplog.text
+    made.close()

@@ -78,6 +78,9 @@ class GatewayProcess:
                 self.restarted()
             except Exception:  # a full disk, too: its log and its ready file are on one
                 log.exception("the model gateway could not be started again as it was")
+        self.process.wait()
+        if not self._closed.is_set():
+            log.error("the model gateway ended after %d restarts and stays down; its log is %s", RESTARTS, self._log)
 
     @property
     def _log(self) -> Path:

@@ -10,11 +10,18 @@ import pytest
 
 from agentcore_rl_toolkit.backends import CollectConfig, GroupRequest, collect, summarize
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
+from agentcore_rl_toolkit.backends.primitives.client import Passed
+from agentcore_rl_toolkit.backends.primitives.loop import _record
+from agentcore_rl_toolkit.backends.slime import trained as slimes_trainer
+from agentcore_rl_toolkit.backends.slime.convert import to_slime
+from agentcore_rl_toolkit.backends.trl.convert import SEQUENCE_KEY, to_trl
+from agentcore_rl_toolkit.backends.verl.convert import to_verl
 from agentcore_rl_toolkit.contract import Cause
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.trajectory import Turn
 
 from ..recorded import Episode, Replay
+from ..slime.stand_in import Sample
 
 
 def turn(index: int, prompt: list[int], completion: list[int], **more: Any) -> Turn:
@@ -69,6 +76,33 @@ def test_advantages_are_over_episodes_however_many_calls_they_made() -> None:
     assert [(s.sequence_index, s.sequences, s.weight) for s in samples] == [(0, 2, 0.75), (1, 2, 0.25)] * 3
     assert summarize([group]).side_call_tokens == 6
     assert summarize([group]).trained_token_share == 1.0
+
+
+def test_what_trainers_compute_is_kept_at_its_sequence_also_where_the_first_one_does_not_train() -> None:
+    group, _ = run({"rewards": 1.0}, {"rewards": 0.0})
+    rollout = group.rollouts[0]
+    turned = replace(rollout.trajectory, sequences=rollout.trajectory.sequences[::-1])
+    assert [s.trained_tokens for s in turned.sequences] == [0, 1, 3]
+    rollout = replace(rollout, trajectory=turned)
+    group = replace(group, rollouts=[rollout, group.rollouts[1]])
+    at: list[tuple[int, int]] = []  # which sequence, and how many of its tokens have a number
+
+    class Kept:
+        def trained(self, session_id: str, sequence: int, *, logprobs: Any, **_: Any) -> None:
+            if session_id == rollout.session_id:
+                assert len(logprobs) == len(turned.sequences[sequence].token_ids)
+                at.append((sequence, sum(lp is not None for lp in logprobs)))
+
+    samples = to_samples([group])
+    passed = Passed(metrics={}, logprobs=[[-1.0] * (len(s.token_ids) - 1) for s in samples])
+    _record(Kept(), samples, passed)  # type: ignore[arg-type]  # what it asks of a recording
+    assert at == [(1, 1), (2, 3)]
+    made = to_slime(rollout, Sample(index=0))
+    rows = [slimes_trainer._row(sample) or {} for sample in made]
+    assert [(row["sequence"], sum(sample.loss_mask)) for row, sample in zip(rows, made, strict=True)] == at
+    outputs = to_verl(rollout, prompt_length=None, response_length=None)
+    assert [(o["extra_fields"]["agentcore_branch"], sum(o["response_mask"])) for o in outputs] == at
+    assert to_trl([group], num_generations=2, filler_id=0)[0][SEQUENCE_KEY] == [2, 0]
 
 
 def test_tokens_sampled_otherwise_are_said_and_refused_where_a_setting_demands_it(

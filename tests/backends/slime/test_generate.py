@@ -16,7 +16,7 @@ from agentcore_rl_toolkit.backends.service import RolloutService
 from agentcore_rl_toolkit.backends.slime import generate as module
 from agentcore_rl_toolkit.backends.slime import rollout
 from agentcore_rl_toolkit.backends.slime.convert import NOTE, flat
-from agentcore_rl_toolkit.backends.slime.settings import SlimeSettings
+from agentcore_rl_toolkit.backends.slime.settings import ADMIN_KEY, SlimeSettings
 from agentcore_rl_toolkit.errors import ConfigError
 
 from ..recorded import Episode, Replay, recorded_episodes
@@ -136,6 +136,11 @@ async def test_rollouts_that_are_too_old_when_a_step_is_handed_over_are_masked(
     later[0].weight_versions = ["7"]
     rollout.mask_stale(later, 0)  # version 8 was seen in an earlier step
     assert later[0].remove_sample
+
+
+def test_the_gateways_key_comes_from_the_environment_of_slimes_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ADMIN_KEY, "of the run's file")
+    assert SlimeSettings.from_args(arguments()).service().gateway_admin_key == "of the run's file"
 
 
 @pytest.mark.parametrize(("more", "match"), [({"rollout_top_p": 0.9}, "top-p"), ({"group_rm": True}, "group-rm")])

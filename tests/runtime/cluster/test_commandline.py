@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from agentcore_rl_toolkit._installation import install_command
-from agentcore_rl_toolkit.errors import LocalRuntimeError
+from agentcore_rl_toolkit.errors import ConfigError, LocalRuntimeError
 from agentcore_rl_toolkit.runtime.cluster import bundles
+from agentcore_rl_toolkit.runtime.cluster.ray_nodes import RayNodes
 
 from ..conftest import AGENTS, Server
 
@@ -37,9 +41,26 @@ def test_an_agents_folder_arrives_as_it_was_without_what_is_no_code(tmp_path: Pa
     for name in ("agent.py", "data/rows.jsonl", ".env", "__pycache__/agent.pyc", "own/pyvenv.cfg", "own/lib.py"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(name)
+    (folder / "nothing").symlink_to("gone")
+    (folder / "round").symlink_to(folder)
+    (folder / "prompt.md").symlink_to(tmp_path / "shared.md")
+    (tmp_path / "shared.md").write_text("prompt.md")
     there = tmp_path / "node"
     bundles.unpack(bundles.pack(folder), there)
     assert sorted(p.relative_to(there).as_posix() for p in there.rglob("*") if p.is_file()) == [
         "agent.py",
         "data/rows.jsonl",
+        "prompt.md",
     ]
+    assert (there / "prompt.md").read_text() == "prompt.md"
+
+
+def test_a_cluster_that_does_not_answer_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    late, waited = threading.Event(), []
+    ray = ModuleType("ray")
+    ray.init = lambda **_: waited.append(late.wait(5))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with pytest.raises(ConfigError, match=r"no Ray cluster answers at 10\.0\.0\.1:6379 within 0\.1 s"):
+        asyncio.run(RayNodes("10.0.0.1:6379").connect(0.1))
+    assert waited == []
+    late.set()

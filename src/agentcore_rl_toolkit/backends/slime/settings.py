@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +44,8 @@ class SlimeSettings(RolloutSettings):
         values = {
             f.name: getattr(args, f.name) for f in dataclasses.fields(cls) if getattr(args, f.name, None) is not None
         }
+        if os.environ.get(ADMIN_KEY):  # a secret: never in --custom-config-path
+            values.setdefault("gateway_admin_key", os.environ[ADMIN_KEY])
         if "gateway_model" not in values and getattr(args, "hf_checkpoint", None):
             values["gateway_model"] = str(args.hf_checkpoint)
         return from_mapping(cls, with_environment(values), where="--custom-config-path")

@@ -6,6 +6,9 @@ import asyncio
 import contextlib
 import logging
 import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +51,7 @@ class RayNodes:
 
         try:
             async with asyncio.timeout(within_s):
-                await asyncio.to_thread(connect)  # in the main thread Ray would take over the signals
+                await asyncio.wrap_future(_in_daemon_thread(connect))
         except TimeoutError as e:
             raise ConfigError(f"no Ray cluster answers at {self._address} within {within_s:g} s") from e
         except (ConnectionError, RuntimeError, ValueError) as e:
@@ -89,3 +92,18 @@ class RayNodes:
     async def close(self) -> None:
         if self._ray is not None:
             await asyncio.to_thread(self._ray.shutdown)
+
+
+def _in_daemon_thread(work: Callable[[], None]) -> Future[None]:
+    """Run a call that may never return: in the main thread Ray would take over the signals, and a pool's would be waited for."""
+    done: Future[None] = Future()
+    done.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as e:  # handed to the caller, whatever it is
+            done.set_exception(e)
+
+    threading.Thread(target=run, daemon=True, name="connect to Ray").start()
+    return done
