@@ -100,7 +100,6 @@ def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         raise OSError(errno.ENOSPC, "No space left on device", "runs/a")
 
     monkeypatch.setattr(main, "cli", full)
-    monkeypatch.setattr(main, "guard", lambda: None)
     with pytest.raises(SystemExit) as ended:
         main.main()
     assert ended.value.code == 1

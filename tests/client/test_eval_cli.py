@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from agentcore_rl_toolkit.policy import WEIGHTS_DIR
+
 AGENT = """
 from agentcore_rl_toolkit import AgentCoreRLApp, PolicyFailure
 
@@ -97,7 +99,7 @@ def test_local_agent_is_scored_and_a_run_that_goes_on_starts_nothing_again(folde
         (("--agent", "arn:aws:bedrock-agentcore:us-west-2:1:runtime/x"), "--bucket is needed"),
         (("--agent", "nowhere.py"), "neither an ARN nor a file"),
         (
-            ("--agent", "arn:aws:bedrock-agentcore:us-west-2:1:runtime/x", "--model", "m"),
+            ("--agent", "arn:aws:bedrock-agentcore:us-west-2:1:runtime/x", "--model", str(WEIGHTS_DIR)),
             "served elsewhere is --base-url",
         ),
     ],
