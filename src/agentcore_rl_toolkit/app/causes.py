@@ -1,7 +1,7 @@
-"""Whose failure an agent's exception is: its own code's, the policy's, or the infrastructure's.
+"""The cause of an agent's exception: the agent's code, the policy, or the infrastructure.
 
-Frameworks and clients are known by the names of their exceptions, so none of them is imported. The whole chain is looked at
-(causes, contexts, members of groups), because frameworks wrap what a client raised. In a chain, a failure of the
+Exceptions of frameworks and clients are recognised by name, so none of them is imported. The whole chain counts (causes,
+contexts, members of groups), because frameworks wrap the client's exception. In a chain, a failure of the
 infrastructure outweighs one of the policy: a model call that never reached the model says nothing about the policy.
 
 Sources: strands.types.exceptions, langgraph.errors, langchain_core.exceptions, agents.exceptions (OpenAI Agents SDK), the

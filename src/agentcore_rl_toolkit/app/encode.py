@@ -1,7 +1,7 @@
 """Results to JSON: strict and deterministic.
 
-What becomes what: see the table in ``docs/agent.md``. Values that JSON does not know are converted by a fixed rule and noted, or
-refused with their path; nothing is ever turned into ``str(obj)`` in silence.
+The rules are the table in ``docs/agent.md``. Values that JSON does not know are converted by a fixed rule and noted, or
+refused with their path; no value silently becomes ``str(obj)``.
 """
 
 from __future__ import annotations

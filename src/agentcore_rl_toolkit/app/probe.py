@@ -1,9 +1,9 @@
-"""The probe: a session says what it can reach, in the answer to one invoke. `agentcore-rl doctor --aws` asks for it.
+"""The probe: a session reports what it can reach, in the answer to one invoke of `agentcore-rl doctor --aws`.
 
-A probe gives its caller nothing that a rollout does not give: who may invoke the agent names gateway and store of a rollout, too.
-It is kept apart from rollouts, so that a row of a data set cannot ask for one: the payload has `_probe` and `_rollout` and
-nothing else, and the block has the doctor's experiment and a proof key, which the client writes and rows do not. What the
-session reads is not in the report, other than the names of the models served; a redirect is not followed; keys are blanked.
+A probe gives its caller nothing that a rollout does not give: every caller of the agent may name gateway and store. A row of a
+data set cannot start a probe: the payload has `_probe` and `_rollout` and nothing else, and the block has the doctor's
+experiment and a proof key, which only the client writes. The report has the names of the served models and nothing else that
+the session read; redirects are not followed; keys are blanked.
 ``AGENTCORE_RL_PROBE=0`` turns it off.
 """
 

@@ -1,4 +1,4 @@
-"""The stored record, byte for byte what deployed clients read, plus our own fields behind theirs."""
+"""The stored record: first the bytes that deployed clients read, then our own fields."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Records through an S3 client that the agent's author brings along: ``app.s3_client = boto3.client("s3", ...)``.
+"""Records through the agent's own S3 client: ``app.s3_client = boto3.client("s3", ...)``.
 
 Agents written for the published toolkit replace this attribute to use other credentials or another endpoint. Such a client gets
-what it got there, one `put_object` per record; heartbeats and create-only writes need a store URL.
+one `put_object` per record, as there; heartbeats and create-only writes need a store URL.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the operator of an agent sets by environment, read at the first request and never at import."""
+"""Settings of an agent from its environment, read at the first request and never at import."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ CONTROL_URL = "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL"
     "environment",
     multiple=True,
     metavar="K=V",
-    help="A variable of the sessions; K: as it is here. Repeatable.",
+    help="A variable of the sessions; K alone takes this shell's value. Repeatable.",
 )
 @click.option(
     "--bucket", envvar="AGENTCORE_S3_BUCKET", show_envvar=True, help="Bucket of the records, or s3://BUCKET/PREFIX."
@@ -44,14 +44,14 @@ CONTROL_URL = "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL"
 @click.option("--role", metavar="ARN", help="Execution role. [default: one is made with least rights]")
 @click.option("--subnet", "subnets", multiple=True, help="Subnet of a VPC. Repeatable.")
 @click.option("--security-group", "security_groups", multiple=True, help="Security group in the VPC. Repeatable.")
-@click.option("--endpoint", metavar="NAME", help="Endpoint that shall point at the new version.")
+@click.option("--endpoint", metavar="NAME", help="Endpoint to point at the new version.")
 @click.option(
     "--smoke",
     metavar="JSON|none",
     help="Payload of the rollout that proves it; none: no rollout. [default: first row of train.jsonl]",
 )
 @click.option("--dry-run", is_flag=True, help="Print every call and policy; change nothing.")
-@click.option("--remove", is_flag=True, help="Take away what deployments of this name made.")
+@click.option("--remove", is_flag=True, help="Remove all that deployments of this name made.")
 @as_json
 def command(
     what: str | None,
@@ -68,10 +68,10 @@ def command(
 ) -> None:
     """Deploy an agent to AgentCore Runtime, and prove it with one rollout.
 
-    Each step looks at what is there first: run it again after an interruption, or to bring a deployment up to date. The agent's
-    ARN and the bucket are written to .env, where `eval` and `train` find them. `agentcore-rl deploy iam` prints the policies
-    instead: for the agent's sessions, for the trainer, for who deploys, and for a build on CodeBuild.
-    AgentCore runs linux/arm64, which is what is built; for a local control plane it is this machine's architecture.
+    Run it again after an interruption, or to bring a deployment up to date: finished steps are skipped. The agent's ARN and the
+    bucket are written to .env, where `eval` and `train` find them. `agentcore-rl deploy iam` prints the policies instead: of the
+    agent's sessions, the trainer, `doctor` and the deployer. Builds are for linux/arm64, as AgentCore needs; for a local control
+    plane, for this machine.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""`agentcore-rl eval`: run an agent over a data set and say what its rewards are."""
+"""`agentcore-rl eval`: run an agent over a data set and print its mean reward."""
 
 from __future__ import annotations
 
@@ -90,14 +90,13 @@ class Target:
 def command(**options: Any) -> None:
     """Run an agent over a data set; print the mean reward with its confidence interval.
 
-    An agent that `agentcore-rl up` runs in this folder is used where it runs, with its model. What another file needs is
-    started: a runtime, and the model unless --base-url names one.
+    The agent of `agentcore-rl up` in this folder is used where it runs, with its model. For another file, eval starts a runtime,
+    and the model unless --base-url names one.
 
     Failures of the agent and of the policy count as 0, those of the infrastructure do not count; the mean over the rollouts that
-    ended ok is printed beside it. Results go to OUT/results.jsonl, results.csv and summary.json, and every rollout for
-    `agentcore-rl view OUT`. Exit code: 0, 1 when
-    rollouts failed (the policy's failures are results), 2 on a wrong option, 130 after Ctrl-C, which keeps what is finished and
-    prints the command that goes on.
+    ended ok is printed beside it. Results go to OUT/results.jsonl, results.csv and summary.json; `agentcore-rl view OUT` shows
+    every rollout. Exit code: 0, 1 when rollouts failed (the policy's failures are results), 2 on a wrong option, 130 after
+    Ctrl-C, which keeps finished rollouts and prints the command to go on.
 
     \b
     Example:

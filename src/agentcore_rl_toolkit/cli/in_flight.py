@@ -1,7 +1,7 @@
 """What `agentcore-rl runs show --in-flight` says: the stage of each running rollout, and what it waits for.
 
-Three sources are put together: the process that waits for the rollouts (`in_flight.json`), the gateway, which that process asks,
-and the local runtime, which is asked here. A source that does not answer within a few seconds is the answer.
+It joins three sources: the process that waits for the rollouts (`in_flight.json`), the gateway (asked by that process) and the
+local runtime (asked here). A source that does not answer within a few seconds is shown as what the rollout waits for.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`agentcore-rl invoke`: one rollout, and everything that it said."""
+"""`agentcore-rl invoke`: run one rollout and print its outcome, reward and dialogue."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def command(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Run one rollout of PAYLOAD, a JSON object, and print what became of it.
+    """Run one rollout of PAYLOAD, a JSON object, and print its outcome.
 
-    That is its outcome, reward, the dialogue as the agent saw it, tokens, and where it failed the traceback and the end of the
+    Prints outcome, reward, tokens and the dialogue as the agent saw it; after a failure also the traceback and the end of the
     session's log. Exit code: 0, 1 when it failed or has no reward, 2 on a wrong option.
 
     \b

@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ allowed_hosts = click.option(
     multiple=True,
     metavar="NAME",
     envvar="AGENTCORE_RL_ALLOWED_HOSTS",
-    help="Another name of this server, of a load balancer or a service; * for any part of it. Repeatable "
+    help="Another name of this server, such as a load balancer's; * for any part of it. Repeatable "
     "[env: AGENTCORE_RL_ALLOWED_HOSTS, separated by blanks].",
 )
 
@@ -48,7 +48,7 @@ def with_sessions(command: F) -> F:
         "--session-env",
         multiple=True,
         metavar="K=V",
-        help="A variable every session sees; K alone: as it is here; repeatable.",
+        help="A variable of every session; K alone takes this shell's value; repeatable.",
     )
     for option in (*reversed(sandbox_options), variable):
         command = option(command)
@@ -66,10 +66,10 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print the result
 engine_option = click.option(
     "--engine",
     type=click.Choice(["policy", "vllm"]),
-    help="What serves the model; vllm: that of .venvs/vllm, or of the Python AGENTCORE_RL_ENGINE_PYTHON. [default: policy]",
+    help="The model's server; vllm: from .venvs/vllm or the Python AGENTCORE_RL_ENGINE_PYTHON. [default: policy]",
 )
 settings_option = click.option(
-    "--set", "words", multiple=True, metavar="NAME=VALUE", help="Any setting, such as learning_rate=1e-3. Repeatable."
+    "--set", "words", multiple=True, metavar="NAME=VALUE", help="A setting by its name; repeatable."
 )
 
 

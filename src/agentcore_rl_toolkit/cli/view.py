@@ -62,13 +62,12 @@ def command(
     ready_file: Path | None,
     parent_pid: int | None,
 ) -> None:
-    """Look at RUNS, folders or names under runs/, in the browser [default: all runs of this folder, also ones to come].
+    """Show RUNS, folders or names under runs/, in the browser [default: all runs of this folder, also later ones].
 
-    An address (http://...) is a running gateway: its sessions are shown as they grow. The gateway that `agentcore-rl up` runs in
-    this folder is found by itself. The key is that of AGENTCORE_RL_GATEWAY_ADMIN_KEY, else the one that a gateway of this machine
-    made for itself.
+    An address (http://...) is a running gateway: its sessions are shown as they grow. The gateway of `agentcore-rl up` in this
+    folder is shown too. The key is AGENTCORE_RL_GATEWAY_ADMIN_KEY, else that in the key file of a gateway on this machine.
 
-    A running run is shown as it grows. The texts of models are shown as text, never as a page. The printed address contains a
+    An unfinished run is shown as it grows. The texts of models are shown as text, never as a page. The printed address contains a
     key: give it only to people who may read the run.
 
     \b

@@ -1,4 +1,4 @@
-"""Evaluation: many rollouts of a data set, and what their rewards say."""
+"""Evaluation: many rollouts of a data set, and the means of their rewards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The handle on one rollout, and what it resolves to."""
+"""The handle on one rollout, and its result."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The ledger of a run: what was sent, what became of it. Append-only; one JSON object per line.
+"""The ledger of a run: each invoke and how it ended. Append-only; one JSON object per line.
 
 A line is written *before* an invoke is sent (`intent`), when it is accepted, when the rollout has its outcome (`done`),
-and when its session is known to be gone (`stopped`). So whatever moment a process dies in, the next one knows every
-session that can exist. Nothing is ever rewritten; a torn last line is what a crash leaves, and it is ignored.
+and when its session is known to be gone (`stopped`). So the next process knows every session that can exist, whenever this one
+dies. No line is ever rewritten; a torn last line comes from a crash and is ignored.
 
 A ledger is locked while it is open: two processes resuming the same run would run everything twice.
 """

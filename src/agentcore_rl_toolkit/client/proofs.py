@@ -1,4 +1,4 @@
-"""Which secret a session has, and what its record must show."""
+"""The secrets of sessions, and the proof that a record must have."""
 
 from __future__ import annotations
 

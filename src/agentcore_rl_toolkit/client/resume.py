@@ -1,4 +1,4 @@
-"""What is left of a run: the ledger of earlier processes against the rows of this one."""
+"""Resuming a run: compares the ledger of earlier processes with the rows of this one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be set on a client: deadlines of the stages, reaction to failures, watching."""
+"""Settings of a client: deadlines of the stages, reaction to failures, watching."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of a gateway: what it may be asked for, how long it waits, where it writes."""
+"""Settings of a gateway."""
 
 from __future__ import annotations
 
@@ -86,9 +86,7 @@ class UpstreamConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Bounds that keep one agent from hurting the others. Units: bytes, seconds. Raises: ConfigError on one that bounds
-    nothing, or everything.
-    """
+    """Bounds that keep one agent from hurting the others. Units: bytes, seconds. Raises: ConfigError on a useless bound."""
 
     body_bytes: int = 64 * 2**20  # a chat of 128k tokens reaches 6 MB; this only stops accidents and abuse
     header_bytes: int = 64 * 2**10
@@ -101,7 +99,7 @@ class Limits:
     outage_s: float = 0.0  # how long a call may wait while no server is up; 0: it fails at once
     keep_alive_s: float = 15.0  # between comment lines of a stream that waits for an engine that answers whole
 
-    default_max_tokens: int = 4096  # of a reply whose request does not say, where prompts are rendered here
+    default_max_tokens: int = 4096  # of a request without max_tokens, where prompts are rendered here
     history_bytes: int = 128 * 2**20  # of quiet sessions' histories in memory; the others are read from the store again
 
     def __post_init__(self) -> None:
@@ -114,7 +112,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayConfig:
-    """Everything a gateway process needs to know.
+    """The settings of a gateway process.
 
     ``engine`` is the kind of the servers added at run time; with ``upstreams`` it is theirs.
     ``admin_key`` guards every route that is not an agent's; without one the gateway listens on loopback only.

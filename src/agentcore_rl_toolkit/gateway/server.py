@@ -1,4 +1,4 @@
-"""The gateway: one event loop, one listening socket, sessions, router and store put together."""
+"""The gateway: one event loop, one listening socket, sessions, router and store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gateway as a process: signals, the ready file, the parent it ends with."""
+"""A gateway as a process: signals, the ready file, and its end with the parent process."""
 
 from __future__ import annotations
 

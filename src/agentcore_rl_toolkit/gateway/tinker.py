@@ -1,9 +1,9 @@
-"""Calls that Tinker's SDK samples: the weights in use, and a call's way to them and back (a `Transport`).
+"""Calls that Tinker's SDK samples: the weights in use, and the `Transport` of a call to them.
 
-A `tinker.SamplingClient` stands for fixed weights, so the version of a turn is that of the client that was asked. New weights
-are a new client; running calls end on the old one. The SDK waits for its service and tries again by itself.
-Nothing of an answer reaches the agent before it is whole. An agent that streams gets comment lines meanwhile, which every
-client of server-sent events skips, so that nothing in between takes the connection for dead.
+A `tinker.SamplingClient` stands for fixed weights, so a turn has its client's version. New weights are a new client; running
+calls end on the old one. The SDK waits for its service and tries again by itself. An answer reaches the agent when it is whole.
+An agent that streams gets comment lines meanwhile, which every client of server-sent events skips, so that no proxy takes the
+connection for dead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A local runtime as an object: started, pointed at, stopped. For programs and tests."""
+"""A local runtime as an object, for programs and tests."""
 
 from __future__ import annotations
 

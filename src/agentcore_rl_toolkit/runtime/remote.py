@@ -1,4 +1,4 @@
-"""A running runtime seen from outside: what the command line does with one. Standard library HTTP only."""
+"""A client of a running local runtime, for the command line. Standard library HTTP only."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Where a runtime keeps its files: a root folder of its own below the system's temporary folder, short enough for unix sockets.
 
-A runtime holds a lock in its root, and in its state folder. What lies in one whose lock is free was left by a runtime that was
-killed, and is removed by the next one that starts.
+A runtime holds a lock in its root and in its state folder. A free lock means that the runtime was killed; the next runtime that
+starts removes its files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`agentcore-rl doctor`: is everything there that the toolkit needs here, or on AWS?"""
+"""`agentcore-rl doctor`: does this machine, or the AWS account, have what the toolkit needs?"""
 
 from .command import command
 

@@ -1,4 +1,4 @@
-"""Commands and paths that are printed to be typed again."""
+"""Commands and paths as the reader can paste them into a shell."""
 
 from __future__ import annotations
 

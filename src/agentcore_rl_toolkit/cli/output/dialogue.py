@@ -1,4 +1,4 @@
-"""A rollout's dialogue as text: one line a message, and the same line wherever one is shown."""
+"""A rollout's dialogue as text, one line a message. All commands print the same lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text of agents, sessions and callers on its way to a terminal: shown, and not obeyed.
+"""Makes text of agents, sessions and callers safe to print on a terminal.
 
 An agent may print anything that a model wrote. Escape sequences can change the title, the colours and the clipboard of the
 reader's terminal, and hide what was printed before.

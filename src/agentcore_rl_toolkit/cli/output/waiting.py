@@ -1,4 +1,4 @@
-"""One line on stderr for what takes longer than a person expects, and another now and then for as long as it takes."""
+"""One line on stderr for slow work, repeated now and then until the work ends."""
 
 from __future__ import annotations
 

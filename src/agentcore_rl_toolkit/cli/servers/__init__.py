@@ -1,1 +1,1 @@
-"""Commands that run a server and look after it: runtime, gateway, policy, S3 endpoint."""
+"""Commands that run a server and look after it: runtime, gateway, policy."""

@@ -32,7 +32,7 @@ def group() -> None:
 
 
 @group.command(short_help="Serve model calls to agents and record them.")
-@click.option("--upstream", "upstreams", multiple=True, metavar="URL", help="Inference server; repeat for several.")
+@click.option("--upstream", "upstreams", multiple=True, metavar="URL", help="Inference server; repeatable.")
 @click.option(
     "--engine",
     type=click.Choice(["policy", "vllm", "sglang", "sglang-experts", "tinker", "openai"]),
@@ -47,7 +47,9 @@ def group() -> None:
 @click.option("--fsync", is_flag=True, help="Wait for the disk before an agent gets the end of a reply.")
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="0 takes a free one.")
-@click.option("--ready-file", type=click.Path(dir_okay=False), help="Written with url and pid once listening.")
+@click.option(
+    "--ready-file", type=click.Path(dir_okay=False), help="Write URL and process id here, as JSON, once listening."
+)
 @click.option("--parent-pid", type=int, help="Stop when this process is gone.")
 @from_environment("--admin-key", "AGENTCORE_RL_GATEWAY_ADMIN_KEY")
 @click.option("--no-admin-key", is_flag=True, help="Let every user and program of this machine administer it.")
@@ -62,15 +64,15 @@ def group() -> None:
     "allow_fields",
     multiple=True,
     metavar="NAME",
-    help="Request field of your engine that agents may use.",
+    help="A request field of your engine that agents may use; repeatable.",
 )
-@click.option("--model-id", help="Model name of every call, whatever the agent names.")
+@click.option("--model-id", help="Model name of every call, in place of the agent's.")
 @click.option(
     "--model",
     "model_dir",
     type=Model(weights=False),
     metavar="MODEL",
-    help="The model whose tokenizer and chat template render prompts here: the engine is given token ids.",
+    help="Render prompts here with this model's tokenizer and chat template; the engine gets token ids.",
 )
 @click.option(
     "--template",
@@ -94,13 +96,13 @@ def serve(
 ) -> None:
     """Serve model calls to agents at URL/sessions/{session_id}/v1 and record them.
 
-    Keys come from the environment. AGENTCORE_RL_GATEWAY_ADMIN_KEY is the administrator's, which listening beyond loopback needs;
-    without it one is made, in a file that only you can read. AGENTCORE_RL_GATEWAY_UPSTREAM_KEY is that of the inference servers
-    (with --engine tinker also TINKER_API_KEY).
+    Keys come from the environment. AGENTCORE_RL_GATEWAY_ADMIN_KEY is the administrator's key, required beyond loopback; else
+    the gateway makes one, in a file that only you can read. AGENTCORE_RL_GATEWAY_UPSTREAM_KEY is the inference servers' key (with
+    --engine tinker also TINKER_API_KEY).
 
     --set takes call_timeout (seconds a model call may take; 0: no limit), outage_timeout (seconds a call may wait while no
-    inference server is up), default_max_tokens (of a reply whose request does not say, with --model) and train_constrained=yes
-    (replies that were held to a schema, grammar or tool call are trained).
+    inference server is up), default_max_tokens (for requests without max_tokens, with --model) and train_constrained=yes (train
+    replies that were held to a schema, grammar or tool call).
     """
     import asyncio
 
@@ -170,7 +172,7 @@ def export(store: str, target: str, sessions: tuple[str, ...], as_json: bool) ->
 @click.option("--parser", help="Output parser by name, not the one that the template suggests.")
 @_as_json
 def doctor(models: tuple[Path, ...], template: str | None, parser: str | None, as_json: bool) -> None:
-    """Check MODELS, directories with tokenizer and chat template: will turns extend each other, will calls be read?
+    """Check the templates of MODELS: do turns extend each other, and are tool calls read back?
 
     Ends with code 1 when a check fails.
     """

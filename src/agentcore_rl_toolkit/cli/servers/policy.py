@@ -29,7 +29,7 @@ def group() -> None:
 )
 @click.option("--parent-pid", type=int, help="Exit when this process is gone.")
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="Threads of one computation.")
-@click.option("--seed", type=int, help="Seed of requests that bring none of their own.")
+@click.option("--seed", type=int, help="Seed of requests without one.")
 @_allowed_hosts
 def serve(model: Path | None, **settings: Any) -> None:
     """Serve the policy: token ids in, token ids and logprobs out, weights in. Stop it with Ctrl-C or SIGTERM.

@@ -49,7 +49,7 @@ _SERVE_OPTIONS = [
         "--session-env",
         multiple=True,
         metavar="K=V",
-        help="A variable every session sees; K alone: as it is here; repeatable.",
+        help="A variable of every session; K alone takes this shell's value; repeatable.",
     ),
     click.option("--state-dir", type=_FOLDER, help="Keep the sessions' logs here [default: a temporary folder]."),
     click.option(
@@ -71,7 +71,10 @@ _SERVE_OPTIONS = [
         help="process: a Bubblewrap sandbox per agent; container: a container per session; auto: process where it is available.",
     ),
     click.option(
-        "--runtime", "container_runtime", metavar="NAME", help="Docker's for containers, such as runsc (gVisor)."
+        "--runtime",
+        "container_runtime",
+        metavar="NAME",
+        help="Docker's runtime for containers, such as runsc (gVisor).",
     ),
     *sandbox_options,
     click.option("--store", metavar="file:///DIR", help="The store that sessions write their records to."),
@@ -83,14 +86,14 @@ _SERVE_OPTIONS = [
         type=click.Choice(["user", "any"]),
         default="user",
         show_default=True,
-        help="Whose requests are answered: those signed with its key, or any that reach the port.",
+        help="Requests to answer: user: those signed with its key; any: all that reach the port.",
     ),
     click.option(
         "--ray", "ray_address", metavar="ADDRESS", help="Run the sessions on this Ray cluster; auto: the running one."
     ),
     settings_option,
     allowed_hosts,
-    click.option("--ready-file", type=_FILE, help="Written as JSON once listening."),
+    click.option("--ready-file", type=_FILE, help="Write URL and process id here, as JSON, once listening."),
     click.option("--parent-pid", type=int, help="Stop when this process is gone."),
 ]
 
@@ -107,10 +110,10 @@ def _credentials() -> dict[str, str]:
 def serve(**options: Any) -> None:
     """Serve agents until stopped.
 
-    Requests are signed with a key that is made at the start, or with AGENTCORE_RL_CREDENTIALS=KEY:SECRET.
+    Requests must be signed with a key: the one made at the start, or AGENTCORE_RL_CREDENTIALS=KEY:SECRET.
 
-    --set takes region, account_id, init_timeout, invoke_timeout, stream_timeout, and tps,
-    new_sessions_per_minute and max_sessions in place of the quota profile's. Times are seconds.
+    --set takes region, account_id, init_timeout, invoke_timeout, stream_timeout (seconds), and values that replace those of the
+    quota profile: tps, new_sessions_per_minute, max_sessions.
 
     \b
     Example:
@@ -194,7 +197,11 @@ _url_option = click.option("--url", help="The runtime's address [default: the ne
 @click.option("--image", help="A container image instead of a file: one container per session.")
 @click.option("--name", required=True, help="A letter, then up to 47 letters, digits or underscores.")
 @click.option(
-    "--env", "env", multiple=True, metavar="K=V", help="A variable of this agent; K alone: as it is here; repeatable."
+    "--env",
+    "env",
+    multiple=True,
+    metavar="K=V",
+    help="A variable of this agent; K alone takes this shell's value; repeatable.",
 )
 @_url_option
 @as_json
@@ -246,11 +253,11 @@ def ps(everything: bool, url: str | None, as_json: bool) -> None:
 
 @group.command()
 @click.argument("session")
-@click.option("--follow", "-f", is_flag=True, help="Go on as it grows.")
-@click.option("--raw", is_flag=True, help="As it was written: your terminal obeys what the agent printed.")
+@click.option("--follow", "-f", is_flag=True, help="Follow the output as it grows.")
+@click.option("--raw", is_flag=True, help="Print it unchanged: your terminal obeys the agent's escape sequences.")
 @_url_option
 def logs(session: str, follow: bool, raw: bool, url: str | None) -> None:
-    """Print a session's output. SESSION: its id, or how it begins."""
+    """Print a session's output. SESSION: its id, or the beginning of it."""
     from ...runtime.remote import RuntimeView
 
     for text in RuntimeView.find(url).log(session, follow=follow):
@@ -263,7 +270,7 @@ def logs(session: str, follow: bool, raw: bool, url: str | None) -> None:
 @_url_option
 @as_json
 def stop(sessions: tuple[str, ...], grace: float | None, url: str | None, as_json: bool) -> None:
-    """Stop sessions. SESSIONS: ids, or how they begin."""
+    """Stop sessions. SESSIONS: their ids, or the beginnings of them."""
     from ...runtime.remote import RuntimeView
 
     view = RuntimeView.find(url)

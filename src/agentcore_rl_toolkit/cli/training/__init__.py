@@ -1,1 +1,1 @@
-"""Training on this machine: the quickstart, `train` with an agent of one's own, and the stack of services they run on."""
+"""Training on this machine: the quickstart, `train` with the user's agent, and the services behind both."""

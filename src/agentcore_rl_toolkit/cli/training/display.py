@@ -1,4 +1,4 @@
-"""What a person sees while the run goes on: a live panel in a terminal, one line per step elsewhere."""
+"""The display of a run: a live panel in a terminal, one line per step elsewhere."""
 
 from __future__ import annotations
 

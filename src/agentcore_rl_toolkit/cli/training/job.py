@@ -1,4 +1,4 @@
-"""What a training run is made of: its settings and folder, the loop, the clients, and what takes its events."""
+"""The parts of a training run: settings, folder, loop, clients, and the receivers of its events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rollouts of an evaluation, as a run keeps them."""
+"""Writes the rollouts of an evaluation into the run's folder."""
 
 from __future__ import annotations
 

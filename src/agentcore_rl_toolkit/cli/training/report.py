@@ -1,4 +1,4 @@
-"""What a run leaves behind besides its rollouts: `metrics.jsonl`, `summary.json`."""
+"""The files of a run besides its rollouts: `metrics.jsonl`, `summary.json`."""
 
 from __future__ import annotations
 

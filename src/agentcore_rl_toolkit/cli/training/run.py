@@ -1,4 +1,4 @@
-"""One training run: from settings to a stack to a trainer, shown, stored, ended by what breaks."""
+"""One training run: starts the services, trains, shows and stores the progress, and stops at the first fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes behind a run: policy server, model gateway, local runtime. Started together, watched, and really gone afterwards.
+"""The processes behind a run: policy server, model gateway, local runtime. They start together, are watched, and end with it.
 
 Each is an `agentcore-rl ... serve` of its own in its own process group, so a Ctrl-C in the terminal reaches only the run,
 which then stops them in order. Each also exits by itself when the run's process disappears (`--parent-pid`).

@@ -1,4 +1,4 @@
-"""Settings of a run on this machine: from options, a file, or the run that is gone on with."""
+"""Settings of a run on this machine: from options, a file, or the run that is resumed."""
 
 from __future__ import annotations
 

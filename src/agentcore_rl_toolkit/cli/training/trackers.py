@@ -1,4 +1,4 @@
-"""Experiment trackers beside `metrics.jsonl`: TensorBoard, Weights & Biases, MLflow; each library is loaded when asked for.
+"""Experiment trackers beside `metrics.jsonl`: TensorBoard, Weights & Biases, MLflow. Only the chosen tracker's library is loaded.
 
 All get the same numbers under the same names, whatever trains: `train/...` for a step, `eval/...` for an evaluation. A resumed
 run goes on with the same tracked run.

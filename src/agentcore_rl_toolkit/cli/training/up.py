@@ -1,4 +1,4 @@
-"""`agentcore-rl up`: runtime, gateway and policy as one thing, until Ctrl-C."""
+"""`agentcore-rl up`: runs runtime, gateway and policy together until Ctrl-C."""
 
 from __future__ import annotations
 

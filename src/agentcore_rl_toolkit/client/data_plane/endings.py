@@ -1,7 +1,7 @@
-"""Asks a local runtime which sessions are over, and why: a dead session is known in a second instead of by its silence.
+"""Asks a local runtime which sessions have ended, and why: the client learns of a dead session in a second.
 
-AWS has no such question and is never asked it. A data plane elsewhere is asked once; one that does not know the question is not
-asked again, and neither is one that does not answer this client (403). One request asks for all sessions that are waited for.
+AWS has no such route and is never asked. Another data plane is asked once, and not again if it has no such route or refuses
+this client (403). One request covers all sessions in flight.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Calls to the AgentCore data plane: the one module that knows boto3.
 
 Each call is one HTTP request. botocore's own retries are off: they re-send an invoke whose answer was lost, and the
-agent would run again. What may be repeated is decided by the engine from the kind of failure that is raised here.
+agent would run again. The kind of error raised here tells the engine whether it may send the request again.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""A rollout from its place in the queue to the stopped session: one rollout, and the engine that all of a client share."""
+"""The life of a rollout, from its place in the queue to the stopped session, and the engine that a client's rollouts share."""

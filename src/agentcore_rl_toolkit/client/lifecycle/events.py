@@ -1,4 +1,4 @@
-"""What happens to rollouts, reported once: to the log, the ledger, and the subscribers (metrics, traces)."""
+"""Events of rollouts, each reported once to the log, the ledger and the subscribers (metrics, traces)."""
 
 from __future__ import annotations
 

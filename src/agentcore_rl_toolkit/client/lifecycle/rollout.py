@@ -4,21 +4,20 @@ Theory of operation. A rollout is one task on its client's loop that walks throu
 
     queue   waits for its turn at the pace of the agent; refusals are waited out up to `throttle_s`
     start   until the runtime accepted the invoke; back to the queue after a refusal
-    run     until the record is in the store; back to the queue where the same invoke is sent again, or another attempt follows
-    result  until the record is read; back to run where it is not there after all
+    run     until the record is in the store; back to the queue for the same invoke again, or for another attempt
+    result  until the record is read; back to run if it is not there after all
     stop    in the background, after the future is resolved
 
 An invoke is sent at most once per session. It is sent again only when the runtime answered that it did not take it
-(429, 402, 409), when no connection came about, or when a second delivery does no harm (`Engine.runs_once`). When the answer is
-missing, the session may run: the rollout looks for its heartbeat or record for `confirm_s` (`confirm_error_s` where the
-runtime answered 500 or 503) and gives the session up (and stops it) only when there is none. A retry is a new attempt
-with a new session id.
+(429, 402, 409), when no connection was made, or when a second delivery does no harm (`Engine.runs_once`). When the answer is
+missing, the session may run: the rollout looks for its heartbeat or record for `confirm_s` (`confirm_error_s` after a 500 or
+503), and gives the session up (and stops it) only when there is none. A retry is a new attempt with a new session id.
 
-When silence means loss. A session whose agent answered the invoke with ``heartbeat_s`` was promised to show life as often;
-its silence counts from the start. Any other session (the published toolkit's, one without heartbeat, one whose answer was
-lost) is judged by its silence only once its own heartbeat was seen. What other sessions do says nothing about it.
+When silence means loss. An agent that answers the invoke with ``heartbeat_s`` promises a heartbeat at that period; its silence
+counts from the start. The silence of any other session (the published toolkit's, one without heartbeat, one whose answer was
+lost) counts only after its first heartbeat. Other sessions do not matter.
 
-Whatever happens, the task ends in exactly one `Verdict`, and every session that may exist is handed to the stop queue.
+In every case the task ends in exactly one `Verdict`, and every session that may exist goes to the stop queue.
 """
 
 from __future__ import annotations

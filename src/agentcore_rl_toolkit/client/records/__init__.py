@@ -1,1 +1,1 @@
-"""Records in the store: noticing new ones, reading and judging them, reading old ones again."""
+"""Records in the store: watches for new ones, reads and judges them, and replays old ones."""

@@ -1,4 +1,4 @@
-"""Stored records again: read them, and score them with another reward, without running an agent."""
+"""Reads stored records and scores them with another reward, without running an agent."""
 
 from __future__ import annotations
 

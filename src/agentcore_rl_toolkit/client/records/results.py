@@ -1,4 +1,4 @@
-"""Reading records: from bytes in the store to a verdict."""
+"""Reads a record: from bytes in the store to a verdict."""
 
 from __future__ import annotations
 

@@ -5,15 +5,14 @@ until then a heartbeat object that is rewritten periodically. One watcher serves
 round it lists the experiment, or each input with something in flight where that takes fewer requests.
 
 A record seen resolves its waiter. A heartbeat that changes is a sign of life; only *changes* count, timed by our own
-clock, so the clocks of store and client need not agree. Whether a session's silence means anything is a property of that
-session alone: its agent promised a heartbeat in its answer to the invoke, or its own heartbeat was seen. Such a session is
-lost when it shows none for its `silence_s`, after one last direct look for its record and its heartbeat. Silence ends with
-the beginning of a round, because the round may not show what happened since. After a round that failed, or that came late
-because this process did not run, silence counts anew. A local runtime says at once that a session is over (`endings`);
-then the look for its record comes at once too.
+clock, so the clocks of store and client need not agree. Silence counts only for a session whose agent promised a heartbeat in
+its answer to the invoke, or whose heartbeat was seen. Such a session is lost when it shows none for its `silence_s`, after one
+last direct look for its record and its heartbeat. Silence is measured up to the beginning of a round, because the round may
+miss later changes. It counts anew after a round that failed, or that came late because this process was stopped. A local
+runtime says at once that a session is over (`endings`); then the watcher looks for its record at once too.
 
-Where listing is not permitted or not possible, keys are looked at one by one. A rollout that could not be looked at is not
-judged. Faults of the store delay rounds and fail no rollout.
+Where listing is not permitted or not possible, the watcher reads the keys one by one. A rollout whose key could not be read is
+not judged. Faults of the store delay rounds and fail no rollout.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How administrative requests are answered: in tasks, which end when their connection does."""
+"""Answers administrative requests in tasks, which end when their connection does."""
 
 from __future__ import annotations
 

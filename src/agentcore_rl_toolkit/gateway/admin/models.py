@@ -1,4 +1,4 @@
-"""What agents ask about models besides calling them: which there are, and how many tokens a prompt has."""
+"""Agents' requests besides model calls: the list of models, and the number of tokens of a prompt."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The session, trace and admin routes that rLLM and the toolkit's earlier backends call on `rllm-model-gateway`.
 
-Only whole replies with consistent tokens are listed as traces, in the order the calls were started; what failed is in
+Only whole replies with consistent tokens are listed as traces, in the order the calls were started; failed calls are in
 our own routes. A session must be created before it is called, and a deleted one stays deleted.
 """
 

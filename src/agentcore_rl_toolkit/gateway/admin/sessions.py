@@ -1,7 +1,7 @@
 """Routes for trainers: open, fetch, close and delete sessions, learn which are finished.
 
-They take and give many sessions at once; what can be long (a fetch) is written piece by piece with a pause for the
-agents' calls in between.
+Each route takes and gives many sessions. A long answer (a fetch) is written piece by piece, with a pause for the agents' calls
+in between.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What administration shows and changes of a gateway, and what of it outlives a restart: the weight version and a pause.
+"""The state of a gateway that administrators see and change. The weight version and a pause outlive a restart.
 
-An administrator's request is answered when what it changed is stored.
+An administrator's request is answered when its change is stored.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the calls of a gateway share."""
+"""The parts of a gateway that its calls share."""
 
 from __future__ import annotations
 

@@ -1,18 +1,17 @@
-"""Requests that are sent again, and replies that did not arrive.
+"""Repeated requests, and replies that did not arrive.
 
 A request is a repetition when the client says so (a retry count, an idempotency key): it gets the first one's reply and is
 not recorded a second time. The same body alone proves nothing: agents sample the same prompt several times on purpose.
-For the same reason a retry count does not say which of several calls is meant: first come those whose agent hung up, or
-did not take the reply, then those that failed before their reply began (the repetition of one is sampled anew; clients try
-no call again of which they have the head), then the last that was answered; one that is still waited for only if there is no
-other.
+So a retry count may fit several calls. It is taken for the first of these that exists: a call whose agent hung up or did not
+take the reply; a call that failed before its reply began (it is sampled anew; clients do not retry a call whose head they
+have); the last call that was answered; a call whose agent still waits.
 
-A reply counts as taken until there is a sign to the contrary, when its connection ends before another request came on it:
+A reply counts as taken unless its connection ends before another request came on it, with one of these signs:
 
 * The agent's system had not confirmed the last byte, or soon reset the connection behind a reply that was not streamed (a
   system does that for a program that leaves bytes unread). The agent does not have the reply, so no call continues it.
-* It reset the connection behind a stream of which it had got the finish reason. Agents that read no further do that as
-  well as those that broke. What tells them apart is whether the same request comes again: then that is the retry of this one.
+* It reset the connection behind a stream after it had got the finish reason. Agents that read no further do that, and agents
+  that broke. A repeated request tells them apart: it is the retry of this call.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The engine side of a call: what a call asks of whatever samples its reply, and what that may ask of the call."""
+"""The engine side of a call: the interface between a call and the engine that samples its reply."""
 
 from __future__ import annotations
 

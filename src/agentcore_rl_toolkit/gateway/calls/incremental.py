@@ -1,8 +1,7 @@
-"""Reading long requests, whose messages are those of an earlier one and a few more.
+"""Reads long requests, whose messages are those of an earlier request and a few more.
 
-Decoding half a megabyte of history, writing it out again and hashing it would be most of what a late turn costs. What
-is known to be a list of messages, because it was read in an earlier request, is only compared (memory speed); the rest
-is decoded as if the history were not there.
+Decoding half a megabyte of history, writing it out again and hashing it would be most of the cost of a late turn. Bytes that
+an earlier request had too are only compared (memory speed); the rest is decoded as if the history were not there.
 """
 
 from __future__ import annotations

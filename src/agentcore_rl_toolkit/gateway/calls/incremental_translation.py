@@ -1,8 +1,8 @@
-"""Understanding long requests whose dialect is not the servers', turn after turn.
+"""Translates long requests whose dialect is not the servers', turn after turn.
 
 Reading a history of half a megabyte, checking and translating its messages and writing them out again takes ten times as
-long as relaying it. A request mostly goes on from one before: then only its new messages are read, and put behind what
-the known ones were found to mean.
+long as relaying it. Most requests continue an earlier one: then only the new messages are translated, and put behind the
+translation of the known ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls over a server's own chat or text completions: the request is passed on with what the capture wants in it."""
+"""Calls over a server's own chat or text completions: the request is passed on, with the fields that the capture needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The states of a model call, and the one table of what may follow what.
+"""The states of a model call, and the one table of their transitions.
 
 A retry goes back to ``ROUTED`` (or ``HELD``, while the gateway is paused). It is possible as long as nothing of the reply has
 reached the agent, so no arrow leads back from ``RELAYING``. Of a stream everything is relayed at once except its end:

@@ -1,6 +1,6 @@
-"""What a request says about the role of its call (the tools that it offers, its tag, its sampling parameters), and which numbers
-of the reply its agent wants: only those reach it. Its logprobs are kept in the engine's own words, so that a repeated request
-gets them again.
+"""Facts of a request: the role of its call (tools, tag, sampling parameters), and the numbers of the reply that its agent wants.
+
+Only those numbers reach the agent. Its logprobs are kept in the engine's own form, so that a repeated request gets them again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What was understood of one reply."""
+"""The content of one reply, as the capture read it."""
 
 from __future__ import annotations
 

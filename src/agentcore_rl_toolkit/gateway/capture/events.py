@@ -1,4 +1,4 @@
-"""The events of a stream, as far as they have come. None of them is decoded here."""
+"""Splits the bytes of a stream into events, without decoding them."""
 
 from __future__ import annotations
 

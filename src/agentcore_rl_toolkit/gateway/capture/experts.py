@@ -1,4 +1,4 @@
-"""Expert routing out of a reply's JSON into bytes, in whatever form the engine wrote it.
+"""Expert routing: from the engine's form in a reply's JSON to bytes.
 
 vLLM: base64 of a numpy file. SGLang: base64 of bare int32. Either may come as nested lists by a server in between.
 """

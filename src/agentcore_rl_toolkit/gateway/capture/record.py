@@ -1,8 +1,7 @@
-"""What is kept of a model call, and its binary form.
+"""The record of a model call, and its binary form.
 
-One record is one call. Token ids are little-endian int32, logprobs little-endian float32 (what engines compute), so a
-token costs
-8 bytes where JSON takes 60 to 500. A prompt that starts with an earlier call's tokens stores only what comes after them
+Token ids are little-endian int32, logprobs little-endian float32 (as engines compute them), so a token costs 8 bytes where
+JSON takes 60 to 500. A prompt that starts with an earlier call's tokens stores only what comes after them
 (`Base`), and so do the messages, which makes a session of T tokens cost O(T) on disk and not O(T * turns). `expand`
 undoes that and is what turns records into `trajectory.Turn`s.
 

@@ -1,4 +1,4 @@
-"""A record written as the reply it is of: for the first answer where that is made from the record, and for repeated requests."""
+"""Writes a record as a reply again: for repeated requests, and for first answers that are made from the record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a finished reply says, read once by typed decoders.
+"""Reads a finished reply, once, by typed decoders.
 
 Replies are JSON in the shapes of OpenAI's chat and text completions with the token fields of vLLM:
 ``prompt_token_ids`` at the top (chat) or in the choice (completions), ``choices[].token_ids``,

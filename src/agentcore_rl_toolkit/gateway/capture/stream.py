@@ -1,8 +1,8 @@
-"""What a stream says: chat or text completion events put together into whole choices, by one reader, as they come.
+"""Reads a stream: joins chat or text completion events into whole choices as they come.
 
 Each event is decoded once, with its numbers as they came. For an agent that speaks the servers' dialect the reader hands on the
-event's own lines (`StreamReader.read`), for others it makes deltas of them (`StreamReader.feed`). What events say is put together
-a block at a time: each kind of content in a pass of its own, with few objects alive meanwhile.
+event's own lines (`StreamReader.read`), for others it makes deltas of them (`StreamReader.feed`). Events are joined a block at a
+time: each kind of content in a pass of its own, with few objects alive meanwhile.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Which weights the tokens of a choice came from: what an engine says of it, piece by piece, and what the gateway knows else.
+"""The weight versions of a choice's tokens: those that the engine names, else the gateway's bounds.
 
-An engine that names a version is believed, choice by choice. What it says in an event without tokens belongs to a moment at which
-nothing was sampled, so it counts only where nothing else was named.
+An engine that names a version is believed, choice by choice. A version in an event without tokens belongs to a moment without
+sampling, so it counts only if no other event names one.
 
-Where it names none there are bounds only: the version that was published when the call was sent, and the one that was
+Without a named version there are bounds only: the version that was published when the call was sent, and the one that was
 published when the last token arrived (unknown while weights are being changed under running calls). Every token then counts
 as sampled by the first, so that it is never taken for younger than it is.
 """

@@ -1,4 +1,4 @@
-"""What was recorded of sessions, read from the answer to a bulk fetch."""
+"""Reads the recorded calls of sessions from the answer to a bulk fetch."""
 
 from __future__ import annotations
 

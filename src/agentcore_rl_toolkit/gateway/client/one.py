@@ -1,4 +1,4 @@
-"""One gateway, by its routes, and what its client knows of it. Which gateway a request goes to is not decided here."""
+"""One gateway: its routes, and its state as the client knows it. `fleet` chooses the gateway of a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines that take token ids and give token ids: how each is asked and how its answers are read. Sans-I/O."""
+"""Engines that take and give token ids: writes their requests and reads their answers. Sans-I/O."""
 
 from .base import GenerationStream, Piece, TokenEngine
 from .sglang import SGLangEngine

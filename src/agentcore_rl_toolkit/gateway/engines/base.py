@@ -1,4 +1,4 @@
-"""What a token engine has to provide."""
+"""The interface of a token engine."""
 
 from __future__ import annotations
 

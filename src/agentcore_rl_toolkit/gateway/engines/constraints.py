@@ -1,4 +1,4 @@
-"""Constraints on an answer's form -> what each engine calls them.
+"""Constraints on an answer's form, in each engine's own fields.
 
 `ModelRequest.response_format` has the chat shape; ``{"type": "structural_tag", "format": ...}`` is what `render.call_format`
 makes of a tool choice. Source: vLLM's `sampling_params.StructuredOutputsParams`, SGLang's `sampling/sampling_params.py`.

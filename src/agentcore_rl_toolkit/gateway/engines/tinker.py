@@ -1,4 +1,4 @@
-"""Tinker's sampling: what its SDK is asked, and how its answer is read. The call itself is in `gateway.tinker`.
+"""Tinker's sampling: requests to its SDK and its answers. The call itself is in `gateway.tinker`.
 
 Source: the `tinker` package 0.38.0 (`SamplingClient.sample`, `SamplingParams`, `SampleResponse`).
 """

@@ -1,7 +1,4 @@
-"""HTTP/1.1 as the gateway speaks it to agents:
-
-requests it has read, bytes of the replies it writes, errors in each dialect's own shape.
-"""
+"""HTTP/1.1 towards agents: requests, the bytes of replies, and errors in each dialect's own shape."""
 
 from __future__ import annotations
 

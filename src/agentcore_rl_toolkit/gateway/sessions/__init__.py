@@ -1,1 +1,1 @@
-"""Which sessions there are, and what each may do."""
+"""The sessions of a gateway, and their settings."""

@@ -1,4 +1,4 @@
-"""Sessions of a gateway: who may call, how often, with what; and what of them is stored.
+"""The sessions of a gateway: their keys and settings, and their rows in the store.
 
 A session exists because someone with the admin key created it, never because a call named it. Its key is derived from
 the store's secret and its id, so that keys survive a restart without being stored.

@@ -1,4 +1,4 @@
-"""What a session's calls are held to, checked when the session is opened: later it would be an agent that fails."""
+"""The settings that a session's calls must keep, checked when the session is opened: a later error would fail the agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is to be stored with the next commit."""
+"""The writes of the next commit."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Reads a store: sessions, their calls as records, and what of them is damaged.
+"""Reads a store: sessions, their calls as records, and damaged calls.
 
-A reader sees what was committed, also beside the gateway that writes. Every query runs to its end before its result is
-used, so none keeps the gateway from tidying up.
+A reader sees committed data, also while a gateway writes. Every query runs to its end before its result is used, so none keeps
+the gateway from tidying up.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The store's file: one SQLite database, its tables, and how a call becomes a row and a row a call.
 
-`calls` has one row per model call: what the store itself looks for as columns, and the encoded record (`capture.record`).
+`calls` has one row per model call: the columns that the store searches, and the encoded record (`capture.record`).
 `gateway export` writes it for people. Every record has a checksum: SQLite finds damage to its own structure, not to the values.
 """
 

@@ -1,4 +1,4 @@
-"""The write-ahead log of a store: moving it into the file (a checkpoint), in a thread.
+"""The write-ahead log of a store: a thread moves it into the file (a checkpoint).
 
 A commit that meets the end of a checkpoint finds the file locked, and is tried again a moment later (`store.writer`).
 """

@@ -1,15 +1,15 @@
-"""Writes a store: what arrives in one pass of the event loop is committed as one transaction.
+"""Writes a store: all records of one pass of the event loop are one transaction.
 
 A call's callback runs when its transaction is committed, and lets its agent have the last byte of the reply. A committed
 transaction outlives the process, however that ends. It outlives a loss of power once the system has written it; with
 ``fsync`` each commit waits for that. The file is whole after either.
 
-Commits run on the event loop: they write to the system's page cache and cost tens of microseconds, with ``fsync`` as much as
-the disk takes. Checkpoints run in a thread (`store.wal`).
+Commits run on the event loop: they write to the system's page cache and cost tens of microseconds; with ``fsync`` they take the
+disk's time. Checkpoints run in a thread (`store.wal`).
 
-What the disk refuses is dropped if it is a call, whose callback learns that, and kept in memory for another try if it is
-anything else: sessions that were opened, closed or deleted, and the gateway's own settings. So calls and new sessions are
-refused on a full disk, and all goes on when there is room.
+When the disk refuses a commit, its calls are dropped and their callbacks get the error. All else stays in memory for another
+try: sessions that were opened, closed or deleted, and the gateway's own settings. So calls and new sessions are refused on a
+full disk, and work again when there is room.
 """
 
 from __future__ import annotations

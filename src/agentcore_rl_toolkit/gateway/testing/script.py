@@ -1,4 +1,4 @@
-"""What a test tells a scripted engine to do wrong, and what the engine saw."""
+"""The faults that a test gives to a scripted engine, and the requests that the engine saw."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """The sessions' histories as tokens, as many as memory may hold; the others are in the store.
 
 In token mode the next prompt of a session extends the last one, so its tokens have to be at hand: some 15 bytes per
-token of context, with the text that is sent and the messages that are compared. Sessions that are answering are held;
-of the quiet ones those that called last, up to a budget. The rest is dropped, which loses nothing: when such a
-session calls again its history is made anew from its records (`render.replay`), as it is after a restart. That
-costs a few milliseconds of the render thread per 100,000 tokens and writes nothing.
+token of context, with the text that is sent and the messages that are compared. Histories of sessions with a running call stay
+in memory; of the others, the most recent ones up to a budget. A dropped history is made anew from its records
+(`render.replay`) when its session calls again, as after a restart. That costs a few milliseconds of the render thread per
+100,000 tokens and writes nothing.
 
-`open` is for the thread that renders, all else for the event loop.
+The rendering thread calls `open`; the event loop calls all else.
 """
 
 from __future__ import annotations

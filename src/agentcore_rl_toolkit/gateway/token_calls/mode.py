@@ -1,4 +1,4 @@
-"""What all token calls of a gateway share, and what a session's settings change in a request."""
+"""The parts that all token calls of a gateway share, and the changes that a session's settings make to a request."""
 
 from __future__ import annotations
 

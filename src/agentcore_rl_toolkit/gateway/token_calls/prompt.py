@@ -1,4 +1,4 @@
-"""The prompt of one call as tokens, and the session's history that it goes on from."""
+"""The prompt of one call as tokens, and the session's history that it continues."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The sampled choices of one token call: pieces of an engine's answer -> deltas for the agent, records for the store.
 
-The ids and logprobs that are recorded are what the engine sampled, all of them. What the agent sees is read from them:
-without stop tokens, with calls and reasoning taken apart, cut where a stop string begins.
+All ids and logprobs that the engine sampled are recorded. The agent's reply is read from them: without stop tokens, with calls
+and reasoning taken apart, cut where a stop string begins.
 """
 
 from __future__ import annotations

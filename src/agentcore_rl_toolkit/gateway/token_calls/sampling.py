@@ -2,7 +2,7 @@
 the reply.
 
 Turn k+1's prompt is turn k's prompt and completion with the new suffix behind it, token for token (`render`). Rendering
-runs in a thread; what it costs grows with what is new, not with the session.
+runs in a thread; its cost grows with the new messages, not with the session.
 """
 
 from __future__ import annotations

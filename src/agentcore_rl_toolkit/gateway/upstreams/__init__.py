@@ -1,1 +1,1 @@
-"""Which inference server takes a call, and over which connection."""
+"""Chooses the inference server and the connection of a call."""

@@ -1,10 +1,10 @@
-"""Which inference server a call goes to.
+"""Chooses the inference server of a call.
 
-A session stays with its server (its prefix cache is there). A new session goes to the server with the fewest running
-calls per weight, of several such to the one that had the fewest so far: sessions that begin while nothing runs would
-otherwise all be at the first. A server is judged by what happens to calls, never by a probe: one that refuses connections, or
-fails several calls in a row, is left alone for a while that doubles up to `MAX_REST_S`; one that is merely slow is
-busy, not dead. When all servers rest, the one that rests least is tried anyway: it may be back.
+A session stays with its server (its prefix cache is there). A new session goes to the server with the fewest running calls per
+weight, among equals to the one with the fewest calls so far: else sessions that begin while nothing runs would all go to the
+first. A server is judged by its calls, never by a probe: if it refuses connections, or fails several calls in a row, it rests
+for a while that doubles up to `MAX_REST_S`. A slow server is busy, not dead. When all servers rest, the one with the shortest
+rest is tried anyway: it may be back.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What is deployed: agents with their versions, environments and archives."""
+"""Deployed agents, their versions and environments."""

@@ -1,13 +1,13 @@
-"""Python environments for deployed agents, built with uv from what lies beside the agent's file.
+"""Python environments for deployed agents, built with uv from the dependency file beside the agent's file.
 
 An environment is keyed by its dependency files and the interpreter; agents with the same dependencies share one. Each deploy
 lets uv bring it up to date, which takes a fraction of a second where nothing has changed; of two at once the second waits.
 Modules are compiled to bytecode, which halves the start of an agent.
 
 An agent that imports this toolkit gets the version that runs here, from a wheel written for it: under its name the package index
-has another product. Dependency files that say which version they want, or where it comes from, are followed.
+has another product. A dependency file that names a version or a source of it is followed.
 
-Nothing removes an environment: uv links most of its files from its own cache. The folder may be deleted while no agent runs.
+Environments are never removed: uv links most of their files from its own cache. The folder may be deleted while no agent runs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the control plane knows: agent runtimes, their versions and endpoints, for as long as the runtime lives.
 
-A runtime's fields are stored as AWS's API names them, so that reading one back gives what was written. Loading agents is the
-caller's business; here are only records and the rules about them.
+A runtime's fields are stored as AWS's API names them, so that reading one back gives what was written. The caller loads the
+agents; this module has the records and their rules.
 """
 
 from __future__ import annotations

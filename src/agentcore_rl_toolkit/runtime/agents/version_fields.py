@@ -1,8 +1,7 @@
 """The fields of an agent version, and tags: what a request may set, and what is not served here.
 
-Source: botocore service model `bedrock-agentcore-control` 2023-06-05, by which AWS's clients check types themselves. What it has
-and this runtime cannot do is refused: an agent that seems to have an authorizer, or a file system, and has none, is worse than
-one that does not deploy.
+Source: botocore service model `bedrock-agentcore-control` 2023-06-05; AWS's clients check types by it. Fields that this runtime
+cannot serve are refused: an agent without the authorizer or file system that it asked for is worse than one that does not deploy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What runs on each node: a Ray actor that keeps a local runtime as its child."""
+"""The Ray actor of a node, which keeps a local runtime as its child process."""
 
 from __future__ import annotations
 

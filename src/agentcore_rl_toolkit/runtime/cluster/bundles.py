@@ -1,4 +1,4 @@
-"""An agent's folder on its way to a node: its files in an archive."""
+"""Packs an agent's folder into an archive for a node."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The front of a cluster: which node a session is on, and calls sent there.
+"""The front of a cluster: knows each session's node and sends its calls there.
 
-Theory of operation. Ray's machines are looked at every `POLL_S`. Each new one gets an actor, which starts an ordinary local
-runtime on its machine with a key that only this front has. A session's first call goes to the open node with the largest free
-share of its capacity, later ones to the same node. The nodes are asked which sessions live, so that places become free and the
-causes of endings are known here. A machine that is gone, or whose runtime is silent for `SILENCE_S`, is lost: its sessions are
-over with that as their cause, and it may come back as a new node.
+Theory of operation. The front lists Ray's machines every `POLL_S`. Each new one gets an actor, which starts an ordinary local
+runtime there with a key that only this front has. A session's first call goes to the open node with the largest free share of
+its capacity, later ones to the same node. The front asks the nodes which sessions live: this frees places and tells why sessions
+ended. A machine that is gone, or whose runtime is silent for `SILENCE_S`, is lost: its sessions end with that cause, and it may
+come back as a new node.
 """
 
 from __future__ import annotations

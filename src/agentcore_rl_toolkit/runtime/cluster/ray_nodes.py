@@ -1,4 +1,4 @@
-"""Which machines a Ray cluster has, and an actor on each. Every call of Ray that may block runs in a thread."""
+"""Lists the machines of a Ray cluster and keeps an actor on each. Calls of Ray that may block run in a thread."""
 
 from __future__ import annotations
 

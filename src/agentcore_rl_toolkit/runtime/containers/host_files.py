@@ -1,4 +1,4 @@
-"""Containers for agents given by path: the machine's own programs and the agent's environment, read-only, in an empty image."""
+"""Containers for agents given by path: an empty image with the machine's programs and the agent's environment, read-only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Container images of agents: which artifact names one, and getting it into the engine."""
+"""Container images of agents: reads the image's name from the artifact and pulls it."""
 
 from __future__ import annotations
 

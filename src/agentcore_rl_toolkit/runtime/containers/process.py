@@ -1,4 +1,4 @@
-"""A session that is a container, in the shape that the session table knows from processes."""
+"""A session that is a container, with the methods of a session that is a process."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What callers speak to: HTTP, from the request to the runtime and back."""
+"""The runtime's HTTP server: from the request to the runtime and back."""

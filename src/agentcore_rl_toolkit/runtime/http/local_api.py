@@ -1,4 +1,4 @@
-"""`/_local/...`: what AWS does not show. Sessions, logs, metrics, status, faults."""
+"""`/_local/...`, routes that AWS does not have: sessions, logs, metrics, status, faults."""
 
 from __future__ import annotations
 

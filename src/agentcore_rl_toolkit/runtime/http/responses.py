@@ -1,4 +1,4 @@
-"""A request's body in, whole responses and errors out, on plain ASGI."""
+"""Reads a request's body and writes whole responses and errors, on plain ASGI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command beside a forked session prints: two connections to a unix socket, each stream named in one byte, `o` or `e`."""
+"""The output of a command beside a forked session: one unix connection for each stream, named by its first byte, `o` or `e`."""
 
 from __future__ import annotations
 

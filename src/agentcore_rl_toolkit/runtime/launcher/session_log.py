@@ -1,4 +1,4 @@
-"""Logs of sessions: reading them, and how many of ended sessions are kept."""
+"""Logs of sessions: reads them, and removes the oldest of ended sessions."""
 
 from __future__ import annotations
 

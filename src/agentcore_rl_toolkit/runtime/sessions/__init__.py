@@ -1,1 +1,1 @@
-"""Sessions: which there are, who may reach them, how they start and end, and what they may store."""
+"""Sessions: the table of them, how they start and end, requests to them, and the stores they may write to."""

@@ -1,8 +1,8 @@
 """When a session has been idle for too long: pure arithmetic on times, no waiting.
 
 Theory of operation. AWS counts a session as active while an invocation or a command runs, and while its /ping answers
-HealthyBusy; otherwise it is idle, and after ``idle_timeout_s`` of that its environment ends, whatever happens it ends after
-``max_lifetime_s``. AWS pings about every two seconds. Here a session is pinged only when the answer can matter: once a while
+HealthyBusy; otherwise it is idle. Its environment ends after ``idle_timeout_s`` of idleness, and after ``max_lifetime_s`` in any
+case. AWS pings about every two seconds. Here a session is pinged only when the answer can matter: once a while
 after its last activity, then as often as needed while it is busy, and right before its idle limit. A session that is stopped
 soon after its invocation is never pinged.
 """

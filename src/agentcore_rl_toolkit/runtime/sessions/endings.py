@@ -1,4 +1,4 @@
-"""What became of sessions, for callers that wait for their records: AWS does not say, this runtime does."""
+"""Why sessions ended, for callers that wait for their records. AWS has no such answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One session: its state, requests to it, and what it leaves on disk."""
+"""One session: its state, requests to it, and its files."""
 
 from __future__ import annotations
 

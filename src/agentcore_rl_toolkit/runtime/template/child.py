@@ -1,4 +1,4 @@
-"""What a freshly forked process does to become a session, or a command beside one."""
+"""Turns a freshly forked process into a session, or a command beside one."""
 
 from __future__ import annotations
 

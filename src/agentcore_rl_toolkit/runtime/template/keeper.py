@@ -1,8 +1,8 @@
 """Every process below a template: sessions and the commands that run beside them, from fork to reaped.
 
-A session leads a process group and adopts its own orphans (Linux), so whatever it started is found below it while it lives, also
-what has detached itself. What it leaves at its end becomes a child of the template and is killed at once. Orphans of a command
-belong to the command's session and live as long as that.
+A session leads a process group and adopts its own orphans (Linux), so all its processes are found below it while it lives,
+detached ones too. Processes that outlive it become children of the template and are killed at once. Orphans of a command belong
+to the command's session and live as long as that.
 """
 
 from __future__ import annotations

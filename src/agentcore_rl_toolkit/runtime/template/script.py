@@ -1,4 +1,4 @@
-"""Run an unmodified agent script as ``__main__`` and take over where it would start its server."""
+"""Runs an unmodified agent script as ``__main__`` and takes over at the point where it would start its server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serve an ASGI app on an inherited socket with uvicorn, at rest when idle.
+"""Serves an ASGI app on an inherited socket with uvicorn, without using CPU when idle.
 
 Stock uvicorn wakes ten times a second to see whether it should stop: a thousand idle sessions would keep a whole core busy.
 Here the loop sleeps until a signal wakes it.

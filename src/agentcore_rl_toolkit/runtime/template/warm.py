@@ -1,7 +1,7 @@
-"""Do once in the template what every session would do again: late imports, and reading certificate bundles.
+"""Work that the template does once for all sessions: late imports, and reading certificate bundles.
 
-Some libraries import most of themselves at first use, that is after the fork, in every session. A short table names such modules
-of common libraries; those of a library that the agent has loaded are imported with it.
+Some libraries import most of their modules at first use, that is after the fork, in every session. A short table names such
+modules of common libraries; the template imports those of the libraries that the agent has loaded.
 """
 
 from __future__ import annotations
