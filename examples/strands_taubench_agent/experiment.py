@@ -66,11 +66,10 @@ def train_seed(out: Path, data: Path, seed: int, options: argparse.Namespace) ->
         "steps": options.steps,
         "groups": options.groups,
         "rollouts": options.rollouts,
-        "learning-rate": options.learning_rate,
-        "seed": seed,
         "out": grpo,
     }
-    run([*command, *(f"--{name}={value}" for name, value in settings.items())])
+    more = ["--set", f"learning_rate={options.learning_rate}", "--set", f"seed={seed}"]
+    run([*command, *(f"--{name}={value}" for name, value in settings.items()), *more])
 
 
 def run(command: Sequence[str]) -> None:
