@@ -107,7 +107,7 @@ _OVERFLOW = (
 
 @dataclass(frozen=True, kw_only=True)
 class Blame:
-    """Whose failure an exception is; ``failure`` says at what the policy failed, where it is the cause."""
+    """The cause of an exception. ``failure``: if that is the policy, what it failed at."""
 
     cause: Cause
     failure: str | None = None
@@ -117,7 +117,7 @@ _AGENT, _INFRASTRUCTURE = Blame(cause=Cause.AGENT), Blame(cause=Cause.INFRASTRUC
 
 
 def blame(error: BaseException) -> Blame:
-    """Whose failure this exception is, with all that is chained to it."""
+    """The cause of this exception, with all exceptions chained to it."""
     policy: Blame | None = None
     throttled = False
     for one in _chain(error):
@@ -144,7 +144,7 @@ def elsewhere(error: BaseException, base_url: str | None) -> str | None:
 
 
 def _of_one(error: BaseException, names: set[tuple[str, str]]) -> Blame | None:
-    """What an exception says by itself; None where it says nothing."""
+    """The cause by this exception alone; None if it does not tell."""
     if isinstance(error, PolicyFailure):
         return Blame(cause=Cause.POLICY, failure=error.reason)
     for name in names:
@@ -160,7 +160,7 @@ def _of_one(error: BaseException, names: set[tuple[str, str]]) -> Blame | None:
 
 
 def _of_answer(error: BaseException, model_client: bool) -> Blame | None:
-    """What the HTTP answer that an exception carries says."""
+    """The cause by the HTTP answer that an exception carries."""
     status, words = _status(error), _words(error)
     if status is not None and (status >= 500 or status in _TRY_LATER):
         return _INFRASTRUCTURE  # whatever it says: an engine that fails over a long prompt has failed
@@ -185,7 +185,7 @@ def _status(error: BaseException) -> int | None:
 
 
 def _words(error: BaseException) -> str:
-    """What the answer says, in lower case: the exception's text, its code, and the body where it has been read."""
+    """The answer's words, in lower case: the exception's text, its code, and the body where it has been read."""
     found: list[object] = [getattr(error, "code", None), getattr(error, "body", None)]
     try:
         found.append(str(error))

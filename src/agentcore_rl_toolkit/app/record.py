@@ -38,7 +38,7 @@ _MIN_SECRET_CHARS = 8  # shorter ones ("EMPTY") are placeholders, and replacing 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutInfo:
-    """What is known of a rollout besides its result; stored beside it. Units: unix seconds."""
+    """The facts of a rollout that are stored beside its result. Units: unix seconds."""
 
     config: RolloutConfig
     session_id: str

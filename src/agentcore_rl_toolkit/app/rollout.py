@@ -87,7 +87,7 @@ class Rollout:
 
     @property
     def label(self) -> str:
-        """What to call it in a log."""
+        """Its name in a log."""
         return self.info.result_key if self.info else self._session_id
 
     def start(self, runner: AgentRunner) -> asyncio.Task[None]:
@@ -294,7 +294,7 @@ class Rollout:
         return True
 
     async def _record_there(self, info: RolloutInfo, store: ObjectStore, timeout_s: float) -> bytes:
-        """What lies at the record's key; empty when it is larger than any record of ours."""
+        """The object at the record's key; empty when it is larger than any record of ours."""
         try:
             return await store.get_async(
                 info.result_key, max_bytes=3 * self._settings.max_record_bytes, timeout_s=timeout_s

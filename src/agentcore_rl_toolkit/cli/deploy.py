@@ -152,7 +152,7 @@ def _records(bucket: str | None) -> tuple[str | None, str]:
 
 
 def _platform() -> str:
-    """What is built for: AgentCore's own platform, and beside a local control plane this machine's."""
+    """The platform to build for: AgentCore's, or this machine's beside a local control plane."""
     from ..deploy.artifact import AGENTCORE_PLATFORM, this_platform
 
     local = re.match(r"https?://(127\.|localhost|\[::1\])", os.environ.get(CONTROL_URL, ""))

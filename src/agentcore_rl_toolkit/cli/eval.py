@@ -149,7 +149,7 @@ def _experiment(options: dict[str, Any]) -> tuple[str, Path]:
 
 
 def _check(options: dict[str, Any]) -> None:
-    """What can be known to be wrong before anything is made or started. Raises: ConfigError."""
+    """Check the options before anything is made or started. Raises: ConfigError."""
     if options["bucket"]:
         parse_url(options["bucket"])
     if options["sampling_params"]:
@@ -298,7 +298,7 @@ def _evaluate(
 
 
 def _most_frequent(items: Sequence[BatchItem]) -> str:
-    """What most of the failed rollouts have in common."""
+    """The most frequent failure."""
     from ..client.evaluation import reward_of
 
     none = "the agent returned no reward"
@@ -361,9 +361,9 @@ def _target(options: dict[str, Any], out: Path) -> Iterator[Target]:
 
 @contextlib.contextmanager
 def _model_of(target: Target, given: dict[str, Any]) -> Iterator[tuple[Prepare | None, Fetch | None, Sessions | None]]:
-    """What gives each rollout of a running stack its session at the gateway, and what reads from there what it recorded.
+    """Functions that open each rollout's session at the stack's gateway and fetch its recorded calls.
 
-    None where a model is named, and for an agent that has its own.
+    None where a model is named, and for an agent with a model of its own.
     """
     if target.stack is None or "base_url" in given:
         yield None, None, None

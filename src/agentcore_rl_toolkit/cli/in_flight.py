@@ -1,4 +1,4 @@
-"""What `agentcore-rl runs show --in-flight` says: the stage of each running rollout, and what it waits for.
+"""`agentcore-rl runs show --in-flight`: the stage of each running rollout, and what it waits for.
 
 It joins three sources: the process that waits for the rollouts (`in_flight.json`), the gateway (asked by that process) and the
 local runtime (asked here). A source that does not answer within a few seconds is shown as what the rollout waits for.
@@ -70,7 +70,7 @@ class _Runtime:
 
 
 def _place(rollout: Mapping[str, Any], gateway: Mapping[str, Any] | None, runtime: _Runtime) -> tuple[str, str]:
-    """What is waited for, and what is known of it."""
+    """The part that a rollout waits for, and its state."""
     stage, seconds = rollout["stage"], _span(rollout["stage_s"])
     if stage == "queue":
         return "queue", f"waits for {seconds} for a free place, the pace of requests or a quota (docs: client, limits)"

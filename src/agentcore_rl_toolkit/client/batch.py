@@ -134,7 +134,7 @@ def traceback_of(error: BaseException) -> str | None:
 
 @dataclass(kw_only=True)
 class BatchPlan:
-    """What a batch has to do: items known already, rollouts to run or to adopt, sessions left over to stop."""
+    """The work of a batch: items known already, rollouts to run or to adopt, sessions left over to stop."""
 
     run: Sequence[tuple[RolloutRequest, Attempt | None]]
     ready: Sequence[BatchItem] = ()

@@ -31,7 +31,7 @@ class EvalRow:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalSummary:
-    """What an evaluation found: two means, and how many rollouts are behind each. A mean of nothing is None.
+    """The result of an evaluation: two means, and the number of rollouts behind each. A mean of nothing is None.
 
     ``mean``, the headline, is over the ``scored`` rollouts: failures of the agent and of the policy count as 0, those of the
     infrastructure and cancelled ones do not count. ``mean_ok`` is over the ``rewarded`` ones: they ended `ok` with a reward.
@@ -127,7 +127,7 @@ def reward_of(item: BatchItem) -> float | None:
 
 
 def score_of(item: BatchItem) -> float | None:
-    """What an item counts in the headline: its reward, 0 where agent or policy failed, None where it is unknown."""
+    """An item's value in the headline mean: its reward, 0 where agent or policy failed, None where it is unknown."""
     if item.success:
         return reward_of(item)
     return 0.0 if item.cause in (Cause.AGENT, Cause.POLICY) else None

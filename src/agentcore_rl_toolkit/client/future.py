@@ -27,7 +27,7 @@ class Verdict:
 
     @property
     def cause(self) -> Cause | None:
-        """Whose failure it is; None where there is none."""
+        """The cause of the failure; None where there is none."""
         return cause_of(self.outcome, self.record, self.error)
 
     @property
@@ -139,7 +139,7 @@ class RolloutFuture:
 
     @property
     def cause(self) -> Cause | None:
-        """Whose failure the rollout is; None while it runs, and where it did not fail."""
+        """The cause of the rollout's failure; None while it runs, and where it did not fail."""
         return None if self._verdict is None else self._verdict.cause
 
     @property
@@ -195,7 +195,7 @@ class RolloutFuture:
         return self.result_async().__await__()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What ended the rollout other than `ok`, as an exception; None when it ended `ok`. Never raises for the rollout itself.
+        """The rollout's failure as an exception; None when it ended `ok`. Never raises for the rollout itself.
 
         Raises: RolloutTimeoutError when it is not over within `timeout`; the rollout is left alone then.
         """

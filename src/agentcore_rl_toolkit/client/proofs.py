@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What is expected of the record of one session.
+    """The expected proof of one session's record.
 
     Attributes:
         secret: of the session; None when it is unknown here.
@@ -31,7 +31,7 @@ class Expected:
     required: bool = False
 
     def judge(self, body: bytes, key: str) -> Proof:
-        """What a record at `key` proves."""
+        """Judge the proof of a record at `key`."""
         found = Proof.UNPROVEN if self.secret is None else check(body, key, self.secret)
         if found is Proof.PROVEN:
             return found
@@ -67,7 +67,7 @@ class Proofs:
     def expected(
         self, session_id: str, ledger: Any = None, *, key_id: str | None = None, promised: bool = False
     ) -> Expected:
-        """What the record of a session that was started with the key `key_id` must show; None: it was started elsewhere."""
+        """The proof expected of a session that was started with the key `key_id`; None: it was started elsewhere."""
         if key_id is None:
             return Expected(secret=self.key(ledger).session_secret(session_id), ours=False, required=self.required)
         for key in (self.key(ledger), self._own, getattr(ledger, "proof_key", None)):

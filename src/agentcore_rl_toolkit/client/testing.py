@@ -54,7 +54,7 @@ Answer = tuple[int, str, bytes] | None
 
 @dataclass(kw_only=True)
 class Script:
-    """What one agent does. Units: seconds.
+    """The behaviour of one agent. Units: seconds.
 
     Attributes:
         cold_start_s: time until the invoke is answered.

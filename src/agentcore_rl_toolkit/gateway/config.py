@@ -187,7 +187,7 @@ class GatewayConfig:
 
     @property
     def kind(self) -> Engine:
-        """What the inference servers are."""
+        """The kind of the inference servers."""
         return self.upstreams[0].engine if self.upstreams else self.engine
 
 

@@ -55,7 +55,7 @@ class Samplers:
         self._open: asyncio.Task[Any] | None = None  # the client of what is wanted
 
     def models(self) -> list[str]:
-        """What is sampled now."""
+        """The weights that are sampled now."""
         return [self.wanted[0]] if self.wanted is not None else []
 
     async def current(self) -> tuple[Any, int | None]:

@@ -16,7 +16,7 @@ from .api.quotas import PROFILES, QuotaProfile
 
 @dataclass(frozen=True, kw_only=True)
 class IsolationConfig:
-    """What sessions may use of this machine.
+    """The parts of this machine that sessions may use.
 
     ``tier``: auto (process where Bubblewrap is, else none), process, none or container. ``readable`` and ``writable``: folders
     that sessions may use besides their own and the agent's project. ``store``: the folder of the ``file://`` store that they
@@ -38,7 +38,7 @@ class IsolationConfig:
 
     @property
     def writable_folders(self) -> tuple[Path, ...]:
-        """What sessions may write to: the named folders and the store."""
+        """The folders that sessions may write to: the named ones and the store."""
         return self.writable if self.store is None else (*self.writable, self.store)
 
 

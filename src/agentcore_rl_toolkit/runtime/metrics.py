@@ -34,7 +34,7 @@ class Histogram:
 
 
 class Metrics:
-    """What the server counts itself: requests by operation and status, start times, CPU of ended sessions."""
+    """The server's own counters: requests by operation and status, start times, CPU of ended sessions."""
 
     def __init__(self) -> None:
         self.requests: dict[tuple[str, int], int] = {}

@@ -213,7 +213,7 @@ class Runtime:
             await asyncio.wait([loading])
 
     def status(self) -> dict[str, Any]:
-        """What `/_local/status` shows."""
+        """The answer of `/_local/status`."""
         return {
             "pid": os.getpid(),
             "state_dir": str(self.state_dir),

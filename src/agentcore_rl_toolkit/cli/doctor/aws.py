@@ -32,7 +32,7 @@ ADVICE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """What is to be checked; None: nothing is known of it.
+    """The parts of an account to check; None: not given.
 
     ``session_gateway_url``: the gateway as sessions see it, where that is another address.
     """
@@ -118,7 +118,7 @@ class Account:
 
     @cached_property
     def _described(self) -> Any:
-        """What the control plane says of the agent, or the exception of asking."""
+        """The control plane's answer about the agent, or the exception."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
@@ -178,7 +178,7 @@ class Account:
                 client.delete([made.session_id])
 
     def inside(self) -> list[Finding]:
-        """What a session of the agent reaches: its bucket, and the gateway with a key of its own."""
+        """Check from a session of the agent: its bucket, and the gateway with a key of its own."""
         from ...gateway import GatewayClient
 
         if self.agent_arn is None or self.bucket is None or not self._ready:
@@ -276,7 +276,7 @@ def ask(client: Any, arn: str, session_id: str, rollout: Mapping[str, Any]) -> l
 
 
 def findings(report: Mapping[str, Any], rollout: Mapping[str, Any], asked_s: float, answered_s: float) -> list[Finding]:
-    """What a session's report says. Its clock must lie between question and answer."""
+    """The findings of a session's report. Its clock must lie between question and answer."""
     found = [
         ok("session", f"starts, {report['architecture']}, Python {report['python']}, toolkit {report['toolkit']}"),
         _clock(float(report["time_s"]), asked_s, answered_s),

@@ -1,1 +1,1 @@
-"""What commands print: dialogues, tables, progress, waiting."""
+"""The output of commands: dialogues, tables, progress, waiting."""

@@ -20,7 +20,7 @@ from .settings import by_size, new_folder
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Imitation:
-    """What is imitated, and how. ``min_reward`` None takes every usable rollout; ``batch_tokens`` of an optimizer step."""
+    """The settings of imitation. ``min_reward`` None takes every usable rollout; ``batch_tokens`` of an optimizer step."""
 
     runs: tuple[str, ...]
     model: Path | None = None

@@ -86,7 +86,7 @@ def load_loop() -> ModuleType:
 
 @contextlib.contextmanager
 def observed(job: Job, console: Console, recording: Recording) -> Iterator[tuple[Report, Observer]]:
-    """What takes the events of a run: the display, the files of its folder, the trackers."""
+    """A receiver of a run's events: the display, the files of its folder, the trackers."""
     from .display import Display
     from .report import Report
     from .trackers import Trackers

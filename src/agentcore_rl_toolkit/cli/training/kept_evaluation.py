@@ -28,7 +28,7 @@ def keep(run: RunWriter, item: BatchItem, payload: Mapping[str, Any] | None, fet
 
 
 def as_row(item: BatchItem, payload: Mapping[str, Any] | None, capture: Any, ended_s: float) -> Rollout:
-    """What a run keeps of an item."""
+    """The row of an item in the run's folder."""
     trajectory: Trajectory | None = None
     if capture is not None:
         try:

@@ -29,7 +29,7 @@ _TINY, _LARGE = 10_000_000, 500_000_000  # parameters: of models made for a demo
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LocalRun:
-    """What `agentcore-rl train` needs to train an agent's file on this machine.
+    """The settings of `agentcore-rl train` for an agent's file on this machine.
 
     The loop of `examples/grpo_loop` trains. ``data`` and ``eval_data`` hold one
     payload a line; without ``eval_data`` the share ``held_out`` of the data is kept for it. ``model`` is a folder, a name of

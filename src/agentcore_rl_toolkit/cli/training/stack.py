@@ -61,7 +61,7 @@ class Stack:
     digest: str = ""  # of the agent's files when they were loaded
 
     def environment(self) -> dict[str, str]:
-        """What other programs need to use it."""
+        """The variables that other programs need to use the stack."""
         return {
             "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE": self.runtime_url,
             "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL": self.runtime_url,
@@ -330,7 +330,7 @@ def own(agent: Path, *, folder: Path, **wanted: Any) -> Iterator[Stack]:
 
 
 def _slow_start(runtime: Any) -> str | None:
-    """What to say where sessions cannot be forked, so that each loads the agent anew; None where they can."""
+    """A note for agents that cannot be forked, so that each session loads the agent anew; else None."""
     for loaded in runtime.get("/_local/status")["templates"]:
         if loaded.get("start") == "exec" and loaded.get("reason"):
             remedy = "start threads in the entrypoint, not when the file is loaded"

@@ -69,7 +69,7 @@ def backoff_s(failures: int, *, base_s: float = 0.5, cap_s: float = 20.0, jitter
 
 
 class PaceLimits:
-    """What one client asks for: invokes per second, as many stops, and new sessions per minute (None: not limited)."""
+    """The limits of one client: invokes per second, as many stops, and new sessions per minute (None: not limited)."""
 
     def __init__(self, tps: float, sessions_per_minute: float | None) -> None:
         self.tps = tps

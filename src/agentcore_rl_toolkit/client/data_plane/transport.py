@@ -275,7 +275,7 @@ def _read_endings(body: bytes) -> dict[str, Ending] | None:
 
 
 def classify(error: Exception, session_id: str) -> AgentCoreRLError:
-    """What a boto3 exception says about the fate of an invoke: by status and error type, never by the words of a message.
+    """The fate of an invoke by boto3's exception: by its status and error type, never by the words of its message.
 
     Source: error table of InvokeAgentRuntime (429, 402, 409, 424, 500), botocore.exceptions.
     """

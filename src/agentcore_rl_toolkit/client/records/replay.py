@@ -85,7 +85,7 @@ async def replay_async(
 
 
 def expected_of_records(proofs: Proofs, ledger: Path | None) -> ExpectedOf:
-    """What records must prove, by their keys: of the sessions of a ledger what it knows, of others nothing.
+    """The proofs that records must have, by key: for a ledger's sessions as it says, for others none.
 
     Raises: ConfigError when the ledger or its key cannot be read.
     """

@@ -1,4 +1,4 @@
-"""What a gateway counts, as one dict and in Prometheus' text format."""
+"""The counters of a gateway, as one dict and in Prometheus' text format."""
 
 from __future__ import annotations
 

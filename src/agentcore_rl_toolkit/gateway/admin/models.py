@@ -45,7 +45,7 @@ class ModelRoutes:
         return found
 
     async def _served(self) -> list[dict[str, Any]]:
-        """What the servers have. Raises: RequestError."""
+        """The servers' models. Raises: RequestError."""
         if self._parts.tinker is not None:
             return [{"id": name, "owned_by": "tinker"} for name in self._parts.tinker.models()]
         worker = self._parts.router.pick(None)

@@ -36,7 +36,7 @@ class Names(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SessionRoutes:
-    """What trainers do with sessions."""
+    """The routes of trainers' requests about sessions."""
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
@@ -118,7 +118,7 @@ class SessionRoutes:
         return self._pieces(asked.session_ids)
 
     async def _pieces(self, session_ids: list[str]) -> AsyncIterator[bytes]:
-        """What is recorded of sessions, as much at a time as agents' calls may wait for."""
+        """The recorded calls of sessions, in pieces small enough not to delay agents' calls."""
         started = time.monotonic()
         out: list[bytes] = []
         for session_id in session_ids:

@@ -133,7 +133,7 @@ class AgentSide(ABC):
 
     @abstractmethod
     def end(self, record: CallRecord, engine: EngineSide) -> bytes:
-        """What of a stream has not been written yet."""
+        """The part of a stream that has not been written yet."""
 
     @abstractmethod
     def write_whole(self, conn: AgentConnection, record: CallRecord, captured: Captured, engine: EngineSide) -> None:

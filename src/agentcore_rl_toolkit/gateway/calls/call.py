@@ -213,7 +213,7 @@ class Call:
             self.become(State.RELAYING)
 
     def forget(self) -> None:
-        """What came of a reply counts no more, and none of it has reached the agent."""
+        """Drop the part of a reply that came, none of which has reached the agent."""
         self.engine.incoming.clear()
         self.engine.forget()
         self.agent.forget()

@@ -36,8 +36,8 @@ MEMORY_S = 600.0  # how long a call may be asked for again
 
 @dataclass(slots=True, frozen=True)
 class Earlier:
-    """What a request was found to repeat: a call that runs (``running``), one that is recorded (``answer``, ``record``), or
-    neither. ``retry_of`` is the call that a request of its own stands in for.
+    """The call that a request repeats: one that runs (``running``), one that is recorded (``answer``, ``record``), or none.
+    ``retry_of`` is the call that a new request replaces.
     """
 
     running: Any = None
@@ -50,8 +50,8 @@ NOTHING = Earlier()
 
 
 def find(context: Context, session: Session, asked: AgentSide, *, again: bool, key: bool) -> Earlier:
-    """What `asked` repeats. ``again``: the client says that it is a repetition. ``key``: it names the request, so that no
-    other can be meant.
+    """Find the call that `asked` repeats. ``again``: the client says that it is a repetition. ``key``: it names the request,
+    so no other can be meant.
     """
     known = session.recent.get(asked.digest) if session.recent else None
     if known is not None and known.lost:

@@ -102,7 +102,7 @@ class EngineSide(Protocol):
         ...
 
     def forget(self) -> None:
-        """What was read of a reply counts no more: another one comes."""
+        """Drop the part of a reply that was read: another one comes."""
         ...
 
     def feed(self, data: bytes) -> list[Delta]:
@@ -110,7 +110,7 @@ class EngineSide(Protocol):
         ...
 
     def capture(self) -> Captured:
-        """What the whole reply says. Raises: CaptureError."""
+        """The content of the whole reply. Raises: CaptureError."""
         ...
 
     def release(self) -> None:

@@ -51,7 +51,7 @@ class Outage:
 
     @property
     def problem(self) -> str | None:
-        """What an operator has to know; None when all is well."""
+        """A message for the operator; None when all is well."""
         workers = list(self._router.workers.values())
         if workers and all(worker.resting_until for worker in workers):
             return "no inference server is up"

@@ -109,7 +109,7 @@ def build(
 
 
 def _prompt(texts: Texts, captured: Captured, call_id: str) -> tuple[Base, bytes]:
-    """What of the prompt is new, and what it goes on from."""
+    """The new part of a prompt, and the call that it continues."""
     text = captured.prompt or b""
     seen = texts.prompts.longest(text)
     base, ids = NO_BASE, b""
@@ -136,7 +136,7 @@ def _prompt(texts: Texts, captured: Captured, call_id: str) -> tuple[Base, bytes
 def _messages(
     texts: Texts, text: bytes, call_id: str, crc: int | None = None, found: Seen | None = None
 ) -> tuple[Base, bytes]:
-    """What of a message list (without its closing bracket) is new, and what it goes on from."""
+    """The new part of a message list (without its closing bracket), and the call that it continues."""
     seen = texts.messages.longest(text, found=found)
     base, new = (NO_BASE, text) if seen is None else (Base(seen.call_id, -1, seen.length), text[seen.length :])
     if crc is None:

@@ -63,7 +63,7 @@ class Message(msgspec.Struct, gc=False):
 
 
 class Choice(Numbered, gc=False):
-    """What a reply, or an event of a stream, says of one choice."""
+    """One choice of a reply, or of an event of a stream."""
 
     message: msgspec.Raw = ABSENT
     delta: Message | None = None
@@ -77,7 +77,7 @@ class Choice(Numbered, gc=False):
 
 
 class Sglext(msgspec.Struct, gc=False):
-    """What SGLang's OpenAI endpoints say beside the choices: of a whole reply, or in an event of its own at the end."""
+    """The extra fields of SGLang's OpenAI endpoints: in a whole reply, or in an event of their own at the end."""
 
     routed_experts: msgspec.Raw = ABSENT
 
@@ -189,7 +189,7 @@ def read_numbers(
 
 
 def check_text(body: bytes) -> None:
-    """What decoders keep as it came must be text too: it goes into records. Raises: UnicodeDecodeError."""
+    """Check that a body is UTF-8, also where decoders keep it raw: it goes into records. Raises: UnicodeDecodeError."""
     if not body.isascii():
         body.decode()
 

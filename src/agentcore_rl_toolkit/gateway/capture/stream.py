@@ -181,7 +181,7 @@ class StreamReader:
                 versions.spans(version_of(first), version_of(last))
 
     def captured(self) -> Captured:
-        """What has come, as a whole reply. Raises: CaptureError when some event could not be read."""
+        """The events so far, as a whole reply. Raises: CaptureError when some event could not be read."""
         if self.unread is not None:
             raise CaptureError(self.unread)
         self._fold()
@@ -195,7 +195,7 @@ class StreamReader:
 
 
 def _endings(data: bytes) -> Event | None:
-    """What an event that cannot be read says of choices that end. An agent may understand it all the same."""
+    """The finish reasons in an event that cannot be read otherwise. An agent may understand the event all the same."""
     try:
         return Event([Choice(index=c.index, finish_reason=c.finish_reason) for c in _ended.decode(data).choices])
     except NOT_JSON:
@@ -203,7 +203,7 @@ def _endings(data: bytes) -> Event | None:
 
 
 def _deltas(event: Event, *, entries: bool) -> Iterator[Delta]:
-    """What an event brings, for the agent. Raises: UpstreamError."""
+    """The deltas of an event, for the agent. Raises: UpstreamError."""
     if event.error is not ABSENT and raw(event.error) is not None:
         return
     for choice in event.choices:
@@ -233,7 +233,7 @@ def _tool_piece(place: int, call: ToolPiece) -> ToolDelta:
 
 
 class _Parts:
-    """What the events of one choice add up to."""
+    """The events of one choice, joined."""
 
     def __init__(self) -> None:
         self.ids: list[bytes] = []  # packed

@@ -99,7 +99,7 @@ def extend_logprobs(whole: dict[str, Any], part: dict[str, Any]) -> None:
 
 
 def brackets(value: msgspec.Raw) -> bytes | None:
-    """What is between the brackets of a list."""
+    """The text between the brackets of a list."""
     data = raw(value)
     return None if data is None else data.strip()[1:-1]
 

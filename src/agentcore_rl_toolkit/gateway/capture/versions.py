@@ -26,7 +26,7 @@ def version_of(value: int | str | None) -> int | None:
 
 
 class Versions:
-    """What an engine named of one choice."""
+    """The versions that an engine named for one choice."""
 
     __slots__ = ("_aside", "first", "last", "whole")
 

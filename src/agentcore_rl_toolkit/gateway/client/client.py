@@ -75,7 +75,7 @@ class GatewayClient:
         return await self._fleet.create(_listed(session_ids), settings)
 
     async def fetch_async(self, session_ids: Iterable[str], *, close: bool = True) -> dict[str, SessionCapture]:
-        """What was recorded of these sessions; unknown ones are absent from the result.
+        """The recorded calls of these sessions; unknown ones are absent from the result.
 
         ``close`` ends the sessions first: a call that is still running is stopped and becomes no turn, and none can
         come later.
@@ -84,7 +84,7 @@ class GatewayClient:
         return await self._fleet.fetch(_listed(session_ids), close=close)
 
     async def sessions_async(self, *, running: bool = False) -> list[dict[str, Any]]:
-        """What sessions there are: turns, errors, when their last call was recorded, and ``calls`` under way with their state,
+        """The gateway's sessions: turns, errors, when their last call was recorded, and ``calls`` under way with their state,
         seconds since their start and left until their deadline, and the server. ``running``: only those with such calls.
 
         Of several gateways those of all that answer, each with its URL under ``gateway``.
@@ -139,7 +139,7 @@ class GatewayClient:
                 await self._fleet.catch_up(gateway)
 
     async def stats_async(self) -> dict[str, Any]:
-        """What the gateway counts; see `metrics.snapshot`. Of several: each one's under ``gateways``, by its URL."""
+        """The gateway's counters; see `metrics.snapshot`. Of several: each one's under ``gateways``, by its URL."""
         answers = await self._fleet.everywhere("say what it counts", lambda g: g.call("GET", "/admin/stats"))
         return dict(answers[self.url]) if len(self.urls) == 1 else {"gateways": answers}
 

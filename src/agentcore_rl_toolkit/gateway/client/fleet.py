@@ -209,7 +209,7 @@ class Fleet:
         return [handles[name] for name in session_ids]
 
     async def fetch(self, session_ids: Sequence[str], *, close: bool) -> dict[str, SessionCapture]:
-        """What was recorded of sessions. Raises: GatewayLostError, with what the other gateways gave, when one is away."""
+        """The recorded calls of sessions. Raises: GatewayLostError, with the other gateways' captures, when one is away."""
         shares = self.by_owner(session_ids)
         answers, failures = await self._gather({g: g.fetch(names, close=close) for g, names in shares.items()})
         found: dict[str, SessionCapture] = {}

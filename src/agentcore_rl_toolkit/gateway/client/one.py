@@ -21,7 +21,7 @@ _SAMPLER_S = 120.0  # opening new weights at Tinker takes longer than other requ
 
 @dataclass(frozen=True, kw_only=True)
 class SessionHandle:
-    """What an agent needs: ``base_url`` for its OpenAI or Anthropic client, and the key that goes with it.
+    """A session for an agent: ``base_url`` for its OpenAI or Anthropic client, and the key that goes with it.
 
     ``gateway`` is the URL of the gateway that has the session, as the trainer sees it.
     """

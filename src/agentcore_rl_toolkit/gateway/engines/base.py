@@ -48,7 +48,7 @@ def changes(reported: list[WeightSpan] | None) -> list[tuple[int, int]] | None:
 
 
 def error_of(error: Any) -> dict[str, Any]:
-    """What an event says of an error."""
+    """The error that an event reports."""
     return error if isinstance(error, dict) else {"message": str(error)}
 
 

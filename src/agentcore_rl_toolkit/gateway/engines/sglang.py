@@ -148,7 +148,7 @@ def _new(listed: list[T], total: int | None, seen: int) -> list[T]:
 
 
 def _piece(answer: _Response, choice: int, seen: int) -> Piece:
-    """What comes after the first ``seen`` tokens. The list of logprobs also names the ids; both must agree."""
+    """The tokens after the first ``seen`` ones. The list of logprobs also names the ids; both must agree."""
     meta = answer.meta_info
     ids: list[int] = answer.output_ids or []
     total = meta.completion_tokens

@@ -52,7 +52,7 @@ async def stream(
 
 
 def error_message(data: bytes) -> str:
-    """What an error's body says."""
+    """The message in an error's body."""
     try:
         return str(msgspec.json.decode(data)["error"]["message"])
     except (*NOT_JSON, KeyError, TypeError):

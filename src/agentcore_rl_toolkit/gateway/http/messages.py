@@ -82,7 +82,7 @@ def reply_head(
     headers: tuple[tuple[bytes, bytes], ...] | list[tuple[bytes, bytes]] = (),
     keep_alive: bool = True,
 ) -> bytes:
-    """What comes before a body of `size` bytes."""
+    """The head of a body of `size` bytes."""
     head = [status_line(status), b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type, size)]
     head.extend(b"%b: %b\r\n" % pair for pair in headers)
     head.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")

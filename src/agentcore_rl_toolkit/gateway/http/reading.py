@@ -31,7 +31,7 @@ class Receiver(Protocol):
         ...
 
     def refuse(self, message: str, *, kind: str = "invalid_request", status: int | None = None) -> None:
-        """What was read is no request that is served; where the next one begins is not known."""
+        """The request cannot be served, and it is not known where the next one begins."""
         ...
 
 

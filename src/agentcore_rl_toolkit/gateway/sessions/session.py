@@ -27,7 +27,7 @@ REMEMBERED = 64  # answered calls per session that a repeated request may be joi
 
 
 class Stored:
-    """What the store has of a session: its ``number``, how many calls (``records``), the last one.
+    """A session as the store has it: its ``number``, how many calls (``records``), the last one.
 
     ``after_call`` is the last call of the store when the session was opened, ``undelivered`` are calls whose replies no
     agent took whole, as far as this process has met them.
@@ -168,7 +168,7 @@ class Repeated:
 
 
 def repeats_of(recent: OrderedDict[int, Repeated], digest: int) -> Repeated:
-    """What is known of a body; only the last few of a session are kept."""
+    """The known calls with this body; only the last few bodies of a session are kept."""
     known = recent.get(digest)
     if known is None:
         known = recent[digest] = Repeated()

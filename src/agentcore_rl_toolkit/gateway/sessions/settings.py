@@ -24,10 +24,10 @@ _NOT_SAMPLING = {
 
 
 class SessionSettings(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, frozen=True):
-    """What a session's calls are held to.
+    """The settings that a session's calls must keep.
 
     ``sampling_params`` win over the agent's; ``max_tokens`` is an upper bound on what it asks for. ``train`` is the trainer's
-    rule of what trains (`trajectory.selection`), None where it leaves that to agent and client.
+    rule of which conversations train (`trajectory.selection`); None leaves it to agent and client.
     """
 
     sampling_params: dict[str, Any] = {}

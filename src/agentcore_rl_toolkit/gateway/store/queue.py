@@ -13,7 +13,7 @@ Done = Callable[[OSError | None], None]
 
 
 class Numbered(Protocol):
-    """What the store knows of a session: its number."""
+    """A session as the store knows it: its number."""
 
     @property
     def number(self) -> int: ...
@@ -78,7 +78,7 @@ class Queue:
 
 @contextmanager
 def transaction(database: sqlite3.Connection) -> Iterator[None]:
-    """What is done inside is committed together, or nothing of it."""
+    """Commit all statements of the block together, or none of them."""
     database.execute("BEGIN IMMEDIATE")
     try:
         yield

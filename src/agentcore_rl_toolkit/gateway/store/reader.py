@@ -35,8 +35,8 @@ class StoredSession(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What a session's calls add up to: how many, how many of them turns, turns that no agent took whole, the highest
-    index, and the number of the last one.
+    """Counts of a session: its calls, its turns, the turns that no agent took whole, the highest index, and the number of
+    the last call.
     """
 
     calls: int

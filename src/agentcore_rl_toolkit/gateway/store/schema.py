@@ -132,7 +132,7 @@ def _check_format(database: sqlite3.Connection, path: Path | None) -> None:
 
 
 def trouble(error: sqlite3.Error, path: Path | None) -> str:
-    """What is wrong with a store, and what to do."""
+    """The fault of a store, and the way out."""
     code = getattr(error, "sqlite_errorcode", None) or 0
     kind = code & 0xFF
     if kind == sqlite3.SQLITE_NOTADB:

@@ -239,7 +239,7 @@ class Store:
 
     @property
     def total_bytes(self) -> int:
-        """What the store takes."""
+        """The size of the store on disk."""
         return self._number("PRAGMA page_count") * PAGE_BYTES + self.wal.size
 
     @property

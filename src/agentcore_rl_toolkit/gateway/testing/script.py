@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What goes wrong with one call.
+    """A fault of one call.
 
     ``status`` answers with an error body; ``drop_after`` cuts the connection after so many body bytes (0: before the
     head); ``body`` replaces the answer's body; ``delay_s`` waits first, ``gate`` until it is set; ``edit`` changes the reply (or

@@ -33,7 +33,7 @@ _list = msgspec.json.Decoder(list[Any])
 
 
 class _Options(msgspec.Struct):
-    """What of a recorded request a history stands on."""
+    """The fields of a recorded request that its history depends on."""
 
     tools: list[dict[str, Any]] = []
     chat_template_kwargs: dict[str, Any] = {}

@@ -29,7 +29,7 @@ _TOKENIZER = "tokenizer"  # a setting of the store
 
 
 class _Tokenizer(msgspec.Struct):
-    """Whose prompts a store holds: those of this vocabulary and chat template, from this call on."""
+    """The vocabulary and chat template of a store's prompts, from this call on."""
 
     vocabulary: str
     first_call: int

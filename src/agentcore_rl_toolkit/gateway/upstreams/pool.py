@@ -24,7 +24,7 @@ IDLE_S = 4.0  # uvicorn closes idle connections after 5 s; a call sent into that
 
 
 class Reader(Protocol):
-    """What a connection tells about the reply it is reading."""
+    """The receiver of a reply that a connection reads."""
 
     def on_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None: ...
     def on_data(self, pieces: list[bytes]) -> None: ...

@@ -85,7 +85,7 @@ class Worker:
         self.draining = False
 
     def says(self, version: str | int | None) -> None:
-        """What the engine itself calls its weights; vLLM's word for those it was started with is "default"."""
+        """The engine's own name of its weights; vLLM calls those it was started with "default"."""
         if version is not None and str(version).isdigit():
             self.named, self.forgot = True, False
         elif self.named and not self.forgot and version == FIRST_WEIGHTS:

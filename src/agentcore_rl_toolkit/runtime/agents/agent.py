@@ -40,7 +40,7 @@ class Agent:
 
     @property
     def folder(self) -> str:
-        """What the folders of this version's sessions and sockets are called. Short: sockets' paths are bounded."""
+        """The name of this version's folders of sessions and sockets. Short: sockets' paths are bounded."""
         return hashlib.sha256(f"{self.runtime_id}:{self.version}".encode()).hexdigest()[:10]
 
 

@@ -40,9 +40,9 @@ _TOOLKIT = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Dependencies:
-    """What an agent's environment is made from. ``file`` None: nothing beside the agent says, so it runs in this one.
+    """The source of an agent's environment. ``file`` None: the agent has no dependency file, so it runs in this environment.
 
-    ``toolkit``: it uses this toolkit, and no file says which version.
+    ``toolkit``: the agent uses this toolkit, and no file names a version of it.
     """
 
     folder: Path

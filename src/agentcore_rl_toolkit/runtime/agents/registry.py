@@ -1,4 +1,4 @@
-"""What the control plane knows: agent runtimes, their versions and endpoints, for as long as the runtime lives.
+"""The control plane's records: agent runtimes, their versions and endpoints, for as long as the runtime lives.
 
 A runtime's fields are stored as AWS's API names them, so that reading one back gives what was written. The caller loads the
 agents; this module has the records and their rules.

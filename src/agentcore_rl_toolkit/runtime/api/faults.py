@@ -75,7 +75,7 @@ class Fault:
 
 
 class Effects:
-    """What the rules that hit one request do to it."""
+    """The effect of the rules that hit one request."""
 
     def __init__(self, drawn: Sequence[Fault] = ()) -> None:
         """Raises: WireError, the first one that is planned."""

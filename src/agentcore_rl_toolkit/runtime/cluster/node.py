@@ -136,7 +136,7 @@ class Node:
                 yield key, {**each, **named, "node": self.node_id}
 
     def fresh(self, key: Key) -> dict[str, Any]:
-        """What is shown of a session that its node has not described yet."""
+        """The description of a session before its node has described it."""
         named = {"session_id": key[2], "runtime_id": key[0], "endpoint": key[1], "node": self.node_id, "agent": ""}
         counts = {"age_s": 0.0, "idle_s": 0.0, "start_s": None, "inflight": 0, "invocations": 0}
         return {**named, **counts, "version": 0, "state": "starting", "pid": None, "log": ""}

@@ -142,7 +142,7 @@ class Engine:
 
     # -- images
     async def image(self, name: str) -> dict[str, Any] | None:
-        """What the engine knows of an image that it has; None when it has not."""
+        """The engine's description of an image; None when it does not have the image."""
         try:
             async with self.asked() as docker:
                 found: dict[str, Any] = await docker.images.inspect(name)

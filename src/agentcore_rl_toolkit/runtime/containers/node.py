@@ -131,7 +131,7 @@ class ContainerNode:
         await asyncio.gather(*(p.ended for p in processes))
 
     def _settings(self, session: Session, image: str) -> dict[str, Any]:
-        """What a session's container is made from, and the session's folder. Blocks."""
+        """The configuration of a session's container, and the session's folder. Blocks."""
         agent, c = session.agent, self._config
         session.directory.mkdir(mode=0o700, parents=True)
         env = {**self._environment(agent), "DOCKER_CONTAINER": "1"}  # the SDK then listens on all addresses

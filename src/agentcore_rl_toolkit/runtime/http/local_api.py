@@ -70,7 +70,7 @@ async def answer(
 
 
 def _endings(runtime: Runtime, asked: Any) -> dict[str, dict[str, Any]]:
-    """What became of sessions. Raises: WireError 400."""
+    """How sessions ended. Raises: WireError 400."""
     if not isinstance(asked, dict) or not isinstance(asked.get("sessions"), list):
         raise invalid('an object with "agentRuntimeArn" and "sessions"', reason="CannotParse")
     if len(asked["sessions"]) > MAX_ASKED:

@@ -30,7 +30,7 @@ _command_numbers = itertools.count(1)
 
 @dataclass(frozen=True, kw_only=True)
 class TemplateSpec:
-    """What to run: the script, the interpreter of its environment, and the environment variables it sees.
+    """The script to run, the interpreter of its environment, and its environment variables.
 
     ``mode`` is ``auto`` (fork where that is safe, else exec), ``fork`` or ``exec``. ``sandbox`` are the words in front of the
     command that make it run in a sandbox. ``memory_bytes`` bounds each process of a session. ``load_timeout_s`` bounds the

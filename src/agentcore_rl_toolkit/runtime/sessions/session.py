@@ -109,7 +109,7 @@ def remove_files(session: Session) -> None:
 
 
 def log_name(session_id: str, *, endpoint: str) -> str:
-    """What a session's log is called: its id where that is a plain name, else a hash; ids are callers' and may hold anything."""
+    """The name of a session's log: its id if that is a plain name, else a hash, because callers' ids may hold anything."""
     name = session_id
     if not _PLAIN_ID.fullmatch(session_id):
         name = f"id.{hashlib.sha256(session_id.encode(errors='surrogatepass')).hexdigest()[:40]}"

@@ -104,7 +104,7 @@ class _OtherServers:
         socket.socket.bind = refuse  # type: ignore[method-assign]
 
     def end(self) -> None:
-        """What the agent binds beside its server is its own business."""
+        """Let the agent bind any other port beside its server."""
         socket.socket.bind = self._bind  # type: ignore[method-assign]
 
 

@@ -1,4 +1,4 @@
-"""What the agent is trained towards: a number for each rollout. `test_reward.py` says what it must do."""
+"""The goal of the training: a number for each rollout. `test_reward.py` tests it."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What the agent is told and can do. Plain functions: each framework wraps them in its own way."""
+"""The agent's instructions and tools. Plain functions: each framework wraps them in its own way."""
 
 import ast
 import operator
