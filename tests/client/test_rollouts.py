@@ -409,7 +409,7 @@ def test_unusable_ids_are_refused_at_the_call(client: RolloutClient, session_id:
         (None, 7),
         (None, 0),
         ("session of 2026-01-01 / no. #7 & 50% " + "?" * 9, "é日 \"q\" 'q' 100% a?b#c&d \\ e"),
-        ("s" * 250, "bed"),
+        ("s" * 249, "bed"),
         (None, "x" * 255),
     ],
 )
@@ -422,6 +422,14 @@ def test_ids_of_the_published_package_are_sent_and_handed_back_as_they_are(
     assert future.result_key == f"exp/{input_id}/{future.session_id}.json"
     sent = runtime.sessions[future.session_id].payload["_rollout"]["input_id"]
     assert (sent, type(sent)) == (input_id, type(input_id))
+
+
+def test_an_id_that_is_too_long_for_a_file_is_refused_before_the_agent_runs(
+    client: RolloutClient, runtime: ScriptedRuntime
+) -> None:
+    with pytest.raises(ConfigError, match="255 bytes"):
+        client.invoke(script(result={"rewards": 1.0}), "s" * 250, "i").result(60)
+    assert "s" * 250 not in runtime.sessions
 
 
 def test_payload_that_is_not_json_fails_that_rollout(client: RolloutClient) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agentcore_rl_toolkit.errors import StoreError, StorePermissionError
-from agentcore_rl_toolkit.store import open_store
+from agentcore_rl_toolkit.store import local, open_store
 
 
 def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -119,3 +119,15 @@ def test_a_directory_that_takes_no_files_is_a_matter_of_permission() -> None:
         pytest.skip("there is no /sys here")
     with pytest.raises(StorePermissionError, match=r"no access to 'e/i/s\.json' in file:///sys/kernel"):
         open_store("file:///sys/kernel/records").put("e/i/s.json", b"{}")
+
+
+def test_a_put_below_the_file_systems_root_syncs_up_to_it_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+
+    def sync(folder: str) -> None:
+        synced.append(folder)
+        assert len(synced) < 9
+
+    monkeypatch.setattr(local, "_sync_folder", sync)
+    local.LocalStore("file:///", "/")._sync_folders("/exp/input")
+    assert synced == ["/exp/input", "/exp", "/"]

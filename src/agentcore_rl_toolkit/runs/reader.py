@@ -249,11 +249,14 @@ class RunReader:
         """One entry per phase and step, in the order of the run: counts, means and spreads. A mean of nothing is None."""
         columns = ", ".join(f"{sql} AS {name}" for name, sql in _OF_A_STEP.items())
         sql = f"SELECT phase, step, {columns} FROM rollouts GROUP BY 1, 2 ORDER BY MIN(id)"
-        steps, counts, counted_from = [dict(row) for row in self._all(sql)], self._counts(), self.counted_from()
+        steps, counted_from = [dict(row) for row in self._all(sql)], self.counted_from()
+        counts: dict[tuple[Any, Any], list[sqlite3.Row]] = {}
+        for row in self._counts():
+            counts.setdefault((row["phase"], row["step"]), []).append(row)
         for step in steps:
             square = step.pop("reward_squares")
             step["reward_spread"] = None if square is None else max(0.0, square - step["reward"] ** 2) ** 0.5
-            here = [row for row in counts if (row["phase"], row["step"]) == (step["phase"], step["step"])]
+            here = counts.get((step["phase"], step["step"]), [])
             for name in ("outcome", "cause"):
                 step[f"{name}s"] = dict(_counted(here, name))
             step["at"] = _place(step, counted_from)

@@ -70,6 +70,10 @@ class ObjectStore(ABC):
     @abstractmethod
     async def _delete(self, key: str) -> None: ...
 
+    def check_writable(self, key: str) -> str:
+        """Return the key unchanged if an object can be written under it. Raises: ConfigError."""
+        return check_key(key)
+
     # -- the public face
 
     async def put_async(

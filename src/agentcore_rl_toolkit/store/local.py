@@ -47,6 +47,7 @@ _TRANSIENT = {
 }
 
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NAME_BYTES = 255  # of Linux and macOS
 _TEMP = re.compile(r"\.tmp-[0-9a-f]{16}")
 
 
@@ -56,6 +57,13 @@ class LocalStore(ObjectStore):
     def __init__(self, url: str, root: str, *, retry: RetryPolicy | None = None) -> None:
         super().__init__(url, retry=retry)
         self._root = root.rstrip("/")
+
+    def check_writable(self, key: str) -> str:
+        if max(len(part.encode()) for part in check_key(key).split("/")) > _NAME_BYTES:
+            raise ConfigError(
+                f"{key[:80]!r}... in {self.url}: a file name has at most {_NAME_BYTES} bytes; shorten its id"
+            )
+        return key
 
     async def _in_thread(self, key: str, work: Callable[[], T]) -> T:
         try:
@@ -96,9 +104,10 @@ class LocalStore(ObjectStore):
 
     def _sync_folders(self, folder: str) -> None:
         """Put a new name on disk, and those of the folders above it; folders without news cost little."""
-        while len(folder) >= len(self._root):
-            _sync_folder(folder)
+        _sync_folder(folder)
+        while len(folder) > max(1, len(self._root)):
             folder = os.path.dirname(folder)
+            _sync_folder(folder)
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}"

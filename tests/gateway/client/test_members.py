@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import pytest
 
-from agentcore_rl_toolkit.errors import ConfigError
-from agentcore_rl_toolkit.gateway import GatewayClient
+from agentcore_rl_toolkit.errors import ConfigError, GatewayError
+from agentcore_rl_toolkit.gateway import GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.client.fleet import Fleet
 from agentcore_rl_toolkit.gateway.client.one import OneGateway
 
@@ -49,6 +53,51 @@ def test_a_session_that_none_is_known_to_have_is_asked_of_all_and_an_open_one_go
     assert these.spread(["mine"], [first]) == {first: ["mine"]}
     these.opened(first, "mine")
     assert (first.open, second.open) == ({"mine"}, {"another"})
+
+
+class Scripted(OneGateway):
+    """A gateway that keeps its sessions in a set. ``lost``: it does what it is asked for, and its answer is lost."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, public_url=url, admin_key=None, timeout_s=1.0)
+        self.has: set[str] = set()
+        self.lost = False
+
+    async def create(self, session_ids: Sequence[str], settings: Mapping[str, Any]) -> list[SessionHandle]:
+        self.has.update(session_ids)
+        self._answer()
+        return [SessionHandle(session_id=s, base_url="", api_key="", gateway=self.url) for s in session_ids]
+
+    async def delete(self, session_ids: Sequence[str]) -> int:
+        self.has.difference_update(session_ids)
+        self._answer()
+        return len(session_ids)
+
+    async def call(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None) -> Any:
+        return self._answer()
+
+    def _answer(self) -> None:
+        if self.lost:
+            raise GatewayError("no answer in time")
+
+
+async def test_sessions_that_went_to_another_gateway_do_not_stay_open_where_the_answer_was_lost() -> None:
+    first, second = Scripted("http://one"), Scripted("http://two")
+    these = Fleet([first, second])
+    first.lost = True
+    made = await these.create(["a", "b", "c"], {})
+    assert {handle.gateway for handle in made} == {second.url}
+    first.lost = False
+    await these.away()  # it answers again
+    assert (first.has, second.has) == (set(), {"a", "b", "c"})
+
+
+async def test_a_session_that_is_still_to_be_deleted_is_not_deleted_once_it_is_open_again() -> None:
+    only = Scripted("http://one")
+    only.away_since_s, only.look_at_s = time.monotonic(), float("inf")
+    only.undeleted, only.has = {"a", "b"}, {"a", "b"}
+    await Fleet([only]).create(["a"], {})
+    assert (only.has, only.undeleted, only.away_since_s) == ({"a"}, set(), None)
 
 
 def test_urls_come_as_a_list_or_with_commas_and_each_once() -> None:

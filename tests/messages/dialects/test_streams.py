@@ -153,3 +153,10 @@ def test_reasons_to_finish_in_each_dialects_words(finish, stop_sequence, anthrop
     assert (body["stop_reason"], body["stop_sequence"]) == (anthropic, stop_sequence)
     body = json.loads(DIALECTS["responses"].encode_reply(reply, ModelRequest(dialect="responses", model="m")))
     assert body["status"] == responses
+
+
+@pytest.mark.parametrize("name", ["responses", "anthropic"])
+def test_a_name_that_an_engine_repeats_in_each_piece_of_a_call_is_one_name(name) -> None:
+    pieces = [ToolDelta(index=0, id="c", name="f", arguments="{"), ToolDelta(index=0, id="c", name="f", arguments="}")]
+    deltas = [*(Delta(tool_calls=[piece]) for piece in pieces), Delta(finish_reason="tool_calls")]
+    assert READERS[name](stream(name, deltas))[2] == [("c", "f", "{}")]

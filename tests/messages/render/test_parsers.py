@@ -690,3 +690,10 @@ def test_logprobs_are_shown_token_by_token(renderer_for) -> None:
     assert bytes(b for entry in entries for b in entry["bytes"]) == "漢".encode()
     with pytest.raises(CaptureError):
         renderer.logprob_entries(ids, [-0.5])
+
+
+@pytest.mark.parametrize("grammar", sorted(GRAMMARS))
+def test_calls_deeper_than_python_reads_are_unparsed(grammar) -> None:
+    deep = '{"name": "now", "arguments": {"a": ' + "[" * 5000
+    for text in (f"<tool_call>{deep}</tool_call>", deep, deep + "]" * 5000 + "}}"):
+        assert read(grammar, [text])["status"] != "parsed"

@@ -39,6 +39,7 @@ from ...contract import (
     Cause,
     Outcome,
     Stage,
+    alive_key,
     check_session_id,
     new_session_id,
     result_key,
@@ -410,6 +411,7 @@ class Rollout:
         try:
             body = json.dumps({**request.payload, ROLLOUT_FIELD: config}).encode()
             key = result_key(config["exp_id"], config["input_id"], progress.session_id)
+            self._engine.stores.store(str(config["s3_bucket"])).check_writable(alive_key(key))
         except (TypeError, ValueError) as e:
             raise AttemptEnded(Outcome.INVALID, ConfigError(f"the payload cannot be sent: {e}")) from e
         progress.bucket, progress.key = str(config["s3_bucket"]), key

@@ -7,6 +7,7 @@ that reads this event takes the reply for whole, so the record must be in the st
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
@@ -45,6 +46,7 @@ from .engine import EngineSide
 from .incremental import LONG, LongRequest, decoded, digest_of_body, understand
 from .incremental_translation import LISTS, translate
 
+PING_S = 10.0  # an agent hears this often that its stream goes on: a call that the engine writes for minutes comes at its end
 _ERROR_EVENT = (b'data: {"error"', b'data:{"error"', b"event: error")
 _PLAIN = [(b"content-type", b"application/json")]
 _PLAIN_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
@@ -302,6 +304,7 @@ class TranslatingAgent(AgentSide):
         self.asked = ModelRequest(dialect=self.speaks.name, model="")
         self.encoder: StreamEncoder | None = None
         self.reply_id = ""
+        self._wrote_s = 0.0
 
     def _long(self, body: bytes, path: bytes, session: Session) -> LongRequest | None:
         name = LISTS.get(self.speaks.name)
@@ -341,11 +344,12 @@ class TranslatingAgent(AgentSide):
         return {name: msgspec.Raw(_to_json(value)) for name, value in body.items()}
 
     def take(self, data: bytes, engine: EngineSide) -> None:
-        deltas = engine.feed(data)
-        if deltas:
-            self._write(deltas, engine)
+        deltas, now_s = engine.feed(data), time.monotonic()
+        self._wrote_s = self._wrote_s or now_s
+        if deltas or now_s - self._wrote_s > PING_S:
+            self._write(deltas, engine, now_s)
 
-    def _write(self, deltas: list[Delta], engine: EngineSide) -> None:
+    def _write(self, deltas: list[Delta], engine: EngineSide, now_s: float) -> None:
         """Write deltas; from the finish reason on they wait for the record."""
         encoder = self.encoder
         out: list[bytes] = []
@@ -357,7 +361,10 @@ class TranslatingAgent(AgentSide):
                 self.held = []
             (out if self.held is None else self.held).append(encoder.feed(delta))
         data = b"".join(out)
+        if not data and self.held is None and now_s - self._wrote_s > PING_S:
+            data = encoder.ping()
         if data and self.conn is not None:
+            self._wrote_s = now_s
             self.conn.write(self.begin(data, engine))
 
     def _encoder(self) -> StreamEncoder:

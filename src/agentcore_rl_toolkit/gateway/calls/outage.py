@@ -93,7 +93,9 @@ class Outage:
                 del self._waiting[call]
                 why = f"no inference server has been up for {self._limits.outage_s:g} s; try again later"
                 call.abort(RequestError(why, kind="overloaded"))
-            back = [worker for worker in list(self._router.workers.values()) if await self._is_up(worker)]
+            workers = list(self._router.workers.values())
+            answers = await asyncio.gather(*map(self._is_up, workers))  # one that hangs delays no other
+            back = [worker for worker, up in zip(workers, answers, strict=True) if up]
             if not back or self._running.paused:
                 continue
             waiting, self._waiting = list(self._waiting), {}

@@ -176,6 +176,8 @@ class Fleet:
 
     def opened(self, gateway: OneGateway, session_id: str) -> None:
         self.ended([session_id])
+        if (before := self._owners.get(session_id)) is not None:
+            before.undeleted.add(session_id)
         gateway.undeleted.discard(session_id)
         gateway.open.add(session_id)
         self._owners[session_id] = gateway
@@ -194,19 +196,31 @@ class Fleet:
         handles: dict[str, SessionHandle] = {}
         present = await self._present(due_only=True)
         waiting = list(dict.fromkeys(session_ids))
+        late: dict[OneGateway, list[str]] = {}  # that may have opened them all the same
         while waiting:
             shares = self.spread(waiting, present)
-            answers, failures = await self._gather({g: g.create(names, settings) for g, names in shares.items()})
+            answers, failures = await self._gather({g: self._open(g, names, settings) for g, names in shares.items()})
             for gateway, made in answers.items():
                 for handle in made:
                     handles[handle.session_id] = handle
                     self.opened(gateway, handle.session_id)
             waiting = [name for gateway in failures for name in shares[gateway]]
             present = [gateway for gateway in present if gateway not in failures]
-            for error in failures.values():
+            for gateway, error in failures.items():
                 if error.status not in _ELSEWHERE or not present:
                     raise error
+                if error.status is None:
+                    late[gateway] = shares[gateway]
+            for gateway, names in late.items():
+                gateway.undeleted.update(handles.keys() & names)
         return [handles[name] for name in session_ids]
+
+    async def _open(self, gateway: OneGateway, names: list[str], settings: Mapping[str, Any]) -> list[SessionHandle]:
+        """Open sessions. What an earlier try left there is deleted before, not behind their back when they are open."""
+        if left := gateway.undeleted.intersection(names):
+            await gateway.delete(list(left))
+            gateway.undeleted -= left
+        return await gateway.create(names, settings)
 
     async def fetch(self, session_ids: Sequence[str], *, close: bool) -> dict[str, SessionCapture]:
         """The recorded calls of sessions. Raises: GatewayLostError, with the other gateways' captures, when one is away."""

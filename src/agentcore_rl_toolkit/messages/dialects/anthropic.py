@@ -426,6 +426,9 @@ class Encoder:
             self._stop_sequence = named_stop(delta.stop_sequence, self._request)
         return out
 
+    def ping(self) -> bytes:
+        return _event("ping", {})
+
     def finish(self) -> bytes:
         out = self._close()
         for place, call in enumerate(self._calls.all()):

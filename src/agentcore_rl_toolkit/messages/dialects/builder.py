@@ -42,11 +42,11 @@ class CollectedCalls:
             self._pieces.setdefault(piece.index, []).append(piece)
 
     def all(self) -> list[ToolCall]:
-        """The calls in their order; an id that the engine did not give is empty."""
+        """The calls in their order, with the first id and name that the engine gave each, else an empty one."""
         return [
             ToolCall(
                 id=next((p.id for p in pieces if p.id), ""),
-                name="".join(p.name or "" for p in pieces),
+                name=next((p.name for p in pieces if p.name), ""),
                 arguments="".join(p.arguments for p in pieces),
             )
             for _, pieces in sorted(self._pieces.items())

@@ -235,6 +235,9 @@ class ChunkEncoder:
         }
         self._usage: Usage | None = None
 
+    def ping(self) -> bytes:
+        return b": more is coming\n\n"
+
     def finish(self) -> bytes:
         """The usage chunk, if asked for, and the end mark."""
         tail = b"data: [DONE]\n\n"

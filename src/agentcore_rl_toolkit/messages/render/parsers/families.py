@@ -47,10 +47,10 @@ def dumps(value: Any) -> str:
 
 
 def call_from_json(text: str) -> Call | None:
-    """``{"name": ..., "arguments": {...}}`` -> call; the arguments keep the very characters that were sampled."""
+    """``{"name": ..., "arguments": {...}}`` -> call; arguments that are JSON keep the very characters that were sampled."""
     try:
         found = _CALL_DECODER.decode(text)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeEncodeError):
+    except NOT_JSON:
         return _lenient(text)
     arguments = object_text(bytes(found.arguments or found.parameters).decode())
     return Call(found.name, arguments) if found.name and arguments is not None else None

@@ -87,7 +87,7 @@ def _json_calls(body: str) -> list[Call] | None:
     while at < end:
         try:
             _, stop = decoder.raw_decode(body, at)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         call = call_from_json(body[at:stop])
         if call is None:
