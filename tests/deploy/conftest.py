@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 from moto.backends import get_backend
 from moto.server import ThreadedMotoServer
@@ -106,6 +107,7 @@ def account(aws: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, s
     for name, value in aws.items():
         if name.isupper():
             monkeypatch.setenv(name, value)
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it keeps the credentials of whichever test first needed some
     return aws
 
 

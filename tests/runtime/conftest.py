@@ -90,8 +90,8 @@ class Server:
     def client(self, service: str = "bedrock-agentcore", **config: Any) -> Any:
         """An unmodified boto3 client that finds this runtime as a user's would: by the environment."""
         name = f"AWS_ENDPOINT_URL_{service.upper().replace('-', '_')}"
-        os.environ[name] = self.url
-        try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(name, self.url)
             return boto3.client(
                 service,
                 region_name="us-west-2",
@@ -99,8 +99,6 @@ class Server:
                 aws_secret_access_key="secret",
                 config=Config(**{"retries": {"total_max_attempts": 1}, "read_timeout": START_S, **config}),
             )
-        finally:
-            del os.environ[name]
 
     @functools.cached_property
     def default_client(self) -> Any:

@@ -226,9 +226,9 @@ def _report(
 
 def forget_agent(path: Path, name: str) -> bool:
     """Remove the ARN of an agent of this name from a `.env` file. False when it is not in there."""
-    from dotenv import get_key, unset_key
+    from dotenv import dotenv_values, unset_key
 
-    arn = (get_key(path, ARN) if path.is_file() else None) or ""
+    arn = dotenv_values(path, interpolate=False).get(ARN) or ""
     if re.search(rf":runtime/{name}-\w+$", arn) is None:
         return False
     unset_key(path, ARN)

@@ -88,9 +88,10 @@ def nothing_runs(quotas: Quotas) -> str | None:
 def line(q: Quotas, *, rollouts: int | None = None, concurrent: int | None = None) -> str:
     """What a run will meet, in one line. Each rollout is a new session."""
     source = f"AWS's defaults: {q.why}" if q.why else "Service Quotas"
+    of = " (deployed as code: 1,500)" if q.new_sessions_per_min == Quotas.new_sessions_per_min else ""
     text = (
         f"quotas ({source}): {q.sessions:,} sessions alive, "
-        f"{q.new_sessions_per_min:,.0f} new ones a minute, {q.requests_per_s:,.0f} requests a second"
+        f"{q.new_sessions_per_min:,.0f} new ones a minute{of}, {q.requests_per_s:,.0f} requests a second"
     )
     if rollouts is not None:
         minutes = math.ceil(rollouts / min(q.new_sessions_per_min, q.requests_per_s * 60))

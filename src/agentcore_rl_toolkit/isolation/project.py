@@ -12,19 +12,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-MAX_SOURCES = 2_000
+MAX_SOURCES, MAX_PROMPTS = 2_000, 200
 MAX_LINKS = 200
-_PROMPTS = (
-    ".md",
-    ".txt",
-    ".jinja",
-    ".jinja2",
-    ".j2",
-    ".yaml",
-    ".yml",
-    ".toml",
-)  # agents read prompts as they are loaded
-_MAX_PROMPT_BYTES = 2**20  # more is data
+# Agents read prompts as they are loaded.
+_PROMPTS = (".md", ".txt", ".jinja", ".jinja2", ".j2", ".yaml", ".yml", ".toml")
+_MAX_PROMPT_BYTES = 2**18  # more is data
 _NOT_SOURCE = ("__pycache__", "node_modules", "build", "dist", "runs")
 
 
@@ -83,20 +75,21 @@ class Project:
         return found.hexdigest()
 
     def _sources(self) -> Iterator[Path]:
-        """At most ``MAX_SOURCES`` files."""
+        """At most ``MAX_SOURCES`` Python files and ``MAX_PROMPTS`` prompts."""
         if self.dependencies is not None:
             yield self.dependencies
         top = self.root / self.package.partition(".")[0]
-        left = MAX_SOURCES
+        left = {True: MAX_SOURCES, False: MAX_PROMPTS}  # of code; else: a folder of texts takes no place from it
         for start in dict.fromkeys((top, self.folder / "src")):
             for folder, folders, files in os.walk(start):
                 inner = (name for name in sorted(folders) if not name.startswith(".") and name not in _NOT_SOURCE)
                 folders[:] = [name for name in inner if not os.path.exists(os.path.join(folder, name, "pyvenv.cfg"))]
                 for name in sorted(files):
                     path = Path(folder, name)
+                    code = name.endswith(".py")
                     prompt = name.endswith(_PROMPTS) and path.is_file() and path.stat().st_size <= _MAX_PROMPT_BYTES
-                    if left and (prompt or (name.endswith(".py") and path.is_file())):
-                        left -= 1
+                    if left[code] and (prompt or (code and path.is_file())):
+                        left[code] -= 1
                         yield path
 
 
