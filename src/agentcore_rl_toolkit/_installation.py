@@ -123,7 +123,7 @@ def _installed_here() -> Distribution:
 
 
 def _contents() -> dict[str, bytes]:
-    """What a wheel holds besides the list of itself, in a fixed order."""
+    """The files of a wheel besides its own list, in a fixed order."""
     installed = _installed_here()
     info = f"agentcore_rl_toolkit-{installed.version}.dist-info"
     contents = {f"{PACKAGE.name}/{name}": path.read_bytes() for name, path in _files()}
@@ -137,7 +137,7 @@ def _contents() -> dict[str, bytes]:
 
 
 def _files() -> Iterator[tuple[str, Path]]:
-    """What a wheel holds below the package, and where it lies here, in a fixed order."""
+    """The package's files in a wheel, and their places here, in a fixed order."""
     found = {path.relative_to(PACKAGE).as_posix(): path for path in _below(PACKAGE)}
     project = PACKAGE.parents[1] / "pyproject.toml"
     if project.is_file():  # a checkout: what the build adds to the package is not in it

@@ -1,4 +1,4 @@
-"""What agent, client and gateway agree on: ids, keys, the `_rollout` block, the stored record, outcomes.
+"""The contract of agent, client and gateway: ids, keys, the `_rollout` block, the stored record, outcomes.
 
 Standard library only. The JSON written here is readable by agents and clients of the published toolkit (0.1.x, 0.2.0), and theirs
 by us: fields are added, never removed or given another meaning.
@@ -79,7 +79,7 @@ class Outcome(StrEnum):
 
 
 class Cause(StrEnum):
-    """Whose failure a rollout is that did not end `ok`. A cancelled one has none: it did not fail.
+    """The cause of a failed rollout. A cancelled one has none: it did not fail.
 
     The policy's failure is no outcome of its own but the cause of an `agent_error`: clients and agents that know no causes go on
     reading `agent_error` there, and mask it.
@@ -369,7 +369,7 @@ def record_cause(record: Mapping[str, Any], outcome: Outcome) -> Cause | None:
 
 
 def record_failure(record: Mapping[str, Any], outcome: Outcome) -> str | None:
-    """What the policy ran out of or did, where it is the record's cause: one of `errors.POLICY_FAILURES`; else None."""
+    """The policy's failure, where the policy is the record's cause: one of `errors.POLICY_FAILURES`; else None."""
     if record_cause(record, outcome) is not Cause.POLICY:
         return None
     named = record[INFO_FIELD].get("failure")
@@ -377,7 +377,7 @@ def record_failure(record: Mapping[str, Any], outcome: Outcome) -> str | None:
 
 
 def check_tag(tag: str) -> str:
-    """What an agent may call a role of its own, unchanged. Raises: ConfigError."""
+    """Check the name of an agent's role, and return it. Raises: ConfigError."""
     if tag in TRAIN_RULES or not _TAG.fullmatch(tag):
         words = ", ".join(TRAIN_RULES)
         raise ConfigError(f"a tag has 1 to 64 letters, digits, '_', '-' or '.', and is none of {words}; got {tag!r}")
@@ -400,7 +400,7 @@ def record_train(record: Mapping[str, Any] | None) -> str | None:
 
 
 def cause_of(outcome: Outcome, record: Mapping[str, Any] | None, error: BaseException | None) -> Cause | None:
-    """Whose failure an ended rollout is, from what there is of it; None where it did not fail."""
+    """The cause of an ended rollout's failure; None where it did not fail."""
     usual = usual_cause(outcome)
     if usual is None:
         return None

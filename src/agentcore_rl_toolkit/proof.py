@@ -33,7 +33,7 @@ _TAIL_BYTES = len(f', "{PROOF_FIELD}": "{SCHEME}:"}}') + 64
 
 
 class Proof(StrEnum):
-    """What is known of where a record comes from."""
+    """The known origin of a record."""
 
     PROVEN = "proven"
     UNPROVEN = "unproven"

@@ -1,1 +1,1 @@
-"""What every server process shares: listening, names it answers to, keys, signatures, ready files."""
+"""The common parts of all servers: listening, host names, keys, signatures, ready files."""

@@ -2,7 +2,7 @@
 
 Theory of operation. Every user of a machine reaches every port of its loopback, so what changes a server's state needs a secret.
 A server that is given none makes one and writes it to a file of mode 0600 in a folder of mode 0700. The file's name is the kind
-of the server and its port, so that clients of the same user find it without being told. It goes with the server; one that was
+of the server and its port, so that clients of the same user find it by the address. It is removed with the server; one that was
 killed leaves it behind, and it opens nothing any more: the next server makes another key. No key is sent to another machine: it
 is looked up for addresses of the loopback only.
 """
@@ -66,7 +66,7 @@ def find(kind: str, url: str) -> str | None:
 
 
 def key_for(kind: str, url: str, variable: str) -> str | None:
-    """What clients send: the key in this variable of the environment, else the one that the server left."""
+    """The key that clients send: that in this variable of the environment, else the one in the server's file."""
     return os.environ.get(variable) or find(kind, url)
 
 

@@ -1,4 +1,4 @@
-"""What every server process does: listen, say where in a ready file, and end when its parent is gone."""
+"""The life of a server process: it listens, writes its address into a ready file, and ends when its parent is gone."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _AUTHORIZATION = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class _Signed:
-    """What a signature covers. ``scope``: day, region, service. ``headers``: names as they are signed. ``payload``: its hash."""
+    """The signed parts of a request. ``scope``: day, region, service. ``headers``: the signed names. ``payload``: its hash."""
 
     scope: tuple[str, ...]
     stamp: str

@@ -1,6 +1,6 @@
 """Runs the user's function outside the loops that answer requests: sync functions in a thread each, async ones on one loop.
 
-Threads are daemons: a process told to stop writes its record and goes, even when the agent hangs in a blocking call. The async
+Threads are daemons: a process that must stop writes its record and ends, even when the agent hangs in a blocking call. The async
 functions of a process share one loop, as they did on the published app, because agents keep loop-bound clients in globals.
 """
 

@@ -84,10 +84,10 @@ class RolloutSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceSettings(RolloutSettings):
-    """What rollouts inside a trainer's process need.
+    """The settings of clients and gateways for rollouts inside a trainer's process.
 
-    Beyond loopback the gateway asks for keys, and one is made up unless `gateway_admin_key` is given.
-    `gateway_context_tokens` is the window of the model in `gateway_model`; `sampling_params` are what agents are held to.
+    Beyond loopback the gateway asks for keys; without `gateway_admin_key` one is made.
+    `gateway_context_tokens` is the window of the model in `gateway_model`; agents' calls must keep `sampling_params`.
     Units: seconds.
     """
 

@@ -58,7 +58,7 @@ def _shown(name: str, value: str) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a training run would do: shown by ``--dry-run``, executed otherwise.
+    """The plan of a training run: shown by ``--dry-run``, executed otherwise.
 
     `facts` are (name, value) lines for people; `command` is the exact command of a trainer that runs as its own
     process, None when it runs in this one; `environment` holds the variables that are added to it; `needs` names what
@@ -168,7 +168,7 @@ def check_run(agent_runtime_arn: str, s3_bucket: str, exp_id: str) -> None:
 
 
 def planned(config: Any, *, exp_id: str | None = None, data: Path | None = None) -> list[tuple[str, str]]:
-    """What a plan says of a run's settings: those that are not the defaults, and how many rows ``data`` has.
+    """A plan's lines about the settings: those that are not the defaults, and how many rows ``data`` has.
 
     Raises: ConfigError when agent, bucket or experiment cannot be such, or the data cannot be read.
     """

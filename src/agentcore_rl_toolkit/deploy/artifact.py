@@ -1,4 +1,4 @@
-"""What is deployed: an image of the agent's folder, or an archive of it. Both have a name made from what they hold."""
+"""The artifact of a deployment: an image of the agent's folder, or an archive of it. Both are named by their content."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def digest_of(folder: Path, *more: str) -> str:
 
 
 def image_digest(folder: Path, target: str) -> str:
-    """What an image of the folder is called: it stands for the folder, the platform, and the toolkit that is installed in it."""
+    """The name of an image of the folder, made from the folder, the platform, and the toolkit that is installed in it."""
     return digest_of(folder, target, *([wheel_digest()] if _takes_wheel(folder) else []))
 
 
@@ -146,7 +146,7 @@ class Engine:
 
 
 def requirements_of(folder: Path) -> list[str]:
-    """What the agent needs, from `requirements.txt` or `pyproject.toml`, without the toolkit itself: its wheel goes along."""
+    """The agent's packages, from `requirements.txt` or `pyproject.toml`, without the toolkit itself: its wheel goes along."""
     named = folder / "requirements.txt"
     project = folder / "pyproject.toml"
     if named.is_file():

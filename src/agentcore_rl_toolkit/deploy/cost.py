@@ -1,4 +1,4 @@
-"""What rollouts cost on AgentCore Runtime. Arithmetic only."""
+"""The cost of rollouts on AgentCore Runtime. Arithmetic only."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Deployment:
         return replace(agent, smoke=self._smoke(agent.arn))
 
     def place(self) -> iam.Place:
-        """What policies name of this deployment."""
+        """The names of this deployment in its policies."""
         account, partition = self._who()
         s = self.settings
         repository = s.repository

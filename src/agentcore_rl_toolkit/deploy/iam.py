@@ -63,7 +63,7 @@ class Place:
 
 
 def execution_trust(place: Place) -> Policy:
-    """Who may take the execution role: AgentCore, for agents of this account and region."""
+    """Trust of the execution role: AgentCore may take it, for agents of this account and region."""
     return _document(
         {
             "Sid": "AgentCoreRunsTheAgent",
@@ -79,7 +79,7 @@ def execution_trust(place: Place) -> Policy:
 
 
 def execution(place: Place) -> Policy:
-    """What the agent's sessions may do: pull the image, log, trace, write records."""
+    """Rights of the agent's sessions: pull the image, log, trace, write records."""
     statements = [
         _allow("CreateLogs", ["logs:CreateLogGroup", "logs:DescribeLogStreams"], place.arn("logs", LOGS)),
         _allow("FindLogs", ["logs:DescribeLogGroups"], place.arn("logs", "log-group:*")),
@@ -106,7 +106,7 @@ def execution(place: Place) -> Policy:
 
 
 def trainer(place: Place) -> Policy:
-    """What the client of a trainer may do: start and stop sessions, read records."""
+    """Rights of a trainer's client: start and stop sessions, read records."""
     statements = [
         _allow(
             "Rollouts", ["bedrock-agentcore:InvokeAgentRuntime", "bedrock-agentcore:StopRuntimeSession"], place.runtimes
@@ -127,12 +127,12 @@ def trainer(place: Place) -> Policy:
 
 
 def doctor(place: Place) -> Policy:
-    """What `agentcore-rl doctor --aws` reads beyond what a trainer may do."""
+    """Rights of `agentcore-rl doctor --aws` beyond a trainer's."""
     return _document(_allow("Agent", ["bedrock-agentcore:GetAgentRuntime"], place.runtimes))
 
 
 def deployer(place: Place, *, role: str) -> Policy:
-    """What the user of `agentcore-rl deploy` needs. ``role``: ARN of the execution role."""
+    """Rights of the user of `agentcore-rl deploy`. ``role``: ARN of the execution role."""
     runtime = "bedrock-agentcore:"
     statements = [
         _allow(

@@ -86,7 +86,7 @@ def nothing_runs(quotas: Quotas) -> str | None:
 
 
 def line(q: Quotas, *, rollouts: int | None = None, concurrent: int | None = None) -> str:
-    """What a run will meet, in one line. Each rollout is a new session."""
+    """The quotas that limit a run, in one line. Each rollout is a new session."""
     source = f"AWS's defaults: {q.why}" if q.why else "Service Quotas"
     of = " (deployed as code: 1,500)" if q.new_sessions_per_min == Quotas.new_sessions_per_min else ""
     text = (

@@ -1,4 +1,4 @@
-"""What one deployment is asked for. The options describe the agent whole: what is not given is AgentCore's own, also for an
+"""The settings of one deployment. The options describe the agent whole: a missing option is AgentCore's default, also for an
 agent that had it."""
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def describe(readable: Sequence[str], writable: Sequence[str]) -> str:
 
 
 def hint(error: BaseException, environment: Mapping[str, str] = os.environ) -> str | None:
-    """What to add to this error; None outside of a sandbox, and where the sandbox is not the reason."""
+    """A hint to add to this error; None outside of a sandbox, and where the sandbox is not the reason."""
     unset = _unset(error, environment)
     if unset is not None:
         return f"{UNSET}{unset}; give it with --session-env {unset}"

@@ -53,7 +53,7 @@ class Project:
 
     @property
     def import_paths(self) -> list[str]:
-        """What comes first on the import path: the file's own folder too, and the `src` of its project."""
+        """The first folders of the import path, with the file's own folder and the `src` of its project."""
         folders = [self.root, self.script.parent, self.folder / "src"]
         return list(dict.fromkeys(str(folder) for folder in folders if folder.is_dir()))
 

@@ -60,7 +60,7 @@ def _named(paths: Iterable[Path]) -> list[str]:
 
 
 def project_of(script: Path) -> Path:
-    """What is shown of an agent's project: the top of its git checkout, else the folder of its pyproject.toml, else its own.
+    """The visible folder of an agent's project: the top of its git checkout, else the folder of its pyproject.toml, else its own.
 
     The home folder and what lies around it are no project: of an agent in there the file alone is shown.
     """

@@ -27,7 +27,7 @@ _CACHE_STEP = 128  # tokens by which the cache grows
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderShape:
-    """What of a model's configuration decides the computation."""
+    """The part of a model's configuration that decides the computation."""
 
     vocabulary: int
     hidden: int

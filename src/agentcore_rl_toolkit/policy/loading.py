@@ -28,7 +28,7 @@ _CACHE_SHARE = 4  # of the memory that is left, a quarter holds the running sequ
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What a model needs. Units: bytes but for ``parameters``. ``engine`` counts new weights beside the old ones."""
+    """The memory that a model needs. Units: bytes but for ``parameters``. ``engine`` counts new weights beside the old ones."""
 
     family: str
     fast: bool

@@ -147,7 +147,7 @@ class Sampler:
         return Sampled(ids_N=chosen_N.tolist(), logprobs_N=picked_N.tolist(), tensor_N=chosen_N)
 
     def _distribution(self, logits_NV: torch.Tensor) -> torch.Tensor:
-        """What is drawn from; rows need not sum to 1."""
+        """Relative probabilities to draw from; a row may have any sum."""
         scaled_NV = logits_NV / self._temperatures.clamp(min=1e-5)
         if not self._cuts:
             return torch.softmax(scaled_NV, -1)

@@ -18,7 +18,7 @@ from .decoder import check_tensors, end_ids
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What the batch needs to know of a model."""
+    """The facts of a model that the batch needs."""
 
     vocabulary: int
     context: int

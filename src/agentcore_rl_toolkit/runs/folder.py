@@ -55,7 +55,7 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """What the run was started with; empty where it says nothing."""
+    """The settings that the run was started with; empty where there are none."""
     return read_object(folder / CONFIG)
 
 

@@ -118,5 +118,5 @@ def in_flight(
 
 
 def read_in_flight(folder: Path) -> dict[str, Any] | None:
-    """What the file says; None where no rollout is in flight."""
+    """The content of the file; None where no rollout is in flight."""
     return read_object(folder / IN_FLIGHT) or None

@@ -178,7 +178,7 @@ class RunReader:
         return [found[i] for i in ids if i in found]
 
     def counted_from(self) -> int:
-        """What people's number of a training step is more than the file's: people count from 1, some trainers' files from 0."""
+        """The difference between the shown number of a training step and the file's: some trainers' files count from 0, not 1."""
         return int(self._all("SELECT MIN(step) FROM rollouts WHERE phase = 'train'")[0][0] == 0)
 
     def _of(self, select: str, ids: Sequence[int]) -> list[sqlite3.Row]:
@@ -233,7 +233,7 @@ class RunReader:
         return self._all(sql)
 
     def facets(self) -> dict[str, Any]:
-        """What there is to filter by, with counts."""
+        """The values to filter by, with counts."""
         counts = self._counts()
         found: dict[str, Any] = {}
         for name in ("phase", "outcome", "cause"):
@@ -275,7 +275,7 @@ class RunReader:
         return {row["input_key"]: dict(row) for row in self._all(sql, values)}
 
     def counters(self) -> dict[str, Any]:
-        """What the writer says of itself: how many rollouts it could not keep."""
+        """The writer's own report: how many rollouts it could not keep."""
         return dict(map(tuple, self._all("SELECT name, value FROM run")))
 
     def config(self) -> dict[str, Any]:

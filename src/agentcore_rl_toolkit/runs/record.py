@@ -124,7 +124,7 @@ class Rollout:
     fidelity: Mapping[str, Any] | None = None
 
     def columns(self) -> dict[str, Any]:
-        """What is in the table itself."""
+        """The values of the table's columns."""
         report = self.fidelity or {}
         return {
             "grp": self.group,
@@ -136,7 +136,7 @@ class Rollout:
         }
 
     def detail(self) -> dict[str, Any]:
-        """What is shown of one rollout besides its columns, dialogue and tokens."""
+        """The details of a rollout besides its columns, dialogue and tokens."""
         plain = ("record", "reward_parts", "fidelity", "traceback", "log", "error")
         return {
             "payload": redact(self.payload),
@@ -193,7 +193,7 @@ def tools_of(dialogue: Iterable[Mapping[str, Any]] | None) -> dict[str, int]:
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """What a message says, with its tool calls, on one string."""
+    """A message with its tool calls, as one string."""
     content = message.get("content")
     pieces: list[str] = []
     if isinstance(content, str):
@@ -208,7 +208,7 @@ def text_of(message: Mapping[str, Any]) -> str:
 
 
 def searched_text(rollout: Rollout) -> str:
-    """What a search looks at: the beginning and the end of the dialogue, else of payload and record; and the error."""
+    """The text for searches: the beginning and the end of the dialogue, else of payload and record; and the error."""
     if rollout.dialogue:
         text = "\n".join(text_of(m) for m in rollout.dialogue)
     else:

@@ -1,4 +1,4 @@
-"""What comes out of a session: training sequences and the report on how faithful they are."""
+"""The trajectory of a session: training sequences, and the report on how faithful they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page asks for, as JSON values. The server and the exported file give the same."""
+"""The page's data, as JSON values. The server and the exported file give the same."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def group(run: RunReader, number: int) -> dict[str, Any]:
 
 
 def input_text(payload: Any) -> str | None:
-    """What stands for an input in a list: its prompt, else the whole of it."""
+    """An input as a list shows it: its prompt, else the whole payload."""
     if not isinstance(payload, Mapping) or not payload:
         return None
     prompt = payload.get("prompt")

@@ -1,4 +1,4 @@
-"""What goes into and comes out of a collection: group requests, collected rollouts, groups, counts.
+"""The input and output of a collection: group requests, collected rollouts, groups, counts.
 
 The one rule every backend relies on: a rollout is `usable` only when it ended `ok` or the policy failed, it has a
 reward (of a failure of the policy: the one that its agent declares), its trajectory has at least one token to train on,
@@ -135,7 +135,7 @@ class CollectedRollout:
 
     @property
     def score(self) -> float | None:
-        """What it counts in an evaluation: its reward, 0 where agent or policy failed, None where it is unknown.
+        """Its value in an evaluation: its reward, 0 where agent or policy failed, None where it is unknown.
 
         A failure of the infrastructure says nothing, and neither does an agent that returned without a reward.
         """
@@ -145,7 +145,7 @@ class CollectedRollout:
 
     @property
     def reason(self) -> str | None:
-        """What went wrong, on one line; None where nothing did."""
+        """The failure on one line; None without one."""
         if self.error is None:
             return None
         kind, line = getattr(self.error, "error_type", None), (str(self.error).splitlines() or [""])[0]
@@ -308,7 +308,7 @@ def summarize(groups: Sequence[Group]) -> CollectStats:
 
 
 def sampling_note(trained_tokens: int, other_sampling: Mapping[str, int]) -> str | None:
-    """What is wrong with tokens that were sampled otherwise than the trainer reproduces, for people; None: nothing."""
+    """A warning about tokens that were sampled otherwise than the trainer reproduces; None: there are none."""
     parts = []
     for how, tokens in sorted(other_sampling.items(), key=lambda item: -item[1]):
         top_p = next((float(word[6:]) for word in how.split(", ") if word.startswith("top_p ")), None)

@@ -51,7 +51,7 @@ def ended_by(error: RolloutError, *, index: int = 0, stage: Stage | None = None)
 
 
 def end_of_record(record: object, *, session_id: str, input_id: str, index: int) -> CollectedRollout:
-    """What a stored record says about how the rollout ended; not yet judged."""
+    """A rollout's end by its stored record, not yet judged."""
     ids = {"session_id": session_id, "input_id": input_id}
     if not isinstance(record, Mapping):
         message = f"the record must be an object, got {type(record).__name__}"

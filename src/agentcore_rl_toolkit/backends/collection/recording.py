@@ -150,7 +150,7 @@ def as_row(
     step: int | None = None,
     weight_version: int | None = None,
 ) -> Rollout:
-    """What a run keeps of a collected rollout."""
+    """The row of a collected rollout in a run's folder."""
     capture, detail = rollout.capture, rollout.reward_detail
     oldest = rollout.weight_version_min
     return Rollout(
@@ -184,7 +184,7 @@ def as_row(
 
 
 def captured(capture: Any, trajectory: Any) -> dict[str, Any]:
-    """What is known of a rollout's model calls and tokens; absent where it had no gateway."""
+    """The facts of a rollout's model calls and tokens; absent without a gateway."""
     found: dict[str, Any] = {}
     if capture is not None:
         found["dialogue"] = capture.dialogue

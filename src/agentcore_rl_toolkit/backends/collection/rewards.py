@@ -13,7 +13,7 @@ from ...errors import ContractError
 
 @dataclass(frozen=True, kw_only=True)
 class Reward:
-    """What a record says about reward.
+    """The reward in a record.
 
     `value` is the scalar that enters the group statistics; `per_turn` is set when the agent returned a list (its last
     element is `value`); `metrics` are the numbers beside the reward in the dict form, for logging only.

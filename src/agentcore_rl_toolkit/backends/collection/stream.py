@@ -44,7 +44,7 @@ Requests = Callable[[int], GroupRequest | None]
 
 @dataclass(frozen=True, kw_only=True)
 class StreamAccounts:
-    """What became of the rollouts of a stream: ``started`` is the sum of ``trained``, ``masked`` and ``in_flight``.
+    """Counts of a stream's rollouts: ``started`` is the sum of ``trained``, ``masked`` and ``in_flight``.
 
     ``in_flight`` are those that run, wait, or are in a batch that is not yet reported as trained. ``restarted`` counts rollouts
     that a resumed stream had to start again; their first attempts count nowhere else.
@@ -100,7 +100,7 @@ class _Accounts:
             self.handed.append((opened, group))
 
     def all_trained(self) -> None:
-        """What was handed out has been trained."""
+        """Count the groups handed out as trained."""
         with self._lock:
             for _, group in self.handed:
                 for rollout in group.rollouts:
@@ -203,7 +203,7 @@ class GroupStream:
         return run_sync(self.take_async())
 
     def published(self, weight_version: int) -> None:
-        """What was handed out is trained, and sampling goes on with this version of the weights."""
+        """The groups handed out are trained, and sampling goes on with this version of the weights."""
         self.weight_version = weight_version
         self._groups.all_trained()
         if self._loop is not None:
@@ -216,7 +216,7 @@ class GroupStream:
         return self._groups.now()
 
     def state(self) -> dict[str, Any]:
-        """What a later stream needs to go on after the last batch that was reported as trained. JSON as it is."""
+        """The state from which a later stream goes on after the last trained batch, as JSON values."""
         return self._groups.state()
 
     # -- starting -----------------------------------------------------------------------------------------------------

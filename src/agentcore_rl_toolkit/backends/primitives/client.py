@@ -1,4 +1,4 @@
-"""What a training service's adapter provides."""
+"""The interface of a training service's adapter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Adam:
 
 @dataclass(frozen=True, kw_only=True)
 class Passed:
-    """What a forward and backward pass computed. ``logprobs`` are those of each datum's targets; None where the service gives
+    """The results of a forward and backward pass. ``logprobs`` are those of each datum's targets; None where the service gives
     none. Shapes: each (T - 1,)."""
 
     metrics: Mapping[str, float]

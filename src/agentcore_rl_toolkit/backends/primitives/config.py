@@ -56,11 +56,11 @@ class PrimitivesConfig(ServiceSettings):
         )
 
     def services(self) -> ServiceSettings:
-        """What `RolloutService.open` needs: the gateway that it starts renders prompts with `model_dir`."""
+        """The settings for `RolloutService.open`: the gateway that it starts renders prompts with `model_dir`."""
         return replace(self, gateway_model=str(self.model_dir), record_dir=None)
 
     def needs(self) -> list[str]:
-        """What is missing on this machine."""
+        """The parts that this machine lacks."""
         if self.gateway_url is None and not (self.model_dir / "tokenizer_config.json").is_file():
             return [f"tokenizer and chat template in {self.model_dir} (model_dir)"]
         return []

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What a step did. `trained` is False when no sample had a non-zero advantage; the weights are the old ones then.
+    """The report of a step. `trained` is False when no sample had a non-zero advantage; the weights are the old ones then.
 
     `sampler` is the path of the weights that agents sample now; `state` that of a saved training state, if the step made
     one.

@@ -30,7 +30,7 @@ def backend_of(arguments: list[str]) -> str:
 
 
 def recorder_of(config: Any, backend: str) -> Recorder:
-    """What keeps the rollouts of a run with this configuration of rLLM, attached."""
+    """Attach the recording of a run with this configuration of rLLM."""
     from omegaconf import OmegaConf
 
     def section(name: str) -> dict[str, Any]:

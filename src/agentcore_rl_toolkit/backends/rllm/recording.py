@@ -39,7 +39,7 @@ GAPS = ("train/kl_sample_train_v1", "offpolicy/kl", "actor/ppo_kl")
 
 @dataclass(frozen=True)
 class Capture:
-    """What rLLM read of a rollout's session before it deleted it."""
+    """A rollout's session, as rLLM read it before deleting it."""
 
     turns: list[Turn]
     dialogue: list[dict[str, Any]]

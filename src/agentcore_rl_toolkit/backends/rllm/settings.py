@@ -99,7 +99,7 @@ class RllmConfig:
         return [f"{key}={hydra_value(value)}" for key, value in values.items()]
 
     def plan(self) -> Plan:
-        """What the run would do. Raises: ConfigError on names and numbers that cannot work."""
+        """The plan of the run. Raises: ConfigError on names and numbers that cannot work."""
         command = [sys.executable, "-m", "agentcore_rl_toolkit.backends.rllm.main", *self.hydra_overrides()]
         wanted = [("rllm", "rLLM from its repository (github.com/rllm-org/rllm)"), ("hydra", "pip install hydra-core")]
         wanted.append(("verl", "verl") if self.backend == "verl" else ("tinker", "pip install tinker"))

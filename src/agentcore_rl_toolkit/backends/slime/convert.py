@@ -101,7 +101,7 @@ def flat(samples: Any) -> Iterator[Any]:
 
 
 def joined(samples: list[Any]) -> Any:
-    """What slime gets for one rollout: its sample, or a `Fork` of several."""
+    """One rollout for slime: its sample, or a `Fork` of several."""
     return samples[0] if len(samples) == 1 else Fork(samples)
 
 

@@ -60,7 +60,7 @@ def use(made: RolloutService | None) -> None:
 
 
 def recording_of_process() -> Recording | None:
-    """What keeps this process's rollouts in a run's folder, if anything does."""
+    """The recording of this process's rollouts in a run's folder, if there is one."""
     return _opened.recording if _opened is not None else None
 
 

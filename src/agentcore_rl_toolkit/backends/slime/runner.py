@@ -250,7 +250,7 @@ class SlimeRunner(SlimeSettings):
 
     @property
     def folder(self) -> Path:
-        """What the run gets from here: rollout.yaml, data.jsonl, eval.jsonl, and job.yaml, which may hold secrets."""
+        """Write the run's files: rollout.yaml, data.jsonl, eval.jsonl, and job.yaml, which may hold secrets."""
         return Path(self.run_dir).absolute() / self.exp_id
 
     @property
@@ -281,7 +281,7 @@ class SlimeRunner(SlimeSettings):
         return self.num_gpus if self.rollout_num_gpus is None else self.rollout_num_gpus
 
     def rollout_settings(self) -> dict[str, Any]:
-        """What goes into slime's --custom-config-path."""
+        """The content of slime's --custom-config-path."""
         found = {key: getattr(self, key) for key in _ROLLOUT_KEYS if getattr(self, key) is not None}
         return {**found, "record_dir": str(self.record_folder)}
 

@@ -16,7 +16,7 @@ ADMIN_KEY = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
 
 @dataclass(frozen=True, kw_only=True)
 class SlimeSettings(RolloutSettings):
-    """What a run says of its rollouts, in its file and in the process that rolls out, which slime hands it as attributes of its
+    """The rollout settings of a run, from its file, and in the process that rolls out, which slime hands it as attributes of its
     arguments (``--custom-config-path``).
 
     Names and defaults are those of the published toolkit where it has them; `service.ServiceSettings` says what they

@@ -1,4 +1,4 @@
-"""What slime's trainer computed of our samples, into the run's folder: its logprobs and entropy.
+"""Writes the numbers of slime's trainer into the run's folder: logprobs and entropy of our samples.
 
 With ``--save-debug-train-data`` slime gathers them from its ranks after every step and writes one file (format 2, slime 0.3.1).
 `expect` writes beside it which rollouts the step's samples are; `take` joins both and removes them. slime numbers the

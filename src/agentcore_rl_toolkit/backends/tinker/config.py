@@ -30,7 +30,7 @@ class TinkerConfig(PrimitivesConfig):
         return (self.service_url or service_url()).rstrip("/")
 
     def plan(self, *, rehearse: bool = False) -> Plan:
-        """What the run would do. Raises: ConfigError when the data cannot be read."""
+        """The plan of the run. Raises: ConfigError when the data cannot be read."""
         where = "a rehearsal: the built-in policy in this process" if rehearse else self.url
         facts = [("service", where), *planned(self, data=self.data_path)]
         extras = [("tinker", "tinker"), *([("torch", "policy")] if rehearse else [])]

@@ -243,7 +243,7 @@ class AgentCoreGRPOTrainer(GRPOTrainer):
 
 
 class StepMetrics(TrainerCallback):
-    """What TRL logs of a step or an evaluation, as events of a run. Where a batch is for several optimizer steps, each is one."""
+    """TRL's logs of a step or an evaluation, as events of a run. Where a batch is for several optimizer steps, each is one."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
@@ -303,7 +303,7 @@ def make_trainer(
 
 
 def batch_metrics(groups: Sequence[Group], stats: ConvertStats) -> dict[str, float]:
-    """What TRL logs with every step under ``agentcore/``: how much of the rollouts reached the loss, and what did not."""
+    """The numbers under ``agentcore/`` in TRL's log of every step: which part of the rollouts reached the loss."""
     summary = summarize(groups)
     metrics: dict[str, float | None] = {
         "usable": stats.usable,

@@ -81,7 +81,7 @@ class TrlConfig(ServiceSettings):
         object.__setattr__(self, "sampling_params", self._sampling_params())
 
     def _sampling_params(self) -> dict[str, Any]:
-        """What agents sample with: TRL divides its own logits by `training.temperature`, so theirs must be the same."""
+        """The agents' sampling parameters: TRL divides its own logits by `training.temperature`, so theirs must be the same."""
         params = dict(self.sampling_params or {})
         for name in _SAMPLING:
             wanted = self.training.get(name, 1.0 if name == "temperature" else None)
@@ -97,7 +97,7 @@ class TrlConfig(ServiceSettings):
         return params
 
     def plan(self) -> Plan:
-        """What the run would do. Raises: ConfigError when the data cannot be read."""
+        """The plan of the run. Raises: ConfigError when the data cannot be read."""
         facts = planned(self, data=self.data_path)
         needs = [f"pip install {name}" for name in ("torch", "trl", "datasets") if not importlib.util.find_spec(name)]
         if self.lora and not importlib.util.find_spec("peft"):

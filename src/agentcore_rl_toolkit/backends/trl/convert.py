@@ -32,7 +32,7 @@ KEYS = (
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertStats:
-    """What became of the rollouts on the way to TRL. Units: tokens sampled by the policy."""
+    """Counts of the rollouts on the way to TRL. Units: tokens sampled by the policy."""
 
     rows: int
     usable: int

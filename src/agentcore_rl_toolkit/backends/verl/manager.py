@@ -166,7 +166,7 @@ class AgentCoreManager:
         return len(keys)
 
     def _outputs(self, rollout: CollectedRollout) -> list[dict[str, Any]]:
-        """What the rollout gives to train on; with routing replay, nothing when its expert routing is missing or off."""
+        """The samples of the rollout; with routing replay, none when its expert routing is missing or does not fit."""
         replays = bool(self.rollout_config.get("enable_rollout_routing_replay"))
         limits = {
             "prompt_length": self.rollout_config.prompt_length,

@@ -1,4 +1,4 @@
-"""What verl's trainer makes of our rows: whether the weights arrived, and numbers for the run's folder.
+"""Reads verl's numbers of our rows: whether the weights arrived, and values for the run's folder.
 
 Advantages, logprobs and entropies of rows are kept there, and what verl logs of a step.
 

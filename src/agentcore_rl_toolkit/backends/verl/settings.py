@@ -164,7 +164,7 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str] = os.environ)
 
 
 def plan(arguments: Sequence[str]) -> Plan:
-    """What `main` would run with these arguments."""
+    """The plan of `main` with these arguments."""
     config, theirs = translate(arguments)
     facts = planned(config)
     given = dict(a.lstrip("+").partition("=")[::2] for a in theirs)

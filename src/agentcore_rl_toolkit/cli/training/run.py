@@ -131,7 +131,7 @@ def quiet_libraries() -> None:
 
 
 def print_end(console: Console, job: Job, report: Report, summary: dict[str, Any]) -> None:
-    """One input before and after, the held-out rewards, and what became of all rollouts."""
+    """One input before and after, the held-out rewards, and the outcomes of all rollouts."""
     from rich.table import Table
 
     from .display import share, share_of

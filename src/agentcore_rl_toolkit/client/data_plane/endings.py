@@ -78,7 +78,7 @@ class Endings:
             self._failures += 1
             unforeseen = None if isinstance(e, AgentCoreRLError) else e
             level = logging.DEBUG if unforeseen is None else logging.ERROR
-            logger.log(level, "the runtime could not be asked what became of sessions: %s", e, exc_info=unforeseen)
+            logger.log(level, "the runtime did not say how sessions ended: %s", e, exc_info=unforeseen)
             return {}
         self._failures = 0
         if found is None:

@@ -131,7 +131,7 @@ _END = re.compile(rb'"finish_reason"[ \n\r\t]*:[ \n\r\t]*"|data: ?\[DONE\]')
 
 
 def behind_the_end(events: bytes) -> int:
-    """How many of the last bytes of a stream an agent needs not: those behind its finish reason, where that is chat's."""
+    """How many last bytes of a stream an agent does not need: those behind its finish reason, in chat's dialect."""
     end = _END.search(events)
     after = -1 if end is None else events.find(b"\n\n", end.start())
     return len(LAST_CHUNK) + (len(events) - after - 2 if after >= 0 else 0)

@@ -138,7 +138,7 @@ def decode(payload: bytes | memoryview) -> CallRecord:
 
 
 def places_of(records: Sequence[CallRecord]) -> dict[str | None, int]:
-    """Where each call of a session lies among its records; what goes on from nothing is at -1."""
+    """The place of each call of a session among its records; -1 for the base of a call that continues none."""
     places: dict[str | None, int] = {record.call_id: place for place, record in enumerate(records)}
     places[None] = -1
     return places

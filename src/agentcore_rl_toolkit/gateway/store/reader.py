@@ -146,7 +146,7 @@ class Reader:
         return [(row[0], self._payload(row)) for row in rows]
 
     def readable(self, session: int) -> list[bytes]:
-        """The same records, and in the place of what is damaged, and of what goes on from that, failures that say so."""
+        """The same records; damaged ones, and those that continue a damaged one, become failures that say so."""
         payloads: list[bytes] = []
         known: set[str | None] = {None}  # what a whole call may go on from
         for row in self._rows(session):

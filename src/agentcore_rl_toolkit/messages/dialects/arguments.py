@@ -39,7 +39,7 @@ def standard(text: str) -> str:
 
 
 def value_of(arguments: str) -> Any:
-    """What a call's arguments say; nothing is no arguments. Raises: one of NOT_JSON."""
+    """A call's arguments as an object; empty text is no arguments. Raises: one of NOT_JSON."""
     if not arguments.strip():
         return {}
     try:

@@ -1,4 +1,4 @@
-"""What every dialect is translated to and from: one request, one reply, and the deltas of a streamed reply.
+"""The form between all dialects: one request, one reply, and the deltas of a streamed reply.
 
 Messages and tools keep the shape of OpenAI chat completions, because that is what chat templates and inference
 servers take: ``{"role", "content", "tool_calls": [{"id", "type": "function", "function": {"name", "arguments": "<JSON
@@ -56,7 +56,7 @@ class ToolForm(msgspec.Struct, frozen=True):
 
 
 class Sampling(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What the agent asked of the sampler; None = not given. ``other`` holds engine parameters that pass through by
+    """The agent's sampling parameters; None = not given. ``other`` holds engine parameters that pass through by
     name.
     """
 

@@ -221,7 +221,7 @@ def encode_reply(reply: Reply, request: ModelRequest) -> bytes:
 
 
 class ChunkEncoder:
-    """What streams of chat and of text completions share: the head of each chunk, and how they end."""
+    """The common part of chat and text completion streams: the head of each chunk, and the end."""
 
     kind = ""
 

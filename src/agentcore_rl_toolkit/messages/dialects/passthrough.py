@@ -1,4 +1,4 @@
-"""What must hold for an OpenAI request that is passed on to a chat or completions endpoint without being read whole.
+"""Checks of an OpenAI request that is passed on to a chat or completions endpoint without being read whole.
 
 An unknown field is left out and counted: an engine might do something with it that the record does not show. The gateway refuses
 fields that would make the record wrong (several prompts in one call, beams instead of samples) and fields that reach beyond the

@@ -1,4 +1,4 @@
-"""What becomes of the fields, tools and blocks that agents send beside the common ones: one table per dialect.
+"""The rules for fields, tools and blocks that agents send beside the common ones: one table per dialect.
 
 The rule: what cannot change which tokens are trained is taken. What the model cannot be given becomes text, or is left out
 and counted. Refused is only what would make the record, or the agent's reading of the answer, wrong; the reason names the way

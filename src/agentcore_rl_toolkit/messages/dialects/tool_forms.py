@@ -121,7 +121,7 @@ def call_of(item: dict[str, Any], path: str) -> tuple[str, str] | None:
 
 
 def output_of(item: dict[str, Any]) -> Any:
-    """What a call in any form gave; a shell's list of outcomes as text."""
+    """The result of a call in any form; a shell's list of outcomes as text."""
     output = item.get("output")
     if item["type"] != "shell_call_output" or not isinstance(output, list):
         return output

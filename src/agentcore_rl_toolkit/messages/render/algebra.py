@@ -1,4 +1,4 @@
-"""What a chat template writes after an answer, without rendering what came before it.
+"""The text that a chat template writes after an answer, without rendering the history before it.
 
 Theory of operation. Turn k+1's prompt is turn k's prompt, the sampled tokens, and a *suffix*: the mark that closes
 the answer, the new messages, the opening of the next answer. To get the suffix at a cost that does not grow with the
@@ -61,7 +61,7 @@ def stub_of(answer: Mapping[str, Any], word: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class TemplateFacts:
-    """What `probe` learnt.
+    """The results of `probe`.
 
     ``closers`` are texts that may end an answer. ``opener_style``: answers have no closing mark of their own, the
     next message's opening mark ends them (GLM). ``after_text`` and ``after_calls``: new messages may be rendered

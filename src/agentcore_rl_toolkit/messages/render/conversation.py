@@ -38,7 +38,7 @@ def _hash(*parts: bytes) -> Digest:
 
 
 def options_digest(tools: Sequence[dict[str, Any]] | None, options: Mapping[str, Any] | None) -> Digest:
-    """What a history stands on besides its messages: the tools offered and the template's switches."""
+    """The basis of a history besides its messages: the tools offered and the template's switches."""
     return _hash(b"options", _ENCODER.encode([list(tools or ()), dict(options or {})]))
 
 
@@ -52,7 +52,7 @@ def _arguments_key(arguments: Any) -> Any:
 
 
 def message_digest(message: Mapping[str, Any], *, text: bool = True) -> Digest:
-    """What a message says, apart from how a framework writes it down. ``text=False`` leaves the text of a calling
+    """The content of a message, however its framework writes it. ``text=False`` leaves the text of a calling
     answer out.
     """
     role = message["role"]

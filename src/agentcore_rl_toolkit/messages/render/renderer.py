@@ -211,7 +211,7 @@ class Renderer:
     def parse(
         self, ids: Sequence[int], *, tools: Sequence[dict[str, Any]] | None = None, opens_reasoning: bool = False
     ) -> Choice:
-        """What a whole completion says. A stop token at the end is not text; the rest is as in `stream`."""
+        """Read a whole completion. A stop token at the end is not text; the rest is as in `stream`."""
         stream = self.stream(tools=tools, opens_reasoning=opens_reasoning)
         stream.feed(ids)
         stream.finish()
@@ -254,7 +254,7 @@ class Renderer:
         options: Mapping[str, Any] | None,
         now: float | None = None,
     ) -> str:
-        """What the template writes, in which markers of the messages' own are masked."""
+        """The template's text, with the messages' own markers masked."""
         tools = self._plain.mask(list(tools)) if tools else tools
         return self.template.render(self._plain.messages(messages), tools=tools, options=options, now=now)
 
@@ -286,7 +286,7 @@ class Renderer:
         tools: Sequence[dict[str, Any]] | None,
         options: Mapping[str, Any] | None,
     ) -> Digest:
-        """What tells one agent of a session from another: the tools, and the system message if there is one."""
+        """The marks of an agent of the session: its tools, and its system message if there is one."""
         digest = conversation.options(tools, options)
         first = messages[0]
         return digest + message_digest(first) if first["role"] in ("system", "developer") else digest

@@ -37,7 +37,7 @@ class StopCutter:
         return self._release(len(self._held) - held_back(self._held, self._stops))
 
     def finish(self) -> str:
-        """What was held back because a stop string might have begun there."""
+        """The text held back because a stop string might have begun there."""
         return "" if self.stopped is not None else self._release(len(self._held))
 
     def _release(self, size: int) -> str:
@@ -90,7 +90,7 @@ class ReplyStream:
         return self._out(self._parser.feed(self._decoder.feed(ready))) if ready else []
 
     def finish(self) -> list[Delta]:
-        """What was held back. To be called once, at the end of the completion."""
+        """The text held back. Call it once, at the end of the completion."""
         text = self._decoder.finish()
         if self._cutter is not None:
             text = self._cutter.feed(text) + self._cutter.finish()

@@ -77,12 +77,12 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 @dataclass(frozen=True, kw_only=True)
 class Habits:
-    """What a template does with messages that many refuse, found by trying. What it refuses is written in another way: for
-    each message by itself, so that a prompt goes on from turn to turn.
+    """A template's habits with messages that many templates refuse, found by trying. Messages that it refuses are written in
+    another way, each by itself, so that a prompt continues from turn to turn.
 
-    ``merges_leading``: system messages in front become one. ``leading_as_user``: they are the user's, for want of a system
-    role. ``late_as_user``: a later system message is written in place as
-    the user's, because the template refuses it, leaves it out, or would put it in front. ``merges_users``: user messages in a
+    ``merges_leading``: system messages in front become one. ``leading_as_user``: they become the user's, because the template
+    has no system role. ``late_as_user``: a later system message is written in place as the user's, because the template refuses
+    it, leaves it out, or would put it in front. ``merges_users``: user messages in a
     row become one. ``needs_user``: a history that does not begin with the user's gets an empty message of the user's.
     ``objects_only``: arguments of a call that are no object are written as the object ``{"arguments": text}``.
     ``efforts`` are the reasoning efforts that the template takes.

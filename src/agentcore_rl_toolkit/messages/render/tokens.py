@@ -205,7 +205,7 @@ class TextDecoder:
         return now[len(before) :]
 
     def finish(self) -> str:
-        """What was held back; an unfinished character becomes U+FFFD, as in a decoding of the whole."""
+        """The text held back; an unfinished character becomes U+FFFD, as in a decoding of the whole."""
         before = self._tokenizer.decode(self._ids[: self._shown])
         now = self._tokenizer.decode(self._ids)
         self._ids.clear()

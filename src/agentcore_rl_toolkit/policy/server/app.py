@@ -202,7 +202,7 @@ class _Sampling(Response):
                 self._engine.cancel(generation)
 
     def _chunks(self) -> list[dict[str, Any]]:
-        """What has not been sent of each completion."""
+        """The part of each completion that has not been sent."""
         chunks = []
         for k, g in enumerate(self._generations):
             ended = g.finish_reason is not None  # read first: after it no token is added

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class Result(Generic[T]):
-    """What the SDK's methods return: awaited, or waited for."""
+    """The result of the SDK's methods: can be awaited, or waited for."""
 
     def __init__(self, future: Future[T]) -> None:
         self._future = future

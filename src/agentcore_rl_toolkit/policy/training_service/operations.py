@@ -51,7 +51,7 @@ class Operations:
         return operation
 
     def result(self, operation: str) -> Future[Any]:
-        """What an operation returned or raised, as a future. Raises: ConfigError on an unknown id."""
+        """The future of an operation. Raises: ConfigError on an unknown id."""
         if operation not in self._results:
             raise ConfigError(f"there is no operation {operation!r}")
         return self._results[operation]
