@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from agentcore_rl_toolkit.cli.models import Model, model_folder, model_option
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR
+from agentcore_rl_toolkit.policy.loading import load_decoder, read_state
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -120,3 +121,58 @@ def test_the_option_gives_a_folder(tmp_path: Path) -> None:
 
     for given, got in (([], "None"), (["--model", "none"], "none"), (["--model", str(WEIGHTS_DIR)], str(WEIGHTS_DIR))):
         assert CliRunner().invoke(command, given).output.strip() == got
+
+
+def test_a_gguf_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gguf = pytest.importorskip("gguf")
+    pytest.importorskip("accelerate")
+    import numpy as np
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    tokenizer = AutoTokenizer.from_pretrained(WEIGHTS_DIR)
+    words = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=len(words), max_position_embeddings=128))
+    writer = gguf.GGUFWriter(tmp_path / "small.gguf", "llama")
+    writer.add_context_length(128)
+    writer.add_embedding_length(32)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(4)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(len(words))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(words)
+    writer.add_token_merges(
+        [" ".join(pair) for pair in json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]]
+    )
+    writer.add_eos_token_id(tokenizer.eos_token_id)
+    writer.add_chat_template("{{ messages[0]['content'] }}")
+    names = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+    names |= {
+        "model.layers.0.input_layernorm": "blk.0.attn_norm",
+        "model.layers.0.post_attention_layernorm": "blk.0.ffn_norm",
+    }
+    names |= {f"model.layers.0.self_attn.{x}_proj": f"blk.0.attn_{x}" for x in "qkv"}
+    names |= {"model.layers.0.self_attn.o_proj": "blk.0.attn_output"}
+    names |= {f"model.layers.0.mlp.{x}_proj": f"blk.0.ffn_{x}" for x in ("gate", "up", "down")}
+    for name, tensor in model.state_dict().items():
+        writer.add_tensor(names[name.removesuffix(".weight")] + ".weight", tensor.numpy().astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+    folder = model_folder(tmp_path / "small.gguf")
+    written = (folder / "model.safetensors").stat().st_mtime_ns
+    decoder = load_decoder(folder)
+    assert (decoder.shape.layers, decoder.shape.vocabulary) == (1, len(words))
+    loaded = read_state(folder)
+    torch.testing.assert_close(loaded["model.embed_tokens.weight"], model.state_dict()["model.embed_tokens.weight"])
+    assert "quantization_config" not in (folder / "config.json").read_text()
+    assert model_folder(tmp_path / "small.gguf") == folder
+    assert (folder / "model.safetensors").stat().st_mtime_ns == written

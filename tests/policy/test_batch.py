@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
 import torch
 from tokenizers import Tokenizer
 
@@ -71,6 +72,20 @@ def test_penalties_are_those_of_transformers_for_sequences_that_come_and_go(
             eos_token_id=None,
         )
         assert generation.token_ids == expected[0, len(generation.prompt_ids) :].tolist()
+
+
+def test_prompts_that_are_read_in_parts_are_read_alike(
+    prompts: list[list[int]], decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=8)
+    whole, parts = ([Generation(prompt_ids=ids[k:], params=params) for k, ids in enumerate(prompts)] for _ in range(2))
+    finish(Batch(decoder, cache_blocks=0), whole, together=12)
+    monkeypatch.setattr("agentcore_rl_toolkit.policy.batch._TOKENS_OF_PART", 0)
+    monkeypatch.setattr("agentcore_rl_toolkit.policy.batch._LEAST_PART", 7)
+    finish(Batch(decoder, cache_blocks=0), parts, together=12)
+    for one, other in zip(whole, parts, strict=True):
+        assert other.token_ids == one.token_ids
+        assert close(other.logprobs, one.logprobs)
 
 
 def test_logprobs_equal_a_full_forward_also_when_a_turn_goes_on_from_the_last(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -64,7 +65,7 @@ def model_folder(name: str | Path, *, weights: bool = True) -> Path:
 def from_hub(name: str, revision: str | None = None, *, weights: bool = True) -> Path:
     """The folder of a model of the hub in its cache, loaded where it is not there. Raises: ConfigError."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     at = f" --revision {revision}" if revision else ""
     files = [*_TOKENIZER_FILES, *(["*.safetensors"] if weights else [])]
@@ -81,7 +82,9 @@ def from_hub(name: str, revision: str | None = None, *, weights: bool = True) ->
             f"there is neither a folder {name} here nor a model {name} on the hub, or it is not open to you: accept its terms "
             "on its page, and `hf auth login`"
         ) from e
-    except (LocalEntryNotFoundError, ConnectionError, OSError) as e:
+    except Exception as e:  # its HTTP library's errors are many
+        if getattr(e, "errno", None) == errno.ENOSPC:
+            raise
         raise ConfigError(
             f"there is no model folder {name} here, and the hub cannot be reached ({_cause(e)}): run `hf download {name}{at}` "
             f"where there is network, or with `--local-dir {name.partition('/')[2]}` and bring that folder here"

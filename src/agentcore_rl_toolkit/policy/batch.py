@@ -22,6 +22,7 @@ from .prefix_cache import BLOCK, PrefixCache
 from .sampling import Sampler, SamplingParams, seeded_generator
 from .transformers_decoder import TransformersDecoder
 
+_TOKENS_OF_PART, _LEAST_PART = 4096, 64  # of new prompts together, and of each
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
@@ -147,8 +148,15 @@ class Batch:
         last_N = torch.tensor([len(tail) - 1 for tail in tails])
         longest = max(map(len, tails))
         ids_NQ = torch.tensor([tail + [0] * (longest - len(tail)) for tail in tails])
-        width = min(int(starts_N.max()) + longest, self.decoder.shape.context)
-        logits_NV = self.decoder.forward(ids_NQ, starts_N, first_row=first, width=width, last_N=last_N)
+        # In parts, whose attention fits into memory however long prompts are. A row's logits are of the part with its last token.
+        part = max(_LEAST_PART, _TOKENS_OF_PART // len(fresh)) if self.decoder.keys else longest
+        logits_NV = torch.empty(len(fresh), self.decoder.shape.vocabulary)
+        for at in range(0, longest, part):
+            ids_NP = ids_NQ[:, at : at + part]
+            width = min(int(starts_N.max()) + at + ids_NP.shape[1], self.decoder.shape.context)
+            last_P = (last_N - at).clamp(0, ids_NP.shape[1] - 1)
+            found_NV = self.decoder.forward(ids_NP, starts_N + at, first_row=first, width=width, last_N=last_P)
+            logits_NV = torch.where((last_N >= at)[:, None], found_NV, logits_NV)
         self._lengths_N = torch.cat([self._lengths_N, starts_N + last_N + 1])
         self._new = 0
         for k, generation in enumerate(fresh):
