@@ -48,14 +48,17 @@ class TokenTree:
     def __init__(self) -> None:
         self._strings: list[bytes] = []  # sorted, each once
         self._turns: dict[bytes, list[tuple[int, Turn]]] = {}  # those that end there, by position
+        self._rivals: dict[bytes, Turn] = {}
 
     def add(self, position: int, turn: Turn) -> Match:
         """Look up the prompt of ``turn``, then insert the whole turn under ``position``."""
         prompt = pack(turn.prompt_ids)
         at = bisect_right(self._strings, prompt)
-        beside = self._strings[max(0, at - 1) : at + 1]
-        shared = max((common_prefix(prompt, other) for other in beside), default=0)
-        match = Match(self._continued(prompt, at), shared // TOKEN_BYTES, self._rival(prompt[:shared]))
+        beside = [(common_prefix(prompt, other), len(other)) for other in self._strings[max(0, at - 1) : at + 1]]
+        shared = max((common for common, _ in beside), default=0)
+        left = any(common == shared < size for common, size in beside)
+        rival = self._rival(prompt[:shared]) if left else None
+        match = Match(self._continued(prompt, at), shared // TOKEN_BYTES, rival)
         full = prompt + pack(turn.completion_ids)
         if full not in self._turns:
             insort(self._strings, full)
@@ -71,12 +74,14 @@ class TokenTree:
             at = bisect_right(self._strings, prompt[: common_prefix(prompt, before)])
         return ()
 
-    def _rival(self, shared: bytes) -> Turn | None:
-        """The first turn that goes on behind ``shared``."""
-        begin = bisect_right(self._strings, shared)
-        end = bisect_left(self._strings, shared + b"\xff" * 2 * TOKEN_BYTES, begin)  # no tokenizer has such tokens
-        first = min((self._turns[string][0] for string in self._strings[begin:end]), default=None)
-        return first[1] if first is not None else None
+    def _rival(self, shared: bytes) -> Turn:
+        """The first turn that goes on behind ``shared``: later turns do not change which one that is."""
+        if shared not in self._rivals:
+            begin = bisect_right(self._strings, shared)
+            end = bisect_left(self._strings, shared + b"\xff" * 2 * TOKEN_BYTES, begin)  # no tokenizer has such tokens
+            those = self._strings[begin : max(end, begin + 1)]
+            self._rivals[shared] = min(self._turns[string][0] for string in those)[1]
+        return self._rivals[shared]
 
 
 def common_prefix(a: bytes, b: bytes) -> int:
