@@ -20,8 +20,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(?:bash|python)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LIMIT_S = 280  # for a block, on a busy machine
-# A training as the page has it, shortened by settings that its options would win over.
-SHORT = {"AGENTCORE_RL_TRAIN_STEPS": "1", "AGENTCORE_RL_TRAIN_GROUPS": "2", "AGENTCORE_RL_TRAIN_ROLLOUTS": "2"}
+TRAIN, SHORT = "agentcore-rl train ", "--steps 1 --groups 2 --rollouts 2 "  # a page's training, shortened
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -39,7 +38,7 @@ class Reader:
         return next(block for block in self.blocks if text in block)
 
     def run(self, block: str, *, limit_s: float = LIMIT_S) -> str:
-        command = ["bash", "-euc", block]
+        command = ["bash", "-euc", block.replace(TRAIN, TRAIN + SHORT)]
         ran = subprocess.run(
             command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=limit_s
         )
@@ -69,7 +68,6 @@ def keep_rows(file: Path, count: int) -> None:
 @pytest.mark.timeout(1200)
 def test_an_agent_of_ones_own_is_made_run_trained_and_measured(tmp_path: Path, started: ExitStack) -> None:
     reader = Reader("docs/your-agent.md", tmp_path)
-    reader.environment |= SHORT
     reader.run(reader.block("agentcore-rl init"))
     assert " passed" in reader.run(reader.block("python -m pytest"))
     keep_rows(tmp_path / "shop" / "eval.jsonl", 4)
@@ -123,7 +121,6 @@ def test_the_readme_leads_from_a_clone_to_a_trained_agent(tmp_path: Path, starte
     [go_on] = [line.strip() for line in lines if "--resume" in line] or ["".join(lines)]
     assert go_on.startswith(".venv/bin/agentcore-rl quickstart --resume --out runs/quickstart-"), go_on
     activate, make, train = reader.block("agentcore-rl init").splitlines()
-    reader.environment |= SHORT
     reader.run(f"{activate}\n{make}")
     keep_rows(reader.folder / "shop" / "eval.jsonl", 4)
     assert "Finished in" in reader.run(f"{activate}\n{train}")

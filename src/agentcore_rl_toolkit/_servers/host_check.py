@@ -1,10 +1,10 @@
-"""Which requests a server answers: those that name it in ``Host``, and those that no foreign web page made.
+"""Refuses requests with another server's name in ``Host``, and those of foreign web pages.
 
 Theory of operation. A page in the user's browser reaches every port of this machine, and needs no permission to send a POST of
 ``text/plain`` or to open a WebSocket. Two headers that a page cannot forge tell it apart. ``Origin`` comes with every such
 request and names the page: any but the server's own is refused, ``null`` included. A page that makes its own name point to this
 machine (DNS rebinding) has the right ``Origin``, but its ``Host`` is that name. So a name has to be known: the one the server
-listens on, ``localhost``, and what the user allowed. An address needs no permission: it cannot be made to point elsewhere.
+listens on, ``localhost``, and those that the user allowed. An address needs no permission: it cannot be made to point elsewhere.
 """
 
 from __future__ import annotations

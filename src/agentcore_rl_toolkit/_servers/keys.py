@@ -1,10 +1,10 @@
-"""Keys of the servers of this machine: made at a server's start, left where only its user can read them, found by its address.
+"""Keys of the servers of this machine: made at a server's start, in a file that only its user can read, found by the address.
 
-Theory of operation. Every user of a machine reaches every port of its loopback, so what changes a server's state needs a secret.
-A server that is given none makes one and writes it to a file of mode 0600 in a folder of mode 0700. The file's name is the kind
-of the server and its port, so that clients of the same user find it by the address. It is removed with the server; one that was
-killed leaves it behind, and it opens nothing any more: the next server makes another key. No key is sent to another machine: it
-is looked up for addresses of the loopback only.
+Theory of operation. Every user of a machine reaches every port of its loopback, so changes of a server's state need a secret.
+A server without one makes a key and writes it to a file of mode 0600 in a folder of mode 0700. The file's name is the kind of the
+server and its port, so that clients of the same user find it by the address. The file is removed with the server. A killed
+server leaves the file behind, but the key in it opens nothing: the next server makes another one. No key is sent to another
+machine: clients look it up for addresses of the loopback only.
 """
 
 from __future__ import annotations

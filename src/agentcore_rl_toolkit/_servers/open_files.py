@@ -1,4 +1,4 @@
-"""How many files a server may have open: every connection is one."""
+"""The limit of open files of a server: every connection is one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AWS Signature Version 4 of requests to a local runtime: made for our own, and checked as AgentCore does.
+"""AWS Signature Version 4 of requests to a local runtime: signs our own, and checks all as AgentCore does.
 
 Source: AWS, "Create a signed AWS API request".
 """

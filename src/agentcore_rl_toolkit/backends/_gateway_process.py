@@ -1,4 +1,4 @@
-"""The model gateway as a child process, kept running: started again where it was when it ends by itself."""
+"""The model gateway as a child process. It is started again at the same address when it ends by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients and, where none is running yet, model gateways: what a trainer's process needs to roll out agents.
+"""Clients, and model gateways where none runs yet, for the rollouts of a trainer's process.
 
 A gateway is a child process of the trainer's and ends with it (`--parent-pid`), also when the trainer is killed. A gateway
 that ends by itself is started again at the same address.

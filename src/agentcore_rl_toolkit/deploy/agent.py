@@ -1,4 +1,4 @@
-"""The agent runtime and its endpoint at the control plane: made, brought up to date, removed, each step from what is there."""
+"""The agent runtime and its endpoint at the control plane: makes, updates and removes them, each step from the present state."""
 
 from __future__ import annotations
 

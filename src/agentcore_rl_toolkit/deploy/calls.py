@@ -1,4 +1,4 @@
-"""Calls to AWS, each checked by botocore's own model of the service; a rehearsal prints them and sends none but harmless ones."""
+"""Calls to AWS, each checked by botocore's own model of the service; a rehearsal sends only harmless ones."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Deploying an agent, step by step. Every step looks at what is there first, so that a deployment that was interrupted goes on.
+"""Deploys an agent, step by step. Every step looks at the present state first, so that an interrupted deployment goes on.
 
-Nothing is remembered on this machine: what a deployment made carries its tag on AWS, and only that is ever removed.
+Nothing is stored on this machine: the parts of a deployment carry its tag on AWS, and only tagged parts are ever removed.
 """
 
 from __future__ import annotations

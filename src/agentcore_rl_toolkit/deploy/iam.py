@@ -1,9 +1,9 @@
 """The policies that a deployed agent, a trainer and a deployer need: documents only, no calls.
 
 Sources, as of November 2026. Developer guide of Bedrock AgentCore: "IAM Permissions for AgentCore Runtime" for the execution
-role, "Using service-linked roles for Amazon Bedrock AgentCore" and "Troubleshooting direct code deployment" for who deploys. User
-guide of ECR: "IAM permissions for pushing an image to an Amazon ECR private repository".
-What an agent that is trained does not need (Bedrock's models, workload identities) is left out.
+role, "Using service-linked roles for Amazon Bedrock AgentCore" and "Troubleshooting direct code deployment" for the deployer.
+User guide of ECR: "IAM permissions for pushing an image to an Amazon ECR private repository".
+Rights that a trained agent does not need (Bedrock's models, workload identities) are left out.
 """
 
 from __future__ import annotations

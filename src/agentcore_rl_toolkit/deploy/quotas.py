@@ -1,4 +1,4 @@
-"""An account's quotas of AgentCore Runtime, and what a run will meet of them. Read from Service Quotas, else AWS's defaults.
+"""An account's quotas of AgentCore Runtime, and those that limit a run. Read from Service Quotas, else AWS's defaults.
 
 Source: "Quotas for Amazon Bedrock AgentCore" in its developer guide, November 2026; names as Service Quotas lists them.
 """

@@ -1,1 +1,1 @@
-"""How sessions are kept from this user's files: the tiers, and what each of them needs."""
+"""Keeps sessions from this user's files: the isolation tiers and their requirements."""

@@ -1,6 +1,6 @@
-"""Says that a path is outside of the sandbox, where an error of the agent comes from that. Standard library only, Python 3.10.
+"""Adds a hint to an agent's error about a path outside of the sandbox. Standard library only, Python 3.10.
 
-Inside, a file that the sandbox does not show looks as if it did not exist. The runtime names what it shows in a variable.
+Inside, a file that the sandbox hides looks as if it did not exist. The runtime names the visible folders in a variable.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where an agent's file lies in its project: what it imports from, and what says which packages it needs.
+"""The project of an agent's file: its import path, and the file that lists its packages.
 
 Standard library only, for Python 3.10: this also runs in the environments of agents.
 """

@@ -1,7 +1,7 @@
-"""The Bubblewrap sandbox of an agent version: what is in it, and the command that enters it.
+"""The Bubblewrap sandbox of an agent version: its content, and the command that enters it.
 
-Read-only inside are the system's folders, the interpreter, this package, the agent's project and what ``--readable`` names;
-writable are the folders of the sessions, what ``--writable`` names, and the store. Network, processes and users are as outside.
+The system's folders, the interpreter, this package, the agent's project and the folders of ``--readable`` are read-only inside;
+the folders of the sessions and of ``--writable``, and the store, are writable. Network, processes and users are as outside.
 
 ``/proc`` is the real one, whole: only then can a Bubblewrap inside (an agent that runs tools in sandboxes of its own) make a
 sandbox, as root and as an ordinary user.

@@ -1,4 +1,4 @@
-"""The isolation tiers of the local runtime, and which of them this machine has.
+"""The isolation tiers of the local runtime, and a check which of them this machine has.
 
 ``process``: one Bubblewrap sandbox per agent version; its sessions are forks of the template inside it. ``none``: no sandbox.
 ``container``: a container per session, in Docker or Podman. The first one protects this user's files from a policy's mistakes;

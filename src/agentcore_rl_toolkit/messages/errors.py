@@ -1,4 +1,4 @@
-"""Errors as the provider whose dialect the agent speaks would word them."""
+"""Errors in the words of the provider whose dialect the agent speaks."""
 
 from __future__ import annotations
 

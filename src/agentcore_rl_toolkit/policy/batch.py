@@ -2,7 +2,7 @@
 
 Theory of operation. Running sequences hold rows 0..n-1 of the decoder's cache. `add` gives a sequence the next row, fills it
 from the prefix cache and marks it as new; the next `step` reads the prompts of all new sequences together, which gives each its
-first token; steps after that take one decoding step for everybody. A sequence that ends gives its row to the last running one, so
+first token; each later step decodes one token of every sequence. A sequence that ends gives its row to the last running one, so
 rows stay contiguous and no step ever gathers. Weights change only between steps; a sequence in flight keeps its cache, as in vLLM
 and SGLang, and says which weight versions its first and last token came from.
 """

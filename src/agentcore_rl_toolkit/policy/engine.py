@@ -1,7 +1,7 @@
 """The thread that computes: requests queue up, join the running batch between steps, and leave when done.
 
-Everything that touches the model happens on this one thread. Other threads hand it work (`submit`), wishes (`cancel`) and new
-weights (`update_weights`), and hear back through listeners, which are called in one go per step.
+Only this thread touches the model. Other threads give it requests (`submit`), cancellations (`cancel`) and new weights
+(`update_weights`), and get results through listeners, which are called together once a step.
 """
 
 from __future__ import annotations

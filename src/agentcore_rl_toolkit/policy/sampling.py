@@ -1,8 +1,8 @@
-"""Choosing the next token of many sequences at once, each with its own settings.
+"""Chooses the next token of many sequences at once, each with its own settings.
 
-What happens to the logits of a row, in vLLM's order: ``logit_bias`` is added; repetition, frequency and presence are penalised;
-here temperature 0 takes the largest. Otherwise they are divided by the temperature and cut by ``min_p``, ``top_k`` and ``top_p``,
-each of which sees what the one before it left.
+The logits of a row change in vLLM's order: ``logit_bias`` is added; repetition, frequency and presence are penalised; then
+temperature 0 takes the largest. Otherwise they are divided by the temperature and cut by ``min_p``, ``top_k`` and ``top_p``, one
+after the other.
 """
 
 from __future__ import annotations

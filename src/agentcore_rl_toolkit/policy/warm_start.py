@@ -1,4 +1,4 @@
-"""Supervised training on demonstrations: what a policy has to have seen before reinforcement learning can climb."""
+"""Supervised training on demonstrations, which a policy needs before reinforcement learning can raise its reward."""
 
 from __future__ import annotations
 

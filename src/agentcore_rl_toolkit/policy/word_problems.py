@@ -1,4 +1,4 @@
-"""Arithmetic word problems without end: the task that the built-in policy is trained on.
+"""Arithmetic word problems, any number of them: the task that the built-in policy is trained on.
 
 A problem needs one or two operations. Its wording comes from one of the templates below, its names, things and numbers from
 a seeded generator. Whether a problem belongs to the train or to the held-out split is decided by its numbers alone

@@ -1,4 +1,4 @@
-"""A run on disk: what a training or an evaluation leaves in its folder, written as it happens, read one rollout at a time."""
+"""A run on disk: the folder of a training or an evaluation, written as it happens, read one rollout at a time."""
 
 from .demonstrations import demonstrations, write_demonstrations
 from .folder import METRICS, ROLLOUTS, find_run, find_runs, is_run, read_config, read_metrics, write_config

@@ -1,7 +1,7 @@
 """`in_flight.json` of a run: the rollouts that have no outcome yet, rewritten every two seconds while there are any.
 
-The process that waits for them writes it, because it knows their stages and deadlines and has the keys. It asks the gateway as
-well; before it asks it says so in the file, so that a reader sees a gateway that does not answer.
+The process that waits for them writes it, because it knows their stages and deadlines and has the keys. It also asks the gateway.
+It notes each question in the file before it asks, so that a reader sees a gateway that does not answer.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One rollout as a run keeps it, and its binary form.
 
-What lists and filters need are columns; the rest is one compressed part each: ``dialogue``, ``tokens``, ``detail``. Arrays in
+Values for lists and filters are columns; the rest is one compressed part each: ``dialogue``, ``tokens``, ``detail``. Arrays in
 ``tokens`` are little-endian and in base64 inside JSON, so that a browser reads them without a library of ours. Absent is NULL,
 and NaN inside an array of numbers.
 """

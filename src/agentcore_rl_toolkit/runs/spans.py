@@ -1,8 +1,8 @@
 """Rollouts as OpenTelemetry spans: one trace a rollout, named after its session.
 
 The trace id follows from the session id (`contract.trace_id_of`), so a span, a row of the run, a session of the gateway and the
-agent's own spans find each other without anything being handed on. Names are those of the GenAI conventions: `invoke_agent` for
-the rollout, `chat` for a model call, `execute_tool` for what lies between two of them; stages have names of our own.
+agent's own spans find each other without passing an id on. Names are those of the GenAI conventions: `invoke_agent` for the
+rollout, `chat` for a model call, `execute_tool` for the time between two of them; stages have names of our own.
 
 Source: OpenTelemetry semantic conventions 1.38, gen-ai-spans and gen-ai-agent-spans.
 """

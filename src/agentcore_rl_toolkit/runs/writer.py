@@ -1,9 +1,9 @@
-"""Writes rollouts as they end, and never holds up or breaks what makes them.
+"""Writes rollouts as they end, and never delays or breaks its caller.
 
-Theory of operation. Callers put work into a bounded queue and go on; one thread takes all that waits there and writes it in
-one transaction, so that a group costs one commit. When the queue is full, what comes is dropped and counted; when the disk is,
-the same. The counts are logged, and kept in the run where that is possible. A process that is killed loses what was not yet
-committed, about a second; the file stays whole (SQLite's write-ahead log).
+Theory of operation. Callers put rollouts into a bounded queue and go on; one thread writes the whole queue in one transaction, so
+that a group costs one commit. When the queue or the disk is full, new rollouts are dropped and counted. The counts are logged,
+and kept in the run where that is possible. A process that is killed loses the last uncommitted second; the file stays whole
+(SQLite's write-ahead log).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Object storage by URL: a local directory, this process's memory, S3 (and what obstore speaks besides)."""
+"""Object storage by URL: a local directory, this process's memory, S3 (and obstore's other services)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface every store has: five operations, async with a sync face, with deadlines and retries built in."""
+"""The interface of all stores: five operations, async with a sync face, with deadlines and retries built in."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ starts with. That makes a forest; every leaf becomes one sequence, which is the 
 those already hold all tokens of the turns above it. A turn that several leaves share is trained in the branch of its
 first child and re-read with mask 0 in the others, so that each sampled token is trained exactly once.
 
-Turns that broke off or carry no usable logprobs take no part: what they left in later prompts is context there.
+Turns that broke off or carry no usable logprobs take no part: their text in later prompts is context there.
 """
 
 from __future__ import annotations

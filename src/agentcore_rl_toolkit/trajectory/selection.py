@@ -10,8 +10,7 @@ follows a compaction. The rule of a session picks among them:
 - any other word is a tag, or several with commas between: the turns that carry one of them.
 
 The largest conversation has the most sampled tokens; of two equal ones it is the first. A turn with a tag is a side call
-under `task` and `main`: a judge, say. Of several summaries that were asked for with one prompt, only those train that the agent
-went on from (not under `all`).
+under `task` and `main`: a judge, say. Of several summaries of one prompt, only those train that the agent used (not under `all`).
 """
 
 from __future__ import annotations

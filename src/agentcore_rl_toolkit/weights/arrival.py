@@ -1,13 +1,13 @@
-"""Whether weights that a trainer moved by itself have arrived, as rollouts say that were sampled since.
+"""Checks by the logprobs of rollouts whether weights that a trainer moved by itself have arrived.
 
 Trainers that bring their own transfer (NCCL) leave no engine of ours to probe. But each of their batches has the logprobs that
 tokens were sampled with, and the trainer computes its own of the same tokens. With the same weights on both sides these differ
 by rounding: 1e-5 in float32; on average 0.005 to 0.05 a token in bfloat16. An engine that kept its first weights, another
-checkpoint, or a matrix that it packs for its kernels, gives a larger difference, which grows with every step. It is the mean that
-tells: in bfloat16 the largest difference of thousands of tokens is large also when all is well.
+checkpoint, or a matrix that it packs for its kernels, gives a larger difference, which grows with every step. The mean is
+compared: in bfloat16 the largest difference of thousands of tokens is always large.
 
-This finds what ruins a run. One matrix that is a single step behind drowns in bfloat16; `publishing.prove` finds that too, and
-needs the engine.
+This finds the faults that ruin a run. In bfloat16 it does not find one matrix that is a single step behind; `publishing.prove`
+does, and needs the engine.
 """
 
 from __future__ import annotations

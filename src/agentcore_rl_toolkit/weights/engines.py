@@ -1,9 +1,9 @@
-"""How engines take a checkpoint's folder: vLLM, SGLang and the built-in policy, over HTTP.
+"""Loads a checkpoint's folder into an engine over HTTP: vLLM, SGLang or the built-in policy.
 
 vLLM's routes exist with ``VLLM_SERVER_DEV_MODE=1`` only, and its ``--api-key`` does not guard them: such a server belongs on
 loopback.
 Sources: vLLM 0.32, `entrypoints/rl/online/api_router.py`, `entrypoints/serve/dev`; SGLang 0.5.23, `entrypoints/http_server.py`,
-`managers/io_struct.py`, `managers/tokenizer_manager.py`. SGLang's part was checked against these and has not met a server.
+`managers/io_struct.py`, `managers/tokenizer_manager.py`. SGLang's part was checked against these, not against a server.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Collected rollouts into a run's folder: the one recorder under every trainer.
+"""Writes collected rollouts into a run's folder: the one recorder under every trainer.
 
-A collection that is given a `Recording` writes each rollout as it is judged. What the trainer finds out later (the advantage, its
-own logprobs) is added by the trainers that know it.
+A collection with a `Recording` writes each rollout as it is judged. Trainers add later numbers (the advantage, their own
+logprobs) where they have them.
 """
 
 from __future__ import annotations

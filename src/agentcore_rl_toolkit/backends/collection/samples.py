@@ -1,4 +1,4 @@
-"""Groups -> training samples: the one place where rollouts become what a loss sees. Every backend converts from here."""
+"""Groups -> training samples, which every backend converts into its trainer's own data."""
 
 from __future__ import annotations
 

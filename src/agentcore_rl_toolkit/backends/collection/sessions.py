@@ -1,8 +1,8 @@
 """A batch's sessions at the gateway: made, fetched and deleted in bulk, through a restart of the gateway.
 
-A gateway that cannot be reached is waited for: its store is durable, so what it recorded is there when it is back. An
-answer that cannot be read is asked for again in halves, so that one broken session takes no other with it. Of several gateways
-one that is away for longer than that is lost, with its sessions.
+The collection waits for a gateway that cannot be reached: its store is durable, so its records are there when it is back. An
+answer that cannot be read is asked for again in halves, so that one broken session spoils no other. One of several gateways that
+stays away for longer is lost, with its sessions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A stream of finished groups: rollouts run while the trainer trains, and none is older than it may be.
+"""A stream of finished groups: rollouts run while the trainer trains, within a limit on their age.
 
 How a stream runs. Each group is a collection of its own (`collect_async`), all share the same places. A further group is started
 when a place is free and the trainer will be able to train it in time; a group is handed out when all its rollouts have ended.
@@ -8,8 +8,8 @@ version v has to be in batch v + S or an earlier one. Two rules keep that withou
 
 - *Starts are held back.* At most (S + 1) batches of groups are started and not yet trained, so there is a place in a batch for
   each of them. With S = 0 nothing starts before the last batch is trained: the synchronous loop.
-- *The oldest go first.* A batch takes the finished groups that have to go soonest. It is handed out only if the batches that come
-  afterwards have room for all that then are due; else the trainer waits for the slow ones, which is the price of the limit.
+- *The oldest go first.* A batch takes the finished groups that are due soonest. It is handed out only if the later batches have
+  room for all groups that are due then; else the trainer waits for the slow ones, which is the price of the limit.
 
 Every group is one position in the data. `state` holds the positions that are started and not trained: a stream that is made
 from it starts these first, so neither a kill nor a slow input costs a prompt.

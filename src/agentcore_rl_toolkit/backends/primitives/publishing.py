@@ -1,4 +1,4 @@
-"""New weights, put where agents sample, and proved: sampler and trainer agree on the logprobs of the same tokens.
+"""Publishes new weights and proves them: sampler and trainer agree on the logprobs of the same tokens.
 
 A service names weights by a path and swaps them by itself, so the folder of other engines is a path here.
 """

@@ -2,8 +2,8 @@
 
 Takes rLLM's own hydra overrides. The data set is the one named by RLLM_DATASET in rLLM's registry
 (`examples/strands_math_agent/prepare.py` puts GSM8K there). RLLM_RECORD_DIR names the folder that keeps the rollouts for
-`agentcore-rl view`. RLLM_MAX_MEAN_LOGPROB_GAP is by how much the logprobs of engine and trainer may differ on average before the
-run ends, in nats; "none" is no limit.
+`agentcore-rl view`. RLLM_MAX_MEAN_LOGPROB_GAP is the largest mean difference, in nats, between the logprobs of engine and trainer
+with which the run goes on; "none" is no limit.
 """
 
 from __future__ import annotations

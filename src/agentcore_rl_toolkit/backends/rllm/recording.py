@@ -1,9 +1,9 @@
-"""rLLM's rollouts into a run's folder, for `agentcore-rl view`.
+"""Writes rLLM's rollouts into a run's folder, for `agentcore-rl view`.
 
-rLLM has no place where a rollout may be handed out, so this adds one in the process of its trainer: behind its engine (each
-rollout as it ends), its runtime (what our client knows of it), and its tracking (metrics, and the advantages that it trained
-with). There it also ends a run whose weights did not arrive, by what rLLM logs of a step. For verl that process is a Ray actor:
-a `Recorder` among the arguments that rLLM passes on to its trainer arrives there, and arriving is what attaches it.
+rLLM has no hook for rollouts, so this wraps three parts in the process of its trainer: the engine (each rollout as it ends), the
+runtime (our client's facts of it), and the tracking (metrics, and the trained advantages). It also ends a run whose weights
+did not arrive, by rLLM's log of a step. For verl that process is a Ray actor: a `Recorder` is among the arguments that rLLM
+passes to its trainer, and attaches itself when it is unpickled there.
 
 Names as of rLLM git 9beb6e0.
 """

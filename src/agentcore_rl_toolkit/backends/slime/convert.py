@@ -1,6 +1,6 @@
 """Rollouts -> slime `Sample` objects. Needs no slime: it fills objects of the caller's class.
 
-Field names and meanings as of slime 0.3.1 (git 624b824). What slime does with them: `tokens` are prompt and response,
+Field names and meanings as of slime 0.3.1 (git 624b824): `tokens` are prompt and response,
 `loss_mask` and `rollout_log_probs` cover the last `response_length` of them; samples with the same `rollout_id` are
 averaged as one rollout; `remove_sample` clears the loss mask of a sample while its group keeps its size.
 """

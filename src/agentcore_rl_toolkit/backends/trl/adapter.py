@@ -2,7 +2,7 @@
 
 TRL asks `AgentCoreRollouts` for the rollouts of a batch of prompts; it puts the current weights in place, collects
 the groups and returns the recorded tokens. A prompt, for TRL, is the payload as one line of JSON: TRL hands prompts
-over without their rows, and this form needs no lookup, whatever process or resumed run asks.
+over without their rows, and this form needs no lookup, also in another process or a resumed run.
 """
 
 from __future__ import annotations

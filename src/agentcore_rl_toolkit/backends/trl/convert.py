@@ -4,7 +4,7 @@ TRL takes exactly `num_generations` rows for every prompt, in order, one row per
 
 - a masked rollout becomes a filler row with `env_mask` 0 everywhere and reward None: TRL leaves it out of the group's mean and
   spread, gives it advantage 0 and counts none of its tokens;
-- a forked rollout has several sequences but only one row. `fork_policy` decides which one is trained; what is dropped is counted
+- a forked rollout has several sequences but only one row. `fork_policy` decides which one is trained; dropped ones are counted
   in `ConvertStats`, which the adapter logs with every step.
 """
 

@@ -1,4 +1,4 @@
-"""Rollouts -> what verl's AgentLoop returns. Needs no verl.
+"""Rollouts -> the output of verl's AgentLoop. Needs no verl.
 
 Field names and meanings as of verl 0.9.1. One `AgentLoopOutput` per training sequence; the V1 trainer writes each as
 a row `{uid}_{session}_{index}`, computes the group advantage from the last row of every session and gives it to the

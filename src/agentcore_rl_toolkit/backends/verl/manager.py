@@ -1,6 +1,6 @@
 """verl's agent loop manager over AgentCore, for the V1 trainer (``agent_loop_manager_class``).
 
-What V1 expects (verl 0.9.1): `generate_sequences` returns at once; for every prompt the manager later writes one
+The interface of V1 (verl 0.9.1): `generate_sequences` returns at once; for every prompt the manager later writes one
 TransferQueue row per sample, key ``{uid}_{session}_{index}``, and only when all of them are written sets the prompt's
 own key to "finished" or "failure". The replay buffer drops or refills prompts by these tags. Rollouts run on the
 background loop of this process, one collection per prompt, so that groups finish independently.

@@ -1,13 +1,13 @@
 """Reads verl's numbers of our rows: whether the weights arrived, and values for the run's folder.
 
-Advantages, logprobs and entropies of rows are kept there, and what verl logs of a step.
+It keeps advantages, logprobs and entropies of rows, and verl's log of a step.
 
-V1 keeps what belongs to a row in TransferQueue beside it. It writes its own logprobs and entropy there before the first update of
+V1 keeps the values of a row in TransferQueue beside it. It writes its own logprobs and entropy there before the first update of
 a step, and removes all of a row when its step is over. Both happen in the trainer's process, which is the manager's as well.
 verl has no hook for either, so TransferQueue's `kv_batch_put` and `kv_clear` and verl's `Tracking.log` are wrapped.
 
-verl moves the weights itself. Whether they arrived is checked when it writes its own logprobs: they are compared with those that
-the engine sampled with. A run that ends there has made no update from the step.
+verl moves the weights itself. When it writes its own logprobs, they are compared with the engine's, which shows whether the
+weights arrived. A run that ends there has made no update from the step.
 """
 
 from __future__ import annotations

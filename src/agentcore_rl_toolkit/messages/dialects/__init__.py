@@ -5,7 +5,7 @@
     encoder = dialect.encoder(request, reply_id=new_id("chatcmpl-"))
     out = encoder.start() + encoder.feed(Delta(text="hi")) + encoder.feed(Delta(finish_reason="stop")) + encoder.finish()
 
-What engines answer is read in `gateway.capture`.
+`gateway.capture` reads the answers of engines.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Arguments of tool calls: JSON text as models write it, which JSON does not always allow.
+"""Arguments of tool calls: models write JSON that is not always valid.
 
-Python's reader and writer know ``NaN``, ``Infinity`` and ``-Infinity``, and read ``1e999`` as infinite. Models write what they
-have seen, vLLM and SGLang pass it on, and JSON has no such numbers (RFC 8259, 6): one of them in a body makes all of the body
+Python's reader and writer know ``NaN``, ``Infinity`` and ``-Infinity``, and read ``1e999`` as infinite. Models write such
+numbers, vLLM and SGLang pass them on, and JSON does not have them (RFC 8259, 6): one of them in a body makes all of the body
 unreadable to most clients. Dialects that carry arguments as text get the model's own. Where a dialect has an object, such a
 number is a string with its name, as in protobuf's JSON (https://protobuf.dev/programming-guides/json); pydantic, for one,
 takes that for a number.

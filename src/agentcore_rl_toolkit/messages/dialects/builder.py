@@ -1,4 +1,4 @@
-"""Whole replies as the deltas of a stream, tool calls of a stream put together, and server-sent events as bytes."""
+"""Turns whole replies into the deltas of a stream, joins a stream's tool calls, and writes server-sent events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading a request body field by field, so that whatever is wrong can be named."""
+"""Reads a request body field by field, so that an error names its field."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """OpenAI responses. Source: platform.openai.com/docs/api-reference/responses
 
-Nothing is stored between calls here, so whatever refers to an earlier response by id is refused by name.
+Nothing is stored between calls here, so a reference to an earlier response is refused by name.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The rules for fields, tools and blocks that agents send beside the common ones: one table per dialect.
 
-The rule: what cannot change which tokens are trained is taken. What the model cannot be given becomes text, or is left out
-and counted. Refused is only what would make the record, or the agent's reading of the answer, wrong; the reason names the way
-out. A field that stands in no table is ignored and counted; ``--allow-field NAME`` hands it on to the engine.
+The gateway takes parts of a request that cannot change which tokens are trained. Parts that the model cannot take become text, or
+are left out and counted. It refuses only what would make the record, or the agent's reading of the answer, wrong; the reason
+names the way out. A field in no table is ignored and counted; ``--allow-field NAME`` passes it to the engine.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Tools of the Responses API that are no functions, as the functions that the model is given; their calls go back in the form
-that the agent declared. Source: platform.openai.com/docs/api-reference/responses, tool and item types.
+"""Tools of the Responses API that are no functions: the model gets them as functions, the agent gets their calls in the form
+that it declared. Source: platform.openai.com/docs/api-reference/responses, tool and item types.
 """
 
 from __future__ import annotations

@@ -3,13 +3,12 @@
 Theory of operation. Turn k+1's prompt is turn k's prompt, the sampled tokens, and a *suffix*: the mark that closes
 the answer, the new messages, the opening of the next answer. To get the suffix at a cost that does not grow with the
 conversation, the new messages are rendered behind a stub: one short user message and an answer in which a random
-word stands where the sampled text would be. What follows the word up to the closing mark is the answer's own syntax
-and was sampled; from the closing mark on it is the suffix. Each rendering has a word of its own, which nothing that is
-rendered with it contains: a message with the word in it would be cut off there.
+word stands where the sampled text would be. The text between the word and the closing mark is the answer's own syntax
+and was sampled; the suffix begins at the closing mark. Each rendering has a word of its own, which none of its messages
+contains: a message with the word in it would be cut off there.
 
-That is only right if the template writes new messages without looking at what lies further back. `probe` finds out,
-once, by comparing with full renderings of longer conversations. Patterns for which it does not hold are rendered in
-full."""
+That is only right if the template writes new messages without looking at the messages further back. `probe` finds out,
+once, by comparing with full renderings of longer conversations. Other patterns are rendered in full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One session's history as tokens: what was prompted, what was sampled, and which request goes on from where.
+"""One session's history as tokens: its prompts, its sampled answers, and the turn that each request continues.
 
 Theory of operation. Every finished turn is a `Commit`: a row of tokens, and a digest of the messages it stands for
 (chained, so that one digest names a whole history). A request continues the deepest commit whose digest is that of a
@@ -6,7 +6,7 @@ beginning of its messages; the rest of the messages is rendered behind it. Usual
 one with something appended: comparing the message lists as they are, which Python does at memory speed, then saves
 digesting the history anew.
 
-An assistant message is matched by what it says and calls, not by its ids, blanks at its ends or reasoning: agent
+An assistant message is matched by its text and calls, not by its ids, blanks at its ends or reasoning: agent
 frameworks drop or rewrite those, and the sampled tokens are at hand anyway. Calls that come back with their ids and with members
 added to their arguments are the same calls: Claude Code fills in defaults. Thread-safe; the lock is held while a
 prompt is being made."""

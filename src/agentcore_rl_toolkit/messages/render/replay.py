@@ -1,4 +1,4 @@
-"""A session's history made again from what was recorded of it.
+"""Makes a session's history again from its records.
 
 Nothing is rendered and no text becomes tokens: prompts and completions are the recorded ids. The result is the
 conversation that the renderer had after those calls, so the next prompt extends the last one exactly, also in another

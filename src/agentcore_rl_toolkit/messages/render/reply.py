@@ -1,4 +1,4 @@
-"""Sampled ids -> what they say, whole or as they come."""
+"""Sampled ids -> text, reasoning and calls, whole or as they come."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The policy behind HTTP: token ids in, token ids and logprobs out, weights in.
 
-Tokens are asked for as of vLLM (``/inference/v1/generate``, and ``/v1/completions`` with the ids of a prompt), so that whatever
-samples ids from vLLM samples from the policy: the gateway, which turns messages into ids and back, and the proof after a publish.
+The routes are vLLM's (``/inference/v1/generate``, and ``/v1/completions`` with the ids of a prompt), so that clients of vLLM can
+sample from the policy: the gateway, which turns messages into ids and back, and the proof after a publish.
 """
 
 from __future__ import annotations

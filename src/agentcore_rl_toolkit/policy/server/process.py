@@ -1,4 +1,4 @@
-"""Running the policy server as a process: socket, ready file, signals, and no life after its parent."""
+"""Runs the policy server as a process: socket, ready file, signals, and its end with the parent process."""
 
 from __future__ import annotations
 

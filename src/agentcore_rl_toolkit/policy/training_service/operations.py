@@ -1,4 +1,4 @@
-"""Operations of a training service: done one at a time, those of a run in the order of their numbers; results are kept by id."""
+"""Operations of a training service: they run one at a time, in the order of their numbers; results are kept by id."""
 
 from __future__ import annotations
 

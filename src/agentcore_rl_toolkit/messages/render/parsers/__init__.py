@@ -1,4 +1,4 @@
-"""Which parser reads a model's output: found by what its chat template writes, or chosen by name."""
+"""Chooses the parser of a model's output: by its chat template, or by name."""
 
 from __future__ import annotations
 
