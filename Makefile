@@ -64,8 +64,11 @@ test-system: $(VENV)/.dev packages ## Run one case of each part that needs a fra
 	-@timeout 400 $(MAKE) -s vllm-env
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m system $(RERUNS)
 
-nightly: ## The tests with many more examples and repetitions, and those that the others leave out
-	AGENTCORE_RL_NIGHTLY=1 $(MAKE) test test-system
+nightly: ## Everything: more examples and repetitions, vLLM, verl, all examples, and slime where SLIME_DIR names a checkout
+	-@timeout 900 $(MAKE) -s vllm-env
+	AGENTCORE_RL_NIGHTLY=1 $(MAKE) test test-system verl
+	$(MAKE) examples
+	@if [ -n "$(SLIME_DIR)" ]; then AGENTCORE_RL_NIGHTLY=1 $(MAKE) slime; else echo "slime itself was not run: SLIME_DIR names no checkout"; fi
 
 check: $(VENV)/.dev ## Lint, formatting and types
 	$(BIN)/ruff check .

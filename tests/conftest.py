@@ -40,7 +40,7 @@ from agentcore_rl_toolkit.runs import RunReader, TokenSequence
 
 # `make nightly`: more of what takes examples or repetitions, and the tests marked for it.
 NIGHTLY = bool(os.environ.get("AGENTCORE_RL_NIGHTLY"))
-MORE = 80  # times the examples of every property at night
+MORE = 20  # times the examples of every property at night
 
 # A deadline for each example would measure the load of the machine.
 hypothesis.settings.register_profile("project", max_examples=25, deadline=None)

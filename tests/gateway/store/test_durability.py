@@ -136,7 +136,7 @@ class Agents:
         return sum(map(len, self.seen.values()))
 
 
-KILLS = 160 if os.environ.get("AGENTCORE_RL_NIGHTLY") else 6
+KILLS = 40 if os.environ.get("AGENTCORE_RL_NIGHTLY") else 6
 
 
 @pytest.mark.slow
