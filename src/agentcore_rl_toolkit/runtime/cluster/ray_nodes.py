@@ -101,7 +101,8 @@ def _in_daemon_thread(work: Callable[[], None]) -> Future[None]:
 
     def run() -> None:
         try:
-            done.set_result(work())
+            work()
+            done.set_result(None)
         except BaseException as e:  # handed to the caller, whatever it is
             done.set_exception(e)
 
