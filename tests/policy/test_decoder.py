@@ -134,6 +134,7 @@ def test_saved_policy_loads_again(tmp_path: Path, hf: tuple[Any, Any]) -> None:
 
 
 OTHERS = {
+    "mamba, without attention": ("Mamba2", {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 8}),
     "gemma3, with windows": ("Gemma3", {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16}),
     "mistral, with windows": ("Mistral", {"sliding_window": 8}),
     "lfm2, recurrent in part": ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3}),

@@ -51,9 +51,9 @@ class DecoderShape:
     @classmethod
     def from_config(cls, config: Any) -> DecoderShape:
         """Read a configuration of transformers. Raises: ConfigError for a model that this forward pass does not compute."""
-        family, layers = config.model_type, int(config.num_hidden_layers)
-        heads, windows = int(config.num_attention_heads), getattr(config, "sliding_window", None)
-        rope = config.rope_parameters or {}
+        family = config.model_type
+        rope = getattr(config, "rope_parameters", None) or {}
+        windows = getattr(config, "sliding_window", None)
         if (
             family not in FAMILIES
             or config.hidden_act != "silu"
@@ -62,6 +62,7 @@ class DecoderShape:
             or rope.get("partial_rotary_factor", 1.0) != 1.0
         ):
             raise ConfigError(f"the fast decoder does not know this model ({family})")
+        layers, heads = int(config.num_hidden_layers), int(config.num_attention_heads)
         head_size = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
         frequencies, rope_scale = _rotation(config, head_size)
         bias = bool(getattr(config, "attention_bias", False)) and family != "mistral"
