@@ -106,6 +106,13 @@ def test_a_run_writes_its_inputs_and_submits_one_job(place: Path, with_ray: Path
     assert rows[1] == {"prompt": "", "metadata": {"question": "2+2", "answer": "4"}}
 
 
+def test_bad_rows_leave_no_file_with_keys_in_the_runs_folder(place: Path, with_ray: Path) -> None:
+    (place / "eval.jsonl").write_text("no row\n")
+    with pytest.raises(ConfigError):
+        runner(place, eval_data_path=str(place / "eval.jsonl"), gateway_admin_key="of mine").train()
+    assert not (place / "runs/e1/job.yaml").exists()
+
+
 TRAIN = """
 import json, sys
 from agentcore_rl_toolkit.backends.slime import SlimeRunner

@@ -291,12 +291,13 @@ class SlimeRunner(SlimeSettings):
         self.folder.mkdir(parents=True, exist_ok=True)
         # JSON is YAML: no YAML library is needed to write it.
         self.config_path.write_text(json.dumps(self.rollout_settings(), indent=2) + "\n")
-        self.job_path.touch(mode=0o600)
-        self.job_path.chmod(0o600)
-        self.job_path.write_text(json.dumps({"env_vars": self._job_environment()}, indent=2) + "\n")
         prepare_data(self.data_path, self.folder / "data.jsonl")
         if self.eval_data_path is not None:
             prepare_data(self.eval_data_path, self.folder / "eval.jsonl")
+        # Last: it may hold keys, and an error before this leaves none behind.
+        self.job_path.touch(mode=0o600)
+        self.job_path.chmod(0o600)
+        self.job_path.write_text(json.dumps({"env_vars": self._job_environment()}, indent=2) + "\n")
 
     def _job_environment(self) -> dict[str, str]:
         own = {"PYTHONPATH": str(Path(self.megatron_dir).absolute()), "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
