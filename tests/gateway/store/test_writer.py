@@ -189,6 +189,21 @@ async def test_calls_of_deleted_sessions_are_removed_also_after_a_kill(tmp_path:
     await store.stop()
 
 
+async def test_many_small_sessions_are_removed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_SLICE_S", "_REST_S"):  # all of them before the first rest
+        monkeypatch.setattr(f"agentcore_rl_toolkit.gateway.store.writer.{name}", 3600.0)
+    store = Store(None)
+    store.start(asyncio.get_running_loop())
+    sessions = [put(store, f"session-{k}") for k in range(300)]
+    for session in sessions:
+        store.append(session, record(f"{session.number}-0"))
+        store.delete_session(session.number)
+    await store.kept()
+    await asyncio.sleep(0)
+    assert (len(store.removing), store.reader.query("SELECT count(*) FROM calls")) == (0, [(0,)])
+    await store.stop()
+
+
 WRITES = """
 import asyncio, sys
 from pathlib import Path

@@ -39,6 +39,7 @@ _RETRY_S = 0.1  # how soon a disk that refused is tried again
 _LOCKED_S = 5.0  # how long another program may hold the file before calls are refused
 _SLOW_S = 0.02
 _REST_S = 0.02  # between two tries of a locked file, and of removing calls
+_SLICE_S = 0.005  # for so long at a time: the loop has other work
 _REMOVED_AT_ONCE = 64
 
 
@@ -220,7 +221,8 @@ class Store:
     async def _remove(self) -> None:
         try:
             while self.removing and self.failed is None and self._loop is not None:
-                if not self.wal.moving:
+                until = time.monotonic() + _SLICE_S
+                while self.removing and not self.wal.moving and time.monotonic() < until:
                     self._remove_some(self.removing[0])
                 await asyncio.sleep(_REST_S)
         except sqlite3.Error as e:
