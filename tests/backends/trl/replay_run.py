@@ -249,7 +249,7 @@ def loop_lora(server: WeightServer, out: Path) -> dict[str, Any]:
     services = loop.Services(client=client, gateway=replay.gateway, policy_url=server.url, run_dir=out, model_dir=given)
     config = loop.Config(lora_rank=4, max_logprob_gap=math.inf)  # another model said what was recorded
     torch.manual_seed(0)
-    model, tokenizer = loop.load_model(services, config)
+    model, tokenizer = loop.load_model(given, config)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     groups = collect(requests_for(episodes), client=replay.client, gateway=replay.gateway)
     probe = loop.probe_of(groups)

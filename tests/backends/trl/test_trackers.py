@@ -65,7 +65,7 @@ def trained(trl_python: str, tmp_path_factory: pytest.TempPathFactory) -> Traine
         "OMP_NUM_THREADS": "1",
     }
     command = [trl_python, "-W", "ignore", "-m", "agentcore_rl_toolkit"]
-    options = "--agent shop/agent.py --data shop/train.jsonl --set held_out=0.01 --groups 2 --rollouts 4 --out run"
+    options = "--agent shop/agent.py --data shop/train.jsonl --set held_out=0.01 --groups 4 --rollouts 8 --out run"
     trackers = "--set tracker=tensorboard,mlflow,wandb"
     run = folder / "run"
     process = subprocess.Popen(
@@ -122,7 +122,7 @@ def test_a_resumed_run_is_whole(trained: Trained) -> None:
     with RunReader(trained.run) as kept:
         steps = {(s["phase"], s["step"]): s for s in kept.steps()}
         assert set(steps) == {("before", 0), ("after", STEPS), *(("train", n) for n in range(STEPS))}
-        assert {steps["train", n]["rollouts"] for n in range(STEPS)} == {8}  # nothing twice, whatever was repeated
+        assert {steps["train", n]["rollouts"] for n in range(STEPS)} == {32}  # nothing twice, whatever was repeated
         rollouts = list(kept.rollouts(Query(phase="train", usable=True)))
         assert all(r["advantage"] is not None for r in rollouts)
         [first, *others] = [r for r in rollouts if r["advantage"]]  # groups of equal rewards are not trained
