@@ -264,6 +264,20 @@ async def test_traces_of_sessions_that_nobody_knows_are_none(
         assert [trace["session_id"] for trace in reply] == ["a", "b"]  # the limit holds for each
 
 
+async def test_first_requests_at_the_same_time_start_one_gateway(rllm: ModuleType, tmp_path: Path) -> None:
+    async with ScriptedEngine() as engine:
+        config = rllm.GatewayConfig(workers=[{"url": engine.url}], store="sqlite", db_path=str(tmp_path / "traces"))
+        app = rllm.create_app(config=config)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as http:
+            names = [f"s{n}" for n in range(8)]
+            body = {"model": "m", "messages": USER}
+            calls = [http.post(f"/sessions/{name}/v1/chat/completions", json=body) for name in names]
+            assert [answer.status_code for answer in await asyncio.gather(*calls)] == [200] * 8
+            traces = [(await http.get(f"/sessions/{name}/traces")).json() for name in names]
+        await app.stop()
+        assert [len(found) for found in traces] == [1] * 8
+
+
 async def test_an_evaluation_run_asks_its_provider_for_nothing_extra(rllm: ModuleType) -> None:
     async with ScriptedEngine(gives_tokens=False) as provider:
         config = rllm.GatewayConfig(add_logprobs=False, add_return_token_ids=False)

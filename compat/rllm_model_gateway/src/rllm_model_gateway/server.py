@@ -159,6 +159,7 @@ class _App:
         self._gateway: Gateway | None = None
         self._hosts = HostCheck((config.host,), config.allowed_hosts)
         self._http: httpx.AsyncClient | None = None
+        self._starting = asyncio.Lock()  # without a lifespan the first requests start the gateway, once
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -201,8 +202,9 @@ class _App:
             await self._local.stop()
 
     async def _request(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        if self._http is None:
-            await self.start()
+        async with self._starting:
+            if self._http is None:
+                await self.start()
         assert self._http is not None
         given = dict(scope["headers"])
         refusal = self._hosts.refusal(given.get(b"host"), given.get(b"origin"))
