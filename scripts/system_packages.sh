@@ -20,6 +20,8 @@ need runc runc
 need iptables iptables
 [ -e /usr/lib/podman/netavark ] || want="$want netavark"
 [ -e /usr/lib/podman/aardvark-dns ] || want="$want aardvark-dns"
+# What a base image is made of for the examples' images, which `make nightly` builds.
+[ -z "${AGENTCORE_RL_NIGHTLY:-}" ] || need debootstrap debootstrap
 # A JDK, and Maven with the plugins that every build asks for, from Debian: the migration example builds offline (230 MB, or 40 MB where
 # JDK and Maven are there).
 need javac openjdk-17-jdk-headless
