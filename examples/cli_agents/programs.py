@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 # In the clone, `make packages` installs the programs here; an image has them on PATH.
-INSTALLED = Path(__file__).resolve().parents[2] / ".venvs" / "npm" / "node_modules" / ".bin"
+INSTALLED = Path(__file__).resolve().parent.parent.parent / ".venvs" / "npm" / "node_modules" / ".bin"
 SHOWN = 4000  # bytes of a program's output that are kept
 
 
