@@ -33,7 +33,6 @@ from agentcore_rl_toolkit.deploy.artifact import put_wheel_beside
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.gateway.config import ADMIN_KEY_ENV
 from agentcore_rl_toolkit.gateway.testing import ScriptedModel, ToolCall
-from agentcore_rl_toolkit.runtime.containers.node import HOST_NAME
 from agentcore_rl_toolkit.runtime.remote import RuntimeView
 
 from ..runtime.conftest import wait_for
@@ -49,6 +48,7 @@ BASES = ("docker.io/library/python:3.12-slim", "docker.io/library/python:3.12-sl
 NEEDS = {"strands_officebench_agent": "tasks"}
 OFFICE = ROOT.parent / "shared" / "data" / "officebench" / "tasks"
 BUCKET = "records"
+HOST_NAME = "host.containers.internal"  # this machine in a container of Podman
 HEALTHY_S = 300.0
 
 pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(3000)]

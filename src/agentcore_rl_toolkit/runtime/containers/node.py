@@ -28,7 +28,7 @@ from .process import AGENT_PORT, ContainerProcess
 log = logging.getLogger(__name__)
 
 RUNTIME_LABEL, MACHINE_LABEL = "agentcore-rl.runtime", "agentcore-rl.machine"
-HOST_NAME = "host.docker.internal"  # this machine, as seen from a container
+DOCKER_HOST_NAME = "host.docker.internal"  # this machine, as seen from a container
 
 
 class ContainerNode:
@@ -139,7 +139,6 @@ class ContainerNode:
             folder.mkdir(parents=True, exist_ok=True)
         host: dict[str, Any] = {
             "NetworkMode": "bridge",
-            "ExtraHosts": [f"{HOST_NAME}:host-gateway"],
             "PortBindings": {f"{AGENT_PORT}/tcp": [{"HostIp": "127.0.0.1", "HostPort": ""}]},
             "SecurityOpt": ["no-new-privileges"],
             "RestartPolicy": {"Name": "no"},
@@ -147,6 +146,8 @@ class ContainerNode:
         }
         if c.memory_bytes is not None:
             host |= {"Memory": c.memory_bytes, "MemorySwap": c.memory_bytes}
+        if self.engine.name == "docker":  # Podman names this machine host.containers.internal itself
+            host["ExtraHosts"] = [f"{DOCKER_HOST_NAME}:host-gateway"]
         if self.engine.name == "podman" and sys.platform == "linux":
             host["Ulimits"] = _own_limits()
         if c.container_runtime is not None:
