@@ -102,6 +102,11 @@ def place(engine_storage: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         runtime = services.wait_ready(services.launch("runtime", ["runtime", "serve", *words]))
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("AWS_ENDPOINT_URL_S3", s3)
+            for module in (
+                "moto.settings",
+                "moto.s3.utils",
+            ):  # or "host" of the sessions' name for this machine is a bucket
+                patch.setattr(f"{module}.S3_IGNORE_SUBDOMAIN_BUCKETNAME", "true")
             boto3.client("s3").create_bucket(
                 Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": "us-west-2"}
             )
