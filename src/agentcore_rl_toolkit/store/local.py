@@ -1,7 +1,7 @@
 """Objects as files in a directory: atomic, create-only where asked, fsynced, readable with ordinary tools.
 
 Written with the standard library rather than obstore's local store for three reasons: it can fsync, a first put costs a forked
-session under 1 ms of CPU (obstore's some 20 ms), and its unfinished files are told apart from objects by name.
+session under 1 ms of CPU (obstore's some 20 ms), and the names of its unfinished files differ from those of objects.
 
 A key is the path of its file. All file operations run in threads.
 

@@ -331,8 +331,8 @@ class _Collection:
         params = self._sampling_params(request)
         if params is not None:
             # The gateway holds the session to all of them; OpenAI's clients take no top_k and min_p by name.
-            told = {k: v for k, v in params.items() if k not in ("top_k", "min_p") or v != WHOLE_DISTRIBUTION[k]}
-            overrides.setdefault("sampling_params", told)
+            for_agent = {k: v for k, v in params.items() if k not in ("top_k", "min_p") or v != WHOLE_DISTRIBUTION[k]}
+            overrides.setdefault("sampling_params", for_agent)
         if self.config.train is not None:
             overrides[TRAIN_FIELD] = self.config.train
         if self.config.model_id is not None:

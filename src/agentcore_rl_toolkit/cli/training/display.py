@@ -146,9 +146,9 @@ class Display:
         """Say why rollouts failed since the last time, each reason once. Returns whether any did."""
         failures, ended, self._failures, self._ended = self._failures, self._ended, [], 0
         text = explain(failures, ended) if failures else ""
-        told = text.partition("; ")[2].partition(": ")[2]
-        if text and told not in self._explained:
-            self._explained.add(told)
+        explanation = text.partition("; ")[2].partition(": ")[2]
+        if text and explanation not in self._explained:
+            self._explained.add(explanation)
             self._console.print(f"note: {visible(text)}", highlight=False, markup=False, soft_wrap=True)
         return bool(failures)
 
