@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ ROOT = Path(__file__).parents[2]
 AGENT = ROOT / "examples" / "strands_math_agent" / "arithmetic_app.py"
 GUIDE = ROOT / "docs" / "your-agent.md"
 ADMIN_KEY = "trainers-secret"
+BUCKET = f"records-{uuid.uuid4()}"  # moto's state is the process's
 
 
 def doctor(folder: Path, *options: str, **environment: str) -> tuple[int, dict[str, dict[str, str]]]:
@@ -88,9 +90,7 @@ def moto() -> Iterator[str]:
     url = f"http://{host}:{port}"
     keys = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing", "region_name": "us-west-2"}
     location: Any = {"LocationConstraint": "us-west-2"}
-    boto3.client("s3", endpoint_url=url, **keys).create_bucket(
-        Bucket="records-of-the-doctor", CreateBucketConfiguration=location
-    )
+    boto3.client("s3", endpoint_url=url, **keys).create_bucket(Bucket=BUCKET, CreateBucketConfiguration=location)
     yield url
     server.stop()
 
@@ -109,7 +109,7 @@ def account(moto: str) -> dict[str, str]:
         "AWS_SECRET_ACCESS_KEY": "testing",
         "AWS_REGION": "us-west-2",
         "AWS_ENDPOINT_URL": moto,
-        "AGENTCORE_S3_BUCKET": "records-of-the-doctor",
+        "AGENTCORE_S3_BUCKET": BUCKET,
     }
 
 
@@ -137,7 +137,7 @@ def test_an_account_in_order_passes_and_nothing_is_left_in_the_bucket(
     s3 = boto3.client(
         "s3", endpoint_url=moto, aws_access_key_id="testing", aws_secret_access_key="testing", region_name="us-west-2"
     )
-    assert s3.list_objects_v2(Bucket="records-of-the-doctor")["KeyCount"] == 0
+    assert s3.list_objects_v2(Bucket=BUCKET)["KeyCount"] == 0
 
 
 @pytest.mark.parametrize(

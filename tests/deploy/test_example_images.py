@@ -15,6 +15,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,7 @@ BASES = ("docker.io/library/python:3.12-slim", "docker.io/library/python:3.12-sl
 # What is copied into the image by hand, as the example's README says, and is not in the repository. AppWorld's is made.
 NEEDS = {"strands_officebench_agent": "tasks"}
 OFFICE = ROOT.parent / "shared" / "data" / "officebench" / "tasks"
-BUCKET = "records"
+BUCKET = f"records-{uuid.uuid4()}"  # moto's state is the process's
 HOST_NAME = "host.containers.internal"  # this machine in a container of Podman
 HEALTHY_S = 300.0
 

@@ -69,10 +69,11 @@ def test_published_agent_runs_and_stores_its_result(
         aws_access_key_id="local",
         aws_secret_access_key="local",
     )
-    s3.create_bucket(Bucket="results", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+    bucket = f"results-{uuid.uuid4()}"  # moto's state is the process's: another file's tests may have made "results"
+    s3.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
     for name, payload, status in (("good", {"prompt": "four"}, 200), ("bad", {"prompt": "x", "fail": True}, 500)):
         session = str(uuid.uuid4())
-        block = {"exp_id": "exp", "input_id": name, "s3_bucket": "results", "session_id": session}
+        block = {"exp_id": "exp", "input_id": name, "s3_bucket": bucket, "session_id": session}
         reply = server.default_client.invoke_agent_runtime(
             agentRuntimeArn=arn,
             runtimeSessionId=session,
@@ -82,7 +83,7 @@ def test_published_agent_runs_and_stores_its_result(
 
         def stored(name: str = name, session: str = session) -> dict[str, object] | None:
             try:
-                found = s3.get_object(Bucket="results", Key=f"exp/{name}/{session}.json")
+                found = s3.get_object(Bucket=bucket, Key=f"exp/{name}/{session}.json")
             except ClientError:
                 return None
             record: dict[str, object] = json.loads(found["Body"].read())
