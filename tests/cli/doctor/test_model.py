@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
 
 from agentcore_rl_toolkit.cli.doctor import model
 from agentcore_rl_toolkit.cli.doctor.command import command
@@ -51,6 +52,18 @@ def test_too_little_memory_and_a_template_without_tools_are_said(
     assert found["memory"][0] == "note"
     assert "--set lora_rank" not in found["memory"][2]  # adapters would not fit either
     assert found["speed"][0] == "ok"
+
+
+def test_weights_that_cannot_be_sampled_are_no_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "broken"
+    shutil.copytree(WEIGHTS_DIR, folder)
+    state = load_file(folder / "model.safetensors")
+    state["model.norm.weight"] *= 1e36  # finite, and the logits overflow
+    state["model.embed_tokens.weight"] *= 1e4
+    save_file(state, folder / "model.safetensors")
+    level, text, _ = doctor(folder, monkeypatch)["speed"]
+    assert level == "fail"
+    assert "not finite" in text
 
 
 def test_a_stack_says_before_its_first_rollout_that_the_template_drops_tools(

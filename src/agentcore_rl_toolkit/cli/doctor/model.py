@@ -96,6 +96,8 @@ def _speed(folder: Path) -> Finding:
         before, began_s = _tokens(generations), time.monotonic()
         time.sleep(SPEED_S)
         rate = (_tokens(generations) - before) / (time.monotonic() - began_s)
+    if broken := next((g.error for g in generations if g.error is not None), None):
+        return fail("speed", f"sampling ended: {broken}", "the folder's weights or configuration are at fault")
     text = f"{rate:,.0f} tokens/s for {SEQUENCES} sequences at once; loaded in {ready - began:.1f} s"
     return ok("speed", text)
 
