@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "logs": set(),
     "proof": set(),
     "store": {"_portal"},
-    "app": {"store", "logs", "proof", "isolation"},
+    "app": {"store", "logs", "proof", "isolation", "messages", "_installation"},
     "reward": set(),
     "client": {"store", "logs", "proof", "_portal", "_servers"},
     "trajectory": set(),
@@ -306,6 +306,13 @@ def test_no_class_holds_more_than_a_reader_can_keep_in_mind() -> None:
     assert larger == {}
 
 
+def test_only_calls_of_jobs_load_dialects() -> None:
+    app = {
+        path.relative_to(ROOT).as_posix() for path in (ROOT / "app").rglob("*.py") if "messages" in imported_parts(path)
+    }
+    assert app == {"app/sagemaker/translation.py"}
+
+
 # Parts in the order in which a process imports them, with what none of them so far may have loaded.
 LIGHT = {
     "agents and trainers": {
@@ -321,6 +328,7 @@ LIGHT = {
         "client": {"torch", "transformers", "starlette", "uvicorn"},
         "app": {"torch", "transformers", "openai"},
     },
+    "agents": {"app": {"msgspec", "obstore", "torch", "transformers", "openai"}},
     "servers": {
         "gateway": {"torch", "transformers", "boto3"},
         "runtime": {"torch", "transformers", "boto3", "aiodocker"},

@@ -21,6 +21,7 @@ from ..store import ObjectStore, parse_url
 from .engine import Engine
 from .record import PolicyReward, RolloutInfo, check_policy_reward, find_secrets, success_body
 from .s3_client import S3ClientStore
+from .sagemaker.job import check_reports_nothing
 from .settings import AgentSettings
 
 
@@ -91,7 +92,11 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
         ``train`` says which of the agent's conversations train: "task" (the default: all but side calls such as
         titles), "main", "all", or a tag that its calls carry. Client and trainer may set another.
 
-        Raises: ConfigError for generator functions, which have no single result, for a reward or a rule that is none.
+        An invocation by a multi-turn RL job of Amazon SageMaker runs the same function; its reward goes to the job, and the call
+        is answered after that.
+
+        Raises: ConfigError for generator functions, which have no single result, for a reward or a rule that is none, and for a
+            function that reports its rewards to a job itself.
         """
         reward, rule = check_policy_reward(on_policy_failure), None if train is None else check_train(train)
         if func is None:
@@ -101,6 +106,7 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
     def _register(self, func: Callable[..., Any], policy_reward: PolicyReward, train: str | None) -> Callable[..., Any]:
         if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
             raise ConfigError(f"{func.__name__} is a generator; a rollout function returns one dict")
+        check_reports_nothing(func)
         takes_context = _takes_context(func)
         name = getattr(func, "__name__", None) or type(func).__name__
 

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..contract import (
     PROBE_FIELD,
@@ -30,7 +30,11 @@ from ..store import ObjectStore, open_store, url_matches
 from .record import PolicyReward, RolloutInfo, find_secrets
 from .rollout import Rollout
 from .runner import AgentRunner
+from .sagemaker.job import JobRollout, job_rollout
 from .settings import AgentSettings
+
+if TYPE_CHECKING:
+    from .sagemaker.relay import Relay
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +64,7 @@ class Engine:
         self._stores: dict[str, ObjectStore] = {}
         self._accepted: OrderedDict[Identity, None] = OrderedDict()
         self._live: set[Rollout] = set()
+        self._relay: Relay | None = None
         self._closing = ""
 
     @property
@@ -100,6 +105,9 @@ class Engine:
             from . import probe  # a rollout does not pay for what it loads
 
             return await probe.answer(payload, session_id, settings, self.store_for)
+        job = job_rollout(payload)
+        if job is not None:
+            return await self._accept_for_job(job, func, name, takes_context, context, session_id, policy_reward)
         config = RolloutConfig.from_payload(payload)
         seen = payload if config is None or config.proof_key is None else _without_proof_key(payload)
         args = (seen, context) if takes_context else (seen,)
@@ -137,13 +145,8 @@ class Engine:
             train=config.extra.get(TRAIN_FIELD) or train,
         )
         identity = (bucket, key, config.attempt)
-        with self._lock:
-            if identity in self._accepted:
-                logger.info("delivered again: %s", key)
-                return reply
-            self._accepted[identity] = None
-            while len(self._accepted) > REMEMBERED:
-                self._accepted.popitem(last=False)
+        if not self._is_new(identity):
+            return reply
         rollout = Rollout(
             func=func,
             name=name,
@@ -161,6 +164,75 @@ class Engine:
             if refusal is not None:
                 return self._refuse(rollout, config, identity, refusal)
         return reply
+
+    async def _accept_for_job(
+        self,
+        job: JobRollout,
+        func: Callable[..., Any],
+        name: str,
+        takes_context: bool,
+        context: Any,
+        session_id: str,
+        policy_reward: PolicyReward,
+    ) -> dict[str, Any]:
+        """Run a rollout for a multi-turn RL job, and answer when its reward is reported.
+
+        Raises: AgentCoreRLError when it could not be reported.
+        """
+        from .sagemaker.relay import Relay  # only rollouts of jobs pay for what it loads
+        from .sagemaker.runtime import JobRewards, JobRuntime
+
+        settings, identity = self.settings, (job.arn, job.key, 1)
+        runtime = JobRuntime(job)
+        rollout = next((r for r in self._live if r.label == job.key), None)
+        if self._is_new(identity):
+            relay = self._relay = self._relay or Relay()
+            api_key = relay.open(runtime)
+            payload = job.payload(relay.base_url, api_key)
+            config = RolloutConfig.from_dict(payload[ROLLOUT_FIELD])
+            info = RolloutInfo(
+                config=config,
+                session_id=session_id,
+                result_key=job.key,
+                payload=None,
+                secrets=find_secrets(config),
+                started_s=time.time(),
+            )
+            rewards = JobRewards(
+                job, runtime, failures=settings.sagemaker_failures, turn_rewards=settings.sagemaker_turn_rewards
+            )
+            args = (payload, context) if takes_context else (payload,)
+            rollout = Rollout(
+                func=func,
+                name=name,
+                args=args,
+                settings=settings,
+                session_id=session_id,
+                info=info,
+                store=rewards,
+                policy_reward=policy_reward,
+            )
+            rollout.done.add_done_callback(lambda _: relay.close(api_key))
+            rollout.done.add_done_callback(lambda _: rewards.reported or self._accepted.pop(identity, None))
+            self._begin(rollout)
+        if settings.sagemaker_background:
+            return {"status": "in_progress"}
+        if rollout is not None:
+            await asyncio.wrap_future(rollout.done)
+        if identity not in self._accepted:
+            raise AgentCoreRLError(f"the reward of {job.key} could not be reported; the agent's log says why")
+        return {"status": "completed"}
+
+    def _is_new(self, identity: Identity) -> bool:
+        """Whether an invocation is delivered for the first time; from now on it is not."""
+        with self._lock:
+            if identity in self._accepted:
+                logger.info("delivered again: %s", identity[1])
+                return False
+            self._accepted[identity] = None
+            while len(self._accepted) > REMEMBERED:
+                self._accepted.popitem(last=False)
+            return True
 
     def _refuse(
         self, rollout: Rollout, config: RolloutConfig, identity: Identity, refusal: AgentCoreRLError

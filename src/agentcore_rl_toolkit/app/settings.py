@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal, cast, get_args
 
 from ..errors import ConfigError
 
 PREFIX = "AGENTCORE_RL_"
+Failures = Literal["failed", "zero"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +28,10 @@ class AgentSettings:
     max_record_bytes: int = 100_000_000
     reseed: bool = True
     probe: bool = True  # answer `agentcore-rl doctor`
+    # Of SageMaker's multi-turn RL jobs. Failures of agent and infrastructure: reported as such, or as a reward of 0.
+    sagemaker_failures: Failures = "failed"
+    sagemaker_turn_rewards: bool = False  # a list of rewards is one per sample
+    sagemaker_background: bool = False  # answer at once and not when the reward is reported
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> AgentSettings:
@@ -58,6 +64,12 @@ def _read_seconds(text: str) -> float:
     return value
 
 
+def _read_failures(text: str) -> Failures:
+    if text not in get_args(Failures):
+        raise ValueError("write failed or zero")
+    return cast(Failures, text)
+
+
 def _read_list(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
@@ -67,5 +79,6 @@ _READERS: dict[str, Callable[[str], object]] = {
     "float": _read_seconds,
     "int": int,
     "str": str,
+    "Failures": _read_failures,
     "tuple[str, ...]": _read_list,
 }

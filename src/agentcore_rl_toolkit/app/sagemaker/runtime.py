@@ -1,0 +1,175 @@
+"""A job's runtime as one rollout uses it: samples, and the reward at the end. Calls by boto3, which signs them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    EndpointConnectionError,
+    ReadTimeoutError,
+    UnknownServiceError,
+)
+
+from ..._installation import missing_extra
+from ...contract import Cause, Outcome, extract_reward, parse_record, record_cause, record_outcome
+from ...errors import ContractError, StoreError
+from ...store import ObjectStore, RetryPolicy, jitter
+from ...store.retry import TransientStoreError
+from ..settings import Failures
+from .job import JobRollout
+
+log = logging.getLogger(__name__)
+
+READ_S = 300.0  # a whole reply of 8,192 tokens, the most that a job samples per turn
+RETRY_S = 240.0  # a job gives a rollout 300 s at least
+_BACKOFF = RetryPolicy(first_delay_s=0.5, max_delay_s=8.0, attempt_s=60.0)
+_BUSY = frozenset({429, 500, 503})
+# How the service says that it has ended a rollout.
+_ENDED = ("not in valid status", "cannot transition trajectory", "already processed", "trajectory not found")
+
+
+class JobCallError(Exception):
+    """A call that the job runtime refused, or that did not reach it. ``again``: nothing was sampled, and another try may help."""
+
+    def __init__(self, message: str, *, status: int, again: bool = False) -> None:
+        super().__init__(message)
+        self.status, self.again = status, again
+
+    @property
+    def ended(self) -> bool:
+        """Whether the reason is that the rollout has ended for the job."""
+        return self.status < 500 and any(text in str(self).lower() for text in _ENDED)
+
+
+@functools.lru_cache(maxsize=8)
+def _client(region: str, endpoint: str | None) -> Any:
+    import boto3
+    from botocore.config import Config
+
+    config = Config(retries={"total_max_attempts": 1}, connect_timeout=10, read_timeout=READ_S, max_pool_connections=64)
+    try:
+        return boto3.Session().client("sagemakerjobruntime", region_name=region, endpoint_url=endpoint, config=config)
+    except UnknownServiceError as e:
+        raise missing_extra("this boto3 knows no multi-turn RL jobs", "sagemaker") from e
+
+
+class JobRuntime:
+    """The job runtime of one rollout. Its methods block."""
+
+    def __init__(self, job: JobRollout) -> None:
+        self.job = job
+        self._boto = _client(job.region, job.endpoint)
+
+    def sample(self, request: bytes, *, stream: bool) -> Any:
+        """The reply to a chat completion: its bytes, or the object to read them from. Tries again while the job is busy.
+
+        Raises: JobCallError.
+        """
+        name = "sample_with_response_stream" if stream else "sample"
+        began_s, failures = time.monotonic(), 0
+        while True:
+            try:
+                reply = self.call(name, TrajectoryId=self.job.trajectory_id, Body=request)
+                self.job.samples += 1
+                return reply
+            except JobCallError as e:
+                self.job.ended = self.job.ended or e.ended
+                failures += 1
+                delay_s = _BACKOFF.delay_s(failures, jitter())
+                if not e.again or time.monotonic() - began_s + delay_s > RETRY_S:
+                    raise
+            time.sleep(delay_s)
+
+    def call(self, operation: str, **arguments: Any) -> Any:
+        """One call, once: the body of its answer. Raises: JobCallError."""
+        try:
+            body = getattr(self._boto, operation)(JobArn=self.job.arn, **arguments).get("Body")
+            return body.read() if operation == "sample" else body
+        except ClientError as e:
+            status = int(e.response["ResponseMetadata"]["HTTPStatusCode"])
+            # 402 is a service quota in AWS's words; to an agent's client that is 429.
+            raise JobCallError(str(e), status=429 if status == 402 else status, again=status in _BUSY) from e
+        except EndpointConnectionError as e:
+            raise JobCallError(str(e), status=503, again=True) from e
+        except BotoCoreError as e:
+            raise JobCallError(str(e), status=504 if isinstance(e, ReadTimeoutError) else 502) from e
+
+
+class JobRewards(ObjectStore):
+    """A job as the place of a rollout's record: the reward in the record goes to the job, once.
+
+    ``failures`` is what becomes of a rollout that agent or infrastructure failed: "failed", or "zero" for a reward of 0. With
+    ``turn_rewards`` a list of rewards is sent as it is if it has one per sample; otherwise its last element is.
+    """
+
+    def __init__(self, job: JobRollout, runtime: JobRuntime, *, failures: Failures, turn_rewards: bool) -> None:
+        super().__init__(job.arn, retry=_BACKOFF)
+        self._job, self._runtime = job, runtime
+        self._failures, self._turn_rewards = failures, turn_rewards
+        self._verdict: tuple[str, list[float]] | None = None
+        self._completed = False
+        self.reported = False
+
+    async def _put(self, key: str, body: bytes, create_only: bool, durable: bool) -> None:
+        if self._verdict is None:
+            self._verdict = self._judge(parse_record(body))
+        if self._job.ended:
+            log.error("the job has ended %s already: nothing is reported", key)
+            self.reported = True
+            return
+        status, rewards = self._verdict
+        if not self._completed:
+            await self._report(key, "complete_rollout", Status=status)
+            self._completed = True
+        await self._report(key, "update_reward", Rewards=rewards)
+        self.reported = True
+
+    async def _report(self, key: str, operation: str, **arguments: Any) -> None:
+        ids = {"TrajectoryId": self._job.trajectory_id, "ClientToken": self._job.client_token(operation)}
+        try:
+            await asyncio.to_thread(self._runtime.call, operation, **ids, **arguments)
+        except JobCallError as e:
+            if e.ended:
+                log.warning("%s of %s: the job has it already: %s", operation, key, e)
+            elif e.status >= 500 or e.status == 429:
+                raise TransientStoreError(str(e), key=key) from e
+            else:
+                raise StoreError(f"{operation} of {key}: {e}", key=key) from e
+
+    def _judge(self, record: Mapping[str, Any]) -> tuple[str, list[float]]:
+        """The rollout's status and rewards."""
+        if self._job.samples == 0:
+            log.error("%s sampled nothing from the job's model: SageMaker may end the whole job", self._job.key)
+        outcome = record_outcome(record)
+        scored = outcome is Outcome.OK or record_cause(record, outcome) is Cause.POLICY
+        given = record.get("rewards", record.get("reward"))
+        reward = _number(given) if scored else None
+        if reward is None:
+            why = f"its reward is {given!r}" if scored else f"{outcome}: {record.get('stop_reason')}"
+            log.error("%s failed (%s) and is reported as %s", self._job.key, why, self._failures)
+            return "ready" if self._failures == "zero" else "failed", [0.0]
+        if self._turn_rewards and isinstance(given, list):
+            turns = [one for one in map(_number, given) if one is not None]
+            if len(turns) == len(given) == self._job.samples:
+                return "ready", turns
+            log.warning("%s: %d rewards for %d samples: the last counts", self._job.key, len(given), self._job.samples)
+        return "ready", [reward]
+
+    async def _none(self, *_: Any, **__: Any) -> Any:
+        raise StoreError("a job gives no records back")
+
+    _get = _head = _list = _delete = _none
+
+
+def _number(reward: Any) -> float | None:
+    try:
+        return extract_reward({"rewards": reward})
+    except ContractError:
+        return None
