@@ -58,6 +58,18 @@ async def stop_listening(server: asyncio.Server) -> None:
     server.close()
 
 
+async def break_off(send: Any) -> None:
+    """End the caller's connection without a complete response.
+
+    ASGI has no message for this. uvicorn's ``send`` is a method of the object that has the transport.
+    """
+    transport = getattr(getattr(send, "__self__", None), "transport", None)
+    if transport is None:
+        raise ConnectionResetError("the connection is to be broken off")
+    transport.abort()
+    await asyncio.sleep(0.001)  # uvicorn hears of it from the loop, and expects no response then
+
+
 def url_of(sock: socket.socket) -> str:
     """The address of a listening socket."""
     host, port = sock.getsockname()[:2]

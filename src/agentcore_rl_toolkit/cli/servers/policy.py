@@ -19,9 +19,22 @@ def group() -> None:
 
 
 @group.command(
-    short_help="Serve the policy's tokens.",
+    short_help="Serve the policy's tokens, or SageMaker's training API over it.",
 )
 @model_option()
+@click.option(
+    "--as",
+    "api",
+    type=click.Choice(["tokens", "sagemaker"]),
+    default="tokens",
+    show_default=True,
+    help="sagemaker: SageMaker Training Sessions, for unmodified boto3 and SDK clients.",
+)
+@click.option(
+    "--checkpoint-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="With --as sagemaker: keep saved weights here; without it they end with the service.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=0, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 takes a free one.")
 @click.option(
@@ -31,19 +44,28 @@ def group() -> None:
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="Threads of one computation.")
 @click.option("--seed", type=int, help="Seed of requests without one.")
 @_allowed_hosts
-def serve(model: Path | None, **settings: Any) -> None:
+def serve(model: Path | None, api: str, checkpoint_dir: Path | None, **settings: Any) -> None:
     """Serve the policy: token ids in, token ids and logprobs out, weights in. Stop it with Ctrl-C or SIGTERM.
 
     A gateway before it makes a chat endpoint of it: `agentcore-rl gateway serve --engine policy --upstream URL`.
 
     New weights need an admin key: AGENTCORE_RL_POLICY_ADMIN_KEY, else one is made and its file named.
+
+    --as sagemaker serves SageMaker Training Sessions in its place. Its first lines are the variables that clients need.
     """
     # Waiting threads of OpenMP spin by default, which steals the cores of everything else on the machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from ...policy.server.process import ServeConfig
-    from ...policy.server.process import serve as run
+    from ...policy.server.process import serve as serve_tokens
 
-    run(ServeConfig(weights=model, **settings, admin_key=os.environ.get("AGENTCORE_RL_POLICY_ADMIN_KEY") or None))
+    admin_key = os.environ.get("AGENTCORE_RL_POLICY_ADMIN_KEY") or None
+    config = ServeConfig(weights=model, **settings, admin_key=admin_key)
+    if api == "tokens":
+        serve_tokens(config)
+        return
+    from ...policy.training_service.sagemaker.service import serve as serve_sessions
+
+    serve_sessions(config, checkpoint_dir=checkpoint_dir)
 
 
 group.add_command(vllm_command)

@@ -43,7 +43,7 @@ class ServeConfig:
     admin_key: str | None = field(default=None, repr=False)
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """A server that leaves signals to us: uvicorn raises them again after its shutdown, and the exit code would not be 0."""
 
     @contextlib.contextmanager
@@ -73,7 +73,7 @@ async def _serve(config: ServeConfig, engine: Engine, listener: socket.socket) -
     made = keys.make() if config.admin_key is None else None
     app = create_app(engine, admin_key=config.admin_key or made)
     hosts = HostCheck((config.host, listener.getsockname()[0]), config.allowed_hosts)
-    server = _Server(
+    server = Server(
         uvicorn.Config(
             CheckedApp(app, hosts),
             ws="none",

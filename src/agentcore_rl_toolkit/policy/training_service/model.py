@@ -1,12 +1,12 @@
 """A causal LM behind the verbs of a training service: forward_backward, optim_step, save, load, publish, sample.
 
 All weights are trained (no LoRA); samples come from what was published. The losses are Tinker's, over sampled tokens t with
-logprob l_t, the sampler's logprob o_t, advantage A_t and r_t = exp(l_t - o_t)::
+logprob l_t, the sampler's logprob o_t, advantage A_t, weight w_t (1 where a request has none) and r_t = exp(l_t - o_t)::
 
     cross_entropy         - sum  w_t l_t
-    importance_sampling   - sum  r_t A_t
-    ppo                   - sum  min(r_t A_t, clip(r_t, low, high) A_t)
-    cispo                 - sum  clip(r_t, low, high) A_t l_t        (the clipped ratio is a constant)
+    importance_sampling   - sum  w_t r_t A_t
+    ppo                   - sum  w_t min(r_t A_t, clip(r_t, low, high) A_t)
+    cispo                 - sum  w_t clip(r_t, low, high) A_t l_t        (the clipped ratio is a constant)
 
 Source: tinker-docs.thinkingmachines.ai, "Losses"; the clips are 0.8 and 1.2 unless the request says otherwise.
 """
@@ -211,6 +211,18 @@ class PolicyModel:
                 raise ConfigError(f"sampling ended as {generation.finish_reason}: {generation.error}")
         return [Completion(ids=g.token_ids, logprobs=g.logprobs, stop_reason=str(g.finish_reason)) for g in done]
 
+    @torch.no_grad()
+    def logprobs(self, path: str | None, ids: list[int]) -> list[float]:
+        """Those of all tokens but the first. Shapes: (T,) -> (T - 1,)."""
+        ids_T = torch.tensor(ids)
+        weights = {} if path is None else self._kept_at(path)["weights"]
+        model_input = {"input_ids": ids_T[None]}
+        # Saved weights are copies, so tied ones are two.
+        output = torch.func.functional_call(self._base, weights, (), model_input, tie_weights=False)
+        logits_TV = output.logits[0].float()
+        logprobs_T = torch.log_softmax(logits_TV[:-1], -1).gather(1, ids_T[1:, None])[:, 0]
+        return [float(x) for x in logprobs_T]
+
     def _engine(self, path: str | None) -> Engine:
         with self._lock:
             engine = self._engines.get(path)
@@ -231,15 +243,16 @@ class PolicyModel:
 def _loss(
     name: str, logprobs_T: torch.Tensor, inputs: Mapping[str, list[float]], config: Mapping[str, float | str]
 ) -> torch.Tensor:
+    weights_T = torch.tensor(inputs["weights"]) if "weights" in inputs else torch.ones_like(logprobs_T)
     if name == "cross_entropy":
-        return -(torch.tensor(inputs["weights"]) * logprobs_T).sum()
+        return -(weights_T * logprobs_T).sum()
     old_T, advantages_T = torch.tensor(inputs["logprobs"]), torch.tensor(inputs["advantages"])
     # Where the advantage is 0 (context) the recorded logprob is no logprob; exp of the difference could overflow.
     ratio_T = torch.where(advantages_T != 0, logprobs_T - old_T, 0.0).exp()
     low, high = float(config.get("clip_low_threshold", 0.8)), float(config.get("clip_high_threshold", 1.2))
     clipped_T = ratio_T.clamp(low, high)
     if name == "importance_sampling":
-        return -(ratio_T * advantages_T).sum()
+        return -(weights_T * ratio_T * advantages_T).sum()
     if name == "ppo":
-        return -torch.minimum(ratio_T * advantages_T, clipped_T * advantages_T).sum()
-    return -(clipped_T.detach() * advantages_T * logprobs_T).sum()  # cispo
+        return -(weights_T * torch.minimum(ratio_T * advantages_T, clipped_T * advantages_T)).sum()
+    return -(weights_T * clipped_T.detach() * advantages_T * logprobs_T).sum()  # cispo

@@ -50,6 +50,10 @@ class Operations:
                 self._trainer.submit(do)
         return operation
 
+    def blocked(self, run: str) -> bool:
+        """Whether operations of this run wait for a number that is missing."""
+        return bool(self._runs[run].waiting)
+
     def result(self, operation: str) -> Future[Any]:
         """The future of an operation. Raises: ConfigError on an unknown id."""
         if operation not in self._results:

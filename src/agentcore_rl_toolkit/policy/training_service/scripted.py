@@ -71,6 +71,9 @@ class ScriptedModel:
         with self._lock:
             return [self._one(params) for _ in range(n)]
 
+    def logprobs(self, path: str | None, ids: list[int]) -> list[float]:
+        return [logprob_of(i) for i in ids[1:]]
+
     def _one(self, params: Mapping[str, Any]) -> Completion:
         limit, stops = int(params.get("max_tokens") or self.tokens), params.get("stop") or [self.last_id]
         if self.replies:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from ..._servers.host_check import Refusal
+from ..._servers.process import break_off
 from ..sessions.connection import UpstreamLostError
 from ..wire import MAX_PAYLOAD_BYTES, REQUEST_ID_HEADER, WireError, invalid
 
@@ -96,15 +97,3 @@ def as_wire_error(error: BaseException) -> WireError:
 def refusal_error(refusal: Refusal) -> WireError:
     """A refused Host or Origin, as AWS's clients read errors."""
     return WireError("AccessDeniedException", refusal.message, status=refusal.status)
-
-
-async def break_off(send: Send) -> None:
-    """End the caller's connection without a complete response.
-
-    ASGI has no message for this. uvicorn's ``send`` is a method of the object that has the transport.
-    """
-    transport = getattr(getattr(send, "__self__", None), "transport", None)
-    if transport is None:
-        raise ConnectionResetError("the connection is to be broken off")
-    transport.abort()
-    await asyncio.sleep(0.001)  # uvicorn hears of it from the loop, and expects no response then

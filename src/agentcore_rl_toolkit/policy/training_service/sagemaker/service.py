@@ -1,0 +1,135 @@
+"""The service on a port: in this process for tests and rehearsals, or as a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import uvicorn
+
+from ...._servers import keys
+from ...._servers.host_check import CheckedApp, HostCheck
+from ...._servers.open_files import raise_file_limit
+from ...._servers.process import listen, parent_gone, url_of, write_private, write_ready
+from ...model import check_directory
+from ...server.process import ServeConfig, Server
+from ..interface import TrainableModel
+from ..model import PolicyModel
+from . import wire
+from .app import SageMakerApp
+from .packages import Packages
+from .sessions import Service
+
+ACCESS_KEY = "local"
+ENDPOINTS = (
+    "AWS_ENDPOINT_URL_SAGEMAKER",
+    "AWS_ENDPOINT_URL_SAGEMAKERTRAININGSESSIONRUNTIME",
+    "SAGEMAKER_TRAINING_SESSION_ENDPOINT",  # these two are of the SDK `sagemaker-train`
+    "SAGEMAKER_TRAINING_SESSION_RUNTIME_ENDPOINT",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """A service that listens. ``app.faults`` may be changed at any time."""
+
+    url: str
+    secret: str = field(repr=False)
+    app: SageMakerApp
+
+    @property
+    def endpoints(self) -> dict[str, str]:
+        """The variables of the environment by which clients find the service."""
+        return {**dict.fromkeys(ENDPOINTS, self.url), "AWS_DEFAULT_REGION": wire.REGION}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """All variables that unmodified clients need."""
+        return {**self.endpoints, "AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": self.secret}
+
+
+@contextlib.contextmanager
+def running(
+    model: TrainableModel,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    checkpoint_dir: Path | None = None,
+    tokenizer: Path | None = None,
+    allowed_hosts: tuple[str, ...] = (),
+) -> Iterator[Running]:
+    """Serve a model on a thread of this process until the block ends. ``port`` 0 takes a free one.
+
+    ``checkpoint_dir``: the folder of a `PolicyModel` that keeps its weights, for the names of the model packages.
+    ``tokenizer``: the folder that the hub names for the base model's tokenizer; None: the built-in policy's.
+    Raises: ConfigError (port in use).
+    """
+    secret = keys.make()
+    service = Service(model, Packages(checkpoint_dir))
+    listener = listen(host, port)
+    try:
+        app = SageMakerApp(
+            service,
+            credential=(ACCESS_KEY, secret),
+            tokenizer=str(check_directory(tokenizer)),
+        )
+        checked = CheckedApp(app, HostCheck((host, listener.getsockname()[0]), allowed_hosts))
+        server = Server(uvicorn.Config(checked, ws="none", lifespan="off", access_log=False, log_level="warning"))
+        thread = threading.Thread(
+            target=lambda: asyncio.run(server.serve(sockets=[listener])), name="sagemaker-sessions", daemon=True
+        )
+        thread.start()
+        try:
+            yield Running(url=url_of(listener), secret=secret, app=app)
+        finally:
+            server.should_exit = True
+            thread.join()
+    finally:
+        listener.close()
+        service.close()
+
+
+def serve(config: ServeConfig, *, checkpoint_dir: Path | None) -> None:
+    """Serve the built-in policy until SIGTERM, SIGINT or the parent's end. Raises: ConfigError."""
+    torch.set_num_threads(config.threads)
+    raise_file_limit()
+    model = PolicyModel(weights=config.weights, checkpoint_dir=checkpoint_dir, seed=config.seed or 0)
+    with (
+        contextlib.closing(model),
+        running(
+            model,
+            host=config.host,
+            port=config.port,
+            checkpoint_dir=checkpoint_dir,
+            tokenizer=config.weights,
+            allowed_hosts=config.allowed_hosts,
+        ) as service,
+        tempfile.TemporaryDirectory(prefix="agentcore-rl-sagemaker-") as folder,
+    ):
+        file = Path(folder) / "credentials"
+        write_private(file, f"[default]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {service.secret}\n")
+        if config.ready_file is not None:
+            write_ready(config.ready_file, {"url": service.url, "pid": os.getpid(), "credentials_file": str(file)})
+        print(f"SageMaker Training Sessions at {service.url}", file=sys.stderr)
+        for name, value in {**service.endpoints, "AWS_SHARED_CREDENTIALS_FILE": str(file)}.items():
+            print(f"  export {name}={value}", file=sys.stderr, flush=True)
+        asyncio.run(_until_stopped(config.parent_pid))
+
+
+async def _until_stopped(parent_pid: int | None) -> None:
+    stopped, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    orphaned = None if parent_pid is None else asyncio.ensure_future(parent_gone(parent_pid))
+    if orphaned is not None:
+        orphaned.add_done_callback(lambda _: stopped.set())
+    await stopped.wait()

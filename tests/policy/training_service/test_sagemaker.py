@@ -1,0 +1,468 @@
+"""Training sessions by unmodified boto3 clients over HTTP: botocore writes each request, and checks each response."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.config import Config
+from botocore.credentials import Credentials
+from botocore.exceptions import ClientError, HTTPClientError
+from botocore.validate import ParamValidator
+
+from agentcore_rl_toolkit.policy.training_service.interface import TrainableModel
+from agentcore_rl_toolkit.policy.training_service.model import PolicyModel
+from agentcore_rl_toolkit.policy.training_service.sagemaker.service import ACCESS_KEY, Running, running
+from agentcore_rl_toolkit.policy.training_service.scripted import ScriptedModel
+
+from ..conftest import start
+
+ROLE = "arn:aws:iam::123456789012:role/trainer"
+BASE = "arn:aws:sagemaker:us-west-2:aws:hub-content/SageMakerPublicHub/Model/openai-reasoning-gpt-oss-20b/1.2.3"
+GROUP = "arn:aws:sagemaker:us-west-2:123456789012:model-package-group/mine"
+NOWHERE = "arn:aws:sagemaker:us-west-2:123456789012:model-package/mine/99"
+PROMPT = [300, 301, 302]
+STEP = {"optimizerStep": {"adamParamsConfig": {"learningRate": 0.001}}}
+WITHIN_S = 60
+
+
+def check_response(http_response: Any, model: Any, **_: Any) -> None:
+    """What was sent has the shape that botocore's model gives: it reads past fields that it does not know."""
+    if http_response.status_code == 200 and model.output_shape is not None:
+        sent = json.loads(http_response.content)
+        if (logprobs := sent.get("operationResult", {}).get("computeLogprobs", {}).get("logprobs")) is not None:
+            assert logprobs.pop(0) is None  # AWS sends null for the first token, which its own model has not
+        report = ParamValidator().validate(sent, model.output_shape)
+        assert not report.has_errors(), report.generate_report()
+
+
+class Clients:
+    """Both clients of a service, and one session's numbers."""
+
+    def __init__(self, url: str, secret: str, session: str = "run-1") -> None:
+        def client(name: str, **config: Any) -> Any:
+            made = boto3.client(
+                name,
+                endpoint_url=url,
+                region_name="us-west-2",
+                aws_access_key_id=ACCESS_KEY,
+                aws_secret_access_key=secret,
+                config=Config(retries={"total_max_attempts": 1}, **config),
+            )
+            made.meta.events.register("after-call", check_response)
+            return made
+
+        self.control = client("sagemaker")
+        self.runtime = client("sagemakertrainingsessionruntime")
+        self.unchecked = client("sagemakertrainingsessionruntime", parameter_validation=False)
+        self.url, self.secret = url, secret
+        self.session = session
+        self.number = 0
+
+    def create(self, **more: Any) -> None:
+        self.control.create_training_session(
+            TrainingSessionName=self.session,
+            LoraConfig={"Rank": 32, "Alpha": 64},
+            RoleArn=ROLE,
+            ModelConfig={"BaseModelArn": BASE},
+            OutputConfig={"S3Location": {"Path": "s3://bucket/run"}},
+            ModelPackageGroupArn=GROUP,
+            **more,
+        )
+        self.until("Running")
+
+    def described(self) -> dict[str, Any]:
+        return dict(self.control.describe_training_session(TrainingSessionName=self.session)["TrainingSessionDetail"])
+
+    @property
+    def status(self) -> str:
+        return str(self.described()["TrainingSessionStatus"])
+
+    def put_faults(self, **shares: float) -> None:
+        url, body = f"{self.url}/_local/faults", json.dumps(shares).encode()
+        request = AWSRequest("PUT", url, data=body)
+        SigV4Auth(Credentials(ACCESS_KEY, self.secret), "sagemaker", "us-west-2").add_auth(request)
+        asked = urllib.request.Request(url, body, dict(request.headers.items()), method="PUT")
+        urllib.request.urlopen(asked, timeout=WITHIN_S).close()
+
+    def until(self, status: str) -> None:
+        _until(lambda: self.status == status)
+
+    def submit(self, config: dict[str, Any], number: int | None = None, token: str | None = None) -> str:
+        self.number += number is None
+        asked = {
+            "trainingSessionName": self.session,
+            "operationConfig": config,
+            "sequenceNumber": number or self.number,
+        }
+        given = {} if token is None else {"clientToken": token}
+        return str(self.runtime.execute_training_operation(**asked, **given)["operationId"])
+
+    def poll(self, operation: str) -> dict[str, Any]:
+        kind = "sampling" if operation.startswith("sample") else "training"
+        get = getattr(self.runtime, f"get_{kind}_operation_result")
+        return dict(get(trainingSessionName=self.session, operationId=operation))
+
+    def ended(self, operation: str) -> dict[str, Any]:
+        """The response once the operation has ended."""
+        response: dict[str, Any] = {}
+
+        def done() -> bool:
+            response.update(self.poll(operation))
+            return response["status"] not in ("Pending", "InProgress")
+
+        _until(done)
+        return response
+
+    def train(self, config: dict[str, Any]) -> Any:
+        """The result of the next training operation."""
+        response = self.ended(self.submit(config))
+        assert response["status"] == "Completed", response
+        [result] = response["operationResult"].values()
+        return result
+
+    def sample(self, config: dict[str, Any]) -> Any:
+        asked = {"trainingSessionName": self.session, "operationConfig": config}
+        response = self.ended(self.runtime.execute_sampling_operation(**asked)["operationId"])
+        assert response["status"] == "Completed", response
+        [result] = response["operationResult"].values()
+        return result
+
+
+def _until(done: Callable[[], bool]) -> None:
+    for _ in range(WITHIN_S * 100):
+        if done():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError(f"not within {WITHIN_S} s")
+
+
+Serve = Callable[..., Clients]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Start a service and give its clients; the session is there already."""
+    with contextlib.ExitStack() as stack:
+
+        def start_service(model: TrainableModel | None = None, **options: Any) -> Clients:
+            service: Running = stack.enter_context(running(model or ScriptedModel(), **options))
+            clients = Clients(service.url, service.secret)
+            clients.create()
+            return clients
+
+        yield start_service
+
+
+def model_input(ids: list[int]) -> dict[str, Any]:
+    return {"chunks": [{"tokens": ids, "type": "encoded_text"}]}
+
+
+def tensor(data: list[Any], dtype: str = "float32") -> dict[str, Any]:
+    return {"data": data, "dtype": dtype, "shape": [len(data)]}
+
+
+def datum(**inputs: Any) -> dict[str, Any]:
+    given = {
+        "target_tokens": tensor([301, 302, 310], "int64"),
+        "weights": tensor([0.0, 0.0, 1.0]),
+        "logprobs": tensor([0.0, 0.0, -2.0]),
+        "advantages": tensor([0.0, 0.0, 1.0]),
+    }
+    return {"modelInput": model_input(PROMPT), "lossFnInputs": {**given, **inputs}}
+
+
+def backward(*data: dict[str, Any], loss: str = "importance_sampling", **config: float) -> dict[str, Any]:
+    return {"forwardBackward": {"lossFnName": loss, "datumList": list(data or (datum(),)), "lossFnConfig": config}}
+
+
+@contextlib.contextmanager
+def refused(code: str, match: str | None = None) -> Iterator[None]:
+    with pytest.raises(ClientError, match=match) as raised:
+        yield
+    assert raised.value.response["Error"]["Code"] == code
+
+
+def test_a_session_trains_saves_samples_and_goes_on_from_a_saved_state(serve: Serve, tmp_path: Path) -> None:
+    with contextlib.closing(PolicyModel()) as model:
+        clients = serve(model, checkpoint_dir=tmp_path)
+        before = clients.train({"forward": backward()["forwardBackward"]})
+        passed = clients.train(backward(datum(), datum()))
+        assert passed["metrics"]["actor/pg_loss"] == pytest.approx(
+            before["metrics"]["actor/pg_loss"], rel=1e-3
+        )  # a mean
+        assert passed["tokenUsage"] == {"trainingTokens": 6}
+        assert clients.train(STEP)["metrics"]["actor/grad_norm"] > 0
+        state = clients.train({"saveState": {"description": "one step"}})["modelPackageArn"]
+        after = clients.train({"forward": backward()["forwardBackward"]})
+        assert after["metrics"]["actor/pg_loss"] < before["metrics"]["actor/pg_loss"]
+        for _ in range(2):
+            clients.train(backward())
+            clients.train(STEP)
+        assert clients.train({"loadState": {"modelPackageArn": state, "loadOptimizer": True}}) == {}
+        assert clients.train({"forward": backward()["forwardBackward"]})["metrics"] == after["metrics"]
+
+        weights = clients.train({"saveWeights": {}})["modelPackageArn"]
+        assert weights == "arn:aws:sagemaker:us-west-2:123456789012:model-package/mine/2"
+        assert clients.sample({"loadWeightsForSampling": {"modelPackageArn": weights}}) == {}
+        asked = {"prompt": model_input(PROMPT), "numSamples": 2, "modelPackageArn": weights}
+        params = {"maxTokens": 512, "temperature": 1.0, "topP": 1.0, "topK": -1, "seed": 3, "stop": ["\n"]}
+        reply = clients.sample({"sample": {**asked, "samplingParams": params}})
+        for sequence in reply["sequences"]:
+            whole = {"prompt": model_input([*PROMPT, *sequence["tokens"]]), "modelPackageArn": weights}
+            logprobs = clients.sample({"computeLogprobs": whole})["logprobs"]
+            assert logprobs[0] is None
+            assert all(logprob < 0 for logprob in logprobs[1:])
+            assert logprobs[len(PROMPT) :] == pytest.approx(sequence["logprobs"], abs=1e-3)
+            assert sequence["tokenUsage"] == {"prefill": len(PROMPT), "decode": len(sequence["tokens"])}
+
+    detail = clients.described()
+    assert detail["LastReceivedSequenceNumber"] == clients.number
+    assert detail["BillableTokenUsage"]["TrainingTokenCount"] == 3 + 6 + 3 + 2 * 3 + 3
+    assert detail["BillableTokenUsage"]["SampleTokenCount"] == sum(len(s["tokens"]) for s in reply["sequences"])
+    listed = clients.control.list_model_packages(ModelPackageGroupName=GROUP)["ModelPackageSummaryList"]
+    assert [(p["ModelPackageArn"], p["ModelPackageDescription"]) for p in listed] == [
+        (weights, ""),
+        (state, "one step"),
+    ]
+    package = clients.control.describe_model_package(ModelPackageName=state)
+    [container] = package["InferenceSpecification"]["Containers"]
+    assert container["IsCheckpoint"]
+    assert container["BaseModel"] == {
+        "HubContentName": "openai-reasoning-gpt-oss-20b",
+        "HubContentVersion": "1.2.3",
+    }
+
+
+def test_operations_wait_for_the_number_that_is_missing(serve: Serve) -> None:
+    clients = serve()
+    clients.ended(clients.submit(STEP, 1))
+    third, second = clients.submit(STEP, 3), None
+    assert clients.status == "Blocked"
+    assert clients.poll(third)["status"] == "Pending"
+    second = clients.submit(STEP, 2)
+    assert clients.ended(second)["status"] == clients.ended(third)["status"] == "Completed"
+    assert clients.status == "Running"
+    assert clients.described()["LastReceivedSequenceNumber"] == 3
+
+
+def test_a_resend_with_the_same_token_is_the_same_operation(serve: Serve) -> None:
+    model = ScriptedModel()
+    clients = serve(model)
+    first = clients.submit(STEP, 1, "one")
+    assert clients.submit(STEP, 1, "one") == first
+    clients.ended(first)
+    assert clients.submit(STEP, 1, "one") == first
+    assert list(model.steps.values()) == [1]
+    for token in ("other", None):
+        with refused("ValidationException", "sequence number 1"):
+            clients.submit(STEP, 1, token)
+
+
+@pytest.mark.parametrize(
+    ("config", "details"),
+    [
+        (backward(datum(advantages=tensor([1.0]))), "advantages has 1 values"),
+        (backward(datum(weights={**tensor([0.0, 0.0, 1.0]), "shape": [3, 1]})), "weights has 3 values of shape"),
+        (backward({"modelInput": model_input(PROMPT)}), "the loss needs target_tokens, weights, logprobs, advantages"),
+        ({"loadState": {"modelPackageArn": NOWHERE, "loadOptimizer": False}}, "does not exist"),
+    ],
+)
+def test_after_a_failed_operation_the_others_are_skipped(serve: Serve, config: dict[str, Any], details: str) -> None:
+    clients = serve()
+    last = clients.submit(STEP, 3)
+    skipped = clients.submit(STEP, 2)
+    failed = clients.ended(clients.submit(config, 1))
+    assert failed["status"] == "Failed"
+    assert details in failed["errorDetails"]
+    assert {clients.ended(operation)["status"] for operation in (skipped, last)} == {"Skipped"}
+    assert clients.status == "Failed"
+    with refused("ConflictException", "Failed"):
+        clients.submit(STEP, 4)
+    clients.control.delete_training_session(TrainingSessionName=clients.session)
+
+
+class _WaitingModel(ScriptedModel):
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_step = threading.Event()
+
+    def optim_step(self, run: str, adam: Any) -> dict[str, float]:
+        self.may_step.wait(WITHIN_S)
+        return super().optim_step(run, adam)
+
+
+def test_a_session_is_stopped_once_and_deleted_after_that(serve: Serve) -> None:
+    model = _WaitingModel()
+    clients = serve(model)
+    name = {"TrainingSessionName": clients.session}
+    with refused("ResourceInUse", "already exists"):
+        clients.create()
+    with refused("ValidationException", "transition from Running to Deleting"):
+        clients.control.delete_training_session(**name)
+    computing, waiting = clients.submit(STEP), clients.submit(STEP)
+    _until(lambda: clients.poll(computing)["status"] == "InProgress")
+    assert clients.poll(waiting)["status"] == "Pending"
+    clients.control.stop_training_session(**name)
+    assert clients.status == "Stopping"
+    assert clients.poll(waiting)["status"] == "Skipped"
+    model.may_step.set()
+    assert clients.ended(computing)["status"] == "Completed"
+    assert clients.status == "Stopped"
+    assert "EndTime" in clients.described()
+    with refused("ValidationException", "invalid session state transition from Stopped to Stopping"):
+        clients.control.stop_training_session(**name)
+    with refused("ConflictException", "Stopped"):
+        clients.submit(STEP)
+    clients.control.delete_training_session(**name)
+    with refused("ResourceNotFound"):
+        clients.described()
+    with refused("ResourceNotFoundException"):
+        clients.poll(computing)
+    clients.create()  # the name is free
+
+
+def test_sessions_are_listed_by_name_state_and_page(serve: Serve) -> None:
+    clients = serve()
+    for name in ("run-2", "other"):
+        clients.session = name
+        clients.create()
+    clients.control.stop_training_session(TrainingSessionName="run-2")
+
+    def names(**asked: Any) -> list[str]:
+        pages = clients.control.get_paginator("list_training_sessions").paginate(**asked)
+        found = [summary for page in pages for summary in page["TrainingSessionSummaries"]]
+        return [summary["TrainingSessionArn"].rpartition("/")[2] for summary in found]
+
+    assert names(PaginationConfig={"PageSize": 2}) == ["other", "run-2", "run-1"]
+    assert names(NameContains="run") == ["run-2", "run-1"]
+    assert names(StatusEquals="Stopped") == ["run-2"]
+
+
+SAMPLE = {"prompt": model_input(PROMPT), "numSamples": 1, "samplingParams": {"maxTokens": 512}}
+
+
+@pytest.mark.parametrize(
+    ("config", "match"),
+    [
+        (backward(datum(old_logprobs=tensor([0.0] * 3))), "old_logprobs|lossFnInputs"),
+        (backward(clip_low_threshold=1.5), "clip_low_threshold"),
+        (backward(clip_high_threshold=0.5), "clip_high_threshold"),
+        (backward(temperature=1.0), "temperature"),
+        (backward(loss="dro"), "lossFnName"),
+        ({"optimizerStep": {"adamParamsConfig": {"learningRate": 0.0}}}, "learningRate"),
+        ({"optimizerStep": {"adamParamsConfig": {"learningRate": 0.1}}}, "learningRate"),
+        ({"loadState": {"modelPackageArn": GROUP, "loadOptimizer": True}}, "modelPackageArn"),
+        ({**STEP, "saveState": {}}, "exactly one"),
+        ({}, "exactly one"),
+        ({"sample": {**SAMPLE, "samplingParams": {"maxTokens": 511}}}, "maxTokens"),
+        ({"sample": {**SAMPLE, "samplingParams": {"maxTokens": 512, "temperature": 2.5}}}, "temperature"),
+        ({"sample": {**SAMPLE, "numSamples": 0}}, "numSamples"),
+        ({"sample": {**SAMPLE, "topkPromptLogprobs": 2}}, "topkPromptLogprobs"),
+        ({"sample": {**SAMPLE, "includePromptLogprobs": True}}, "includePromptLogprobs"),
+        ({"computeLogprobs": {"prompt": {"chunks": []}}}, "chunks"),
+    ],
+)
+def test_requests_beyond_the_limits_are_refused_and_use_no_number(
+    serve: Serve, config: dict[str, Any], match: str
+) -> None:
+    clients = serve()
+    name = {"trainingSessionName": clients.session}
+    with refused("ValidationException", match):
+        if config.keys() & {"sample", "computeLogprobs"}:
+            clients.unchecked.execute_sampling_operation(**name, operationConfig=config)
+        else:
+            clients.unchecked.execute_training_operation(**name, sequenceNumber=1, operationConfig=config)
+    clients.train(STEP)
+
+
+def test_what_is_not_served_says_so(serve: Serve) -> None:
+    clients = serve()
+    with refused("ResourceNotFoundException", "no chat routes"):
+        clients.runtime.sample_training_session(trainingSessionName=clients.session, body=b"{}")
+    with refused("UnknownOperationException", "ListTrainingJobs"):
+        clients.control.list_training_jobs()
+    for operation in ("train-9", "sample-9"):
+        with refused("ResourceNotFoundException", operation):
+            clients.poll(operation)
+    asked = {"sample": {**SAMPLE, "modelPackageArn": NOWHERE}}
+    name = {"trainingSessionName": clients.session}
+    missing = clients.ended(clients.runtime.execute_sampling_operation(**name, operationConfig=asked)["operationId"])
+    assert missing["status"] == "Failed"
+    assert clients.status == "Running"  # sampling fails alone
+
+
+def test_a_request_needs_the_services_own_key() -> None:
+    with running(ScriptedModel()) as service:
+        with refused("AccessDeniedException", "signature"):
+            Clients(service.url, "another secret").described()
+        session = boto3.Session(ACCESS_KEY, service.secret, region_name="us-west-2")
+        other = session.client(
+            "bedrock-agentcore", endpoint_url=service.url, config=Config(retries={"total_max_attempts": 1})
+        )
+        with refused("AccessDeniedException", "correct service"):
+            other.stop_runtime_session(agentRuntimeArn="arn:aws:x", runtimeSessionId="s" * 33)
+
+
+def test_throttled_and_lost_requests_are_done_once_when_they_are_sent_again(serve: Serve) -> None:
+    model = ScriptedModel()
+    clients = serve(model)
+    clients.put_faults(throttle=0.3, lost=0.3)
+    seen: set[str] = set()
+    for number in range(1, 21):
+        while True:
+            try:
+                operation = clients.submit(STEP, number, f"token-{number}")
+                break
+            except ClientError as e:
+                seen.add(e.response["Error"]["Code"])
+            except HTTPClientError:
+                seen.add("lost")
+    assert seen == {"ThrottlingException", "lost"}
+    assert operation == "train-20"
+    _until(lambda: list(model.steps.values()) == [20])
+
+
+def _served(folder: Path) -> AbstractContextManager[tuple[Any, Clients]]:
+    @contextlib.contextmanager
+    def serving() -> Iterator[tuple[Any, Clients]]:
+        folder.mkdir()
+        process = start(folder, "--as", "sagemaker", "--checkpoint-dir", str(folder.parent / "kept"))
+        lines = Path(process.ready["credentials_file"]).read_text().splitlines()
+        secret = next(line for line in lines if "secret" in line).partition(" = ")[2]
+        try:
+            yield process, Clients(process.url, secret)
+        finally:
+            process.process.kill()
+            process.process.wait(timeout=WITHIN_S)
+
+    return serving()
+
+
+@pytest.mark.system
+def test_saved_packages_outlive_a_killed_service(tmp_path: Path) -> None:
+    with _served(tmp_path / "first") as (process, clients):
+        clients.create()
+        state = clients.train({"saveState": {"description": "kept"}})["modelPackageArn"]
+        os.kill(process.process.pid, signal.SIGKILL)
+    with _served(tmp_path / "second") as (process, clients):
+        with refused("ResourceNotFound"):
+            clients.described()  # sessions end with their service
+        clients.create()
+        clients.train({"loadState": {"modelPackageArn": state, "loadOptimizer": True}})
+        assert clients.train({"saveWeights": {}})["modelPackageArn"] == state.replace("mine/1", "mine/2")
+        listed = clients.control.list_model_packages(ModelPackageGroupName="mine")["ModelPackageSummaryList"]
+        assert [p["ModelPackageDescription"] for p in listed] == ["", "kept"]
+        assert process.stop() == 0
