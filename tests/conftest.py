@@ -56,6 +56,16 @@ os.environ.pop("PYTEST_ADDOPTS", None)
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.fixture(autouse=True)
+def _credentials_as_they_were() -> Iterator[None]:
+    """Commands that are run in this process give it the local stack's credentials, which win over those of a file."""
+    before = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    yield
+    for name in [name for name in os.environ if name.startswith("AWS_") and name not in before]:
+        del os.environ[name]
+    os.environ.update(before)
+
+
 @contextlib.contextmanager
 def reserved_port() -> Iterator[int]:
     """A port of the loopback for a process that must be told one; nobody else is given it until the block ends.

@@ -178,8 +178,10 @@ def test_a_gateway_is_administered_with_its_key_only(tmp_path: Path) -> None:
     assert not key_file.exists()
 
 
-def test_a_runtime_is_used_with_its_key_only(server: Callable[[str], Served]) -> None:
+def test_a_runtime_is_used_with_its_key_only(server: Callable[[str], Served], monkeypatch: pytest.MonkeyPatch) -> None:
     served = server("runtime")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):  # they win over the file's
+        monkeypatch.delenv(name, raising=False)
     arn = served.ready["agents"]["probe"]
     for method, path in (
         ("GET", "/_local/sessions"),

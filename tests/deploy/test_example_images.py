@@ -29,7 +29,6 @@ from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.backends import CollectConfig, CollectedRollout, GroupRequest, collect_async
 from agentcore_rl_toolkit.cli.servers.vllm import MODEL_ID
 from agentcore_rl_toolkit.cli.training.services import Services
-from agentcore_rl_toolkit.cli.training.stack import use_local_credentials
 from agentcore_rl_toolkit.deploy.artifact import put_wheel_beside
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.gateway.config import ADMIN_KEY_ENV
@@ -83,7 +82,6 @@ class Place:
 @pytest.fixture(scope="module")
 def place(engine_storage: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder, key = tmp_path_factory.mktemp("place"), secrets.token_urlsafe(24)
-    use_local_credentials()
     moto = ThreadedMotoServer("0.0.0.0", 0, verbose=False)  # sessions are containers, for which loopback is their own
     moto.start()
     _, port = moto.get_host_and_port()
@@ -102,6 +100,8 @@ def place(engine_storage: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         words += ["--set", "init_timeout=300"]  # AgentCore gives 30 s; here images are built beside it
         runtime = services.wait_ready(services.launch("runtime", ["runtime", "serve", *words]))
         with pytest.MonkeyPatch.context() as patch:
+            for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION", "AWS_REGION"):
+                patch.setenv(name, "us-west-2")
             patch.setenv("AWS_ENDPOINT_URL_S3", s3)
             for module in (
                 "moto.settings",
