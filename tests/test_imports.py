@@ -135,7 +135,7 @@ ROOMS = {
     "gateway": [
         *("service", "server", "dispatch", "testing", "client", "export", "admin"),
         *(
-            "tinker",
+            "sampling_services",
             "token_calls",
             "calls",
             "sessions",
@@ -180,6 +180,7 @@ ROOMS = {
     "backends": [
         *(
             "rllm",
+            "sagemaker",
             "slime",
             "tinker",
             "trl",

@@ -27,6 +27,7 @@
     ├── LocalRuntimeError                   the local AgentCore Runtime failed
     │   └── AgentLoadError                  an agent file did not import (the message carries its traceback)
     ├── PolicyError                         the built-in policy or its server failed
+    ├── TrainingServiceError                a training service refused or failed
     └── WeightsError                        new weights did not arrive at an engine
 
 The class says which boundary was crossed; the message says what to do next; the ids travel as attributes. All of them
@@ -256,6 +257,14 @@ class AgentLoadError(LocalRuntimeError):
 
 class PolicyError(AgentCoreRLError):
     """The built-in policy or its server failed."""
+
+
+class TrainingServiceError(AgentCoreRLError):
+    """A training service refused a request, or an operation failed there. ``code`` is the service's name of the error, "" where
+    it gave none.
+    """
+
+    code = ""
 
 
 class WeightsError(AgentCoreRLError):

@@ -23,9 +23,9 @@ from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import ConfigError, GatewayError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle, UpstreamConfig
 from agentcore_rl_toolkit.gateway.config import Limits
-from agentcore_rl_toolkit.gateway.engines.tinker import TinkerEngine
+from agentcore_rl_toolkit.gateway.engines.sampling_service import Asked
+from agentcore_rl_toolkit.gateway.sampling_services.tinker import TinkerService
 from agentcore_rl_toolkit.gateway.testing import Fault
-from agentcore_rl_toolkit.messages.dialects.canonical import ModelRequest, Sampling
 from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.policy.training_service import clients
 
@@ -110,12 +110,12 @@ async def test_the_sdk_is_asked_for_what_the_agent_asks_for(service: ScriptedTin
     assert [t.completion_ids for t in turns] == call.completion_ids
 
 
-def test_without_stop_ids_the_models_own_end_of_text_still_stops() -> None:
-    asked = ModelRequest(dialect="chat", model="m", sampling=Sampling(temperature=0.0))
-    _, body = TinkerEngine().request(b"[1,2]", asked, max_tokens=3, stop_token_ids=[], stream=False)
-    sampling = json.loads(body)["sampling_params"]
-    assert "stop" not in sampling
-    assert sampling["temperature"] == 0.0
+async def test_without_stop_ids_the_models_own_end_of_text_still_stops(service: ScriptedTinker) -> None:
+    asked = Asked(
+        prompt=[1, 2], n=1, max_tokens=3, stop_token_ids=[], stop=[], temperature=0.0, top_p=1.0, top_k=None, seed=None
+    )
+    await (await TinkerService(service.connect).open(NEW)).sample(asked)
+    assert service.calls[0].params == tinker.SamplingParams(max_tokens=3, temperature=0.0, top_k=-1, top_p=1.0)
 
 
 # -- weights
@@ -150,7 +150,7 @@ async def test_weights_that_are_published_while_others_are_opened_are_sampled(
     gateway = await start(sampler="tinker://slow")
     session, client = await opened(gateway), GatewayClient(gateway.url)
     asking = asyncio.ensure_future(say(session))
-    await until(lambda: gateway.tinker is not None and gateway.tinker._open is not None)
+    await until(lambda: gateway.samplers is not None and gateway.samplers._open is not None)
     await client.set_weight_version_async(2, sampler=NEW)
     held.set_result(None)
     await asking

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +18,12 @@ from .options import as_json, engine_option, from_words, settings_option, with_s
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..backends.tinker.config import TinkerConfig
+    from ..backends.primitives.config import PrimitivesConfig
     from .training.settings import LocalRun
     from .training.stack import Stack
 
-BACKENDS = ("loop", "trl", "slime", "verl", "rllm", "tinker")
+BACKENDS = ("loop", "trl", "slime", "verl", "rllm", "tinker", "sagemaker")
+SERVICES = ("tinker", "sagemaker")  # of training: they run in `backends.primitives`, and can be rehearsed
 
 
 @click.command("train")
@@ -59,14 +62,16 @@ BACKENDS = ("loop", "trl", "slime", "verl", "rllm", "tinker")
 @click.option("--resume", is_flag=True, help="Go on with the newest unfinished run, or with the one in --out.")
 @click.option("--dry-run", is_flag=True, help="With --config of another trainer: check it and print what would run.")
 @click.option(
-    "--rehearse", is_flag=True, help="tinker: train the built-in policy in this process, without the service."
+    "--rehearse", is_flag=True, help="tinker, sagemaker: train the built-in policy here, without the service."
 )
+@click.option("--stop-session", metavar="NAME", help="Stop a training session of SageMaker that was left running.")
 @as_json
 def command(
     backend: str | None,
     config_path: Path | None,
     dry_run: bool,
     rehearse: bool,
+    stop_session: str | None,
     words: tuple[str, ...],
     as_json: bool,
     out: Path | None,
@@ -89,12 +94,19 @@ def command(
     With --method sft: imitate what good rollouts of the runs in --from sampled; settings are min_reward, best_of_group, epochs,
     batch_tokens, learning_rate, lora_rank and seed.
 
-    With --config of slime, verl, rLLM, Tinker or TRL: check the file and launch that trainer. AGENTCORE_AGENT_ARN and
+    With --config of slime, verl, rLLM, Tinker, SageMaker or TRL: check the file and launch that trainer. AGENTCORE_AGENT_ARN and
     AGENTCORE_S3_BUCKET fill agent_runtime_arn and s3_bucket where the file leaves them out. A file .env in this folder, then one
     beside the configuration, sets variables that the environment lacks.
     """
     from ..errors import ConfigError
 
+    if stop_session is not None:
+        import asyncio
+
+        from ..backends.sagemaker.session import stop_named
+
+        click.echo(f"session {stop_session} is {asyncio.run(stop_named(stop_session))}")
+        return
     if method == "sft" or sources:
         _imitate(method, sources, words, out, flags | {"backend": backend, "config": config_path, "resume": resume})
         return
@@ -104,17 +116,19 @@ def command(
         flags |= from_words(words, LocalRun)
     _take_dotenv(config_path)
     slime_steps = (flags.pop("steps") or 1) if backend == "slime" else 1
-    if rehearse and backend != "tinker":
-        raise ConfigError("--rehearse is for --backend tinker")
+    if rehearse and backend not in SERVICES:
+        raise ConfigError("--rehearse is for --backend tinker and sagemaker")
     if backend in (None, "loop"):
         _train_here(flags, config_path, out=out, resume=resume, as_json=as_json)
         return
+    resume = resume and backend not in SERVICES  # these go on by themselves with what is in their folder
     if any(value not in (None, ()) for value in flags.values()) or resume or out or as_json or config_path is None:
         raise ConfigError(
             f"backend {backend} takes an agent that is deployed, and all its settings from --config FILE "
             f"(docs/backends/{backend}.md); --agent and the options beside it are for --backend loop"
         )
     from ..backends.rllm.settings import RllmConfig
+    from ..backends.sagemaker.config import SageMakerConfig
     from ..backends.slime.runner import SlimeRunner
     from ..backends.tinker.config import TinkerConfig
     from ..backends.trl.config import TrlConfig
@@ -130,15 +144,21 @@ def command(
             runner.train(slime_steps)
         return
     planned: int | None = None
-    kinds: dict[str, Any] = {"trl": TrlConfig, "verl": VerlConfig, "rllm": RllmConfig, "tinker": TinkerConfig}
+    kinds: dict[str, Any] = {
+        "trl": TrlConfig,
+        "verl": VerlConfig,
+        "rllm": RllmConfig,
+        "tinker": TinkerConfig,
+        "sagemaker": SageMakerConfig,
+    }
     config = kinds[backend].from_file(config_path)
     arn = str(config.agentcore.get("agent_runtime_arn")) if backend == "verl" else config.agent_runtime_arn
     if backend == "trl" and config.data_path is None:
         raise ConfigError(f"{config_path}: `data_path` is needed to train from the command line")
-    if backend == "tinker":
+    if backend in SERVICES:
         planned = config.steps * config.groups_per_step * config.group_size
     if rehearse:
-        config = _rehearsed(config)
+        config = _rehearsed(backend, config)
     plan = config.plan(rehearse=True) if rehearse else config.plan()
     if dry_run:
         click.echo(plan.render())
@@ -147,15 +167,9 @@ def command(
         raise ConfigError(f"cannot start {backend}:\n  " + "\n  ".join(plan.needs))
     if not rehearse:
         _show_quotas(arn, planned)
-    if backend == "tinker":
-        import asyncio
-
-        from ..backends.primitives.run import line
-        from ..backends.tinker.adapter import run_async
-
+    if backend in SERVICES:
         click.echo(plan.render())
-        service = _local_service(config.output_dir) if rehearse else None
-        asyncio.run(run_async(config, on_step=lambda result, groups: click.echo(line(result)), service=service))
+        _train_at_service(backend, config, rehearse=rehearse)
         return
     if plan.command is None:
         from ..backends.trl.adapter import train
@@ -227,11 +241,42 @@ def _running(settings: LocalRun, console: Console) -> Stack | None:
     return serving
 
 
-def _rehearsed(config: TinkerConfig) -> TinkerConfig:
+def _rehearsed(backend: str, config: PrimitivesConfig) -> PrimitivesConfig:
     """The same run with the built-in policy for its model."""
     from ..policy import WEIGHTS_DIR
 
-    return dataclasses.replace(config, base_model="builtin/policy", model_dir=WEIGHTS_DIR, gateway_url=None)
+    hub = "arn:aws:sagemaker:us-west-2:aws:hub-content/SageMakerPublicHub/Model"
+    model = "builtin/policy" if backend == "tinker" else f"{hub}/builtin-policy"
+    return dataclasses.replace(config, base_model=model, model_dir=WEIGHTS_DIR, gateway_url=None)
+
+
+def _train_at_service(backend: str, config: Any, *, rehearse: bool) -> None:
+    """Train at a service with training verbs. SIGTERM ends a run as Ctrl-C does: its session is stopped."""
+    import asyncio
+
+    from ..backends.primitives.run import line
+    from .training.services import terminated_as_interrupted
+
+    def show(result: Any, groups: Any) -> None:
+        click.echo(line(result))
+
+    with contextlib.ExitStack() as stack:
+        if backend == "tinker":
+            from ..backends.tinker.adapter import run_async as run_tinker
+
+            work = run_tinker(config, on_step=show, service=_local_service(config.output_dir) if rehearse else None)
+        else:
+            from ..backends.sagemaker.adapter import run_async as run_sagemaker
+
+            if rehearse:
+                stack.enter_context(_local_sessions(config.output_dir))
+            work = run_sagemaker(config, on_step=show)
+        stack.enter_context(terminated_as_interrupted())
+        try:
+            asyncio.run(work)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            sys.exit(130)
 
 
 def _local_service(folder: Path) -> Any:
@@ -240,6 +285,24 @@ def _local_service(folder: Path) -> Any:
     from ..policy.training_service.model import PolicyModel
 
     return LocalService(PolicyModel(checkpoint_dir=folder / "checkpoints"))
+
+
+@contextlib.contextmanager
+def _local_sessions(folder: Path) -> Iterator[None]:
+    """The local service of training sessions, found by boto3; what it saves is kept in the run's folder."""
+    from .._servers import keys
+    from ..policy.training_service.model import PolicyModel
+    from ..policy.training_service.sagemaker.service import ACCESS_KEY, running
+
+    checkpoints = folder / "checkpoints"
+    model = PolicyModel(checkpoint_dir=checkpoints)
+    with contextlib.closing(model), running(model, checkpoint_dir=checkpoints) as service:
+        os.environ.update(service.endpoints)
+        key_file = keys.leave(keys.RUNTIME, service.url, f"{ACCESS_KEY}:{service.secret}")
+        try:
+            yield
+        finally:
+            keys.forget(key_file)
 
 
 def _show_quotas(arn: str, rollouts: int | None) -> None:

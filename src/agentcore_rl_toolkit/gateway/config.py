@@ -6,14 +6,15 @@ import os
 import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 from .._servers.host_check import is_loopback
 from ..errors import ConfigError
 
-Engine = Literal["policy", "vllm", "sglang", "sglang-experts", "tinker", "openai"]
-ENGINES: tuple[Engine, ...] = ("policy", "vllm", "sglang", "sglang-experts", "tinker", "openai")
+Engine = Literal["policy", "vllm", "sglang", "sglang-experts", "tinker", "sagemaker", "openai"]
+ENGINES: tuple[Engine, ...] = get_args(Engine)
+SAMPLING_SERVICES = frozenset({"tinker", "sagemaker"})  # one service for a gateway, sampled by its client library
 ADMIN_KEY_ENV = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
 BUILT_IN = Path(__file__).parents[1] / "policy" / "weights"  # tokenizer and chat template of the built-in policy
 BUILT_IN_CONTEXT = 1024
@@ -146,7 +147,7 @@ class GatewayConfig:
     template: str | None = None
     parser: str | None = None
     context_tokens: int | None = None
-    sampler: str | None = None  # engine tinker: tinker:// path of sampler weights, or a base model
+    sampler: str | None = None  # of a sampling service: the path of saved weights, or (Tinker) a base model
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -172,18 +173,18 @@ class GatewayConfig:
         if "policy" in engines and self.model_dir is None:  # it takes token ids alone
             object.__setattr__(self, "model_dir", str(BUILT_IN))
             object.__setattr__(self, "context_tokens", self.context_tokens or BUILT_IN_CONTEXT)
-        if "tinker" in engines and (len(self.upstreams) > 1 or self.model_dir is None):
+        if engines & SAMPLING_SERVICES and (len(self.upstreams) > 1 or self.model_dir is None):
             raise ConfigError(
-                "engine tinker takes token ids and stands alone: give --model DIR (tokenizer and chat template), and no "
-                "other upstream"
+                f"engine {self.kind} takes token ids and stands alone: give --model DIR (tokenizer and chat template), and "
+                "no other upstream"
             )
         if self.model_dir is None and (self.template is not None or self.parser is not None):
             name = "template" if self.template is not None else "parser"
             raise ConfigError(
                 f"a {name} is for prompts that are rendered here: give --model DIR (with the tokenizer) too"
             )
-        if self.sampler is not None and "tinker" not in engines:
-            raise ConfigError("a sampler is for engine tinker only")
+        if self.sampler is not None and not engines & SAMPLING_SERVICES:
+            raise ConfigError("a sampler is for the engines tinker and sagemaker only")
 
     @property
     def kind(self) -> Engine:

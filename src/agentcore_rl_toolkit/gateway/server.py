@@ -19,7 +19,7 @@ from .admin.routes import Admin
 from .admin.state import Lag, Parts, StoredState
 from .calls.context import Context
 from .calls.running import RunningCalls
-from .config import GatewayConfig
+from .config import SAMPLING_SERVICES, GatewayConfig, UpstreamConfig
 from .dispatch import Dispatch, MakeCall
 from .http.connection import AgentConnection, OpenConnections
 from .sessions.registry import Sessions, store_secret
@@ -27,7 +27,7 @@ from .store.writer import Store
 from .upstreams.router import Router
 
 if TYPE_CHECKING:
-    from .tinker import Samplers
+    from .sampling_services.exchange import Samplers, SamplingService
     from .token_calls.mode import TokenMode
 
 log = logging.getLogger(__name__)
@@ -65,10 +65,10 @@ class Gateway:
         self.router = Router(config.upstreams, connect_s=config.limits.connect_s)
         self.calls = Context(config, counters=self.counters, sessions=self.sessions, router=self.router)
         self.token_mode: TokenMode | None = None
-        self.tinker: Samplers | None = None
+        self.samplers: Samplers | None = None
         token_call = self._load_model(connect)
         self.state = StoredState(self.store)
-        self.state.take_up(config, self.calls.running, self.tinker)
+        self.state.take_up(config, self.calls.running, self.samplers)
         self.admin = Admin(
             Parts(
                 config=config,
@@ -80,7 +80,7 @@ class Gateway:
                 connections=self.connections,
                 lag=self.lag,
                 token_mode=self.token_mode,
-                tinker=self.tinker,
+                samplers=self.samplers,
                 state=self.state,
             )
         )
@@ -97,13 +97,13 @@ class Gateway:
         from .token_calls.sampling import token_call
 
         mode = self.token_mode = load(config.model_dir, config, self.sessions)
-        if all(u.engine != "tinker" for u in config.upstreams):
+        if not any(u.engine in SAMPLING_SERVICES for u in config.upstreams):
             return lambda conn, session, dialect: token_call(calls, conn, session, dialect, mode)
-        from .tinker import Samplers, connector, tinker_call
+        from .sampling_services.exchange import Samplers, service_call
 
         wanted = None if config.sampler is None else (config.sampler, None)
-        samplers = self.tinker = Samplers(connect or connector(config.upstreams[0]), wanted)
-        return lambda conn, session, dialect: tinker_call(calls, conn, session, dialect, mode, samplers)
+        samplers = self.samplers = Samplers(_service(config.upstreams[0], connect, mode), wanted)
+        return lambda conn, session, dialect: service_call(calls, conn, session, dialect, mode, samplers)
 
     @property
     def running(self) -> RunningCalls:
@@ -147,8 +147,8 @@ class Gateway:
                 await self._ticker
         await self.calls.outage.close()
         self.admin.answers.close()
-        if self.tinker is not None:
-            await self.tinker.close()
+        if self.samplers is not None:
+            await self.samplers.close()
         if self.token_mode is not None:
             self.token_mode.executor.shutdown(wait=False, cancel_futures=True)
         self.router.close()
@@ -173,3 +173,14 @@ class Gateway:
                     look(now)
                 except Exception:  # of one of them: the others are needed all the same, and every later look
                     log.exception("looking after the gateway failed")
+
+
+def _service(upstream: UpstreamConfig, connect: Callable[[], Any] | None, mode: TokenMode) -> SamplingService:
+    """The adapter of the sampling service. Raises: ConfigError, MissingExtraError."""
+    if upstream.engine == "sagemaker":
+        from .sampling_services.sagemaker import SageMakerService
+
+        return SageMakerService(upstream.url, mode.renderer.decode)
+    from .sampling_services.tinker import TinkerService
+
+    return TinkerService.at(upstream) if connect is None else TinkerService(connect)

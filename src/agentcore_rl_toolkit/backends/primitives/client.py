@@ -33,10 +33,12 @@ class TrainingClient(Protocol):
     """A model in training at a service. Operations are done in the order of their calls: `forward_backward` and `optim_step`
     send theirs before they are awaited.
 
-    A path names saved weights: Tinker's ``tinker://`` path, say.
+    A path names saved weights: Tinker's ``tinker://`` path, the ARN of a model package.
     """
 
     service: str  # its name, for people
+    engine: str  # the gateway's engine for it
+    upstream: str  # the URL that the gateway samples from
 
     def forward_backward(self, data: Sequence[Datum], loss: str, config: Mapping[str, float]) -> Awaitable[Passed]: ...
     def optim_step(self, adam: Adam) -> Awaitable[Mapping[str, float]]: ...

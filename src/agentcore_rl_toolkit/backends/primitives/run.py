@@ -55,14 +55,11 @@ async def run_async(
     config: PrimitivesConfig,
     connect: Callable[[str | None], Awaitable[TrainingClient]],
     *,
-    engine: str,
-    upstream: str,
     on_step: OnStep | None = None,
 ) -> int:
     """Train as configured; goes on from `output_dir` where a checkpoint is. Returns the last weight version.
 
-    `connect(state)` opens the service with the weights in training, those of a saved state if there is one. `engine` and
-    `upstream` are those of the gateway that is started where the configuration names none.
+    `connect(state)` opens the service with the weights in training, those of a saved state if there is one.
     Raises: ConfigError; GatewayError when the gateway does not start; whatever the service raises.
     """
     rows = read_rows(config.data_path)
@@ -71,36 +68,41 @@ async def run_async(
     if done is not None:
         log.info("going on after step %s from %s", done["steps"], done["state"])
     training = await connect(done["state"] if done else None)
+    rollouts: RolloutService | None = None
+    recording: Recording | None = None
     ended = "errored"
     try:
-        rollouts = await asyncio.to_thread(RolloutService.open, config.services(), lambda: [upstream], engine)
+        rollouts = await asyncio.to_thread(
+            RolloutService.open, config.services(), lambda: [training.upstream], training.engine
+        )
         recording = open_recording(config.output_dir, kept(config), tokenizer=config.model_dir)
-        try:
-            first_step = int(done["steps"]) if done else 0
-            if first_step:
-                recording.resumed(first_step)
-            version = await train_async(
-                batches(config, rows, first_step=first_step),
-                config=config,
-                training=training,
-                client=rollouts.client,
-                gateway=rollouts.gateway,
-                publish=to_gateway(rollouts.gateway, training, max_gap=config.max_weights_gap),
-                on_step=_recorder(config, recording, on_step),
-                first_version=int(done["weight_version"]) if done else 0,
-                first_step=first_step,
-                recording=recording,
-            )
-        finally:
-            await asyncio.to_thread(recording.run.close)
-            await asyncio.to_thread(rollouts.close)
+        first_step = int(done["steps"]) if done else 0
+        if first_step:
+            recording.resumed(first_step)
+        version = await train_async(
+            batches(config, rows, first_step=first_step),
+            config=config,
+            training=training,
+            client=rollouts.client,
+            gateway=rollouts.gateway,
+            publish=to_gateway(rollouts.gateway, training, max_gap=config.max_weights_gap),
+            on_step=_recorder(config, recording, on_step),
+            first_version=int(done["weight_version"]) if done else 0,
+            first_step=first_step,
+            recording=recording,
+        )
         ended = "success"
         return version
     except asyncio.CancelledError:  # Ctrl-C
         ended = "interrupted"
         raise
     finally:
-        await training.close(ended)
+        try:
+            await training.close(ended)  # first: a session may cost until it is stopped
+        finally:
+            for part in (recording and recording.run, rollouts):
+                if part is not None:
+                    await asyncio.to_thread(part.close)
 
 
 def _recorder(config: PrimitivesConfig, recording: Recording, on_step: OnStep | None) -> OnStep:

@@ -22,9 +22,10 @@ from .config import TinkerConfig
 class TinkerTraining:
     """A `primitives.client.TrainingClient`: ``service`` is a `tinker.ServiceClient`, ``training`` a `tinker.TrainingClient`."""
 
-    service = "Tinker"
+    service, engine = "Tinker", "tinker"
 
-    def __init__(self, service: Any, training: Any) -> None:
+    def __init__(self, service: Any, training: Any, upstream: str) -> None:
+        self.upstream = upstream
         self._service = service
         self._training = training
         self._tinker = sdk()
@@ -40,7 +41,7 @@ class TinkerTraining:
                 base_model=config.base_model, rank=config.rank, seed=config.seed
             ).result()
 
-        return cls(service, await asyncio.to_thread(make))
+        return cls(service, await asyncio.to_thread(make), config.url)
 
     def forward_backward(self, data: Sequence[Datum], loss: str, config: Mapping[str, float]) -> Awaitable[Passed]:
         sent = self._training.forward_backward([self.datum(d) for d in data], loss, dict(config) or None)
@@ -102,13 +103,7 @@ async def run_async(config: TinkerConfig, *, on_step: OnStep | None = None, serv
 
 
 async def _run(config: TinkerConfig, service: Any, on_step: OnStep | None) -> int:
-    return await run_primitives(
-        config,
-        lambda state: TinkerTraining.open(service, config, state),
-        engine="tinker",
-        upstream=config.url,
-        on_step=on_step,
-    )
+    return await run_primitives(config, lambda state: TinkerTraining.open(service, config, state), on_step=on_step)
 
 
 @asynccontextmanager

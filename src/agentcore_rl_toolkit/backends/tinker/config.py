@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..._installation import install_command
-from ...gateway.engines.tinker import KEY_ENV, service_url
+from ...gateway.sampling_services.tinker import KEY_ENV, service_url
 from ..primitives.config import PrimitivesConfig
 from ..settings import Count, Plan, planned
 

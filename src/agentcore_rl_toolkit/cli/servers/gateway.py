@@ -35,14 +35,16 @@ def group() -> None:
 @click.option("--upstream", "upstreams", multiple=True, metavar="URL", help="Inference server; repeatable.")
 @click.option(
     "--engine",
-    type=click.Choice(["policy", "vllm", "sglang", "sglang-experts", "tinker", "openai"]),
+    type=click.Choice(["policy", "vllm", "sglang", "sglang-experts", "tinker", "sagemaker", "openai"]),
     default="vllm",
     show_default=True,
     metavar="NAME",
-    help="policy (the built-in one), vllm, sglang, sglang-experts, tinker; openai gives no tokens.",
+    help="policy (the built-in one), vllm, sglang, sglang-experts, tinker, sagemaker; openai gives no tokens.",
 )
 @from_environment("--upstream-key", "AGENTCORE_RL_GATEWAY_UPSTREAM_KEY")
-@click.option("--sampler", help="With --engine tinker: tinker:// path of sampler weights, or a base model.")
+@click.option(
+    "--sampler", help="With --engine tinker or sagemaker: path (ARN) of saved weights, or a base model of Tinker."
+)
 @click.option("--store", "store_dir", type=click.Path(file_okay=False), help="Directory that keeps the calls.")
 @click.option("--fsync", is_flag=True, help="Wait for the disk before an agent gets the end of a reply.")
 @click.option("--host", default="127.0.0.1", show_default=True)
@@ -113,7 +115,7 @@ def serve(
     key = upstream_key
     options["model_dir"] = str(options["model_dir"]) if options["model_dir"] else None
     if engine == "tinker":
-        from ...gateway.engines.tinker import KEY_ENV, service_url
+        from ...gateway.sampling_services.tinker import KEY_ENV, service_url
 
         key = key or key_from_env(KEY_ENV)
         paths = [u for u in upstreams if u.startswith("tinker://")]

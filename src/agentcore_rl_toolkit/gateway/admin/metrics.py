@@ -21,6 +21,7 @@ _HELP = {
     "turns_invalid": "Replies whose tokens do not fit together, not stored as turns",
     "turns_joined": "Repeated requests answered from the record of the first",
     "deadlines": "Calls ended because they took too long",
+    "tokens_cut": "Tokens that a sampling service gave beyond what was asked for, left out of turns",
     "stalled_agents": "Connections dropped because the agent stopped reading",
     "store_failures": "Calls whose record the disk did not take (their agents got an error)",
     "admin_requests": "Requests to administrative routes",

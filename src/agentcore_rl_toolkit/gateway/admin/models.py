@@ -46,8 +46,8 @@ class ModelRoutes:
 
     async def _served(self) -> list[dict[str, Any]]:
         """The servers' models. Raises: RequestError."""
-        if self._parts.tinker is not None:
-            return [{"id": name, "owned_by": "tinker"} for name in self._parts.tinker.models()]
+        if self._parts.samplers is not None:
+            return [{"id": name, "owned_by": self._parts.config.kind} for name in self._parts.samplers.models()]
         worker = self._parts.router.pick(None)
         if worker is None:
             raise RequestError("the gateway has no inference server", kind="overloaded")

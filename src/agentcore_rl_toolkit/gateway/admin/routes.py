@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ...messages.errors import RequestError
-from ..config import Engine, UpstreamConfig
+from ..config import SAMPLING_SERVICES, Engine, UpstreamConfig
 from ..http.connection import AgentConnection
 from ..http.messages import Request, decode_body, reply
 from .answers import Answers, Handler
@@ -112,10 +112,12 @@ class Admin:
 
     async def _set_version(self, request: Request) -> Any:
         asked = decode_body(request.body, WeightVersion)
-        if self._parts.tinker is not None:
-            await self._parts.tinker.use(asked.sampler, asked.weight_version)
+        if self._parts.samplers is not None:
+            await self._parts.samplers.use(asked.sampler, asked.weight_version)
         elif asked.sampler is not None:
-            raise RequestError("'sampler' names weights at Tinker; this gateway's engine is another", param="sampler")
+            raise RequestError(
+                "'sampler' names weights at a sampling service; this gateway's engine is none", param="sampler"
+            )
         self._parts.running.publish(asked.weight_version)
         for worker in self._parts.router.workers.values():
             worker.forgot = False
@@ -139,7 +141,7 @@ class Admin:
     async def _keep(self) -> None:
         """Let what was changed outlive a restart. Raises: RequestError when the disk refuses."""
         try:
-            await self._parts.state.keep(self._parts.running, self._parts.tinker)
+            await self._parts.state.keep(self._parts.running, self._parts.samplers)
         except OSError as e:
             raise RequestError(
                 f"this holds, but the gateway cannot store it for a restart ({e.strerror or e}); try again",
@@ -157,8 +159,8 @@ class Admin:
     async def _add_worker(self, request: Request) -> Any:
         asked = decode_body(request.body, AddWorker)
         kind, known = self._parts.config.kind, self._parts.router.at(asked.url)
-        if kind == "tinker":
-            raise RequestError("engine tinker has one service, named when the gateway starts", param="engine")
+        if kind in SAMPLING_SERVICES:
+            raise RequestError(f"engine {kind} has one service, named when the gateway starts", param="engine")
         if asked.engine not in (None, kind):
             raise RequestError(f"the servers of this gateway are of engine {kind}", param="engine")
         upstream = UpstreamConfig(

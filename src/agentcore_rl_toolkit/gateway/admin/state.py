@@ -21,7 +21,7 @@ from ..store.writer import Store
 from ..upstreams.router import Router
 
 if TYPE_CHECKING:
-    from ..tinker import Samplers
+    from ..sampling_services.exchange import Samplers
 
 _STATE = "state"
 
@@ -39,7 +39,7 @@ class Lag:
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """``sampler`` is what engine tinker samples as that version."""
+    """``sampler`` is what a sampling service samples as that version."""
 
     weight_version: int | None = None
     paused: bool = False
@@ -52,7 +52,7 @@ class StoredState:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def take_up(self, config: GatewayConfig, running: RunningCalls, tinker: Samplers | None) -> None:
+    def take_up(self, config: GatewayConfig, running: RunningCalls, samplers: Samplers | None) -> None:
         """Go on with what was stored. What the configuration names wins, and is stored in its place."""
         kept = self._store.reader.value(_STATE)
         if kept is not None:
@@ -60,23 +60,23 @@ class StoredState:
             running.paused = stored.paused
             same = config.sampler in (None, stored.sampler)
             # A sampler's version is not that of another engine's weights.
-            if same and (tinker is not None or stored.sampler is None):
+            if same and (samplers is not None or stored.sampler is None):
                 running.weight_version = stored.weight_version
-                if tinker is not None and stored.sampler is not None:
-                    tinker.wanted = (stored.sampler, stored.weight_version)
+                if samplers is not None and stored.sampler is not None:
+                    samplers.wanted = (stored.sampler, stored.weight_version)
         if config.sampler is not None:
-            self._put(running, tinker)
+            self._put(running, samplers)
             self._store.commit()
 
-    def _put(self, running: RunningCalls, tinker: Samplers | None) -> None:
-        models = tinker.models() if tinker is not None else []
+    def _put(self, running: RunningCalls, samplers: Samplers | None) -> None:
+        models = samplers.models() if samplers is not None else []
         sampler = models[0] if models else None
         state = State(weight_version=running.weight_version, paused=running.paused, sampler=sampler)
         self._store.set(_STATE, msgspec.json.encode(state))
 
-    async def keep(self, running: RunningCalls, tinker: Samplers | None) -> None:
+    async def keep(self, running: RunningCalls, samplers: Samplers | None) -> None:
         """Return when what holds now is stored. Raises: OSError; it is stored as soon as that can be, all the same."""
-        self._put(running, tinker)
+        self._put(running, samplers)
         error = await self._store.kept()
         if error is not None:
             raise error
@@ -95,7 +95,7 @@ class Parts:
     connections: Sized
     lag: Lag
     token_mode: Any  # `token_calls.mode.TokenMode`, or None
-    tinker: Samplers | None
+    samplers: Samplers | None
     state: StoredState
     started_s: float = field(default_factory=time.time)
 

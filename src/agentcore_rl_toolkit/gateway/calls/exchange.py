@@ -23,7 +23,7 @@ _TRY_ELSEWHERE = frozenset({429, 502, 503, 504})
 
 
 class Transport:
-    """How the request gets to a server and the reply's bytes back: `Exchange`, and `gateway.tinker`."""
+    """How the request gets to a server and the reply's bytes back: `Exchange`, and `gateway.sampling_services`."""
 
     __slots__ = ("_context", "_engine", "_incoming", "_owner", "_session", "_worker")
 

@@ -106,7 +106,7 @@ class GatewayClient:
     async def set_weight_version_async(self, version: int, *, sampler: str | None = None) -> None:
         """Tell which weights answer from now on. An engine that says it itself in its replies is believed instead.
 
-        ``sampler`` is for engine tinker: the ``tinker://`` path of these weights, from which calls are sampled once this
+        ``sampler`` is for a sampling service: its path of these weights, from which calls are sampled once this
         returns.
         """
         await self._fleet.publish(version, sampler)

@@ -1,8 +1,8 @@
 """Engines that take and give token ids: writes their requests and reads their answers. Sans-I/O."""
 
 from .base import GenerationStream, Piece, TokenEngine
+from .sampling_service import ServiceEngine
 from .sglang import SGLangEngine
-from .tinker import TinkerEngine
 from .vllm import VLLMEngine
 
 TOKEN_ENGINES: dict[str, TokenEngine] = {
@@ -10,7 +10,8 @@ TOKEN_ENGINES: dict[str, TokenEngine] = {
     "policy": VLLMEngine(name="policy", constrains=False),
     "sglang": SGLangEngine(),
     "sglang-experts": SGLangEngine(name="sglang-experts", experts=True),
-    "tinker": TinkerEngine(),
+    "tinker": ServiceEngine("tinker"),
+    "sagemaker": ServiceEngine("sagemaker"),
 }
 
 __all__ = [
@@ -18,7 +19,7 @@ __all__ = [
     "GenerationStream",
     "Piece",
     "SGLangEngine",
-    "TinkerEngine",
+    "ServiceEngine",
     "TokenEngine",
     "VLLMEngine",
 ]

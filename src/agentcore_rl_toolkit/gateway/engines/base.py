@@ -57,7 +57,7 @@ def stops(ours: list[int], asked: Mapping[str, Any]) -> list[int]:
     return sorted({*(() if asked.get("ignore_eos") else ours), *(asked.get("stop_token_ids") or ())})
 
 
-# What every engine but Tinker's honours.
+# What every engine but sampling services honours.
 _COMMON = """
     n seed min_p top_k logit_bias presence_penalty frequency_penalty repetition_penalty stop
 """

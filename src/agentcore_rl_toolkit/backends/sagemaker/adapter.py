@@ -1,0 +1,186 @@
+"""Training sessions behind the training primitives. Source: botocore 1.44.8; AWS's SDK `sagemaker-train` 1.27.0."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import uuid
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any
+
+from ...errors import TrainingServiceError
+from ...gateway.sampling_services.sagemaker import (
+    CONTROL,
+    LEAST_TOKENS,
+    RUNTIME,
+    SESSIONS,
+    Caller,
+    SessionRuntime,
+    client_of,
+    model_input,
+)
+from ...weights.engines import Sampled
+from ..primitives.client import Adam, Passed
+from ..primitives.data import Datum
+from ..primitives.run import OnStep
+from ..primitives.run import run_async as run_primitives
+from . import session
+from .config import SageMakerConfig
+
+CHUNK_DATA = 1024  # of one operation, as AWS's SDK cuts
+CHUNK_TOKENS = (
+    160_000  # its other bound is 10 MB; a token with its target, weight, logprob and advantage takes 60 bytes
+)
+
+
+class SageMakerTraining:
+    """A `primitives.client.TrainingClient`. Operations are submitted in the order of their numbers, which begin with 1."""
+
+    service, engine = "SageMaker", "sagemaker"
+
+    def __init__(self, control: Caller, runtime: SessionRuntime, config: SageMakerConfig) -> None:
+        self.upstream = f"{runtime.client.meta.endpoint_url.rstrip('/')}{SESSIONS}{runtime.session}"
+        self._control, self._runtime, self._config = control, runtime, config
+        self._numbers = itertools.count(1)
+        self._in_order = asyncio.Lock()
+        self._running: set[asyncio.Task[Any]] = set()
+        self._published = ""  # the ARN of the newest weights for sampling
+
+    @classmethod
+    async def open(cls, config: SageMakerConfig, state: str | None) -> SageMakerTraining:
+        """A new session with fresh adapters, or with a saved state. Raises: MissingExtraError, TrainingServiceError."""
+        control, client = Caller(client_of(CONTROL)), client_of(RUNTIME)
+        name = await session.start(control, config)
+        made = cls(control, SessionRuntime(client, name, poll_s=config.poll_s), config)
+        if state is not None:
+            try:
+                await made._do({"loadState": {"modelPackageArn": state, "loadOptimizer": True}})
+            except BaseException:
+                await made.close("errored")
+                raise
+        return made
+
+    def forward_backward(self, data: Sequence[Datum], loss: str, config: Mapping[str, float]) -> Awaitable[Passed]:
+        settings = {"lossFnConfig": dict(config)} if config else {}
+        parts = chunks(data)
+        sent = [
+            self._do({"forwardBackward": {"lossFnName": loss, "datumList": [datum(d) for d in part], **settings}})
+            for part in parts
+        ]
+
+        async def passed() -> Passed:
+            return combined(await asyncio.gather(*sent), [len(part) for part in parts])
+
+        return passed()
+
+    def optim_step(self, adam: Adam) -> Awaitable[Mapping[str, float]]:
+        params = {
+            "learningRate": adam.learning_rate,
+            "beta1": adam.beta1,
+            "beta2": adam.beta2,
+            "gradClipNorm": adam.grad_clip_norm,
+        }
+        sent = self._do({"optimizerStep": {"adamParamsConfig": params}})
+
+        async def stepped() -> Mapping[str, float]:
+            metrics: dict[str, float] = (await sent).get("metrics", {})
+            used = (await session.describe(self._control, self._runtime.session)).get("BillableTokenUsage", {})
+            names = {"PrefillTokenCount": "prefill", "SampleTokenCount": "sample", "TrainingTokenCount": "train"}
+            return metrics | {f"billed_{name}_tokens": float(used[key]) for key, name in names.items() if key in used}
+
+        return stepped()
+
+    async def save_weights(self, name: str) -> str:
+        self._published = str((await self._do({"saveWeights": {"description": name}}))["modelPackageArn"])
+        return self._published
+
+    async def save_state(self, name: str) -> str:
+        return str((await self._do({"saveState": {"description": name}}))["modelPackageArn"])
+
+    async def sample(self, path: str, prompt_ids: list[int], *, n: int, max_tokens: int) -> list[Sampled]:
+        operation = {
+            "prompt": model_input(prompt_ids),
+            "numSamples": n,
+            "samplingParams": {"maxTokens": max(LEAST_TOKENS, max_tokens), "temperature": 1.0},
+            "modelPackageArn": path,
+        }
+        found = (await self._runtime.sample({"sample": operation}))["sequences"]
+        if any("logprobs" not in each for each in found):
+            raise TrainingServiceError("SageMaker sampled without logprobs: nothing can be trained from such samples")
+        return [Sampled(ids=s["tokens"][:max_tokens], logprobs=s["logprobs"][:max_tokens]) for s in found]
+
+    async def compute_logprobs(self, sequences: Sequence[list[int]]) -> list[list[float]]:
+        """Those of the newest model package, not of the weights in training: SageMaker promises no logprobs of `forward`.
+
+        So the proof shows that the sampler has the package, and not that the package has the last step.
+        """
+        asked = [{"prompt": model_input(ids), "modelPackageArn": self._published} for ids in sequences]
+        found = await asyncio.gather(*(self._runtime.sample({"computeLogprobs": each}) for each in asked))
+        return [each["logprobs"][1:] for each in found]  # the first token has none
+
+    async def close(self, status: str) -> None:
+        for task in self._running:
+            task.cancel()
+        await session.stop(self._control, self._runtime.session, self._config.output_dir)
+        self._runtime.close()
+        self._control.close()
+
+    def _do(self, operation: Mapping[str, Any]) -> asyncio.Task[Any]:
+        """Send an operation; the task of its result."""
+        task = asyncio.ensure_future(self._done(next(self._numbers), operation))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    async def _done(self, number: int, operation: Mapping[str, Any]) -> Any:
+        limit_s = self._config.operation_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                async with self._in_order:  # a number that arrives before the one below it blocks the session
+                    operation_id = await self._runtime.train(number, str(uuid.uuid4()), operation)
+                return await self._runtime.trained(operation_id)
+        except TimeoutError as e:
+            what = f"{next(iter(operation))}, operation {number} of session {self._runtime.session},"
+            raise TrainingServiceError(f"{what} took longer than {limit_s:g} s (operation_timeout_s)") from e
+
+
+def datum(datum: Datum) -> dict[str, Any]:
+    """A datum of the service: one value for each token. Every loss here needs ``weights`` beside the advantages."""
+    inputs: dict[str, tuple[str, Sequence[float]]] = {
+        "target_tokens": ("int64", datum.target_tokens),
+        "weights": ("float32", datum.mask),
+        "logprobs": ("float32", datum.logprobs),
+        "advantages": ("float32", datum.advantages),
+    }
+    tensors = {
+        name: {"data": list(data), "dtype": dtype, "shape": [len(data)]} for name, (dtype, data) in inputs.items()
+    }
+    return {"modelInput": model_input(datum.tokens), "lossFnInputs": tensors}
+
+
+def chunks(data: Sequence[Datum]) -> list[Sequence[Datum]]:
+    """The data of one step in as few operations as their bounds allow, all of about one size: gradients add up until the
+    optimizer's step, and whether an operation's loss is a sum or a mean is not documented.
+    """
+    tokens = sum(len(each.tokens) for each in data)
+    number = max(math.ceil(len(data) / CHUNK_DATA), math.ceil(tokens / CHUNK_TOKENS))
+    number = min(number, len(data))
+    ends = [len(data) * k // number for k in range(number + 1)]
+    return [data[a:b] for a, b in itertools.pairwise(ends)]
+
+
+def combined(results: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> Passed:
+    """The results of a step's operations as one: sums are added up (``name:sum``), other metrics are means over the data."""
+    metrics: dict[str, float] = {}
+    for result, size in zip(results, sizes, strict=True):
+        for name, value in result.get("metrics", {}).items():
+            metrics[name] = metrics.get(name, 0.0) + value * (1.0 if name.endswith(":sum") else size / sum(sizes))
+    outputs = [output for result in results for output in result.get("lossFnOutputs", [])]
+    known = len(outputs) == sum(sizes) and all("logprobs" in output for output in outputs)
+    return Passed(metrics=metrics, logprobs=[output["logprobs"]["data"] for output in outputs] if known else None)
+
+
+async def run_async(config: SageMakerConfig, *, on_step: OnStep | None = None) -> int:
+    """Train as configured (`primitives.run`). Returns the last weight version."""
+    return await run_primitives(config, lambda state: SageMakerTraining.open(config, state), on_step=on_step)

@@ -1,0 +1,244 @@
+"""Calls that a sampling service answers: the weights in use, and the `Transport` of a call to them.
+
+A sampler stands for fixed weights, so a turn has its sampler's version. New weights are a new sampler; running calls end on
+the old one. The adapter waits for its service and tries again by itself. An answer reaches the agent when it is whole.
+An agent that streams gets comment lines meanwhile, which every client of server-sent events skips, so that no proxy takes the
+connection for dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from ...messages.dialects.canonical import LENGTH, STOP
+from ...messages.errors import RequestError
+from ..calls.agent import TranslatingAgent
+from ..calls.call import Call
+from ..calls.context import Context
+from ..calls.exchange import Transport
+from ..calls.running import RunningCall
+from ..calls.states import State
+from ..engines import Piece
+from ..engines.sampling_service import Asked
+from ..http.connection import AgentConnection
+from ..sessions.session import Session
+from ..token_calls.mode import TokenMode
+from ..token_calls.sampling import TokenSampling
+from ..upstreams.router import Worker
+
+log = logging.getLogger(__name__)
+
+CLOSE_S = 5.0
+COMMENT = b": waiting for the model\n\n"
+
+
+class Sampler(Protocol):
+    """Fixed weights at a service."""
+
+    async def sample(self, asked: Asked) -> list[Piece]:
+        """One piece for each choice; it may have more tokens than asked for."""
+        ...
+
+
+class SamplingService(Protocol):
+    """The adapter of a service."""
+
+    async def open(self, path: str) -> Sampler:
+        """The sampler of saved weights, or of a base model."""
+        ...
+
+    def for_agent(self, error: Exception) -> RequestError:
+        """An agent does not learn where the service is, nor what it says of weights and sessions."""
+        ...
+
+    async def close(self) -> None:
+        """End what was opened at the service, so that it keeps nothing for us."""
+        ...
+
+
+class Samplers:
+    """The weights that are sampled. ``wanted`` is the path of weights, or a base model, and its version."""
+
+    def __init__(self, service: SamplingService, wanted: tuple[str, int | None] | None) -> None:
+        self.wanted = wanted
+        self.service = service
+        self._open: asyncio.Task[Sampler] | None = None  # the sampler of what is wanted
+
+    def models(self) -> list[str]:
+        """The weights that are sampled now."""
+        return [self.wanted[0]] if self.wanted is not None else []
+
+    async def current(self) -> tuple[Sampler, int | None]:
+        """The sampler of what is wanted now, and its version. Raises: RequestError."""
+        while self.wanted is not None:
+            opening = self._open = self._open or asyncio.ensure_future(self.service.open(self.wanted[0]))
+            try:
+                sampler = await asyncio.shield(opening)
+            except Exception as e:
+                if self._open is opening:
+                    self._open = None
+                log.warning("no sampler for %s: %s", self.wanted[0], e)
+                raise RequestError("the inference server has no weights to sample from", kind="upstream") from e
+            if self._open is opening:  # or others were published meanwhile
+                return sampler, self.wanted[1]
+        raise RequestError(
+            "the gateway has no weights to sample from yet: give --sampler, or publish some (set_weight_version)",
+            kind="overloaded",
+        )
+
+    async def use(self, model: str | None, version: int) -> None:
+        """Let all further calls sample ``model`` as ``version``; None keeps the weights and renames their version.
+
+        Raises: RequestError; calls then go on with what they had.
+        """
+        if model is None:
+            self.wanted = None if self.wanted is None else (self.wanted[0], version)
+            return
+        opening = asyncio.ensure_future(self.service.open(model))
+        try:
+            await opening
+        except Exception as e:
+            raise RequestError(f"{model} cannot be sampled: {e}", kind="upstream") from e
+        self._open, self.wanted = opening, (model, version)
+
+    async def close(self) -> None:
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(CLOSE_S):
+                await self.service.close()
+
+
+class ServiceExchange(Transport):
+    """A call's way to a sampling service. ``decode``: token ids to text, markers shown."""
+
+    def __init__(
+        self,
+        owner: RunningCall,
+        engine: TokenSampling,
+        context: Context,
+        session: Session,
+        samplers: Samplers,
+        *,
+        stream: bool,
+        decode: Callable[[Sequence[int]], str],
+    ) -> None:
+        super().__init__(owner, engine, context, session)
+        self._sampling = engine
+        self._samplers = samplers
+        self._decode = decode
+        self._task: asyncio.Task[None] | None = None
+        self._comments: asyncio.TimerHandle | None = None
+        if stream:
+            self._comment_later()
+
+    def route(self) -> None:
+        if (worker := self._enter()) is not None:
+            self._task = asyncio.ensure_future(self._ask(worker))
+
+    async def _ask(self, worker: Worker) -> None:
+        try:
+            self._sampling.whole = await self._sampled(worker)
+            self._leave()
+            worker.succeeded()
+        except Exception as e:
+            self._failed(worker, e)
+            return
+        self._incoming.status, self._incoming.first_token_s = 200, time.time()
+        try:
+            self._owner.complete()
+        except Exception as e:
+            self._owner.broke(e)
+
+    async def _sampled(self, worker: Worker) -> list[Piece]:
+        sampler, version = await self._samplers.current()
+        asked = msgspec.json.decode(self._engine.request_for(worker)[1][0], type=Asked)
+        # However long the call waits: no other weights have a part in its answer.
+        self._incoming.span.fix(version)
+        self._owner.become(State.SENT)
+        pieces = await sampler.sample(asked)
+        for piece in pieces:
+            piece.weight_version = version
+            self._context.counters["tokens_cut"] += cut(piece, asked, self._decode)
+        return pieces
+
+    def _failed(self, worker: Worker, error: Exception) -> None:
+        self._leave()
+        found = error if isinstance(error, RequestError) else self._samplers.service.for_agent(error)
+        if found.kind == "upstream":
+            worker.failed(time.monotonic(), unreachable=False, why=repr(error))
+            log.warning("sampling failed: %r", error)
+        self._owner.fail(found)
+
+    # -- from the call
+
+    def stop(self) -> None:
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+        self._leave()
+
+    def close(self) -> None:
+        if self._comments is not None:
+            self._comments.cancel()
+
+    def _comment_later(self) -> None:
+        self._comments = asyncio.get_running_loop().call_later(self._context.limits.keep_alive_s, self._comment)
+
+    def _comment(self) -> None:
+        if self._owner.comment(COMMENT):
+            self._comment_later()
+
+
+def cut(piece: Piece, asked: Asked, decode: Callable[[Sequence[int]], str]) -> int:
+    """End a choice where an engine that honours the whole request would have; returns how many tokens are left out.
+
+    It ends at the number of tokens asked for (as "length"), with a stop token of the model, or with the token that
+    completes a stop string: whichever is first. What is left out is neither shown to the agent nor recorded.
+    """
+    if piece.logprobs is not None and len(piece.logprobs) != len(piece.ids):
+        return 0  # the turn is invalid, and must stay so
+    sampled = len(piece.ids)
+    if sampled > asked.max_tokens:
+        _end(piece, asked.max_tokens, LENGTH)
+    ends = next((at for at, token in enumerate(piece.ids, 1) if token in asked.stop_token_ids), None)
+    if ends is not None:
+        _end(piece, ends, STOP)
+    text = decode(piece.ids) if asked.stop else ""
+    found = [stop for stop in asked.stop if stop in text]
+    if found:
+        first = min(found, key=text.find)
+        low, high = 1, len(piece.ids)
+        while low < high:
+            middle = (low + high) // 2
+            if first in decode(piece.ids[:middle]):
+                high = middle
+            else:
+                low = middle + 1
+        _end(piece, low, STOP)
+        piece.stop_sequence = first
+    return sampled - len(piece.ids)
+
+
+def _end(piece: Piece, length: int, reason: str) -> None:
+    piece.ids, piece.finish_reason = piece.ids[:length], reason
+    if piece.logprobs is not None:
+        piece.logprobs = piece.logprobs[:length]
+
+
+def service_call(
+    context: Context, conn: AgentConnection, session: Session, dialect: str, mode: TokenMode, samplers: Samplers
+) -> Call:
+    """A call over a sampling service, in any dialect."""
+    agent = TranslatingAgent(conn, dialect)
+    engine = TokenSampling(context, session, agent, mode)
+
+    def make(owner: RunningCall, stream: bool) -> Transport:
+        decode = mode.renderer.decode
+        return ServiceExchange(owner, engine, context, session, samplers, stream=stream, decode=decode)
+
+    return Call(context, session, agent, engine, make)

@@ -1,0 +1,211 @@
+"""SageMaker Training Sessions by boto3: calls with retries, operations until they end, and a sampler of one model package.
+
+botocore signs, writes and reads; its own retries are off, because a training operation that is sent again must keep its
+client token and its number. Source: botocore 1.44.8, `sagemakertrainingsessionruntime`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ..._installation import missing_extra
+from ..._servers.keys import credential_of_runtime
+from ...errors import CaptureError, TrainingServiceError
+from ...messages.dialects.canonical import LENGTH, STOP
+from ...messages.errors import RequestError
+from ..engines import Piece
+from ..engines.errors import upstream_error
+from ..engines.sampling_service import Asked
+
+RUNTIME, CONTROL = "sagemakertrainingsessionruntime", "sagemaker"
+SESSIONS = "/v1/training-sessions/"  # before a session's name, in the URL of its gateway's upstream
+LEAST_TOKENS = 512  # botocore and the service refuse a smaller maxTokens
+CONNECTIONS = 64
+POLL_S = 2.0  # as AWS's own SDK asks; the first questions come sooner, for operations that are short
+PATIENCE_S = 300.0  # with a service that throttles, fails or cannot be reached
+INVALID = "ValidationException"
+_FIRST_POLL_S, _GROWTH = 0.1, 1.5
+_LEAST_DELAY_S, _MOST_DELAY_S = 0.25, 4.0
+
+
+def client_of(service: str, endpoint_url: str | None = None) -> Any:
+    """A boto3 client. The key of a local service of this user is found by its address.
+
+    Raises: MissingExtraError when the installed boto3 does not know the service.
+    """
+    import boto3
+    from botocore.config import Config
+    from botocore.exceptions import UnknownServiceError
+
+    session = boto3.Session()
+    settings: dict[str, Any] = {
+        "endpoint_url": endpoint_url,
+        "region_name": session.region_name or os.environ.get("AWS_REGION"),  # boto3 reads AWS_DEFAULT_REGION only
+        "config": Config(retries={"total_max_attempts": 1}, connect_timeout=10, max_pool_connections=CONNECTIONS),
+    }
+    try:
+        made = session.client(service, **settings)
+    except UnknownServiceError as e:
+        raise missing_extra("SageMaker Training Sessions need botocore 1.43.112 or later", "sagemaker") from e
+    credential = credential_of_runtime(made.meta.endpoint_url)
+    if credential is None:
+        return made
+    access_key, secret = credential
+    return session.client(service, aws_access_key_id=access_key, aws_secret_access_key=secret, **settings)
+
+
+class Caller:
+    """Calls of one boto3 client from asyncio, each in a thread. What may pass is tried again: 429, 5xx, a lost connection."""
+
+    def __init__(self, client: Any, *, patience_s: float = PATIENCE_S) -> None:
+        self.client = client
+        self._patience_s = patience_s
+        self._threads = ThreadPoolExecutor(CONNECTIONS, "sagemaker")
+
+    async def call(self, verb: str, **request: Any) -> Any:
+        """The answer. Raises: TrainingServiceError."""
+        from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, ParamValidationError
+
+        loop, give_up_s, delay_s = asyncio.get_running_loop(), time.monotonic() + self._patience_s, _LEAST_DELAY_S
+        while True:
+            try:
+                return await loop.run_in_executor(self._threads, lambda: getattr(self.client, verb)(**request))
+            except ClientError as e:
+                code, status = e.response["Error"]["Code"], e.response["ResponseMetadata"]["HTTPStatusCode"]
+                passes = status == 429 or status >= 500 or "Throttling" in code
+                error: Exception = e
+            except BotoCoreError as e:
+                code, passes = INVALID if isinstance(e, ParamValidationError) else "", isinstance(e, HTTPClientError)
+                error = e
+            if not passes or time.monotonic() > give_up_s:
+                raise TrainingServiceError(str(error), code=code) from error
+            await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
+            delay_s = min(_MOST_DELAY_S, 2 * delay_s)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.client.close()
+
+
+class SessionRuntime(Caller):
+    """The runtime of one training session. ``poll_s`` is the longest time between two questions for a result."""
+
+    def __init__(self, client: Any, session: str, *, poll_s: float = POLL_S, patience_s: float = PATIENCE_S) -> None:
+        super().__init__(client, patience_s=patience_s)
+        self.session = session
+        self._poll_s = poll_s
+
+    async def train(self, number: int, token: str, operation: Mapping[str, Any]) -> str:
+        """Submit a training operation; its id. The same number and token again are the same operation."""
+        sent = await self.call(
+            "execute_training_operation",
+            trainingSessionName=self.session,
+            sequenceNumber=number,
+            clientToken=token,
+            operationConfig=operation,
+        )
+        return str(sent["operationId"])
+
+    async def trained(self, operation_id: str) -> Any:
+        """The result of a training operation."""
+        return await self._result("get_training_operation_result", operation_id)
+
+    async def sample(self, operation: Mapping[str, Any]) -> Any:
+        """The result of a sampling operation."""
+        sent = await self.call(
+            "execute_sampling_operation", trainingSessionName=self.session, operationConfig=operation
+        )
+        return await self._result("get_sampling_operation_result", sent["operationId"])
+
+    async def _result(self, verb: str, operation_id: str) -> Any:
+        """Ask until the operation has ended. Raises: TrainingServiceError when it failed or was skipped."""
+        delay_s = min(_FIRST_POLL_S, self._poll_s)
+        while True:
+            await asyncio.sleep(delay_s)
+            found = await self.call(verb, trainingSessionName=self.session, operationId=operation_id)
+            status = found["status"]
+            if status == "Completed":
+                return next(iter(found.get("operationResult", {}).values()), {})
+            if status not in ("Pending", "InProgress"):
+                why = found.get("errorDetails", "the service does not say why")
+                raise TrainingServiceError(f"operation {operation_id} ended as {status}: {why}", code=status)
+            delay_s = min(self._poll_s, _GROWTH * delay_s)
+
+
+def model_input(ids: Sequence[int]) -> dict[str, Any]:
+    return {"chunks": [{"type": "encoded_text", "tokens": list(ids)}]}
+
+
+class SageMakerService:
+    """A `SamplingService`. ``url`` ends in the session's name; ``text_of``: token ids to text, markers shown."""
+
+    def __init__(self, url: str, text_of: Callable[[Sequence[int]], str]) -> None:
+        endpoint, _, session = url.partition(SESSIONS)
+        self._runtime = SessionRuntime(client_of(RUNTIME, endpoint), session)
+        self._text_of = text_of
+
+    async def open(self, path: str) -> SageMakerSampler:
+        await self._runtime.sample({"loadWeightsForSampling": {"modelPackageArn": path}})
+        return SageMakerSampler(self._runtime, path, self._text_of)
+
+    def for_agent(self, error: Exception) -> RequestError:
+        if isinstance(error, TrainingServiceError) and error.code in (INVALID, "Failed"):
+            found = upstream_error(400, error.message.encode())
+            if error.code == INVALID or found.kind == "context_overflow":
+                return found
+        if isinstance(error, TrainingServiceError) and error.code == "ThrottlingException":
+            return RequestError("the inference server has too many requests", kind="rate_limit")
+        return RequestError("the inference server did not answer", kind="upstream")
+
+    async def close(self) -> None:
+        self._runtime.close()
+
+
+class SageMakerSampler:
+    """One model package of a session. It is named in each request: which weights a request without a name gets is not
+    documented.
+    """
+
+    def __init__(self, runtime: SessionRuntime, path: str, text_of: Callable[[Sequence[int]], str]) -> None:
+        self._runtime, self._path, self._text_of = runtime, path, text_of
+
+    async def sample(self, asked: Asked) -> list[Piece]:
+        params: dict[str, Any] = {
+            "maxTokens": max(LEAST_TOKENS, asked.max_tokens),
+            "temperature": asked.temperature,
+            "topP": asked.top_p,
+            # Texts only: the model's own stop tokens are sent as theirs.
+            "stop": [self._text_of([token]) for token in asked.stop_token_ids] + asked.stop,
+            "topK": asked.top_k,
+            "seed": asked.seed,
+        }
+        operation = {
+            "prompt": model_input(asked.prompt),
+            "numSamples": asked.n,
+            "samplingParams": {name: value for name, value in params.items() if value is not None},
+            "modelPackageArn": self._path,
+        }
+        return pieces_of(await self._runtime.sample({"sample": operation}))
+
+
+def pieces_of(result: Mapping[str, Any]) -> list[Piece]:
+    """The result of a ``sample`` operation. Raises: CaptureError."""
+    pieces = []
+    for choice, sampled in enumerate(result["sequences"]):
+        if sampled["stopReason"] not in (STOP, LENGTH):
+            raise CaptureError(f"a sequence has the unknown stop reason {sampled['stopReason']!r}")
+        pieces.append(
+            Piece(
+                choice=choice,
+                ids=sampled["tokens"],
+                logprobs=sampled.get("logprobs"),
+                finish_reason=sampled["stopReason"],
+            )
+        )
+    return pieces
