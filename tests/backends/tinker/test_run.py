@@ -10,17 +10,15 @@ import contextlib
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("tinker")
 
 from agentcore_rl_toolkit.backends.collection.groups import Group
-from agentcore_rl_toolkit.backends.collection.samples import to_samples
 from agentcore_rl_toolkit.backends.primitives.client import Adam
 from agentcore_rl_toolkit.backends.primitives.loop import StepResult
 from agentcore_rl_toolkit.backends.primitives.publishing import gap, to_gateway
@@ -29,54 +27,11 @@ from agentcore_rl_toolkit.backends.tinker.adapter import TinkerTraining, run_asy
 from agentcore_rl_toolkit.backends.tinker.config import TinkerConfig
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import ConfigError, WeightsError
-from agentcore_rl_toolkit.gateway.capture.record import pack_logprobs
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR, load_policy
 from agentcore_rl_toolkit.policy.training_service.clients import LocalService
-from agentcore_rl_toolkit.policy.training_service.interface import Completion, Example
-from agentcore_rl_toolkit.policy.training_service.model import PolicyModel
-from agentcore_rl_toolkit.policy.word_problems import problems
 from agentcore_rl_toolkit.runs import Query, RunReader, TokenSequence, read_metrics
 
-from ..test_end_to_end import serving
-
-
-class RecordingModel(PolicyModel):
-    """`sampled` and `trained` are what it was asked for, in order.
-
-    `keeps` is a tensor that what is published for sampling has as it was in the first publish.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sampled: list[tuple[str | None, list[int]]] = []
-        self.trained: list[Example] = []
-        self.keeps: str | None = None
-        self.first: str | None = None
-
-    def sample(self, path: str | None, prompt_ids: list[int], n: int, params: Mapping[str, Any]) -> list[Completion]:
-        made = super().sample(path, prompt_ids, n, params)
-        self.sampled += [(path, completion.ids) for completion in made]
-        return made
-
-    def forward_backward(
-        self,
-        run: str,
-        data: Sequence[Example],
-        loss_fn: str,
-        config: Mapping[str, float | str],
-        forward_only: bool,
-    ) -> tuple[list[list[float]], dict[str, float]]:
-        if not forward_only:
-            self.trained += data
-        return super().forward_backward(run, data, loss_fn, config, forward_only)
-
-    def publish(self, run: str, path: str) -> None:
-        super().publish(run, path)
-        self.first = self.first or path
-        if self.keeps is not None:
-            state = self._of(run).model.state_dict()
-            tied = [name for name, tensor in state.items() if tensor.data_ptr() == state[self.keeps].data_ptr()]
-            self._saved[path]["weights"] |= {name: self._saved[self.first]["weights"][name] for name in tied}
+from ..service_runs import RecordingModel, agents, check_tokens
 
 
 @dataclass(frozen=True)
@@ -90,42 +45,9 @@ class Place:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "local")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "local")
-    records = tmp_path / "records"
-    records.mkdir()
-    rows = [
-        {"idx": i, "prompt": p.prompt, "answer": p.answer, "fail_marker": str(records / f"{i}.failed")}
-        for i, p in enumerate(problems("train", 8, seed=5))
-    ]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for row in rows[1:]:
-        Path(str(row["fail_marker"])).touch()  # only the first problem's first rollout fails
-    agent = Path(__file__).parents[1] / "fails_once.py"
     model = RecordingModel()
-    with contextlib.ExitStack() as stack:
-        stack.callback(model.close)
-        served = ["runtime", "serve", "--agent", f"math={agent}", "--store", str(records)]
-        runtime = stack.enter_context(serving("runtime", served, tmp_path))
-        config = TinkerConfig(
-            exp_id="run",
-            agent_runtime_arn=runtime["agents"]["math"],
-            s3_bucket=f"file://{records}",
-            base_model=model.base_model,
-            model_dir=WEIGHTS_DIR,
-            data_path=tmp_path / "rows.jsonl",
-            output_dir=tmp_path / "out",
-            endpoint_url=runtime["url"],
-            gateway_host="127.0.0.1",
-            tps_limit=200,
-            learning_rate=3e-4,
-            estimator="dr_grpo",
-            steps=1,
-            groups_per_step=8,  # in so many some rewards differ: without that nothing is trained
-            group_size=4,
-            checkpoint_every=1,
-            rollout_timeout_s=90,
-            sampling_params={"temperature": 1.0, "max_tokens": 64},
-        )
-        yield Place(model, LocalService(model), config)
+    with contextlib.closing(model), agents(tmp_path) as settings:
+        yield Place(model, LocalService(model), TinkerConfig(base_model=model.base_model, **settings))
 
 
 @pytest.mark.system
@@ -175,38 +97,6 @@ def test_the_service_trains_exactly_what_it_sampled_and_a_second_run_goes_on(
                 known = [lp is not None for lp in sequence.trainer_logprobs]
                 assert known == [bool(mask) for mask in sequence.mask]
     assert service.finished == ["success"] * 4  # the trainer's session and the gateway's, of both runs
-
-
-def check_tokens(model: RecordingModel, groups: list[Group], *, sampled_from: int = 0, trained_from: int = 0) -> None:
-    """What the service sampled is what was recorded; what was recorded is what it trained, shifted by one."""
-    sampled = Counter(tuple(ids) for _, ids in model.sampled[sampled_from:])
-    turns = [t for g in groups for r in g.usable if r.capture is not None for t in r.capture.turns]
-    assert turns
-    recorded = Counter(tuple(t.completion_ids) for t in turns)
-    assert recorded <= sampled
-    expected = []
-    for sample in to_samples(groups, estimator="dr_grpo"):
-        if sample.advantage == 0.0:
-            continue
-        tokens = sample.token_ids
-        old, advantages = [0.0] * (len(tokens) - 1), [0.0] * (len(tokens) - 1)
-        for place, (mask, logprob) in enumerate(
-            zip(sample.response_mask, sample.response_logprobs, strict=True), len(sample.prompt_ids)
-        ):
-            if mask:
-                assert logprob is not None
-                old[place - 1], advantages[place - 1] = logprob, sample.advantage
-        expected.append((tokens[:-1], tokens[1:], pack_logprobs(old), pack_logprobs(advantages)))
-    received = [
-        (
-            d.tokens,
-            d.inputs["target_tokens"],
-            pack_logprobs(d.inputs["logprobs"]),
-            pack_logprobs(d.inputs["advantages"]),
-        )
-        for d in model.trained[trained_from:]
-    ]
-    assert received == expected  # logprobs and advantages bit for bit, as the 32-bit numbers of the SDK
 
 
 def test_every_step_has_its_inputs_wherever_a_run_begins(tmp_path: Path) -> None:

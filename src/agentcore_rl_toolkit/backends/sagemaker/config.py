@@ -44,7 +44,7 @@ class SageMakerConfig(PrimitivesConfig):
         facts = [("service", where), *planned(self, data=self.data_path)]
         needs = self.needs()
         if not _known():
-            needs.append(f"botocore 1.43.112 or later: {install_command('sagemaker')}")
+            needs.append(f"botocore 1.43.112 or later: {install_command('gateway', 'sagemaker')}")
         if rehearse and not importlib.util.find_spec("torch"):
             needs.append(install_command("policy"))
         return Plan(backend="sagemaker", facts=facts, needs=needs)

@@ -158,6 +158,20 @@ class Account:
             return note("quotas", quotas.line(found), advice)
         return ok("quotas", quotas.line(found))
 
+    def training_sessions(self) -> list[Finding]:
+        """Sessions at SageMaker that were left running. None where this user may not list them: then it made none."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        client, found = self.client("sagemaker"), []
+        if not hasattr(client, "list_training_sessions"):  # botocore before 1.43.112
+            return []
+        with contextlib.suppress(ClientError, BotoCoreError):
+            for status in ("Created", "Scheduled", "Running", "Blocked"):
+                found += client.list_training_sessions(StatusEquals=status)["TrainingSessionSummaries"]
+        advice = "agentcore-rl train --stop-session NAME, unless its run is alive"
+        names = (each["TrainingSessionArn"].rpartition("/")[2] for each in found)
+        return [note("training session", f"{name} runs, which costs", advice) for name in names]
+
     def gateway(self) -> list[Finding]:
         """Reachable from here, with this key, and its engine answers. From inside a session it may still be out of reach."""
         from ...gateway import GatewayClient
@@ -212,6 +226,7 @@ class Account:
             ("bucket", self.store),
             ("agent", self.runtime),
             ("quotas", self.quotas),
+            ("training sessions", self.training_sessions),
             ("gateway", self.gateway),
             ("session", self.inside),
         ]

@@ -1,7 +1,8 @@
-"""A Tinker run without Tinker: the real loop, gateway and agents, and a small model in this process in the service's place.
+"""A run on a training service without the service: the real loop, gateway and agents, and a small model in the service's place.
 
-    pip install -e '.[local,tinker]'
-    python examples/backends/tinker/rehearsal.py --steps 12
+    pip install -e '.[local,tinker,sagemaker]'
+    python examples/backends/rehearsal.py --backend tinker --steps 12
+    python examples/backends/rehearsal.py --backend sagemaker --steps 12
 
 What changes for a real run is the configuration it writes: agent and bucket, and no `--rehearse`.
 """
@@ -18,14 +19,23 @@ from pathlib import Path
 
 from agentcore_rl_toolkit.policy.word_problems import problems
 
-AGENT = Path(__file__).parents[2] / "strands_math_agent" / "arithmetic_app.py"
+AGENT = Path(__file__).parents[1] / "strands_math_agent" / "arithmetic_app.py"
+OF_SERVICE = {
+    "tinker": {"base_model": "Qwen/Qwen3-4B-Instruct-2507"},
+    "sagemaker": {
+        "base_model": "arn:aws:sagemaker:us-west-2:aws:hub-content/SageMakerPublicHub/Model/openai-gpt-oss-20b",
+        "role_arn": "arn:aws:iam::123456789012:role/training-sessions",
+        "output_s3": "s3://my-bucket/sessions",
+    },
+}
 CLI = [sys.executable, "-m", "agentcore_rl_toolkit.cli"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backend", choices=sorted(OF_SERVICE), default="tinker")
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--run-dir", type=Path, default=Path("runs/tinker-rehearsal"))
+    parser.add_argument("--run-dir", type=Path, default=Path("runs/rehearsal"))
     a = parser.parse_args()
     folder = a.run_dir.resolve()
     (folder / "records").mkdir(parents=True, exist_ok=True)
@@ -60,7 +70,7 @@ def main() -> None:
             "agent_runtime_arn": local["agents"]["math"],
             "endpoint_url": local["url"],
             "s3_bucket": f"file://{folder / 'records'}",
-            "base_model": "Qwen/Qwen3-4B-Instruct-2507",
+            **OF_SERVICE[a.backend],
             "model_dir": "models/Qwen3-4B-Instruct-2507",
             "data_path": str(folder / "rows.jsonl"),
             "output_dir": str(folder / "out"),
@@ -75,7 +85,7 @@ def main() -> None:
             "rollout_timeout_s": 120,
         }
         (folder / "config.json").write_text(json.dumps(settings, indent=2))
-        train = ["train", "--backend", "tinker", "--config", str(folder / "config.json"), "--rehearse"]
+        train = ["train", "--backend", a.backend, "--config", str(folder / "config.json"), "--rehearse"]
         sys.exit(subprocess.call([*CLI, *train]))
     finally:
         runtime.terminate()

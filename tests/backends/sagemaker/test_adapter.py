@@ -1,0 +1,183 @@
+"""The training client over the local service by real HTTP: order, resends, a session's life, and the same loss as Tinker's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+pytest.importorskip("torch")
+
+from agentcore_rl_toolkit.backends.primitives.client import Adam
+from agentcore_rl_toolkit.backends.primitives.data import Datum
+from agentcore_rl_toolkit.backends.sagemaker import adapter, session
+from agentcore_rl_toolkit.backends.sagemaker.adapter import SageMakerTraining, chunks, combined
+from agentcore_rl_toolkit.backends.sagemaker.config import SageMakerConfig
+from agentcore_rl_toolkit.errors import ConfigError, TrainingServiceError
+from agentcore_rl_toolkit.policy.training_service.interface import Example
+from agentcore_rl_toolkit.policy.training_service.model import PolicyModel
+from agentcore_rl_toolkit.policy.training_service.sagemaker.service import Running, running
+from agentcore_rl_toolkit.policy.training_service.scripted import ScriptedModel
+
+HUB = "arn:aws:sagemaker:us-west-2:aws:hub-content/SageMakerPublicHub/Model/m"
+ADAM = Adam(learning_rate=1e-3, beta1=0.9, beta2=0.95, grad_clip_norm=0.0)
+
+
+class Logged(ScriptedModel):
+    """`done` are the training operations, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[Any] = []
+
+    def forward_backward(
+        self, run: str, data: Sequence[Example], loss_fn: str, config: Mapping[str, float | str], forward_only: bool
+    ) -> tuple[list[list[float]], dict[str, float]]:
+        self.done.append([example.tokens[0] for example in data])
+        return super().forward_backward(run, data, loss_fn, config, forward_only)
+
+    def optim_step(self, run: str, adam: Mapping[str, float]) -> dict[str, float]:
+        self.done.append("step")
+        return super().optim_step(run, adam)
+
+
+@pytest.fixture
+def model() -> Logged:
+    return Logged()
+
+
+@pytest.fixture
+def service(model: Logged, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+    with running(model) as service:
+        for name, value in service.environment.items():
+            monkeypatch.setenv(name, value)
+        yield service
+
+
+def config_in(folder: Path, **more: Any) -> SageMakerConfig:
+    return SageMakerConfig(
+        exp_id="run",
+        agent_runtime_arn="a",
+        s3_bucket="b",
+        base_model=HUB,
+        model_dir=folder,
+        data_path=folder / "rows.jsonl",
+        output_dir=folder,
+        role_arn="arn:aws:iam::123456789012:role/training",
+        output_s3="s3://bucket/runs",
+        **more,
+    )
+
+
+def some_data(n: int, length: int = 6) -> list[Datum]:
+    return [
+        Datum(
+            tokens=[i + 1, *range(20, 20 + length)],
+            target_tokens=list(range(20, 21 + length)),
+            logprobs=[0.0, *([-1.5] * length)],
+            advantages=[0.0, *([1.0 if i % 2 else -0.5] * length)],
+            mask=[0, *([1] * length)],
+        )
+        for i in range(n)
+    ]
+
+
+def status(name: str) -> str:
+    detail = boto3.Session().client("sagemaker").describe_training_session(TrainingSessionName=name)
+    return str(detail["TrainingSessionDetail"]["TrainingSessionStatus"])
+
+
+async def test_each_operation_is_done_once_and_in_order_whatever_is_refused_or_lost(
+    service: Running, model: Logged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter, "CHUNK_DATA", 2)
+    training = await SageMakerTraining.open(config_in(tmp_path, poll_s=0.1), None)
+    service.app.faults.update(throttle=0.15, error=0.1, lost=0.2)
+    for _ in range(2):
+        forward, step = training.forward_backward(some_data(5), "ppo", {}), training.optim_step(ADAM)
+        await forward
+        assert (await step)["billed_train_tokens"] > 0
+    service.app.faults.clear()
+    path = await training.save_weights("w")
+    assert path in model.paths
+    await training.close("success")
+    assert model.done == [[1], [2, 3], [4, 5], "step"] * 2
+
+
+async def test_the_session_is_named_on_disk_until_it_is_stopped_and_one_that_was_left_is_stopped_first(
+    service: Running, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config_in(tmp_path)
+    await SageMakerTraining.open(config, None)  # and its process is killed
+    left = json.loads((tmp_path / session.FILE).read_text())["session"]
+    assert status(left) == "Running"
+    second = await SageMakerTraining.open(config, None)
+    assert left in caplog.text
+    name = json.loads((tmp_path / session.FILE).read_text())["session"]
+    assert (status(left), status(name)) == ("Stopped", "Running")
+    await second.close("success")
+    assert status(name) == "Stopped"
+    assert not (tmp_path / session.FILE).exists()
+
+
+async def test_a_failed_operation_says_why_and_a_start_that_fails_leaves_no_session(
+    service: Running, tmp_path: Path
+) -> None:
+    with pytest.raises(TrainingServiceError, match="does not exist"):
+        await SageMakerTraining.open(
+            config_in(tmp_path), "arn:aws:sagemaker:us-west-2:123456789012:model-package/none/1"
+        )
+    assert not (tmp_path / session.FILE).exists()
+    sessions = boto3.Session().client("sagemaker").list_training_sessions()["TrainingSessionSummaries"]
+    assert [each["TrainingSessionStatus"] for each in sessions] == ["Failed"]
+
+
+async def test_a_session_is_stopped_by_its_name(service: Running, tmp_path: Path) -> None:
+    await SageMakerTraining.open(config_in(tmp_path), None)
+    name = json.loads((tmp_path / session.FILE).read_text())["session"]
+    assert await session.stop_named(name) in ("Stopping", "Stopped")
+    with pytest.raises(ConfigError, match="no training session"):
+        await session.stop_named("another")
+
+
+def test_a_large_step_is_cut_into_even_operations_that_lose_nothing() -> None:
+    data = some_data(2500)
+    parts = chunks(data)
+    assert [len(part) for part in parts] == [833, 833, 834]
+    assert [d for part in parts for d in part] == data
+    assert [len(part) for part in chunks(some_data(4, length=79_999))] == [2, 2]
+    results = [{"metrics": {"a": 1.0, "loss:sum": 2.0}}, {"metrics": {"a": 4.0, "loss:sum": 3.0}}]
+    assert combined(results, [2, 1]).metrics == {"a": 2.0, "loss:sum": 5.0}
+
+
+async def test_the_loss_is_the_one_that_tinker_computes_of_the_same_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = some_data(6, length=20)
+    examples = [
+        Example(
+            tokens=d.tokens,
+            inputs={"target_tokens": d.target_tokens, "logprobs": d.logprobs, "advantages": d.advantages},
+        )
+        for d in data
+    ]
+    model = PolicyModel()
+    model.create("tinker")
+    with running(model) as service:
+        for name, value in service.environment.items():
+            monkeypatch.setenv(name, value)
+        training = await SageMakerTraining.open(config_in(tmp_path, poll_s=0.1), None)
+        for loss in ("importance_sampling", "ppo", "cispo"):
+            _, wanted = model.forward_backward("tinker", examples, loss, {}, False)
+            model.optim_step("tinker", {"learning_rate": 1e-3})
+            passed, step = training.forward_backward(data, loss, {}), training.optim_step(ADAM)
+            found = (await passed).metrics["actor/pg_loss"] * len(data)
+            assert found == pytest.approx(wanted["loss:sum"], abs=1e-4, rel=1e-4)
+            await step
+        await training.close("success")
+    await asyncio.to_thread(model.close)

@@ -1,0 +1,136 @@
+"""Sampling by SageMaker Training Sessions: real HTTP between boto3 and the local service, a scripted model behind it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import boto3
+import openai
+import pytest
+
+pytest.importorskip("torch")
+
+import agentcore_rl_toolkit
+from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, UpstreamConfig
+from agentcore_rl_toolkit.gateway.sampling_services.sagemaker import RUNTIME, SESSIONS
+from agentcore_rl_toolkit.messages.render import Renderer
+from agentcore_rl_toolkit.policy.training_service.interface import Completion
+from agentcore_rl_toolkit.policy.training_service.sagemaker.service import Running, running
+from agentcore_rl_toolkit.policy.training_service.scripted import ScriptedModel
+
+MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
+ARN = "arn:aws:sagemaker:us-west-2:123456789012:model-package/run/{}"
+HUB = "arn:aws:sagemaker:us-west-2:aws:hub-content/SageMakerPublicHub/Model/m"
+
+
+class Recorded(ScriptedModel):
+    """`asked` are the samples that it was asked for: path and parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first_id, self.last_id = 300, 500
+        self.asked: list[tuple[str | None, Mapping[str, Any]]] = []
+
+    def sample(self, path: str | None, prompt_ids: list[int], n: int, params: Mapping[str, Any]) -> list[Completion]:
+        self.asked.append((path, params))
+        return super().sample(path, prompt_ids, n, params)
+
+
+@pytest.fixture
+def model() -> Recorded:
+    made = Recorded()
+    made.replies.append({"token_ids": [300, 301]})
+    made.saved |= {ARN.format(1): 1, ARN.format(2): 2}
+    return made
+
+
+@pytest.fixture
+def service(model: Recorded, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+    with running(model) as service:
+        for name, value in service.environment.items():
+            monkeypatch.setenv(name, value)
+        boto3.Session().client("sagemaker").create_training_session(
+            TrainingSessionName="run",
+            LoraConfig={"Rank": 8, "Alpha": 16},
+            RoleArn="arn:aws:iam::123456789012:role/x",
+            ModelConfig={"BaseModelArn": HUB},
+            OutputConfig={"S3Location": {"Path": "s3://bucket/x"}},
+        )
+        yield service
+
+
+@pytest.fixture
+async def gateway(service: Running) -> AsyncIterator[Gateway]:
+    upstream = UpstreamConfig(url=f"{service.url}{SESSIONS}run", engine="sagemaker")
+    made = Gateway(GatewayConfig(upstreams=(upstream,), model_dir=str(MODEL), sampler=ARN.format(1)))
+    await made.start()
+    yield made
+    await made.stop(grace_s=0.2)
+
+
+async def say(gateway: Gateway, **asked: Any) -> tuple[Any, list[Any]]:
+    """The answer, and the turns that were recorded."""
+    client = GatewayClient(gateway.url)
+    [session] = await client.create_sessions_async([new_session_id()])
+    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
+        message = {"role": "user", "content": "What is 2 + 3?"}
+        answer = await llm.chat.completions.create(**{"model": "m", "messages": [message], **asked})
+    return answer, (await client.fetch_async([session.session_id]))[session.session_id].turns
+
+
+async def test_what_goes_beyond_the_tokens_asked_for_is_cut_counted_and_not_recorded(
+    model: Recorded, gateway: Gateway
+) -> None:
+    model.replies[0] = {"token_ids": list(range(300, 340))}
+    answer, [turn] = await say(gateway, max_tokens=5, temperature=0.5, top_p=0.9, seed=3, extra_body={"top_k": 20})
+    [(path, params)] = model.asked
+    assert path == ARN.format(1)
+    wanted = {"max_tokens": 512, "temperature": 0.5, "top_p": 0.9, "top_k": 20, "seed": 3}
+    assert {name: params[name] for name in wanted} == wanted
+    renderer = Renderer.from_path(MODEL)
+    assert params["stop"] == [renderer.decode([token]) for token in sorted(renderer.stop_token_ids)]
+    assert (turn.completion_ids, len(turn.logprobs)) == ([300, 301, 302, 303, 304], 5)
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.completion_tokens == 5
+    assert gateway.counters["tokens_cut"] == 35
+
+
+async def test_an_answer_ends_at_the_models_stop_token_even_if_the_service_goes_on(
+    model: Recorded, gateway: Gateway
+) -> None:
+    stop = min(Renderer.from_path(MODEL).stop_token_ids)
+    model.replies[0] = {"token_ids": [300, 301, stop, 302, 303], "finish_reason": "length"}
+    answer, [turn] = await say(gateway, max_tokens=600)
+    assert (turn.completion_ids, answer.choices[0].finish_reason) == ([300, 301, stop], "stop")
+    assert model.asked[0][1]["max_tokens"] == 600
+
+
+async def test_new_weights_are_named_in_each_request(model: Recorded, gateway: Gateway) -> None:
+    await GatewayClient(gateway.url).set_weight_version_async(4, sampler=ARN.format(2))
+    _, [turn] = await say(gateway)
+    assert [path for path, _ in model.asked] == [ARN.format(2)]
+    assert (turn.weight_version_first, turn.weight_version_last) == (4, 4)
+
+
+async def test_requests_are_sent_again_until_the_service_takes_them(service: Running, gateway: Gateway) -> None:
+    service.app.faults.update(throttle=0.3, error=0.2)  # a lost reply would have the sample done twice
+    _, [turn] = await say(gateway)
+    assert turn.completion_ids == [300, 301]
+
+
+async def test_what_the_service_refuses_reaches_the_agent_and_a_session_that_ended_is_not_its_fault(
+    gateway: Gateway,
+) -> None:
+    with pytest.raises(openai.BadRequestError):
+        await say(gateway, temperature=3.0)
+    boto3.Session().client("sagemaker").stop_training_session(TrainingSessionName="run")
+    with pytest.raises(openai.InternalServerError) as caught:
+        await say(gateway)
+    assert "Stopped" not in caught.value.response.text
+
+
+def test_the_installed_botocore_knows_the_service() -> None:
+    assert RUNTIME in boto3.Session().get_available_services()
