@@ -27,7 +27,7 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_example_configuration_gives_a_plan(backend: str) -> None:
-    path = EXAMPLES / backend / "gsm8k.yaml"
+    path = EXAMPLES / backend / ("session.yaml" if backend == "sagemaker" else "gsm8k.yaml")
     done = CliRunner().invoke(
         command, ["--backend", backend, "--config", str(path), "--dry-run"], catch_exceptions=False
     )
@@ -39,6 +39,10 @@ def test_the_example_configuration_gives_a_plan(backend: str) -> None:
 
 def test_a_rehearsal_needs_no_key_and_takes_the_built_in_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
+    words = ["--backend", "sagemaker", "--config", str(EXAMPLES / "sagemaker" / "session.yaml"), "--dry-run"]
+    rehearsed = CliRunner().invoke(command, [*words, "--rehearse"], catch_exceptions=False).output
+    assert "missing on this machine" not in rehearsed
+    assert "Model/builtin-policy" in rehearsed
     words = ["--backend", "tinker", "--config", str(EXAMPLES / "tinker" / "gsm8k.yaml"), "--dry-run"]
     real = CliRunner().invoke(command, words, catch_exceptions=False).output
     assert "TINKER_API_KEY in the environment" in real

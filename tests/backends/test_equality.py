@@ -3,7 +3,8 @@
 What is expected is worked out here from the recorded turns and records, with none of the package's merging, masking or
 statistics. Every backend's native form is read back the way that trainer reads it, into one neutral form per training sequence.
 No trainer is installed here: slime's `Sample` is a recorded signature (slime 0.3.1, git 624b824), rLLM's merge is written down
-from rLLM git 9beb6e0, verl's and Tinker's forms are plain data (verl 0.9.1, Tinker SDK 0.38.0).
+from rLLM git 9beb6e0, verl's, Tinker's and SageMaker's forms are plain data (verl 0.9.1, Tinker SDK 0.38.0, botocore
+1.44.8).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from agentcore_rl_toolkit.backends.collection.groups import CollectConfig, Colle
 from agentcore_rl_toolkit.backends.collection.samples import Sample, rollout_samples, to_samples
 from agentcore_rl_toolkit.backends.primitives.data import to_datum
 from agentcore_rl_toolkit.backends.rllm.convert import groups_to_rllm, to_rllm
+from agentcore_rl_toolkit.backends.sagemaker.adapter import datum as sagemaker_datum
 from agentcore_rl_toolkit.backends.slime.convert import NOTE, to_slime
 from agentcore_rl_toolkit.backends.slime.hooks import keep_informative_group, normalize_rewards
 from agentcore_rl_toolkit.backends.slime.rollout import outcome_metrics
@@ -297,12 +299,31 @@ def read_primitives(groups: list[Group]) -> dict[str, list[Neutral]]:
     return found
 
 
+def read_sagemaker(groups: list[Group]) -> dict[str, list[Neutral]]:
+    """The wire form of a training session: ``weights`` are the mask, and stand beside the advantages."""
+    found: dict[str, list[Neutral]] = {r.session_id: [] for g in groups for r in g.rollouts}
+    for sample in to_samples(groups):
+        shifted = to_datum(sample)
+        assert shifted is not None
+        datum = sagemaker_datum(shifted)
+        [chunk] = datum["modelInput"]["chunks"]
+        inputs = {name: tensor["data"] for name, tensor in datum["lossFnInputs"].items()}
+        assert all(t["shape"] == [len(chunk["tokens"])] == [len(t["data"])] for t in datum["lossFnInputs"].values())
+        mask = tuple(inputs["weights"])
+        logprobs = tuple(lp for lp, m in zip(inputs["logprobs"], mask, strict=True) if m)
+        [advantage] = {a for a, m in zip(inputs["advantages"], mask, strict=True) if m}
+        tokens = (chunk["tokens"][0], *inputs["target_tokens"])
+        found[sample.session_id].append(Neutral(tokens, (0, *mask), logprobs, advantage))
+    return found
+
+
 READERS: dict[str, Callable[[list[Group]], dict[str, list[Neutral]]]] = {
     "core": read_core,
     "slime": read_slime,
     "verl": read_verl,
     "rllm": read_rllm,
     "primitives": read_primitives,
+    "sagemaker": read_sagemaker,
 }
 
 

@@ -67,7 +67,7 @@ class PolicyModel:
         self._runs: dict[str, _Run] = {}
         self._saved: dict[str, dict[str, Any]] = {}
         self._engines: OrderedDict[str | None, Engine] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock, self._base_lock = threading.Lock(), threading.Lock()
         if checkpoint_dir is not None:
             checkpoint_dir.mkdir(parents=True, exist_ok=True)
             for file in sorted(checkpoint_dir.glob("*.pt")):
@@ -90,7 +90,8 @@ class PolicyModel:
 
     def create(self, run: str) -> None:
         """A fresh copy of the base weights, and an optimizer."""
-        model = copy.deepcopy(self._base)
+        with self._base_lock:
+            model = copy.deepcopy(self._base)
         self._runs[run] = _Run(model, torch.optim.AdamW(model.parameters(), weight_decay=0.0))
 
     def forward_backward(
@@ -217,8 +218,9 @@ class PolicyModel:
         ids_T = torch.tensor(ids)
         weights = {} if path is None else self._kept_at(path)["weights"]
         model_input = {"input_ids": ids_T[None]}
-        # Saved weights are copies, so tied ones are two.
-        output = torch.func.functional_call(self._base, weights, (), model_input, tie_weights=False)
+        with self._base_lock:  # its weights are others during the call
+            # Saved weights are copies, so tied ones are two.
+            output = torch.func.functional_call(self._base, weights, (), model_input, tie_weights=False)
         logits_TV = output.logits[0].float()
         logprobs_T = torch.log_softmax(logits_TV[:-1], -1).gather(1, ids_T[1:, None])[:, 0]
         return [float(x) for x in logprobs_T]
