@@ -100,9 +100,10 @@ async def run_async(
         try:
             await training.close(ended)  # first: a session may cost until it is stopped
         finally:
-            for part in (recording and recording.run, rollouts):
-                if part is not None:
-                    await asyncio.to_thread(part.close)
+            if recording is not None:
+                await asyncio.to_thread(recording.run.close)
+            if rollouts is not None:
+                await asyncio.to_thread(rollouts.close)
 
 
 def _recorder(config: PrimitivesConfig, recording: Recording, on_step: OnStep | None) -> OnStep:
