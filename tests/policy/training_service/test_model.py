@@ -50,7 +50,10 @@ def test_a_step_makes_a_praised_token_likelier(model: PolicyModel, loss_fn: str)
 )
 def test_losses_are_the_formulas(name: str, expected: float) -> None:
     inputs = {"logprobs": [-1.0 - math.log(2), -3.0 + math.log(2)], "advantages": [1.0, -1.0]}
-    assert _loss(name, torch.tensor([-1.0, -3.0]), inputs, {}).item() == pytest.approx(expected)
+    logprobs = torch.tensor([-1.0, -3.0])
+    assert _loss(name, logprobs, inputs, {}).item() == pytest.approx(expected)
+    weighed = _loss(name, logprobs, {**inputs, "weights": [0.5, 0.5]}, {})
+    assert weighed.item() == pytest.approx(expected / 2)
 
 
 def test_logprobs_of_context_do_not_matter_however_far_off_they_are(model: PolicyModel) -> None:

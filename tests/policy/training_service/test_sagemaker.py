@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -276,8 +277,11 @@ def test_a_resend_with_the_same_token_is_the_same_operation(serve: Serve) -> Non
     [
         (backward(datum(advantages=tensor([1.0]))), "advantages has 1 values"),
         (backward(datum(weights={**tensor([0.0, 0.0, 1.0]), "shape": [3, 1]})), "weights has 3 values of shape"),
-        (backward({"modelInput": model_input(PROMPT)}), "the loss needs target_tokens, weights, logprobs, advantages"),
-        ({"loadState": {"modelPackageArn": NOWHERE, "loadOptimizer": False}}, "does not exist"),
+        (
+            backward({"modelInput": model_input(PROMPT)}),
+            "importance_sampling needs target_tokens, weights, logprobs, advantages",
+        ),
+        ({"loadState": {"modelPackageArn": NOWHERE, "loadOptimizer": False}}, "there are no weights"),
     ],
 )
 def test_after_a_failed_operation_the_others_are_skipped(serve: Serve, config: dict[str, Any], details: str) -> None:
@@ -334,7 +338,7 @@ def test_a_session_is_stopped_once_and_deleted_after_that(serve: Serve) -> None:
     clients.create()  # the name is free
 
 
-def test_sessions_are_listed_by_name_state_and_page(serve: Serve) -> None:
+def test_sessions_are_listed_by_name_and_state(serve: Serve) -> None:
     clients = serve()
     for name in ("run-2", "other"):
         clients.session = name
@@ -342,11 +346,10 @@ def test_sessions_are_listed_by_name_state_and_page(serve: Serve) -> None:
     clients.control.stop_training_session(TrainingSessionName="run-2")
 
     def names(**asked: Any) -> list[str]:
-        pages = clients.control.get_paginator("list_training_sessions").paginate(**asked)
-        found = [summary for page in pages for summary in page["TrainingSessionSummaries"]]
+        found = clients.control.list_training_sessions(**asked)["TrainingSessionSummaries"]
         return [summary["TrainingSessionArn"].rpartition("/")[2] for summary in found]
 
-    assert names(PaginationConfig={"PageSize": 2}) == ["other", "run-2", "run-1"]
+    assert names() == ["other", "run-2", "run-1"]
     assert names(NameContains="run") == ["run-2", "run-1"]
     assert names(StatusEquals="Stopped") == ["run-2"]
 
@@ -466,3 +469,28 @@ def test_saved_packages_outlive_a_killed_service(tmp_path: Path) -> None:
         listed = clients.control.list_model_packages(ModelPackageGroupName="mine")["ModelPackageSummaryList"]
         assert [p["ModelPackageDescription"] for p in listed] == ["", "kept"]
         assert process.stop() == 0
+
+
+@pytest.mark.system
+def test_the_unmodified_sdk_trains_and_samples(make_environment: Callable[..., str], tmp_path: Path) -> None:
+    python = make_environment("sagemaker-train", "sagemaker-train>=1.27,<2", limit_s=300)
+    script = Path(__file__).with_name("sagemaker_sdk.py")
+    with contextlib.closing(PolicyModel()) as model, running(model) as service:
+        run = subprocess.run(
+            [python, "-W", "ignore", str(script)],
+            env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), **service.environment},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+    assert run.returncode == 0, run.stderr[-4000:]
+    got = json.loads(run.stdout)
+    assert got["metrics"].keys() == {"actor/pg_loss", "actor/grad_norm"}
+    assert got["logprobs"] == got["again"]
+    assert got["logprobs"][-len(got["sampled"]) :] == pytest.approx(got["sampled"], abs=1e-3)
+    assert (
+        got["checkpoint"]
+        == got["latest"]
+        == "arn:aws:sagemaker:us-west-2:123456789012:model-package/sagemaker-default/1"
+    )
+    assert got["sessions"] == ["Stopped", "Stopped"]

@@ -3,8 +3,8 @@
 The chat routes ``/training-sessions/{name}/sample`` and ``…/sample-with-response-stream`` are not served: a chat needs a
 renderer, and tokens to train on come from ExecuteSamplingOperation only.
 
-Faults on purpose hit the runtime's requests, each its share of them: ``throttle`` (429, nothing was done), ``error`` (500,
-nothing was done), ``lost`` (the request was obeyed, then the connection breaks). ``PUT /_local/faults`` sets the shares.
+Faults on purpose hit the runtime's requests, each its share of them: ``throttle`` (429, nothing was done) and ``lost`` (the
+request was obeyed, then the connection breaks). ``PUT /_local/faults`` sets the shares.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -22,80 +21,52 @@ from starlette.responses import Response
 from ...._servers import sigv4
 from ...._servers.process import break_off
 from . import wire
-from .packages import Packages, hub_content
+from .control import described_hub_content, hub_content
 from .sessions import Service, Session
 from .wire import RefusedError, read
 
 log = logging.getLogger(__name__)
-Fault = Literal["throttle", "error", "lost"]
-ERRORS = {
-    "throttle": ("ThrottlingException", "Rate exceeded"),
-    "error": ("InternalServerException", "An internal error occurred."),
-}
+Faults = dict[Literal["throttle", "lost"], float]
 
 
 class SageMakerApp:
-    """ASGI application. ``credential``: access key and secret of its clients."""
+    """ASGI application. ``credential``: access key and secret of its clients. ``tokenizer``: the base model's folder."""
 
-    def __init__(
-        self,
-        service: Service,
-        *,
-        credential: tuple[str, str],
-        tokenizer: str,
-    ) -> None:
-        self.faults: dict[Fault, float] = {}
+    def __init__(self, service: Service, *, credential: tuple[str, str], tokenizer: str) -> None:
+        self.faults: Faults = {}
         self._service = service
         self._credential = credential
         self._tokenizer = tokenizer
         self._random = random.Random(0)
         self._sessions: dict[str, Session] = {}
-        self._control: dict[str, tuple[type[Any], Callable[[Any], dict[str, Any]]]] = {
-            "CreateTrainingSession": (wire.CreateTrainingSession, self._create),
-            "DescribeTrainingSession": (wire.NamedSession, self._describe),
-            "ListTrainingSessions": (wire.Page, self._list),
-            "StopTrainingSession": (wire.NamedSession, self._stop),
-            "DeleteTrainingSession": (wire.NamedSession, self._delete),
-            "CreateModelPackageGroup": (wire.NamedGroup, self._create_group),
-            "ListModelPackages": (wire.Page, self._list_packages),
-            "DescribeModelPackage": (wire.NamedPackage, self._describe_package),
-            "ListHubContents": (wire.Page, self._list_contents),
-            "DescribeHubContent": (wire.NamedContent, self._describe_content),
-        }
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         request = Request(scope, receive)
-        body = await request.body()
-        lost = False
+        body, target = await request.body(), request.headers.get("x-amz-target", "")
+        headers, status = {}, 200
         try:
             self._check_signature(scope, body)
-            target = request.headers.get("x-amz-target", "")
             if target:
-                status, content = 200, self._controlled(target, body)
+                content = self._control(target.removeprefix("SageMaker."), body)
             else:
-                lost = "/_local/" not in request.url.path and self._faulty()
-                status, content = 200, self._run(request.method, request.url.path.split("/")[1:], body)
-        except Exception as e:
-            code, message = self._error(e)
-            status, content = wire.STATUS.get(code, 400), {"__type": code, "message": message}
-        if lost:
+                content = self._run(request.method, request.url.path.split("/")[1:], body)
+        except ConnectionResetError:
             await break_off(send)
             return
-        headers = {"x-amzn-errortype": content["__type"]} if status != 200 else {}
-        media = "application/x-amz-json-1.1" if "x-amz-target" in request.headers else "application/json"
-        await Response(msgspec.json.encode(content), status, headers, media)(scope, receive, send)
-
-    def _error(self, error: Exception) -> tuple[str, str]:
-        if isinstance(error, RefusedError):
-            return error.code, error.message
-        log.error("a request failed for an unforeseen reason", exc_info=error)
-        return "InternalServerException", f"{type(error).__name__}: {error}"
+        except Exception as e:
+            if not isinstance(e, RefusedError):
+                log.exception("a request failed for an unforeseen reason")
+            code = e.code if isinstance(e, RefusedError) else "InternalServerException"
+            headers, status = {"x-amzn-errortype": code}, wire.STATUS.get(code, 400)
+            content = {"__type": code, "message": str(e)}
+        media_type = "application/x-amz-json-1.1" if target else "application/json"
+        await Response(msgspec.json.encode(content), status, headers, media_type)(scope, receive, send)
 
     def _check_signature(self, scope: Any, body: bytes) -> None:
         refusal = sigv4.refusal(
             dict([self._credential]),
             method=scope["method"],
-            path=scope["raw_path"].partition(b"?")[0].decode("latin-1"),
+            path=scope["raw_path"].decode("latin-1"),
             query=scope["query_string"].decode("latin-1"),
             headers=scope["headers"],
             body=body,
@@ -106,110 +77,74 @@ class SageMakerApp:
         if refusal is not None:
             raise RefusedError(refusal, code="AccessDeniedException")
 
-    def _faulty(self) -> bool:
-        """Whether the response is to be lost. Raises: RefusedError, the planned one."""
-        drawn = [kind for kind, share in self.faults.items() if self._random.random() < share]
-        for kind in drawn:
-            if kind in ERRORS:
-                code, message = ERRORS[kind]
-                raise RefusedError(message, code=code)
-        return "lost" in drawn
-
-    # -- the runtime
-
     def _run(self, method: str, path: list[str], body: bytes) -> dict[str, Any]:
+        """A request to the runtime. Raises: RefusedError; ConnectionResetError where the response is to be lost."""
+        if path == ["_local", "faults"]:
+            self.faults = read(body, Faults)
+            return {}
+        hit = {kind for kind, share in self.faults.items() if self._random.random() < share}
+        if "throttle" in hit:
+            raise RefusedError("Rate exceeded", code="ThrottlingException")
+        content = self._obey(method, path, body)
+        if "lost" in hit:
+            raise ConnectionResetError("a planned fault")
+        return content
+
+    def _obey(self, method: str, path: list[str], body: bytes) -> dict[str, Any]:
+        missing = "ResourceNotFoundException"
         match [method, *path]:
             case ["POST", "v1", "training-sessions", name, "operations"]:
-                return {"operationId": self._running(name).train(read(body, wire.TrainingOperation))}
+                return {"operationId": self._session(name, missing).train(read(body, wire.TrainingOperation))}
             case ["POST", "v1", "training-sessions", name, "sampling-operations"]:
-                return {"operationId": self._running(name).sample(read(body, wire.SamplingOperation))}
+                return {"operationId": self._session(name, missing).sample(read(body, wire.SamplingOperation))}
             case ["GET", "v1", "training-sessions", name, "operations" | "sampling-operations", operation]:
-                return self._running(name).answer(operation)
-            case ["PUT", "_local", "faults"]:
-                self.faults = read(body, dict[Fault, float])
-                return {}
-            case ["POST", "training-sessions", _, "sample" | "sample-with-response-stream"]:
+                return self._session(name, missing).answer(operation)
+            case ["POST", "training-sessions", _, _]:
                 what = "The local service has no chat routes; sample tokens by ExecuteSamplingOperation."
-                raise RefusedError(what, code="ResourceNotFoundException")
-        raise RefusedError(f"There is no {method} /{'/'.join(path)}.", code="ResourceNotFoundException")
+                raise RefusedError(what, code=missing)
+        raise RefusedError(f"There is no {method} /{'/'.join(path)}.", code=missing)
 
-    def _running(self, name: str) -> Session:
-        return self._session(name, code="ResourceNotFoundException")
-
-    def _session(self, name: str, code: str = "ResourceNotFound") -> Session:
+    def _session(self, name: str, missing: str = "ResourceNotFound") -> Session:
         if name not in self._sessions:
-            raise RefusedError(f"Training session {name} does not exist.", code=code)
+            raise RefusedError(f"Training session {name} does not exist.", code=missing)
         return self._sessions[name]
 
-    # -- the control plane
-
-    def _controlled(self, target: str, body: bytes) -> dict[str, Any]:
-        operation = target.removeprefix("SageMaker.")
-        if operation not in self._control:
-            raise RefusedError(f"The local service has no {operation}.", code="UnknownOperationException")
-        kind, answer = self._control[operation]
-        return answer(read(body, kind))
-
-    def _create(self, asked: wire.CreateTrainingSession) -> dict[str, Any]:
-        name = asked.training_session_name
-        if name in self._sessions:
-            raise RefusedError(f"Training session {name} already exists.", code="ResourceInUse")
-        session = self._sessions[name] = Session(self._service, asked)
-        return {"TrainingSessionArn": session.summary()["TrainingSessionArn"]}
-
-    def _describe(self, asked: wire.NamedSession) -> dict[str, Any]:
-        return {"TrainingSessionDetail": self._session(asked.training_session_name).described()}
-
-    def _list(self, asked: wire.Page) -> dict[str, Any]:
-        found = [session.summary() for session in self._sessions.values()]
-        kept = [
-            {key: value for key, value in summary.items() if key != "TrainingSessionName"}
-            for summary in found
-            if asked.name_contains in summary["TrainingSessionName"]
-            and asked.status_equals in (None, summary["TrainingSessionStatus"])
-        ]
-        return _page(asked, kept, "TrainingSessionSummaries")
-
-    def _stop(self, asked: wire.NamedSession) -> dict[str, Any]:
-        self._session(asked.training_session_name).stop()
-        return {}
-
-    def _delete(self, asked: wire.NamedSession) -> dict[str, Any]:
-        self._session(asked.training_session_name).check_transition("Deleting", "Stopped", "Failed")
-        del self._sessions[asked.training_session_name]
-        return {}
-
-    def _create_group(self, asked: wire.NamedGroup) -> dict[str, Any]:
-        return {"ModelPackageGroupArn": wire.arn(f"model-package-group/{asked.model_package_group_name}")}
-
-    def _list_packages(self, asked: wire.Page) -> dict[str, Any]:
-        found = [package.summary() for package in self._packages.of_group(asked.model_package_group_name)]
-        return _page(asked, found, "ModelPackageSummaryList")
-
-    def _describe_package(self, asked: wire.NamedPackage) -> dict[str, Any]:
-        return self._packages.get(asked.model_package_name).described()
-
-    def _list_contents(self, asked: wire.Page) -> dict[str, Any]:
-        content = self._content(self._service.model.base_model.replace("/", "-"))
-        unlisted = ("HubName", "HubArn", "HubContentDocument")
-        return {"HubContentSummaries": [{k: v for k, v in content.items() if k not in unlisted}]}
-
-    def _describe_content(self, asked: wire.NamedContent) -> dict[str, Any]:
-        return self._content(asked.hub_content_name)
-
-    def _content(self, name: str) -> dict[str, Any]:
-        return hub_content(name, self._tokenizer)
-
-    @property
-    def _packages(self) -> Packages:
-        return self._service.packages
-
-
-def _page(asked: wire.Page, found: Iterable[dict[str, Any]], name: str) -> dict[str, Any]:
-    """A response with the part of a list that a request asks for; ``found`` is in the order of creation."""
-    kept = [one for one in found if asked.creation_time_after < one["CreationTime"] < asked.creation_time_before]
-    if asked.sort_order == "Descending":
-        kept.reverse()
-    first = int(asked.next_token)
-    last = first + asked.max_results
-    return {name: kept[first:last], **({"NextToken": str(last)} if last < len(kept) else {})}
+    def _control(self, operation: str, body: bytes) -> dict[str, Any]:
+        """A request to the control plane: what the SDK asks for. Lists are whole, newest first."""
+        packages, asked = self._service.packages, read(body, dict[str, Any])
+        name = asked.get("TrainingSessionName", "")
+        match operation:
+            case "CreateTrainingSession":
+                if name in self._sessions:
+                    raise RefusedError(f"Training session {name} already exists.", code="ResourceInUse")
+                session = Session(self._service, read(body, wire.CreateTrainingSession))
+                self._sessions[name] = session
+                return {"TrainingSessionArn": session.summary()["TrainingSessionArn"]}
+            case "DescribeTrainingSession":
+                return {"TrainingSessionDetail": {"TrainingSessionName": name, **self._session(name).described()}}
+            case "ListTrainingSessions":
+                part, status = asked.get("NameContains", ""), asked.get("StatusEquals")
+                named = [s.summary() for s in reversed(self._sessions.values()) if part in s.name]
+                found = [s for s in named if status in (None, s["TrainingSessionStatus"])]
+                return {"TrainingSessionSummaries": found}
+            case "StopTrainingSession":
+                self._session(name).stop()
+                return {}
+            case "DeleteTrainingSession":
+                self._session(name).check_transition("Deleting", "Stopped", "Failed")
+                del self._sessions[name]
+                return {}
+            case "CreateModelPackageGroup":
+                return {"ModelPackageGroupArn": wire.arn(f"model-package-group/{asked['ModelPackageGroupName']}")}
+            case "ListModelPackages":
+                return {"ModelPackageSummaryList": packages.summaries(asked.get("ModelPackageGroupName", ""))}
+            case "DescribeModelPackage":
+                package = packages.all.get(asked["ModelPackageName"])
+                if package is None:
+                    raise RefusedError(f"Model package {asked['ModelPackageName']} does not exist.")
+                return package
+            case "ListHubContents":
+                return {"HubContentSummaries": [hub_content(self._service.model.base_model.replace("/", "-"))]}
+            case "DescribeHubContent":
+                return described_hub_content(asked["HubContentName"], self._tokenizer)
+        raise RefusedError(f"The local service has no {operation}.", code="UnknownOperationException")

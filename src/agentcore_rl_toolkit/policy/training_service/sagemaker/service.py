@@ -26,7 +26,7 @@ from ..interface import TrainableModel
 from ..model import PolicyModel
 from . import wire
 from .app import SageMakerApp
-from .packages import Packages
+from .control import Packages
 from .sessions import Service
 
 ACCESS_KEY = "local"

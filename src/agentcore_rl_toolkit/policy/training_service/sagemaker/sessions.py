@@ -1,4 +1,4 @@
-"""Training sessions over a model: their states, operations and model packages.
+"""Training sessions over a model: their states and operations.
 
 Theory of operation. The state of a session is read off what happened to it, never kept: it is Created until its run exists,
 Blocked while an operation waits for a number before it, Failed once a training operation failed, Stopped when a client stopped
@@ -11,8 +11,6 @@ combines the metrics of several. Per-token outputs are not given: AWS does not p
 
 from __future__ import annotations
 
-import functools
-import itertools
 import secrets
 import threading
 import time
@@ -27,11 +25,9 @@ from ....errors import ConfigError
 from ..interface import Example, TrainableModel
 from ..operations import Operations
 from . import wire
-from .packages import Packages
+from .control import Packages
 from .wire import RefusedError
 
-NEEDED = {"cross_entropy": ("target_tokens", "weights")}
-NEEDED_BY_OTHERS = ("target_tokens", "weights", "logprobs", "advantages")
 KEPT_SAMPLES = 20_000  # results of sampling operations that can still be asked for
 
 
@@ -43,10 +39,6 @@ class Operation:
         self.token = token
         self.started = False
         self.result: Future[dict[str, Any]] = Future()
-
-    @property
-    def computes(self) -> bool:
-        return self.started and not self.result.done()
 
     def run(self, work: Callable[[], dict[str, Any]]) -> None:
         self.started = True
@@ -63,7 +55,7 @@ class Operation:
             return {"status": "InProgress"}
         error = self.result.exception()
         if error is not None:
-            return {"status": "Failed", "errorDetails": str(error) or type(error).__name__}
+            return {"status": "Failed", "errorDetails": str(error)}
         result = self.result.result()
         usage = {"tokenUsage": result["tokenUsage"]} if "tokenUsage" in result else {}
         return {"status": "Completed", "operationResult": {self.kind: result}, **usage}
@@ -95,8 +87,7 @@ class Session:
         self._run = f"{self.name}:{secrets.token_hex(4)}"
         self._training: dict[str, Operation] = {}
         self._sampling: OrderedDict[str, Operation] = OrderedDict()
-        self._ids = itertools.count(1)
-        self._last_number = 0
+        self._last_number = self._samples = 0
         self._latest: str | None = None  # the newest model package
         self._error: str | None = None
         self._tokens: Counter[str] = Counter()
@@ -110,7 +101,8 @@ class Session:
     @property
     def status(self) -> str:
         if self.ended_s is not None:
-            return "Stopping" if any(o.computes for o in self._training.values()) else "Stopped"
+            computes = any(o.started and not o.result.done() for o in self._training.values())
+            return "Stopping" if computes else "Stopped"
         if self._error is not None:
             return "Failed"
         if not self._created.done():
@@ -119,21 +111,16 @@ class Session:
 
     def described(self) -> dict[str, Any]:
         """The TrainingSessionDetail."""
-        detail = {
-            **msgspec.to_builtins(self.asked),
-            **self.summary(),
-            "LastReceivedSequenceNumber": self._last_number,
-            "BillableTokenUsage": {
-                f"{kind}TokenCount": self._tokens[kind] for kind in ("Prefill", "Sample", "Training")
-            },
-        }
+        counts = {f"{kind}TokenCount": self._tokens[kind] for kind in ("Prefill", "Sample", "Training")}
+        numbers = {"LastReceivedSequenceNumber": self._last_number, "BillableTokenUsage": counts}
         ended = {"EndTime": self.ended_s, "ErrorDetails": self._error}
-        return detail | {name: value for name, value in ended.items() if value is not None}
+        known = {name: value for name, value in ended.items() if value is not None}
+        return {**msgspec.to_builtins(self.asked), **self.summary(), **numbers, **known}
 
     def summary(self) -> dict[str, Any]:
+        """Its entry in ListTrainingSessions."""
         return {
             "TrainingSessionArn": wire.arn(f"training-session/{self.name}"),
-            "TrainingSessionName": self.name,
             "TrainingSessionStatus": self.status,
             "CreationTime": self.created_s,
             "LastModifiedTime": self.ended_s or self.created_s,
@@ -153,42 +140,36 @@ class Session:
 
     def train(self, asked: wire.TrainingOperation) -> str:
         """The id of a training operation: a new one, or the one that this client token and number came with before."""
-        kind, config = wire.member(asked.operation_config)
-        operation_id = f"train-{asked.sequence_number}"
+        kind, config = asked.operation_config.member
+        number, operation_id = asked.sequence_number, f"train-{asked.sequence_number}"
         known = self._training.get(operation_id)
         if known is None:
             self._check_open()
             operation = self._training[operation_id] = Operation(kind, asked.client_token)
-            self._last_number = max(self._last_number, asked.sequence_number)
-            work = functools.partial(self._work, kind, config)
-            self._service.operations.submit(self._run, asked.sequence_number, lambda: self._do(operation, work))
+            self._last_number = max(self._last_number, number)
+            self._service.operations.submit(self._run, number, lambda: self._in_turn(operation, config))
         elif asked.client_token is None or known.token != asked.client_token:
-            raise RefusedError(f"sequence number {asked.sequence_number} was used by another operation")
+            raise RefusedError(f"sequence number {number} was used by another operation")
         return operation_id
 
     def sample(self, asked: wire.SamplingOperation) -> str:
         """The id of a new sampling operation."""
-        kind, config = wire.member(asked.operation_config)
+        kind, config = asked.operation_config.member
         self._check_open()
-        operation_id = f"sample-{next(self._ids)}"
-        operation = self._sampling[operation_id] = Operation(kind)
-        while len(self._sampling) > KEPT_SAMPLES:
+        self._samples += 1
+        operation = self._sampling[f"sample-{self._samples}"] = Operation(kind)
+        if len(self._sampling) > KEPT_SAMPLES:
             self._sampling.popitem(last=False)
         path = config.model_package_arn or self._latest
-        works: dict[str, Callable[[], dict[str, Any]]] = {
-            "sample": lambda: self._sample(path, config),
-            "computeLogprobs": lambda: self._compute_logprobs(path, config.prompt.ids),
-            "loadWeightsForSampling": lambda: self._found(path),
-        }
-        self._service.samplers.submit(operation.run, works[kind])
-        return operation_id
+        self._service.samplers.submit(operation.run, lambda: self._sampled(path, config))
+        return f"sample-{self._samples}"
 
     def answer(self, operation_id: str) -> dict[str, Any]:
         """Status and result of an operation. Raises: RefusedError."""
         operation = self._training.get(operation_id) or self._sampling.get(operation_id)
         if operation is None:
             raise RefusedError(f"Operation {operation_id} does not exist.", code="ResourceNotFoundException")
-        return operation.answer(skipped=self._over and operation_id in self._training)
+        return operation.answer(skipped=self._over)
 
     @property
     def _over(self) -> bool:
@@ -198,59 +179,58 @@ class Session:
         if (status := self.status) not in ("Running", "Blocked"):
             raise RefusedError(f"The session is {status}; it must be Running or Blocked.", code="ConflictException")
 
-    def _do(self, operation: Operation, work: Callable[[], dict[str, Any]]) -> None:
-        def noted() -> dict[str, Any]:
-            try:
-                return work()
-            except Exception as e:
-                self._error = str(e) or type(e).__name__  # before the client can see that the operation failed
-                raise
-
-        if not self._over:
-            operation.run(noted)
-
     def _count(self, **tokens: int) -> None:
         with self._lock:
             self._tokens.update(tokens)
 
-    def _work(self, kind: str, config: Any) -> dict[str, Any]:
+    def _in_turn(self, operation: Operation, config: Any) -> None:
+        def work() -> dict[str, Any]:
+            try:
+                return self._trained(operation.kind, config)
+            except Exception as e:
+                self._error = f"{operation.kind} failed: {e}"  # before a client can see that the operation failed
+                raise
+
+        if not self._over:
+            operation.run(work)
+
+    def _trained(self, kind: str, config: Any) -> dict[str, Any]:
         """Do a training operation; its result. Raises: ConfigError, and what the model raises."""
         match config:
             case wire.Pass():
-                return self._pass(config, forward_only=kind == "forward")
+                data = [_example(datum, config.loss_fn_name) for datum in config.datum_list]
+                clips = msgspec.structs.asdict(config.loss_fn_config)
+                forward_only = kind == "forward"
+                _, metrics = self._model.forward_backward(self._run, data, config.loss_fn_name, clips, forward_only)
+                tokens = sum(len(example.tokens) for example in data)
+                self._count(Training=tokens)
+                loss = {"actor/pg_loss": metrics["loss:sum"] / len(data)}
+                return {"metrics": loss, "tokenUsage": {"trainingTokens": tokens}}
             case wire.OptimizerStep():
-                given = msgspec.structs.asdict(config.adam_params_config)
-                adam = {name: value for name, value in given.items() if value is not None}
-                return {"metrics": _named(self._model.optim_step(self._run, adam), 1)}
-            case wire.LoadState():
-                self._found(config.model_package_arn)
+                metrics = self._model.optim_step(self._run, msgspec.structs.asdict(config.adam_params_config))
+                return {"metrics": {"actor/grad_norm": metrics["grad_norm:mean"]}}
+            case wire.Load():
                 self._model.load(self._run, config.model_package_arn, config.load_optimizer)
                 return {}
-        return self._save(config.description, checkpoint=kind == "saveState")
-
-    def _pass(self, config: wire.Pass, *, forward_only: bool) -> dict[str, Any]:
-        needed = NEEDED.get(config.loss_fn_name, NEEDED_BY_OTHERS)
-        data = [_example(datum, needed) for datum in config.datum_list]
-        tokens = sum(len(example.tokens) for example in data)
-        clips = msgspec.structs.asdict(config.loss_fn_config)
-        _, metrics = self._model.forward_backward(self._run, data, config.loss_fn_name, clips, forward_only)
-        self._count(Training=tokens)
-        return {"metrics": _named(metrics, len(data)), "tokenUsage": {"trainingTokens": tokens}}
-
-    def _save(self, description: str, *, checkpoint: bool) -> dict[str, Any]:
-        group, base = self.asked.model_package_group_arn or self.name, self.asked.model_config.base_model_arn
-        arn = self._service.packages.next_arn(group.rpartition("/")[2])
+        group, packages = self.asked.model_package_group_arn or self.name, self._service.packages
+        arn = packages.next_arn(group.rpartition("/")[2])
+        checkpoint, base = kind == "saveState", self.asked.model_config.base_model_arn
         (self._model.save if checkpoint else self._model.publish)(self._run, arn)
-        self._service.packages.add(arn, description=description, checkpoint=checkpoint, base_model_arn=base)
+        packages.add(arn, description=config.description, checkpoint=checkpoint, base_model_arn=base)
         self._latest = arn
         return {"modelPackageArn": arn}
 
-    def _sample(self, path: str | None, config: wire.Sample) -> dict[str, Any]:
-        self._found(path)
-        given = msgspec.structs.asdict(config.sampling_params)
-        params = {name: value for name, value in given.items() if value is not None}
+    def _sampled(self, path: str | None, config: Any) -> dict[str, Any]:
+        """Do a sampling operation; its result. Raises: ConfigError, and what the model raises."""
+        if path is not None and path not in self._model.paths:
+            raise ConfigError(f"model package {path} does not exist")
+        if isinstance(config, wire.Load):
+            return {}
         ids = config.prompt.ids
-        done = self._model.sample(path, ids, config.num_samples, params)
+        if not isinstance(config, wire.Sample):
+            self._count(Prefill=len(ids))
+            return {"logprobs": [None, *self._model.logprobs(path, ids)]}
+        done = self._model.sample(path, ids, config.num_samples, msgspec.structs.asdict(config.sampling_params))
         self._count(Prefill=len(ids) * len(done), Sample=sum(len(c.ids) for c in done))
         sequences = [
             {
@@ -263,31 +243,16 @@ class Session:
         ]
         return {"sequences": sequences}
 
-    def _compute_logprobs(self, path: str | None, ids: list[int]) -> dict[str, Any]:
-        self._found(path)
-        self._count(Prefill=len(ids))
-        return {"logprobs": [None, *self._model.logprobs(path, ids)]}
 
-    def _found(self, path: str | None) -> dict[str, Any]:
-        if path is not None and path not in self._model.paths:
-            raise ConfigError(f"Model package {path} does not exist.")
-        return {}
-
-
-def _example(datum: wire.Datum, needed: tuple[str, ...]) -> Example:
+def _example(datum: wire.Datum, loss: str) -> Example:
     """Raises: ConfigError on an input that is missing or has another length than the tokens."""
     tokens = datum.model_input.ids
     inputs = {str(name): tensor.data for name, tensor in datum.loss_fn_inputs.items()}
+    needed = ("target_tokens", "weights") + (() if loss == "cross_entropy" else ("logprobs", "advantages"))
     missing = [name for name in needed if name not in inputs]
     if missing:
-        raise ConfigError(f"the loss needs {', '.join(missing)}")
+        raise ConfigError(f"{loss} needs {', '.join(missing)}")
     for name, tensor in datum.loss_fn_inputs.items():
         if len(tensor.data) != len(tokens) or tensor.shape not in (None, [len(tokens)]):
             raise ConfigError(f"{name} has {len(tensor.data)} values of shape {tensor.shape} for {len(tokens)} tokens")
     return Example(tokens=tokens, inputs=inputs)
-
-
-def _named(metrics: dict[str, float], data: int) -> dict[str, float]:
-    """Metrics by the names that AWS's SDK knows: the loss is a mean over the data."""
-    names = {"loss:sum": ("actor/pg_loss", data), "grad_norm:mean": ("actor/grad_norm", 1)}
-    return {names[name][0]: value / names[name][1] for name, value in metrics.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from ....errors import PolicyError
 
@@ -22,17 +22,11 @@ STATUS = {
     "InternalServerException": 500,
 }  # all others are 400
 
-Name = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}$")]
-Arn = Annotated[str, Meta(pattern=r"^arn:aws[a-z\-]*:")]
-PackageArn = Annotated[
-    str, Meta(pattern=r"^arn:aws[a-z\-]*:sagemaker:[a-z0-9\-]+:[0-9]{12}:model-package/[^/\s]+/[0-9]+$")
-]
-GroupArn = Annotated[
-    str, Meta(pattern=r"^arn:aws[a-z\-]*:sagemaker:[a-z0-9\-]+:[0-9]{12}:model-package-group/[^/\s]+$")
-]
+_SAGEMAKER = r"^arn:aws[a-z\-]*:sagemaker:[a-z0-9\-]+:[0-9]{12}:"
+PackageArn = Annotated[str, Meta(pattern=_SAGEMAKER + r"model-package/[^/\s]+/[0-9]+$")]
+GroupArn = Annotated[str, Meta(pattern=_SAGEMAKER + r"model-package-group/[^/\s]+$")]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Beta = Annotated[float, Meta(ge=0, le=0.999999)]
-Description = Annotated[str, Meta(max_length=1024)]
 
 
 class RefusedError(PolicyError):
@@ -51,7 +45,7 @@ def arn(resource: str) -> str:
 def read(body: bytes, kind: type[T]) -> T:
     """Raises: RefusedError that names the field."""
     try:
-        return msgspec.json.decode(body or b"{}", type=kind)
+        return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         raise RefusedError(str(e)) from e
 
@@ -59,29 +53,22 @@ def read(body: bytes, kind: type[T]) -> T:
 # -- the control plane
 
 
-class _Pascal(Struct, rename="pascal", kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    pass
-
-
-class LoraConfig(_Pascal):
+class LoraConfig(Struct, rename="pascal"):
     rank: Annotated[int, Meta(ge=1, le=256)]
     alpha: Annotated[int, Meta(ge=1)]
 
 
-class ModelConfig(_Pascal):
+class ModelConfig(Struct, rename="pascal"):
     base_model_arn: Annotated[
-        str,
-        Meta(
-            pattern=r"^arn:[a-z0-9-.]+:sagemaker:[a-z0-9-]+:([0-9]{12}|aws):hub-content/[^/]+/Model/[^/]+(/[0-9.]+)?$"
-        ),
+        str, Meta(pattern=r"^arn:[a-z0-9-.]+:sagemaker:[a-z0-9-]+:[a-z0-9]+:hub-content/.+/Model/.+")
     ]
     accept_eula: bool | UnsetType = UNSET
 
 
-class CreateTrainingSession(_Pascal):
-    training_session_name: Name
+class CreateTrainingSession(Struct, rename="pascal", kw_only=True):
+    training_session_name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}$")]
     lora_config: LoraConfig
-    role_arn: Arn
+    role_arn: Annotated[str, Meta(pattern=r"^arn:aws[a-z\-]*:iam::[0-9]{12}:role/")]
     model_config: ModelConfig
     output_config: dict[str, Any]
     model_package_group_arn: GroupArn | UnsetType = UNSET
@@ -89,50 +76,19 @@ class CreateTrainingSession(_Pascal):
     tags: list[dict[str, str]] | UnsetType = UNSET
 
 
-class NamedSession(_Pascal):
-    """The request of DescribeTrainingSession, StopTrainingSession and DeleteTrainingSession."""
-
-    training_session_name: Name
-
-
-class Page(Struct, rename="pascal", kw_only=True):
-    """A request for a list; filters that it does not know are no filters."""
-
-    name_contains: str = ""
-    status_equals: str | None = None
-    creation_time_after: float = 0.0
-    creation_time_before: float = float("inf")
-    model_package_group_name: str | None = None
-    sort_order: Literal["Ascending", "Descending"] = "Descending"
-    max_results: Annotated[int, Meta(ge=1, le=100)] = 100
-    next_token: Annotated[str, Meta(pattern="^[0-9]+$")] = "0"
-
-
-class NamedPackage(Struct, rename="pascal"):
-    model_package_name: str
-
-
-class NamedGroup(Struct, rename="pascal"):
-    model_package_group_name: str
-
-
-class NamedContent(Struct, rename="pascal"):
-    hub_content_name: str
-
-
 # -- the runtime
 
 
-class _Camel(Struct, rename="camel", kw_only=True, forbid_unknown_fields=True):
-    pass
+class _Strict(Struct, rename="camel", forbid_unknown_fields=True):
+    """An object without fields that are not known here."""
 
 
-class Chunk(_Camel):
+class Chunk(_Strict):
     tokens: Annotated[list[int], Meta(min_length=1)]
     type: Literal["encoded_text"]
 
 
-class ModelInput(_Camel):
+class ModelInput(_Strict):
     chunks: Annotated[list[Chunk], Meta(min_length=1)]
 
     @property
@@ -140,17 +96,17 @@ class ModelInput(_Camel):
         return [token for chunk in self.chunks for token in chunk.tokens]
 
 
-class Tensor(_Camel):
+class Tensor(_Strict):
     data: list[int | float]
     dtype: Literal["int64", "int32", "float32", "float16", "bfloat16"]
     shape: list[int] | None = None
 
 
-class Datum(_Camel):
+class Datum(_Strict):
     """``ref_log_prob`` and ``temperature``, which AWS also takes, are not computed here."""
 
     model_input: ModelInput
-    loss_fn_inputs: dict[Literal["target_tokens", "weights", "logprobs", "advantages"], Tensor] = msgspec.field(
+    loss_fn_inputs: dict[Literal["target_tokens", "weights", "logprobs", "advantages"], Tensor] = field(
         default_factory=dict
     )
 
@@ -160,105 +116,94 @@ class LossConfig(Struct, forbid_unknown_fields=True):
     clip_high_threshold: Annotated[float, Meta(ge=1, le=10)] = 1.2
 
 
-class Pass(_Camel):
-    """The configuration of forward and forwardBackward."""
-
+class Pass(_Strict):
     loss_fn_name: Literal["cross_entropy", "importance_sampling", "ppo", "cispo"]
     datum_list: Annotated[list[Datum], Meta(min_length=1)]
-    loss_fn_config: LossConfig = msgspec.field(default_factory=LossConfig)
+    loss_fn_config: LossConfig = field(default_factory=LossConfig)
 
 
-class Adam(_Camel):
+class Adam(_Strict):
+    """Nothing here is LoRA, so ``lora_plus_lr_ratio`` changes nothing."""
+
     learning_rate: Annotated[float, Meta(gt=0, le=0.01)]
-    beta1: Beta | None = None
-    beta2: Beta | None = None
-    eps: Annotated[float, Meta(ge=1e-16, le=0.01)] | None = None
-    weight_decay: Fraction | None = None
-    grad_clip_norm: Annotated[float, Meta(ge=0, le=100)] | None = None
-    lora_plus_lr_ratio: Annotated[float, Meta(ge=1, le=100)] | None = None
+    beta1: Beta = 0.9
+    beta2: Beta = 0.95
+    eps: Annotated[float, Meta(ge=1e-16, le=0.01)] = 1e-12
+    weight_decay: Fraction = 0.0
+    grad_clip_norm: Annotated[float, Meta(ge=0, le=100)] = 0.0
+    lora_plus_lr_ratio: Annotated[float, Meta(ge=1, le=100)] = 1.0
 
 
-class OptimizerStep(_Camel):
+class OptimizerStep(_Strict):
     adam_params_config: Adam
 
 
-class SaveWeights(_Camel):
+class Save(_Strict):
     merge_weights: bool = False
-    description: Description = ""
+    description: Annotated[str, Meta(max_length=1024)] = ""
 
 
-class SaveState(_Camel):
-    description: Description = ""
+class Load(_Strict):
+    """``load_optimizer`` belongs to loadState only."""
 
-
-class LoadState(_Camel):
     model_package_arn: PackageArn
-    load_optimizer: bool
+    load_optimizer: bool = False
 
 
-class SamplingParams(_Camel):
+class SamplingParams(_Strict):
     max_tokens: Annotated[int, Meta(ge=512, le=131072)]
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_k: int | None = None
-    top_p: Fraction | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
+    top_k: int = -1
+    top_p: Fraction = 1.0
     seed: int | None = None
     stop: list[str] | None = None
 
 
-class Sample(_Camel):
+class ComputeLogprobs(_Strict):
+    prompt: ModelInput
+    model_package_arn: PackageArn | None = None
+
+
+class Sample(ComputeLogprobs, kw_only=True):
     """``includePromptLogprobs`` and ``topkPromptLogprobs``, which AWS also takes, are not computed here."""
 
-    prompt: ModelInput
     num_samples: Annotated[int, Meta(ge=1, le=1000)]
     sampling_params: SamplingParams
-    model_package_arn: PackageArn | None = None
 
 
-class ComputeLogprobs(_Camel):
-    prompt: ModelInput
-    model_package_arn: PackageArn | None = None
+class OperationConfig(_Strict):
+    """The operation of a request: exactly one of them."""
+
+    @property
+    def member(self) -> tuple[str, Any]:
+        """Its name on the wire and its content. Raises: RefusedError."""
+        given = {f.encode_name: getattr(self, f.name) for f in msgspec.structs.fields(self)}
+        found = [(name, content) for name, content in given.items() if content is not None]
+        if len(found) != 1:
+            raise RefusedError("exactly one member of operationConfig must be set")
+        return found[0]
 
 
-class LoadWeights(_Camel):
-    model_package_arn: PackageArn
-
-
-class TrainingConfig(_Camel):
-    """Exactly one of them."""
-
+class TrainingConfig(OperationConfig):
     forward: Pass | None = None
     forward_backward: Pass | None = None
     optimizer_step: OptimizerStep | None = None
-    save_weights: SaveWeights | None = None
-    save_state: SaveState | None = None
-    load_state: LoadState | None = None
+    save_weights: Save | None = None
+    save_state: Save | None = None
+    load_state: Load | None = None
 
 
-class SamplingConfig(_Camel):
-    """Exactly one of them."""
-
+class SamplingConfig(OperationConfig):
     sample: Sample | None = None
     compute_logprobs: ComputeLogprobs | None = None
-    load_weights_for_sampling: LoadWeights | None = None
+    load_weights_for_sampling: Load | None = None
 
 
-class TrainingOperation(_Camel):
+class TrainingOperation(_Strict):
     sequence_number: Annotated[int, Meta(ge=1)]
     operation_config: TrainingConfig
     client_token: Annotated[str, Meta(pattern="^[a-zA-Z0-9-]{1,128}$")] | None = None
 
 
-class SamplingOperation(_Camel):
+class SamplingOperation(_Strict):
     operation_config: SamplingConfig
-
-
-def member(config: TrainingConfig | SamplingConfig) -> tuple[str, Any]:
-    """Name on the wire and content of the one operation that is set. Raises: RefusedError."""
-    found = [
-        (field.encode_name, content)
-        for field in msgspec.structs.fields(config)
-        if (content := getattr(config, field.name)) is not None
-    ]
-    if len(found) != 1:
-        raise RefusedError("exactly one member of operationConfig must be set")
-    return found[0]
