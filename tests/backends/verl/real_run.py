@@ -273,7 +273,7 @@ def run_folder(
                     for s in sequences
                     if s.logprobs is not None and s.trainer_logprobs is not None
                 ],
-                "trained": [sum(s.mask) for s in sequences],
+                "trained": [sum(s.mask) for s in sequences if any(s.mask)],  # side calls are recorded untrained
             }
         return {
             "rows": found,
