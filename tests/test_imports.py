@@ -148,7 +148,7 @@ ROOMS = {
         "config",
     ],
     "messages": ["render", "dialects", "errors"],
-    "isolation": ["tiers", "sandbox", "limits", "hints", "project"],
+    "isolation": ["tiers", "sandbox", "hints", "project"],
     "runtime": [
         *(
             "service",
@@ -170,12 +170,11 @@ ROOMS = {
             "testing",
             "metrics",
             "rollouts",
-            "resume",
             "evaluation",
             "batch",
             "lifecycle",
         ),
-        *("records", "data_plane", "settings", "ledger", "proofs", "future", "arguments"),
+        *("records", "data_plane", "settings", "ledger", "proofs", "future"),
     ],
     "backends": [
         *(
@@ -190,7 +189,7 @@ ROOMS = {
             "_gateway_process",
             "collection",
         ),
-        *("_portal", "settings", "hydra", "data"),
+        *("_portal", "settings", "data"),
     ],
     "policy": [
         *(
@@ -198,9 +197,7 @@ ROOMS = {
             "server",
             "engine",
             "batch",
-            "prefix_cache",
             "loading",
-            "gguf",
             "transformers_decoder",
             "decoder",
             "sampling",

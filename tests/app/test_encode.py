@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentcore_rl_toolkit.app.encode import Encoder
+from agentcore_rl_toolkit.app.record import Encoder
 from agentcore_rl_toolkit.errors import InvalidResultError
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.runtime.agents.agent import NAME, make_runtime_id, parse_agent_option, runtime_arn
-from agentcore_rl_toolkit.runtime.api import eventstream
+from agentcore_rl_toolkit.runtime.http import commands as eventstream
 from agentcore_rl_toolkit.runtime.wire import (
     SESSION_HEADER,
     Named,

@@ -18,8 +18,7 @@ from ..contract import Cause
 from ..errors import AgentCoreRLError, ConfigError
 from .models import model_option
 from .options import as_json, sandbox_words, with_sessions
-from .output import dialogue
-from .output.terminal import visible
+from .output.terminal import dialogue_lines, visible
 
 if TYPE_CHECKING:
     from ..backends.collection.groups import CollectedRollout
@@ -162,7 +161,7 @@ def _print(rollout: CollectedRollout, log: str) -> None:
     click.echo(
         f"outcome {facts['outcome']}{whose}   reward {reward}   {facts['turns']} turns, {facts['sampled_tokens']} tokens"
     )
-    for line in dialogue.lines(facts["dialogue"]):
+    for line in dialogue_lines(facts["dialogue"]):
         click.echo(line)
     if facts["traceback"]:
         click.echo(f"\n{visible(facts['traceback'].strip())}")

@@ -43,7 +43,7 @@ def model_folder(name: str | Path, *, weights: bool = True) -> Path:
     if path.is_file():
         if path.suffix != ".gguf":
             raise ConfigError(f"--model {path} is a file; a model is a {WORDS}")
-        from ..policy.gguf import converted
+        from ..policy.loading import converted
 
         return converted(path)
     if not path.is_dir():

@@ -13,8 +13,7 @@ from ..errors import ConfigError
 from ..runs import Query, RunReader, TokenSequence, demonstrations, find_run, find_runs, write_demonstrations
 from . import in_flight
 from .options import as_json
-from .output import dialogue
-from .output.terminal import visible
+from .output.terminal import dialogue_lines, visible
 
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -167,7 +166,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 def _read_out(reader: RunReader, rollout: Mapping[str, Any]) -> Iterator[str]:
     if rollout["dialogue"]:
-        yield from dialogue.lines(rollout["dialogue"])
+        yield from dialogue_lines(rollout["dialogue"])
     elif rollout["dialogue"] is None:
         yield "  (no dialogue: the rollout had no gateway, or it was not kept)"
     trace = (rollout.get("detail") or {}).get("traceback")

@@ -16,8 +16,16 @@ from .._portal import Portal
 from ..contract import IdValue, check_id, new_session_id
 from ..errors import ConfigError
 from ..store import open_store, parse_url
-from .arguments import check_choice, check_number, for_the_agent
-from .batch import AsyncBatchResult, BatchItem, BatchPlan, BatchResult, BatchRun, ProgressHook, print_progress
+from .batch import (
+    AsyncBatchResult,
+    BatchItem,
+    BatchPlan,
+    BatchResult,
+    BatchRun,
+    ProgressHook,
+    plan_resume,
+    print_progress,
+)
 from .data_plane.pacing import PaceLimits, shared_pacer
 from .data_plane.transport import Transport
 from .future import RolloutFuture
@@ -25,7 +33,6 @@ from .ledger import Attempt, FileLedger
 from .lifecycle.events import Subscriber
 from .lifecycle.rollout import Engine, open_engines
 from .records.replay import Replayed, Reward, expected_of_records, replay_async
-from .resume import plan_resume
 from .settings import (
     ON_FAILURE,
     PUBLISHED_POOL_CONNECTIONS,
@@ -34,6 +41,9 @@ from .settings import (
     Prepare,
     RolloutRequest,
     WatchSettings,
+    check_choice,
+    check_number,
+    for_the_agent,
 )
 
 P = ParamSpec("P")

@@ -6,8 +6,7 @@ from .in_flight import in_flight, read_in_flight
 from .reader import Query, RunReader
 from .record import Rollout, TokenSequence
 from .spans import SpanSender
-from .texts import TokenTexts
-from .writer import RunWriter
+from .writer import RunWriter, TokenTexts
 
 __all__ = [
     "METRICS",

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import stat
 import tempfile
 import time
@@ -18,10 +19,20 @@ from typing import IO, Any
 
 from .._servers.process import write_private
 from ..errors import ConfigError
-from .launcher.folders import remove
 
 _LONGEST_BASE = 60  # a socket's path may have 103 bytes on macOS
 _UNLOCKED_S = 60.0  # a root without a lock that is older than this has no owner
+
+
+def remove(folder: Path) -> bool:
+    """Remove a folder and all that is in it, also what its owner may not write to. Blocks. Returns: whether it is gone."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        for inner, _, _ in os.walk(folder):  # from the top, so that each is open when it is gone into
+            with contextlib.suppress(OSError):
+                os.chmod(inner, 0o700)
+        shutil.rmtree(folder, ignore_errors=True)
+    return not folder.exists()
 
 
 def base_dir() -> Path:

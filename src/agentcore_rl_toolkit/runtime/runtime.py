@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import AgentLoadError, ConfigError, LocalRuntimeError
+from ..contract import ROLLOUT_FIELD
+from ..errors import AgentCoreRLError, AgentLoadError, ConfigError, LocalRuntimeError
+from ..store import parse_url
 from . import roots
 from .agents import environments
 from .agents.agent import Agent
@@ -21,18 +24,45 @@ from .api.control import ControlPlane
 from .api.quotas import Quotas
 from .cluster.cluster import Cluster
 from .config import RuntimeConfig
-from .containers import images
+from .containers.client import image_of
 from .launcher.session_log import KeptLogs
 from .local_node import LocalNode
 from .metrics import Metrics
 from .sessions.session import Session
-from .sessions.stores import refused_store
 from .sessions.table import SessionFolders, SessionTable
 from .wire import Route, WireError, invalid, not_found
 
 log = logging.getLogger(__name__)
 LOCAL_ROLE = "arn:aws:iam::{account}:role/local"
 _PATHS = {"MCP": b"/mcp", "A2A": b"/"}  # where the protocols other than HTTP and AGUI take their requests
+ASKS_FOR_A_RECORD = f'"{ROLLOUT_FIELD}"'.encode()
+
+
+def store_folder(text: str) -> Path | None:
+    """The folder of a ``file://`` store, or a plain path; None for a store elsewhere. Raises: ConfigError on what is neither."""
+    if "://" not in text:
+        return Path(text).resolve()
+    url = parse_url(text)
+    return Path(url.prefix) if url.scheme == "file" else None
+
+
+def refused_store(payload: Sequence[bytes], writable: Iterable[Path]) -> str | None:
+    """Why the record that a payload asks for cannot be written by its session; None when it can, or asks for none."""
+    body = b"".join(payload)
+    if ASKS_FOR_A_RECORD not in body:
+        return None
+    try:
+        bucket = json.loads(body)[ROLLOUT_FIELD]["s3_bucket"]
+        url = parse_url(bucket)
+    except (AgentCoreRLError, ValueError, TypeError, LookupError, RecursionError):
+        return None  # the agent says what is wrong with it
+    real = Path(os.path.realpath(url.prefix))
+    if url.scheme != "file" or any(real.is_relative_to(os.path.realpath(folder)) for folder in writable):
+        return None
+    return (
+        f"The sandbox of this runtime's sessions has no store {url}: start the runtime with --store {url}"
+        f" (or --writable {url.prefix}), or name the store that it was started with."
+    )
 
 
 class Runtime:
@@ -128,7 +158,7 @@ class Runtime:
 
     async def _deploy(self, record: Record, version: Version) -> None:
         try:
-            if images.image_of(version.fields) is None:
+            if image_of(version.fields) is None:
                 version.script, version.python = await asyncio.to_thread(self._resolve, version)
             elif self.cluster is not None:
                 raise ConfigError("container images run on a single machine's runtime only, not on a cluster")
@@ -264,7 +294,7 @@ class Runtime:
 
 
 def _agent_of(record: Record, version: Version, config: RuntimeConfig) -> Agent:
-    image = images.image_of(version.fields)
+    image = image_of(version.fields)
     if image is None and (version.script is None or version.python is None):
         raise AgentLoadError(f"agent {record.name} has no script")
     idle_s, lifetime_s = lifecycle_of(version.fields, config.times.idle_timeout_s, config.times.max_lifetime_s)

@@ -16,11 +16,11 @@ under `task` and `main`: a judge, say. Of several summaries of one prompt, only 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 
 from agentcore_rl_toolkit.contract import TRAIN_RULES
 
-from .placed import Placed
 from .tree import pack
 from .turn import Turn
 
@@ -39,6 +39,28 @@ _LOOK_BACK = 16  # answers before a prompt that it may be the compaction of
 _GENERATION = 10  # tokens at a prompt's end that its template may write for the answer
 _QUESTION = 14  # tokens before those, by which the last message is known again
 _AS_GOOD = 0.75  # of the best match: answers that a prompt quotes as much are all accepted
+
+
+@dataclass(slots=True, eq=False)
+class Placed:
+    """A trainable turn, what it goes on from, and why it is not trained, where it is not.
+
+    ``reason`` is why it does not go on from the turn before it, ``rival`` the earlier turn that it leaves there. ``superseded``:
+    a retry that the agent never used, or an answer that it never got. ``side`` is one of `selection.SIDE_CALLS`. ``carries``: it
+    or a turn that goes on from it is trained.
+    """
+
+    turn: Turn
+    position: int
+    reason: str | None
+    rival: Turn | None
+    parent: Placed | None = None
+    children: list[Placed] = field(default_factory=list)
+    continues: Placed | None = None  # after a compaction: the turn whose conversation it is
+    superseded: bool = False
+    undelivered: bool = False
+    side: str | None = None
+    carries: bool = False
 
 
 def find_compactions(placed: Sequence[Placed]) -> list[tuple[Placed, list[Placed]]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.backends.hydra import hydra_value, unquoted
+from agentcore_rl_toolkit.backends.settings import hydra_value, unquoted
 from agentcore_rl_toolkit.backends.verl.settings import PACKAGE, plan, translate
 from agentcore_rl_toolkit.errors import ConfigError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentcore_rl_toolkit.cli.output.waiting import Waiting
+from agentcore_rl_toolkit.cli.output.terminal import Waiting
 
 
 def test_what_takes_long_says_so_once_and_then_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:

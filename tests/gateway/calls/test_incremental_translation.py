@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 import agentcore_rl_toolkit
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient
-from agentcore_rl_toolkit.gateway.calls.incremental import understand
-from agentcore_rl_toolkit.gateway.calls.incremental_translation import LISTS, Translated, translate
+from agentcore_rl_toolkit.gateway.calls.incremental import LISTS, Translated, translate, understand
 from agentcore_rl_toolkit.gateway.capture.prefix_index import Budget, Prefixes
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine

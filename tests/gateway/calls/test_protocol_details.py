@@ -18,7 +18,7 @@ import agentcore_rl_toolkit
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
-from agentcore_rl_toolkit.gateway.testing.script import error_body
+from agentcore_rl_toolkit.gateway.testing.tokens import error_body
 from agentcore_rl_toolkit.messages.render import Renderer
 
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"

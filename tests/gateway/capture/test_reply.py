@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.errors import CaptureError
-from agentcore_rl_toolkit.gateway.capture.captured import Captured
-from agentcore_rl_toolkit.gateway.capture.record import unpack_ids, unpack_logprobs
+from agentcore_rl_toolkit.gateway.capture.record import Captured, unpack_ids, unpack_logprobs
 from agentcore_rl_toolkit.gateway.capture.reply import read_reply
 from agentcore_rl_toolkit.gateway.capture.stream import read_stream
 from agentcore_rl_toolkit.gateway.capture.token_numbers import parse_ids

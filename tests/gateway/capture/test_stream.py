@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from agentcore_rl_toolkit.errors import CaptureError, UpstreamError
-from agentcore_rl_toolkit.gateway.capture.captured import Captured
-from agentcore_rl_toolkit.gateway.capture.record import CallRecord, unpack_ids, unpack_logprobs
+from agentcore_rl_toolkit.gateway.capture.record import CallRecord, Captured, unpack_ids, unpack_logprobs
 from agentcore_rl_toolkit.gateway.capture.replay import replay
 from agentcore_rl_toolkit.gateway.capture.reply import read_reply
 from agentcore_rl_toolkit.gateway.capture.stream import StreamReader, read_stream

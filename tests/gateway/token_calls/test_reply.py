@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 
 import agentcore_rl_toolkit
 from agentcore_rl_toolkit.errors import CaptureError
-from agentcore_rl_toolkit.gateway.capture.captured import Captured
-from agentcore_rl_toolkit.gateway.capture.record import unpack_ids, unpack_logprobs
+from agentcore_rl_toolkit.gateway.capture.record import Captured, unpack_ids, unpack_logprobs
 from agentcore_rl_toolkit.gateway.engines import TOKEN_ENGINES, Piece
 from agentcore_rl_toolkit.gateway.testing import Seen, logprob_of
-from agentcore_rl_toolkit.gateway.testing.openai_shapes import SampledReply, chunks
-from agentcore_rl_toolkit.gateway.testing.token_shapes import sglang_answer, vllm_choice
+from agentcore_rl_toolkit.gateway.testing.openai_shapes import SampledReply, chunks, sglang_answer, vllm_choice
 from agentcore_rl_toolkit.gateway.token_calls.reply import TokenReply
 from agentcore_rl_toolkit.messages.dialects import Delta, ModelRequest
 from agentcore_rl_toolkit.messages.dialects.canonical import Sampling

@@ -15,7 +15,7 @@ import pytest
 
 from agentcore_rl_toolkit._installation import install_command
 from agentcore_rl_toolkit.errors import ConfigError, LocalRuntimeError
-from agentcore_rl_toolkit.runtime.cluster import bundles
+from agentcore_rl_toolkit.runtime.cluster.actor import pack, unpack
 from agentcore_rl_toolkit.runtime.cluster.ray_nodes import RayNodes
 
 from ..conftest import AGENTS, Server
@@ -46,7 +46,7 @@ def test_an_agents_folder_arrives_as_it_was_without_what_is_no_code(tmp_path: Pa
     (folder / "prompt.md").symlink_to(tmp_path / "shared.md")
     (tmp_path / "shared.md").write_text("prompt.md")
     there = tmp_path / "node"
-    bundles.unpack(bundles.pack(folder), there)
+    unpack(pack(folder), there)
     assert sorted(p.relative_to(there).as_posix() for p in there.rglob("*") if p.is_file()) == [
         "agent.py",
         "data/rows.jsonl",

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from botocore.exceptions import ClientError
 
-from agentcore_rl_toolkit.isolation.limits import set_memory_limit
+from agentcore_rl_toolkit.runtime.launcher.linux import set_memory_limit
 
 from ..conftest import AGENTS, Server
 

@@ -95,7 +95,7 @@ def test_agent_that_ends_its_process_is_reported(tmp_path: Path) -> None:
 def test_certificates_are_read_when_tls_is_used_and_not_before(tmp_path: Path) -> None:
     code = """
 import json, ssl, sys
-from agentcore_rl_toolkit.runtime.template.warm import defer_certificates
+from agentcore_rl_toolkit.runtime.template.process import defer_certificates
 bundle = sys.argv[1]
 eager = ssl.create_default_context(cafile=bundle)
 defer_certificates()

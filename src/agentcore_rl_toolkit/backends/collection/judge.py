@@ -30,8 +30,7 @@ from ...errors import (
     RolloutLostError,
 )
 from ...trajectory import SIDE_CALLS, Trajectory, build_trajectory
-from .groups import CollectConfig, CollectedRollout, MaskReason
-from .rewards import Reward, read_reward
+from .groups import CollectConfig, CollectedRollout, MaskReason, Reward, read_reward
 
 # Whatever their record says: what the policy did is with the gateway, and an agent whose model calls fail has not failed itself.
 _TAKEN_BY_A_LOST_GATEWAY = (Outcome.OK, Outcome.AGENT_ERROR, Outcome.INVALID)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...weights.arrival import MAX_MEAN_GAP
-from ..hydra import hydra_value
 from ..settings import (
     Count,
     GroupSize,
@@ -18,6 +17,7 @@ from ..settings import (
     Positive,
     check,
     from_mapping,
+    hydra_value,
     planned,
     read_settings,
     with_environment,

@@ -5,23 +5,26 @@ Fields and defaults are those of the published toolkit; `dry_run` prints the exa
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from ...errors import ConfigError
+from ...errors import AgentCoreRLError, ConfigError
 from ..data import encode_payload, read_rows
 from ..settings import Count, NotNegative, Plan, Positive, planned
-from . import jobs, trained
+from . import trained
 from .convert import NOTE
-from .jobs import SlimeError
 from .settings import ADMIN_KEY, SlimeSettings
 
 __all__ = ["SlimeError", "SlimeRunner", "prepare_data"]
@@ -46,6 +49,50 @@ _REFUSED_FLAGS = {
     "--custom-reward-post-process-path": "slime's own counts masked rollouts as reward 0",
     "--rollout-function-path": "slime's own fails on a step in which only some rollouts fork; see `mode`",
 }
+ADDRESS = "http://127.0.0.1:8265"  # of a local cluster's dashboard
+JOB_STOP_S = 60.0
+CLIENT_STOP_S = 10.0
+
+
+class SlimeError(AgentCoreRLError):
+    """slime, or the Ray cluster it runs on, ended with an error."""
+
+
+def run_job(command: Sequence[str], environment: Mapping[str, str], *, job_id: str, address: str) -> int:
+    """Submit a job, show its log and wait for its end. Returns the exit code. An interruption of the wait stops the job too."""
+    # In a session of its own: Ctrl-C ends the wait, and the client is still there to stop the job.
+    client = subprocess.Popen(command, env={**os.environ, **environment}, start_new_session=True)
+    try:
+        return client.wait()
+    except BaseException:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.call(["ray", "job", "stop", "--address", address, job_id], timeout=JOB_STOP_S)
+        raise
+    finally:
+        client.terminate()
+        try:
+            client.wait(CLIENT_STOP_S)
+        except subprocess.TimeoutExpired:
+            client.kill()
+            client.wait()
+
+
+@contextlib.contextmanager
+def signals_end_the_run() -> Iterator[None]:
+    """SIGTERM and SIGHUP unwind the main thread like Ctrl-C does, so that what was started is ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, _: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,9 +171,9 @@ class SlimeRunner(SlimeSettings):
         command = list(plan.command or ())
         job_id = command[command.index("--submission-id") + 1]
         self._write_inputs()
-        with jobs.signals_end_the_run():
+        with signals_end_the_run():
             try:
-                code = jobs.run_job(command, plan.environment, job_id=job_id, address=self._job_address())
+                code = run_job(command, plan.environment, job_id=job_id, address=self._job_address())
             finally:
                 self.job_path.unlink(missing_ok=True)  # it may hold keys, and the folder is shown to others
                 if self.keeps_trainer_numbers:
@@ -306,7 +353,7 @@ class SlimeRunner(SlimeSettings):
         return {**{name: os.environ[name] for name in self.job_env if os.environ.get(name)}, **own}
 
     def _job_address(self) -> str:
-        return self.ray_address or jobs.ADDRESS
+        return self.ray_address or ADDRESS
 
     def _new_job_id(self) -> str:
         """Ours, so that a run that is interrupted can stop its job."""

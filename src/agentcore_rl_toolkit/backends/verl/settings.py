@@ -12,9 +12,20 @@ from typing import Any
 
 from ...errors import ConfigError
 from ...weights.arrival import MAX_MEAN_GAP
-from ..hydra import hydra_value, unquoted
 from ..service import RolloutSettings, ServiceSettings
-from ..settings import Count, Least0, Plan, Port, Positive, from_mapping, planned, read_settings, with_environment
+from ..settings import (
+    Count,
+    Least0,
+    Plan,
+    Port,
+    Positive,
+    from_mapping,
+    hydra_value,
+    planned,
+    read_settings,
+    unquoted,
+    with_environment,
+)
 
 # verl wants this or a micro batch size; episodes differ too much in length for a fixed number of rows.
 DYNAMIC = "actor_rollout_ref.actor.use_dynamic_bsz"

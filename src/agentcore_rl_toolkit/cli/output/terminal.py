@@ -1,4 +1,4 @@
-"""Makes text of agents, sessions and callers safe to print on a terminal.
+"""What commands print: texts of agents, sessions and callers made safe for a terminal, dialogues, and that work goes on.
 
 An agent may print anything that a model wrote. Escape sequences can change the title, the colours and the clipboard of the
 reader's terminal, and hide what was printed before.
@@ -7,10 +7,42 @@ reader's terminal, and hide what was printed before.
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import click
 
 # Control characters but tab and line feed, those of Latin-1 among them, and what turns the direction of text around.
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _SHOWN = {"\x1b": "\\e", "\x07": "\\a", "\x08": "\\b", "\x00": "\\0"}
+FIRST_S, THEN_S = 3.0, 15.0
+
+
+class Waiting:
+    """Call it while something is waited for: ``what`` is said after three seconds, then every fifteen."""
+
+    def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._what, self._clock = what, clock
+        self._began_s = clock()
+        self._next_s = self._began_s + FIRST_S
+
+    def __call__(self) -> None:
+        now = self._clock()
+        if now >= self._next_s:
+            self._next_s = now + THEN_S
+            click.echo(f"still {self._what} ({now - self._began_s:.0f} s)", err=True)
+
+
+def dialogue_lines(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Role, text and tool calls of each message, without what a terminal would obey."""
+    for message in messages:
+        content = message.get("content") or ""
+        if isinstance(content, list):
+            content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+        calls = [f"{c['function']['name']}({c['function']['arguments']})" for c in message.get("tool_calls") or []]
+        shown = " ".join([str(content).strip(), *calls]).strip()
+        yield visible(f"{message.get('role', '?')!s:>10}  {shown}")
 
 
 def visible(text: object) -> str:

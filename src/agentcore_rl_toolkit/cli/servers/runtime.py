@@ -12,8 +12,7 @@ import click
 
 from ...errors import ConfigError
 from ..options import allowed_hosts, as_json, sandbox_options, settings_of, settings_option
-from ..output.terminal import visible
-from ..output.waiting import Waiting
+from ..output.terminal import Waiting, visible
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -123,8 +122,8 @@ def serve(**options: Any) -> None:
     from ...runtime.api.faults import FaultPlan
     from ...runtime.api.quotas import profile
     from ...runtime.config import IsolationConfig, RuntimeConfig, TimeLimits
+    from ...runtime.runtime import store_folder
     from ...runtime.service import run
-    from ...runtime.sessions.stores import store_folder
     from ...runtime.wire import handed_environment, parse_environment
 
     rare = settings_of(options["words"], _Rare)

@@ -13,9 +13,8 @@ import click
 
 from ...errors import AgentCoreRLError
 from ..options import sandbox_words
-from ..output import dialogue
 from ..output.commands import nearby, program
-from ..output.terminal import visible
+from ..output.terminal import dialogue_lines, visible
 from ..servers.vllm import MODEL_ID
 from .job import Job, observed
 from .stack import Stack, explain, own
@@ -138,7 +137,7 @@ def print_end(console: Console, job: Job, report: Report, summary: dict[str, Any
 
     for when, rollout in report.telling_input():
         console.print(f"\n[bold]One input, {when} training[/] (reward {rollout['reward']})")
-        for line in dialogue.lines(rollout["dialogue"] or []):
+        for line in dialogue_lines(rollout["dialogue"] or []):
             console.print(line, highlight=False, markup=False)
     if job.held_out:
         table = Table(title="\nHeld-out inputs", title_justify="left", title_style="bold")

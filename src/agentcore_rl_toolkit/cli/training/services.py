@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import AgentCoreRLError
-from ..output.waiting import Waiting
+from ..output.terminal import Waiting
 
 READY_DEADLINE_S = (
     180.0  # importing torch on a cold machine takes 30 s, on a very loaded one minutes; what dies shows at once

@@ -25,8 +25,7 @@ import click
 from ...errors import AgentCoreRLError, ConfigError, LocalRuntimeError
 from ...isolation.project import Project
 from ..output.commands import nearby
-from ..output.terminal import visible
-from ..output.waiting import Waiting
+from ..output.terminal import Waiting, visible
 from ..servers.vllm import context_of
 from .services import READY_DEADLINE_S, Service, Services, cause_of
 

@@ -20,10 +20,9 @@ from ...messages.dialects.canonical import new_id
 from ...messages.dialects.passthrough import Fields
 from ...messages.errors import NOT_JSON, error_body
 from ..capture.asked import wants_logprobs, wants_numbers
-from ..capture.captured import Captured
 from ..capture.events import DONE, gather
 from ..capture.prefix_index import Prefixes
-from ..capture.record import CallRecord
+from ..capture.record import CallRecord, Captured
 from ..capture.replay import replay
 from ..capture.reply import Event
 from ..capture.stream import StreamReader
@@ -43,8 +42,7 @@ from ..http.messages import (
 )
 from ..sessions.session import Session
 from .engine import EngineSide
-from .incremental import LONG, LongRequest, decoded, digest_of_body, understand
-from .incremental_translation import LISTS, translate
+from .incremental import LISTS, LONG, LongRequest, decoded, digest_of_body, translate, understand
 
 PING_S = 10.0  # an agent hears this often that its stream goes on: a call that the engine writes for minutes comes at its end
 _ERROR_EVENT = (b'data: {"error"', b'data:{"error"', b"event: error")

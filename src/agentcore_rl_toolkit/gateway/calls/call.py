@@ -21,7 +21,6 @@ from ...messages.dialects import passthrough
 from ...messages.errors import RequestError
 from ..capture.asked import TAG
 from ..capture.build import build
-from ..capture.captured import Captured
 from ..capture.record import (
     ABORTED,
     ERROR,
@@ -33,6 +32,7 @@ from ..capture.record import (
     TURNS,
     UNTRAINABLE,
     CallRecord,
+    Captured,
 )
 from ..capture.versions import bounds
 from ..engines.errors import upstream_error

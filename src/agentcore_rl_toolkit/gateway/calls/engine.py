@@ -6,7 +6,7 @@ from typing import Protocol
 
 from ...messages.dialects import Delta
 from ...messages.dialects.passthrough import Fields
-from ..capture.captured import Captured
+from ..capture.record import Captured
 from ..upstreams.router import Worker
 from .running import RunningCall, RunningCalls
 

@@ -12,9 +12,8 @@ from ...messages.dialects import Delta, passthrough
 from ...messages.dialects.passthrough import Fields
 from ...messages.errors import unsupported
 from ..capture.asked import IMAGES, has_images, wants_logprobs
-from ..capture.captured import Captured
 from ..capture.events import gather
-from ..capture.record import CONSTRAINED
+from ..capture.record import CONSTRAINED, Captured
 from ..capture.reply import read_reply
 from ..capture.stream import StreamReader, read_stream
 from ..sessions.session import Session

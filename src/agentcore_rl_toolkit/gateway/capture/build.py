@@ -10,9 +10,8 @@ import msgspec
 
 from ...errors import CaptureError
 from ...messages.dialects.passthrough import Fields
-from .captured import Captured
 from .prefix_index import TRANSLATED, Prefixes, Seen
-from .record import INVALID, NO_BASE, OK, PARTIAL, TURNS, Base, CallRecord
+from .record import INVALID, NO_BASE, OK, PARTIAL, TURNS, Base, CallRecord, Captured
 from .token_numbers import parse_ids
 
 _to_json = msgspec.json.Encoder().encode

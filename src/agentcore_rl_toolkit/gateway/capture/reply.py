@@ -17,9 +17,8 @@ import msgspec
 
 from ...errors import CaptureError
 from ...messages.errors import NOT_JSON
-from .captured import Captured
 from .experts import binary
-from .record import ChoiceRecord
+from .record import Captured, ChoiceRecord
 from .token_numbers import (
     ABSENT,
     Numbered,

@@ -17,9 +17,8 @@ from ...messages.dialects import Delta
 from ...messages.dialects.canonical import ToolDelta
 from ...messages.dialects.completions import chat_entries
 from ...messages.errors import NOT_JSON
-from .captured import Captured
 from .events import DONE, gather, split
-from .record import ChoiceRecord
+from .record import Captured, ChoiceRecord
 from .replay import usage_of
 from .reply import (
     Choice,

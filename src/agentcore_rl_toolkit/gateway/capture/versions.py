@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from .captured import Captured
+from .record import Captured
 
 _TOKENS = re.compile(rb'"token_ids"[ \n\r\t]*:[ \n\r\t]*\[[ \n\r\t]*[0-9]')
 

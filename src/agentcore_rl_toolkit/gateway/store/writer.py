@@ -5,7 +5,7 @@ transaction outlives the process, however that ends. It outlives a loss of power
 ``fsync`` each commit waits for that. The file is whole after either.
 
 Commits run on the event loop: they write to the system's page cache and cost tens of microseconds; with ``fsync`` they take the
-disk's time. Checkpoints run in a thread (`store.wal`).
+disk's time. Checkpoints run in a thread (`WriteAheadLog`). A commit that meets the end of one is tried again.
 
 When the disk refuses a commit, its calls are dropped and their callbacks get the error. All else stays in memory for another
 try: sessions that were opened, closed or deleted, and the gateway's own settings. So calls and new sessions are refused on a
@@ -21,16 +21,15 @@ import os
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...errors import ConfigError
 from ..capture.record import CallRecord
-from .queue import Done, Numbered, Queue, QueuedCall, transaction
 from .reader import Reader
-from .schema import FILE, PAGE_BYTES, call_row, connect, create, os_error, trouble
-from .wal import WriteAheadLog
+from .schema import FILE, INSERT_CALL, PAGE_BYTES, PUT_SESSION, Row, call_row, connect, create, os_error, trouble
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +40,123 @@ _SLOW_S = 0.02
 _REST_S = 0.02  # between two tries of a locked file, and of removing calls
 _SLICE_S = 0.005  # for so long at a time: the loop has other work
 _REMOVED_AT_ONCE = 64
+
+WAL_BYTES = 32 * 2**20  # a write-ahead log longer than this is moved into the file
+Done = Callable[[OSError | None], None]
+
+
+class QueuedCall(NamedTuple):
+    """A call that is to be stored."""
+
+    row: Row
+    session: Any  # which has a `number`
+    done: Done | None
+
+
+class Queue:
+    """The writes of the next commit. ``after`` runs when all of it is committed, or was refused."""
+
+    def __init__(self) -> None:
+        self.calls: list[QueuedCall] = []
+        self.sessions: dict[int, tuple[Any, ...]] = {}
+        self.deleted: dict[int, None] = {}
+        self.delivered: dict[int, bool] = {}
+        self.settings: dict[str, Any] = {}
+        self.after: list[Done] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.calls or self.after or self._more)
+
+    @property
+    def _more(self) -> bool:
+        """Whether there is something beside calls."""
+        return bool(self.sessions or self.deleted or self.delivered or self.settings)
+
+    def write(self, database: sqlite3.Connection, calls: list[QueuedCall]) -> None:
+        """One transaction with these calls. Raises: sqlite3.Error, which leaves all as it was."""
+        if len(calls) == 1 and not self._more:
+            database.execute(INSERT_CALL, calls[0].row)  # a transaction by itself, at half the cost
+            return
+        with transaction(database):
+            if self.sessions:
+                database.executemany(PUT_SESSION, self.sessions.values())
+            if self.deleted:
+                numbers = [(number,) for number in self.deleted]
+                database.executemany("DELETE FROM sessions WHERE number = ?", numbers)
+                database.executemany("INSERT OR IGNORE INTO deleted VALUES(?)", numbers)
+            if calls:
+                database.executemany(INSERT_CALL, [call.row for call in calls])
+            if self.delivered:
+                database.executemany(
+                    "UPDATE calls SET delivered = ? WHERE number = ?",
+                    [(whole, number) for number, whole in self.delivered.items()],
+                )
+            if self.settings:
+                database.executemany("INSERT OR REPLACE INTO settings VALUES(?,?)", self.settings.items())
+
+    def written(self) -> list[Done]:
+        """All but calls is stored. Returns what is to run now."""
+        for each in (self.sessions, self.deleted, self.delivered, self.settings):
+            each.clear()
+        after, self.after = self.after, []
+        return after
+
+
+@contextmanager
+def transaction(database: sqlite3.Connection) -> Iterator[None]:
+    """Commit all statements of the block together, or none of them."""
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        database.execute("COMMIT")
+    except BaseException:
+        if database.in_transaction:
+            with suppress(sqlite3.Error):
+                database.execute("ROLLBACK")
+        raise
+
+
+class WriteAheadLog:
+    """The log of a store's file. ``path`` None: the store is a private file, which has none."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self.longest_bytes = WAL_BYTES
+        self.checkpoints = 0
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def size(self) -> int:
+        try:
+            return 0 if self._path is None else self._path.with_name(self._path.name + "-wal").stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    @property
+    def moving(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    def tend(self) -> None:
+        """Move the log into the file, if it is long."""
+        if not self.moving and self.size > self.longest_bytes:
+            self._task = asyncio.get_running_loop().create_task(self._checkpoint())
+
+    async def _checkpoint(self) -> None:
+        try:
+            await asyncio.to_thread(self._move)
+            self.checkpoints += 1
+        except sqlite3.Error as e:
+            log.error("moving the write-ahead log into the store failed: %s", trouble(e, self._path))
+
+    def _move(self) -> None:
+        with closing(connect(self._path)) as database:
+            database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # most of it, beside commits
+            database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    async def finish(self) -> None:
+        """Return when no checkpoint is under way."""
+        if self._task is not None:
+            await self._task
 
 
 class Store:
@@ -90,7 +206,7 @@ class Store:
 
     # -- what is to be stored
 
-    def append(self, session: Numbered, record: CallRecord, done: Done | None = None, *, alone: bool = False) -> int:
+    def append(self, session: Any, record: CallRecord, done: Done | None = None, *, alone: bool = False) -> int:
         """Store a call; `done` runs once it is committed, or was refused. Returns its number.
 
         With ``alone`` no others are to be expected in this pass of the loop: it is committed at once.

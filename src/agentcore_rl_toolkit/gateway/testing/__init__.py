@@ -2,8 +2,7 @@
 
 from .engine import ScriptedEngine
 from .model import Cut, ScriptedModel, ToolCall
-from .script import Fault, Seen
-from .tokens import END, START, VOCABULARY, decode_ids, encode_messages, encode_text, logprob_of
+from .tokens import END, START, VOCABULARY, Fault, Seen, decode_ids, encode_messages, encode_text, logprob_of
 
 __all__ = [
     "END",

@@ -20,10 +20,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..._servers.process import stop_listening
-from .openai_shapes import SampledReply, chunks, whole
-from .script import Fault, Seen, error_body
-from .token_shapes import sglang_answer, vllm_choice
-from .tokens import END, VOCABULARY, decode_ids, encode_messages, encode_text, logprob_of
+from .openai_shapes import SampledReply, chunks, sglang_answer, vllm_choice, whole
+from .tokens import END, VOCABULARY, Fault, Seen, decode_ids, encode_messages, encode_text, error_body, logprob_of
 
 
 class ScriptedEngine:

@@ -24,7 +24,7 @@ from typing import Any
 from ..._portal import Portal
 from ...errors import ConfigError
 from .engine import ScriptedEngine
-from .script import Seen
+from .tokens import Seen
 
 STOP_WITHIN_S = 10.0
 

@@ -1,4 +1,6 @@
-"""Chat and text completions as vLLM writes them, with ``return_token_ids``: whole, or one event per token."""
+"""Answers of engines: vLLM's chat and text completions with ``return_token_ids``, whole or one event per token; and those of the
+routes that take token ids, vLLM's ``/inference/v1/generate`` and SGLang's ``/generate``.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,47 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from .script import Seen
+from .tokens import Seen, logprob_of
 
 _WORD = re.compile(r"\s*\S+|\s+\Z")
+
+
+def vllm_choice(index: int, ids: list[int], finish: str) -> dict[str, Any]:
+    content: list[dict[str, Any]] = [
+        {"token": f"token_id:{i}", "logprob": logprob_of(i), "bytes": None, "top_logprobs": []} for i in ids
+    ]
+    return {
+        "index": index,
+        "logprobs": {"content": content},
+        "finish_reason": finish,
+        "token_ids": ids,
+        "routed_experts": None,
+    }
+
+
+def sglang_answer(
+    index: int,
+    ids: list[int],
+    finish: str | None,
+    *,
+    rid: str,
+    prompt_tokens: int,
+    weight_version: int | None,
+    stop: str | None = None,
+) -> dict[str, Any]:
+    """``stop`` is the stop string that ended it; else the last token is what matched."""
+    reason: dict[str, Any] | None = None
+    if finish is not None:
+        reason = {"type": finish, "matched": (stop or ids[-1]) if finish == "stop" else None}
+    meta = {
+        "id": rid,
+        "finish_reason": reason,
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": len(ids),
+        "weight_version": "default" if weight_version is None else str(weight_version),
+        "output_token_logprobs": [[logprob_of(i), i, None] for i in ids],
+    }
+    return {"index": index, "text": "", "output_ids": ids, "meta_info": meta}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,7 @@ import msgspec
 from ...messages.dialects import ModelRequest
 from ...messages.dialects.canonical import STOP, Choice, Delta, Usage
 from ...messages.render import RenderedPrompt, Renderer, ReplyStream
-from ..capture.captured import Captured
-from ..capture.record import pack_ids, pack_logprobs
+from ..capture.record import Captured, pack_ids, pack_logprobs
 from ..capture.reply import choice_record, read_numbers
 from ..capture.versions import Versions, put
 from ..engines import Piece

@@ -21,10 +21,9 @@ from ..errors import RequestError
 from .algebra import SuffixRenderer, TemplateFacts, probe
 from .conversation import Conversation, Digest, KnownPrompt, Match, message_digest
 from .parsers import Grammar, OutputParser, grammar_named, grammar_of, new_parser
-from .plain_text import PlainText
 from .reply import ReplyStream
 from .template import ChatTemplate
-from .tokens import TokenBuffer, Tokenizer
+from .tokens import PlainText, TokenBuffer, Tokenizer
 
 _NEAR = 8  # tokens of a prompt that decide how the first one behind them is written
 _TAIL = 24  # tokens that surely hold the mark that opens reasoning, in any tokenizer

@@ -27,7 +27,7 @@ from ..config import RuntimeConfig
 from ..sessions.connection import UpstreamLostError, request
 from ..sessions.session import Key
 from ..wire import Headers, Route, WireError, not_found
-from . import bundles
+from .actor import pack
 from .node import Node, least_loaded
 from .ray_nodes import Machine, RayNodes
 
@@ -132,7 +132,7 @@ class Cluster:
     async def _arn(self, node: Node, agent: Agent) -> str:
         key = (agent.runtime_id, agent.version)
         if key not in self._packed:
-            self._packed[key] = await asyncio.to_thread(bundles.pack, agent.script.parent)
+            self._packed[key] = await asyncio.to_thread(pack, agent.script.parent)
         return await node.arn_of(agent, self._packed[key])
 
     # -- calls

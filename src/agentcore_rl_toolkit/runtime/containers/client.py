@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..._installation import missing_extra
 from ...errors import ConfigError, LocalRuntimeError
+from ..agents.version_fields import LOCAL_ARTIFACT
 
 if TYPE_CHECKING:
     import aiodocker
@@ -27,6 +28,27 @@ START_ONE = (
 CALL_TIMEOUT_S = 120.0
 PULL_TIMEOUT_S = 1_800.0
 _NO_REPLY = 900  # aiodocker's status of an engine that was not reached
+_BUILT_HERE = "localhost/"  # what Podman calls images that were never pushed; there is no registry to ask
+
+
+def image_of(fields: Mapping[str, Any]) -> str | None:
+    """The image that a runtime's artifact names; None when it is an agent file or code."""
+    uri = (fields.get("agentRuntimeArtifact") or {}).get("containerConfiguration", {}).get("containerUri")
+    return None if uri is None or uri.startswith(LOCAL_ARTIFACT) else str(uri)
+
+
+async def fetch(engine: Engine, name: str) -> str:
+    """The id of an image, pulled when the engine does not have it. Raises: EngineError with the reason."""
+    found = await engine.image(name)
+    if found is None and not name.startswith(_BUILT_HERE):
+        try:
+            await engine.pull(name)
+        except EngineError as e:
+            raise EngineError(f"{engine} has no image {name!r} and could not pull it: {e}", status=e.status) from e
+        found = await engine.image(name)
+    if found is None:
+        raise EngineError(f"{engine} has no image {name!r}; build it, or pull it")
+    return str(found["Id"])
 
 
 class EngineError(LocalRuntimeError):

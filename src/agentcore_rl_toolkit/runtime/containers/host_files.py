@@ -14,8 +14,7 @@ from typing import Any
 from ...isolation.project import Project, link_files
 from ...isolation.sandbox import interpreter_paths, project_of
 from ..sessions.session import Session
-from .client import Engine
-from .images import fetch
+from .client import Engine, fetch
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 IMAGE = "localhost/agentcore-rl/host:2"

@@ -21,8 +21,8 @@ from ...errors import AgentLoadError, ConfigError, LocalRuntimeError, MissingExt
 from ..agents.agent import Agent
 from ..config import IsolationConfig
 from ..sessions.session import INHERITED, Session
-from . import host_files, images
-from .client import Engine
+from . import host_files
+from .client import Engine, fetch
 from .process import AGENT_PORT, ContainerProcess
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class ContainerNode:
         try:
             await self.open()
             if agent.image is not None:
-                found = await images.fetch(self.engine, agent.image)
+                found = await fetch(self.engine, agent.image)
             else:
                 found = await host_files.prepare(self.engine)
         except (ConfigError, LocalRuntimeError, MissingExtraError) as e:

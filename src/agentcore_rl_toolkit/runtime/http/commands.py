@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import json
+import struct
+import zlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ..._parsing import parse_json
-from ..api import eventstream
 from ..sessions.session import Session, is_over
 from ..wire import SESSION_HEADER, invalid
 from .responses import AWS_REQUEST_ID, Send, as_wire_error
@@ -18,6 +20,33 @@ MAX_COMMAND_CHARS = 65_536
 MAX_TIMEOUT_S, DEFAULT_TIMEOUT_S = 3_600, 300
 PLATFORM_ERROR = -1  # AWS's exit code where the command is not to blame
 SESSION_END_S = 0.2
+CONTENT_TYPE = b"application/vnd.amazon.eventstream"
+_STRING = 7  # header value type
+
+
+def encode(payload: Any, **headers: str) -> bytes:
+    """One message: lengths, their checksum, headers, JSON payload, checksum of everything.
+
+    Header names are given with ``_`` for ``-`` and get their leading colon here.
+    """
+    block = b""
+    for name, value in headers.items():
+        key, text = f":{name.replace('_', '-')}".encode(), value.encode()
+        block += bytes([len(key)]) + key + bytes([_STRING]) + struct.pack(">H", len(text)) + text
+    body = json.dumps(payload).encode()
+    prelude = struct.pack(">II", 16 + len(block) + len(body), len(block))
+    message = prelude + struct.pack(">I", zlib.crc32(prelude)) + block + body
+    return message + struct.pack(">I", zlib.crc32(message))
+
+
+def event(payload: Any, event_type: str = "chunk") -> bytes:
+    """An event; botocore yields it as ``{event_type: payload}``."""
+    return encode(payload, event_type=event_type, content_type="application/json", message_type="event")
+
+
+def exception(code: str, message: str) -> bytes:
+    """A modelled exception inside the stream; botocore raises it as EventStreamError."""
+    return encode({"message": message}, exception_type=code, content_type="application/json", message_type="exception")
 
 
 def parse_command(body: bytes) -> tuple[str, int]:
@@ -41,19 +70,19 @@ async def run_command(session: Session, command: str, timeout_s: float, send: Se
 
     A caller that goes away does not end it. What goes wrong once the reply has begun ends it as an exception event.
     """
-    headers = [(b"content-type", eventstream.CONTENT_TYPE), (SESSION_HEADER, session.id.encode())]
+    headers = [(b"content-type", CONTENT_TYPE), (SESSION_HEADER, session.id.encode())]
     headers += [(AWS_REQUEST_ID, request_id.encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def emit(payload: Any) -> None:
-        await send({"type": "http.response.body", "body": eventstream.event(payload), "more_body": True})
+        await send({"type": "http.response.body", "body": event(payload), "more_body": True})
 
     try:
         await _run(session, command, timeout_s, emit)
         last = b""
     except Exception as e:
         error = as_wire_error(e)
-        last = eventstream.exception(error.code[0].lower() + error.code[1:], error.message)
+        last = exception(error.code[0].lower() + error.code[1:], error.message)
     await send({"type": "http.response.body", "body": last})
 
 

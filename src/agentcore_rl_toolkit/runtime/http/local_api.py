@@ -12,7 +12,7 @@ from .. import metrics
 from ..api.faults import FaultPlan
 from ..launcher.session_log import read_log
 from ..runtime import Runtime
-from ..sessions.endings import MAX_ASKED, endings_of
+from ..sessions.session import MAX_ASKED, endings_of
 from ..wire import Route, invalid, not_found
 from .responses import Send, reply, reply_json
 

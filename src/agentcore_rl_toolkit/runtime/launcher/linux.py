@@ -5,12 +5,26 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 _libc: ctypes.CDLL | None = None
+
+
+def set_memory_limit(memory_bytes: int | None) -> None:
+    """Bound this process and its children; None bounds nothing. Core dumps are switched off either way.
+
+    The bound is RLIMIT_DATA, private writable memory: RLIMIT_AS would count address space that numerical libraries, Node and a
+    JVM reserve and never touch. macOS does not count what is mapped.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if memory_bytes is not None:
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        bound = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
 
 
 def _prctl(option: int, value: int) -> bool:

@@ -6,14 +6,15 @@ import asyncio
 import contextlib
 import hashlib
 import re
-from collections.abc import Sequence
+import signal
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..._parsing import parse_json
+from .. import roots
 from ..agents.agent import Agent
-from ..launcher import folders
 from .activity import ActivityClock
 from .connection import Connection, Headers, request
 
@@ -23,6 +24,56 @@ INHERITED = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "SSL_CERT_FILE", "SSL_C
 _PLAIN_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 Key = tuple[str, str, str]  # runtime id, endpoint, session id
+MAX_ASKED = 10_000  # sessions in one question
+
+
+def cause_of(session: Session) -> str:
+    """Why a session is over, in one sentence without its full stop."""
+    clock = session.clock
+    match session.state:
+        case "stopped":
+            return "the session was stopped by a request to its runtime"
+        case "idle":
+            return f"the session was ended because it was idle for {clock.idle_timeout_s:g} s"
+        case "max_lifetime":
+            return f"the session was ended at its maximum lifetime of {clock.max_lifetime_s:g} s"
+        case "shutdown":
+            return "the session was ended because its runtime was shut down"
+        case "failed_to_start":
+            return f"the session did not start: {session.error}"
+    return session.error or _exit(session.exit_status)
+
+
+def _exit(status: int | None) -> str:
+    if status is None:
+        return "the session's process is gone"
+    if status >= 0:
+        return f"the session's process ended with status {status}"
+    try:
+        return f"the session's process was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"the session's process was killed by signal {-status}"
+
+
+def endings_of(
+    live: Container[Key],
+    ended: Iterable[Mapping[str, Any]],
+    runtime_id: str,
+    endpoint: str,
+    session_ids: Collection[str],
+) -> dict[str, dict[str, Any]]:
+    """Of these sessions those that are over: why, and whether their processes are gone. The others live, or are forgotten.
+
+    ``live`` and ``ended`` are all of the runtime's, the ended ones oldest first.
+    """
+    wanted = {name for name in session_ids if (runtime_id, endpoint, name) not in live}
+    found: dict[str, dict[str, Any]] = {}
+    for ending in ended if wanted else ():  # of several with one id the last one counts
+        name = ending["session_id"]
+        if name not in wanted or (ending["runtime_id"], ending["endpoint"]) != (runtime_id, endpoint):
+            continue
+        found[name] = {"cause": ending["cause"], "gone": ending["gone"], "log": ending["log"]}
+    return found
 
 
 @dataclass(eq=False)
@@ -100,7 +151,7 @@ def is_over(session: Session) -> bool:
 
 def remove_files(session: Session) -> None:
     """Remove an ended session's folder and socket, and its log when it is empty. Blocks."""
-    folders.remove(session.directory)
+    roots.remove(session.directory)
     with contextlib.suppress(OSError):
         Path(session.socket_path).unlink(missing_ok=True)
     with contextlib.suppress(OSError):

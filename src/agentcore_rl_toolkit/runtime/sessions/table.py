@@ -26,8 +26,7 @@ from ..launcher.session_log import log_tail
 from ..wire import WireError
 from .activity import ActivityClock
 from .connection import UpstreamLostError
-from .endings import cause_of
-from .session import Key, Session, is_over, log_name, ping_status, remove_files, shortened
+from .session import Key, Session, cause_of, is_over, log_name, ping_status, remove_files, shortened
 
 log = logging.getLogger(__name__)
 PING_BYTES = 64 * 1024  # of its answer, which has two short fields
