@@ -162,7 +162,9 @@ async def test_a_file_that_another_program_locks_makes_calls_wait_and_is_named_i
 
 
 @pytest.mark.parametrize("directory", [True, False])
-async def test_calls_of_deleted_sessions_are_removed_also_after_a_kill(tmp_path: Path, directory: bool) -> None:
+async def test_calls_of_deleted_sessions_are_removed_also_after_a_kill(
+    tmp_path: Path, directory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = Store(tmp_path if directory else None)
     store.start(asyncio.get_running_loop())
     sessions = [put(store, f"session-{k}") for k in range(20)]
@@ -170,6 +172,7 @@ async def test_calls_of_deleted_sessions_are_removed_also_after_a_kill(tmp_path:
         for k in range(20):
             store.append(session, record(f"{session.number}-{k}", tokens=2000, choices=1 + k % 2))
     await store.kept()
+    monkeypatch.setattr("agentcore_rl_toolkit.gateway.store.writer._SLICE_S", 0.0)  # no time to remove any
     for session in sessions[1:]:
         store.delete_session(session.number)
     await store.kept()
@@ -179,6 +182,7 @@ async def test_calls_of_deleted_sessions_are_removed_also_after_a_kill(tmp_path:
         store = Store(tmp_path)
         assert store.removing
         store.start(asyncio.get_running_loop())
+    monkeypatch.undo()
     async with asyncio.timeout(30):
         while store.removing:
             store.tend()
