@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import boto3
 import pytest
@@ -281,7 +282,7 @@ def test_a_resend_with_the_same_token_is_the_same_operation(serve: Serve) -> Non
             backward({"modelInput": model_input(PROMPT)}),
             "importance_sampling needs target_tokens, weights, logprobs, advantages",
         ),
-        ({"loadState": {"modelPackageArn": NOWHERE, "loadOptimizer": False}}, "there are no weights"),
+        ({"loadState": {"modelPackageArn": NOWHERE, "loadOptimizer": False}}, "does not exist"),
     ],
 )
 def test_after_a_failed_operation_the_others_are_skipped(serve: Serve, config: dict[str, Any], details: str) -> None:
@@ -407,8 +408,14 @@ def test_what_is_not_served_says_so(serve: Serve) -> None:
     assert clients.status == "Running"  # sampling fails alone
 
 
-def test_a_request_needs_the_services_own_key() -> None:
+def test_a_request_needs_the_services_own_name_and_key() -> None:
     with running(ScriptedModel()) as service:
+        with pytest.raises(HTTPError) as raised:
+            urllib.request.urlopen(
+                urllib.request.Request(service.url, headers={"Host": "evil.example"}), timeout=WITHIN_S
+            )
+        with raised.value as response:
+            assert response.code == 421
         with refused("AccessDeniedException", "signature"):
             Clients(service.url, "another secret").described()
         session = boto3.Session(ACCESS_KEY, service.secret, region_name="us-west-2")

@@ -61,6 +61,8 @@ def serve(model: Path | None, api: str, checkpoint_dir: Path | None, **settings:
     admin_key = os.environ.get("AGENTCORE_RL_POLICY_ADMIN_KEY") or None
     config = ServeConfig(weights=model, **settings, admin_key=admin_key)
     if api == "tokens":
+        if checkpoint_dir is not None:
+            raise click.UsageError("--checkpoint-dir belongs to --as sagemaker")
         serve_tokens(config)
         return
     from ...policy.training_service.sagemaker.service import serve as serve_sessions

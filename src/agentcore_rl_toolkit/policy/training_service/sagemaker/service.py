@@ -77,13 +77,17 @@ def running(
     service = Service(model, Packages(checkpoint_dir))
     listener = listen(host, port)
     try:
-        app = SageMakerApp(
-            service,
-            credential=(ACCESS_KEY, secret),
-            tokenizer=str(check_directory(tokenizer)),
+        app = SageMakerApp(service, credential=(ACCESS_KEY, secret), tokenizer=str(check_directory(tokenizer)))
+        server = Server(
+            uvicorn.Config(
+                CheckedApp(app, HostCheck((host, listener.getsockname()[0]), allowed_hosts)),
+                ws="none",
+                lifespan="off",
+                access_log=False,
+                log_level="warning",
+                timeout_graceful_shutdown=3,
+            )
         )
-        checked = CheckedApp(app, HostCheck((host, listener.getsockname()[0]), allowed_hosts))
-        server = Server(uvicorn.Config(checked, ws="none", lifespan="off", access_log=False, log_level="warning"))
         thread = threading.Thread(
             target=lambda: asyncio.run(server.serve(sockets=[listener])), name="sagemaker-sessions", daemon=True
         )

@@ -210,6 +210,7 @@ class Session:
                 metrics = self._model.optim_step(self._run, msgspec.structs.asdict(config.adam_params_config))
                 return {"metrics": {"actor/grad_norm": metrics["grad_norm:mean"]}}
             case wire.Load():
+                self._check_saved(config.model_package_arn)
                 self._model.load(self._run, config.model_package_arn, config.load_optimizer)
                 return {}
         group, packages = self.asked.model_package_group_arn or self.name, self._service.packages
@@ -222,8 +223,7 @@ class Session:
 
     def _sampled(self, path: str | None, config: Any) -> dict[str, Any]:
         """Do a sampling operation; its result. Raises: ConfigError, and what the model raises."""
-        if path is not None and path not in self._model.paths:
-            raise ConfigError(f"model package {path} does not exist")
+        self._check_saved(path)
         if isinstance(config, wire.Load):
             return {}
         ids = config.prompt.ids
@@ -242,6 +242,10 @@ class Session:
             for c in done
         ]
         return {"sequences": sequences}
+
+    def _check_saved(self, path: str | None) -> None:
+        if path is not None and path not in self._model.paths:
+            raise ConfigError(f"model package {path} does not exist")
 
 
 def _example(datum: wire.Datum, loss: str) -> Example:
