@@ -39,8 +39,9 @@ def main() -> None:
     a = parser.parse_args()
     folder = a.run_dir.resolve()
     (folder / "records").mkdir(parents=True, exist_ok=True)
-    rows = [{"idx": i, "prompt": p.prompt, "answer": p.answer} for i, p in enumerate(problems("train", 160, seed=0))]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for split, n in (("train", 160), ("held_out", 64)):
+        rows = [{"idx": i, "prompt": p.prompt, "answer": p.answer} for i, p in enumerate(problems(split, n, seed=0))]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         os.environ.setdefault(name, "local")  # boto3 signs requests to the local runtime too
     ready = folder / "runtime.json"
@@ -72,7 +73,8 @@ def main() -> None:
             "s3_bucket": f"file://{folder / 'records'}",
             **OF_SERVICE[a.backend],
             "model_dir": "models/Qwen3-4B-Instruct-2507",
-            "data_path": str(folder / "rows.jsonl"),
+            "data_path": str(folder / "train.jsonl"),
+            "eval_data_path": str(folder / "held_out.jsonl"),
             "output_dir": str(folder / "out"),
             "gateway_host": "127.0.0.1",
             "tps_limit": 200,

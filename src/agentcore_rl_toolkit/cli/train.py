@@ -242,35 +242,37 @@ def _running(settings: LocalRun, console: Console) -> Stack | None:
 
 
 def _rehearsed(backend: str, config: PrimitivesConfig) -> PrimitivesConfig:
-    """The same run with the built-in policy for its model."""
+    """The same run with the built-in policy for its model, in a folder of its own: the service's run does not go on from it."""
     from ..policy import WEIGHTS_DIR
 
     hub = "arn:aws:sagemaker:us-west-2:aws:hub-content/SageMakerPublicHub/Model"
     model = "builtin/policy" if backend == "tinker" else f"{hub}/builtin-policy"
-    return dataclasses.replace(config, base_model=model, model_dir=WEIGHTS_DIR, gateway_url=None)
+    folder = config.output_dir / "rehearsal"
+    return dataclasses.replace(config, base_model=model, model_dir=WEIGHTS_DIR, output_dir=folder, gateway_url=None)
 
 
 def _train_at_service(backend: str, config: Any, *, rehearse: bool) -> None:
-    """Train at a service with training verbs. SIGTERM ends a run as Ctrl-C does: its session is stopped."""
+    """Train at a service with training verbs. SIGTERM ends a run as Ctrl-C does, so that its session is stopped."""
     import asyncio
 
-    from ..backends.primitives.run import line
+    from ..backends.primitives.run import line, line_of
     from .training.services import terminated_as_interrupted
 
-    def show(result: Any, groups: Any) -> None:
-        click.echo(line(result))
-
+    shown: dict[str, Any] = {
+        "on_step": lambda result, groups: click.echo(line(result)),
+        "on_evaluated": lambda found: click.echo(line_of(found)),
+    }
     with contextlib.ExitStack() as stack:
         if backend == "tinker":
             from ..backends.tinker.adapter import run_async as run_tinker
 
-            work = run_tinker(config, on_step=show, service=_local_service(config.output_dir) if rehearse else None)
+            work = run_tinker(config, **shown, service=_local_service(config.output_dir) if rehearse else None)
         else:
             from ..backends.sagemaker.adapter import run_async as run_sagemaker
 
             if rehearse:
                 stack.enter_context(_local_sessions(config.output_dir))
-            work = run_sagemaker(config, on_step=show)
+            work = run_sagemaker(config, **shown)
         stack.enter_context(terminated_as_interrupted())
         try:
             asyncio.run(work)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from agentcore_rl_toolkit.backends.collection.groups import GroupRequest
 from agentcore_rl_toolkit.backends.primitives.client import Passed
 from agentcore_rl_toolkit.backends.primitives.config import PrimitivesConfig
 from agentcore_rl_toolkit.backends.primitives.data import Datum
-from agentcore_rl_toolkit.backends.primitives.loop import StepResult, train_async
+from agentcore_rl_toolkit.backends.primitives.loop import Evaluated, StepResult, train_async
 from agentcore_rl_toolkit.errors import ConfigError, RolloutError
 
 from ..recorded import Episode, Replay, recorded_episodes, requests_for
@@ -61,6 +61,8 @@ async def run(
     *,
     first_version: int = 0,
     first_step: int = 0,
+    held_out: Sequence[dict[str, Any]] = (),
+    on_evaluated: Callable[[Evaluated], None] | None = None,
     **more: Any,
 ) -> tuple[int, ScriptedClient, list[tuple[str, int]], list[StepResult]]:
     replay, training = Replay(episodes), ScriptedClient()
@@ -80,6 +82,8 @@ async def run(
         on_step=lambda result, groups: steps.append(result),
         first_version=first_version,
         first_step=first_step,
+        held_out=held_out,
+        on_evaluated=on_evaluated,
     )
     return version, training, published, steps
 
@@ -102,6 +106,18 @@ async def test_each_step_updates_once_and_publishes_new_weights() -> None:
     for call in client.calls:
         if call[0] == "forward_backward":
             assert call[2:] == ("ppo", {"clip_high_threshold": 1.3})
+
+
+async def test_held_out_rows_are_run_before_between_and_after_with_the_weights_of_then() -> None:
+    episodes = recorded_episodes()
+    requests = requests_for(episodes)
+    good = next(e for e in episodes if e.failure is None and e.record)
+    held = [replace(good, input_id=f"{when}/0000") for when in ("before", "step-1", "after")]
+    found: list[Evaluated] = []
+    batches = [requests[:4], requests[4:]]
+    await run([*episodes, *held], batches, held_out=[{}], on_evaluated=found.append, steps=2, eval_every=1)
+    assert [(e.when, e.weight_version) for e in found] == [("before", 0), ("step-1", 1), ("after", 2)]
+    assert [e.stats.scored for e in found] == [1, 1, 1]
 
 
 async def test_checkpoints_are_named_by_the_steps_done_and_a_resumed_run_counts_on() -> None:

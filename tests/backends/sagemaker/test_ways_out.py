@@ -105,7 +105,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
 
 
 @pytest.mark.parametrize(
-    ("number", "stage"), [(signal.SIGTERM, "create"), (signal.SIGINT, "publish")], ids=["SIGTERM", "Ctrl-C"]
+    ("number", "stage"),
+    [(signal.SIGTERM, "create"), (signal.SIGINT, "publish"), (signal.SIGHUP, "publish")],
+    ids=["SIGTERM", "Ctrl-C", "closed-terminal"],
 )
 def test_a_signal_stops_the_session_at_any_stage(place: Place, number: signal.Signals, stage: str) -> None:
     place.model.stage = stage

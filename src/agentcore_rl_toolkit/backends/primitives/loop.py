@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from ...errors import RolloutError
 from ..collection.advantages import advantages
@@ -44,6 +44,15 @@ class StepResult:
     metrics: Mapping[str, float]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """The report of an evaluation: `when` is "before", "after" or "step-N"."""
+
+    when: str
+    weight_version: int
+    stats: CollectStats
+
+
 async def train_async(
     batches: Iterable[Sequence[GroupRequest]],
     *,
@@ -53,6 +62,8 @@ async def train_async(
     gateway: GatewayClient,
     publish: Publish,
     on_step: Callable[[StepResult, list[Group]], None] | None = None,
+    held_out: Sequence[Mapping[str, Any]] = (),
+    on_evaluated: Callable[[Evaluated], None] | None = None,
     first_version: int = 0,
     first_step: int = 0,
     recording: Recording | None = None,
@@ -61,7 +72,8 @@ async def train_async(
 
     `publish(path, version)` puts new weights where agents sample. It is called before the first batch too, so that the first
     rollouts come from the weights in training. To go on from a saved state, give a client made from it, the batches that are
-    left, and the version and step to count from. `recording` keeps the rollouts in a run's folder.
+    left, and the version and step to count from. `held_out` are the rows
+    of evaluations. `recording` keeps the rollouts in a run's folder.
     Raises: RolloutError after `max_empty_steps` steps in a row without any usable rollout; whatever the service raises.
     """
     version, empty = first_version, 0
@@ -71,7 +83,22 @@ async def train_async(
         await publish(path, version)
         return path
 
+    async def evaluate(when: str, step: int) -> None:
+        groups = await collect_async(
+            [GroupRequest(input_id=f"{when}/{i:04d}", payload=row) for i, row in enumerate(held_out)],
+            client=client,
+            gateway=gateway,
+            config=replace(config.collect_config(), sampling_params=None),
+            weight_version=version,
+            recording=recording.at(when if when in ("before", "after") else "eval", step) if recording else None,
+        )
+        if on_evaluated is not None:
+            on_evaluated(Evaluated(when=when, weight_version=version, stats=summarize(groups)))
+
     sampler = await new_weights()
+    if held_out and first_step == 0:
+        await evaluate("before", 0)
+    step = first_step - 1
     for step, requests in enumerate(batches, first_step):
         groups = await collect_async(
             requests,
@@ -105,6 +132,8 @@ async def train_async(
             sampler = await new_weights()
         else:
             log.warning("step %d has nothing to learn from: %s", step, dict(stats.outcomes))
+        if held_out and config.eval_every and (step + 1) % config.eval_every == 0 and step + 1 < config.steps:
+            await evaluate(f"step-{step + 1}", step + 1)
         if config.checkpoint_every and (step + 1) % config.checkpoint_every == 0:
             state = await training.save_state(f"{config.exp_id}-{step + 1:06d}")
         if on_step is not None:
@@ -120,6 +149,8 @@ async def train_async(
                 metrics={**metrics, **_staleness(samples, version)},
             )
             on_step(result, groups)
+    if held_out:
+        await evaluate("after", step + 1)
     return version
 
 

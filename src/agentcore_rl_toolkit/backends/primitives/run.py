@@ -21,13 +21,14 @@ from ..data import payload_id, read_rows
 from ..service import RolloutService
 from .client import TrainingClient
 from .config import PrimitivesConfig
-from .loop import StepResult, train_async
+from .loop import Evaluated, StepResult, train_async
 from .publishing import to_gateway
 
 log = logging.getLogger(__name__)
 
 STATE_FILE = "state.json"
 OnStep = Callable[[StepResult, list[Group]], None]
+OnEvaluated = Callable[[Evaluated], None]
 
 
 def batches(
@@ -56,6 +57,7 @@ async def run_async(
     connect: Callable[[str | None], Awaitable[TrainingClient]],
     *,
     on_step: OnStep | None = None,
+    on_evaluated: OnEvaluated | None = None,
 ) -> int:
     """Train as configured; goes on from `output_dir` where a checkpoint is. Returns the last weight version.
 
@@ -63,6 +65,7 @@ async def run_async(
     Raises: ConfigError; GatewayError when the gateway does not start; whatever the service raises.
     """
     rows = read_rows(config.data_path)
+    held_out = read_rows(config.eval_data_path) if config.eval_data_path is not None else []
     config.output_dir.mkdir(parents=True, exist_ok=True)
     done = _read_state(config.output_dir)
     if done is not None:
@@ -87,6 +90,8 @@ async def run_async(
             gateway=rollouts.gateway,
             publish=to_gateway(rollouts.gateway, training, max_gap=config.max_weights_gap),
             on_step=_recorder(config, recording, on_step),
+            held_out=held_out,
+            on_evaluated=_of_evaluations(recording, on_evaluated),
             first_version=int(done["weight_version"]) if done else 0,
             first_step=first_step,
             recording=recording,
@@ -126,6 +131,22 @@ def _recorder(config: PrimitivesConfig, recording: Recording, on_step: OnStep | 
             on_step(result, groups)
 
     return record
+
+
+def _of_evaluations(recording: Recording, on_evaluated: OnEvaluated | None) -> OnEvaluated:
+    def record(found: Evaluated) -> None:
+        facts = {"when": found.when, "version": found.weight_version, **found.stats.evaluation()}
+        recording.run.event("evaluated", facts)
+        if on_evaluated is not None:
+            on_evaluated(found)
+
+    return record
+
+
+def line_of(found: Evaluated) -> str:
+    """An evaluation in one line, for people."""
+    reward = "none" if found.stats.score_mean is None else f"{found.stats.score_mean:.3f}"
+    return f"held out, {found.when}: reward {reward} of {found.stats.scored} rollouts, weights {found.weight_version}"
 
 
 def line(result: StepResult) -> str:

@@ -23,7 +23,7 @@ from ...gateway.sampling_services.sagemaker import (
 from ...weights.engines import Sampled
 from ..primitives.client import Adam, Passed
 from ..primitives.data import Datum
-from ..primitives.run import OnStep
+from ..primitives.run import OnEvaluated, OnStep
 from ..primitives.run import run_async as run_primitives
 from . import session
 from .config import SageMakerConfig
@@ -181,6 +181,10 @@ def combined(results: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> Pass
     return Passed(metrics=metrics, logprobs=[output["logprobs"]["data"] for output in outputs] if known else None)
 
 
-async def run_async(config: SageMakerConfig, *, on_step: OnStep | None = None) -> int:
+async def run_async(
+    config: SageMakerConfig, *, on_step: OnStep | None = None, on_evaluated: OnEvaluated | None = None
+) -> int:
     """Train as configured (`primitives.run`). Returns the last weight version."""
-    return await run_primitives(config, lambda state: SageMakerTraining.open(config, state), on_step=on_step)
+    return await run_primitives(
+        config, lambda state: SageMakerTraining.open(config, state), on_step=on_step, on_evaluated=on_evaluated
+    )

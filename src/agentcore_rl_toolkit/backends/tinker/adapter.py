@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from ...gateway import Gateway, GatewayConfig, UpstreamConfig
 from ...weights.engines import Sampled
 from ..primitives.client import Adam, Passed
 from ..primitives.data import Datum
-from ..primitives.run import OnStep
+from ..primitives.run import OnEvaluated, OnStep
 from ..primitives.run import run_async as run_primitives
 from .config import TinkerConfig
 
@@ -89,21 +89,29 @@ class TinkerTraining:
         return self._tinker.Datum(model_input=self._tinker.ModelInput.from_ints(tokens), loss_fn_inputs=inputs)
 
 
-async def run_async(config: TinkerConfig, *, on_step: OnStep | None = None, service: Any = None) -> int:
+async def run_async(
+    config: TinkerConfig,
+    *,
+    on_step: OnStep | None = None,
+    on_evaluated: OnEvaluated | None = None,
+    service: Any = None,
+) -> int:
     """Train as configured (`primitives.run`). Returns the last weight version.
 
     ``service`` is an object with the methods of `tinker.ServiceClient` in place of the SDK's own: a rehearsal, for which the
     gateway runs in this process. Raises: MissingExtraError without the SDK.
     """
-    if service is None:
-        service = await asyncio.to_thread(sdk().ServiceClient, base_url=config.service_url)
-        return await _run(config, service, on_step)
-    async with _gateway_of(config, service) as here:
-        return await _run(here, service, on_step)
-
-
-async def _run(config: TinkerConfig, service: Any, on_step: OnStep | None) -> int:
-    return await run_primitives(config, lambda state: TinkerTraining.open(service, config, state), on_step=on_step)
+    async with AsyncExitStack() as stack:
+        if service is None:
+            service = await asyncio.to_thread(sdk().ServiceClient, base_url=config.service_url)
+        else:
+            config = await stack.enter_async_context(_gateway_of(config, service))
+        return await run_primitives(
+            config,
+            lambda state: TinkerTraining.open(service, config, state),
+            on_step=on_step,
+            on_evaluated=on_evaluated,
+        )
 
 
 @asynccontextmanager

@@ -177,12 +177,14 @@ class Services:
 
 @contextlib.contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does."""
-    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    """SIGTERM, and the end of the terminal unless `nohup` has it ignored, end the block as Ctrl-C does."""
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {n: signal.signal(n, lambda *_: signal.raise_signal(signal.SIGINT)) for n in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: int, *, group: bool) -> None:

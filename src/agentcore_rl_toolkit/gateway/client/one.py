@@ -16,7 +16,7 @@ from .captures import SessionCapture, read_captures
 
 ADMIN_KEY_ENV = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
 FETCH_AT_ONCE = 256  # sessions per request: bounds what one answer holds in memory on both sides
-_SAMPLER_S = 120.0  # opening new weights at Tinker takes longer than other requests
+_SAMPLER_S = 600.0  # opening new weights at a sampling service takes longer than other requests
 
 
 @dataclass(frozen=True, kw_only=True)

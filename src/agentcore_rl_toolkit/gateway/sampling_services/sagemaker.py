@@ -16,8 +16,7 @@ from typing import Any
 
 from ..._installation import missing_extra
 from ..._servers.keys import credential_of_runtime
-from ...errors import CaptureError, TrainingServiceError
-from ...messages.dialects.canonical import LENGTH, STOP
+from ...errors import TrainingServiceError
 from ...messages.errors import RequestError
 from ..engines import Piece
 from ..engines.errors import upstream_error
@@ -63,16 +62,15 @@ def client_of(service: str, endpoint_url: str | None = None) -> Any:
 class Caller:
     """Calls of one boto3 client from asyncio, each in a thread. What may pass is tried again: 429, 5xx, a lost connection."""
 
-    def __init__(self, client: Any, *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, client: Any) -> None:
         self.client = client
-        self._patience_s = patience_s
         self._threads = ThreadPoolExecutor(CONNECTIONS, "sagemaker")
 
     async def call(self, verb: str, **request: Any) -> Any:
         """The answer. Raises: TrainingServiceError."""
         from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, ParamValidationError
 
-        loop, give_up_s, delay_s = asyncio.get_running_loop(), time.monotonic() + self._patience_s, _LEAST_DELAY_S
+        loop, give_up_s, delay_s = asyncio.get_running_loop(), time.monotonic() + PATIENCE_S, _LEAST_DELAY_S
         while True:
             try:
                 return await loop.run_in_executor(self._threads, lambda: getattr(self.client, verb)(**request))
@@ -96,8 +94,8 @@ class Caller:
 class SessionRuntime(Caller):
     """The runtime of one training session. ``poll_s`` is the longest time between two questions for a result."""
 
-    def __init__(self, client: Any, session: str, *, poll_s: float = POLL_S, patience_s: float = PATIENCE_S) -> None:
-        super().__init__(client, patience_s=patience_s)
+    def __init__(self, client: Any, session: str, *, poll_s: float = POLL_S) -> None:
+        super().__init__(client)
         self.session = session
         self._poll_s = poll_s
 
@@ -191,21 +189,8 @@ class SageMakerSampler:
             "samplingParams": {name: value for name, value in params.items() if value is not None},
             "modelPackageArn": self._path,
         }
-        return pieces_of(await self._runtime.sample({"sample": operation}))
-
-
-def pieces_of(result: Mapping[str, Any]) -> list[Piece]:
-    """The result of a ``sample`` operation. Raises: CaptureError."""
-    pieces = []
-    for choice, sampled in enumerate(result["sequences"]):
-        if sampled["stopReason"] not in (STOP, LENGTH):
-            raise CaptureError(f"a sequence has the unknown stop reason {sampled['stopReason']!r}")
-        pieces.append(
-            Piece(
-                choice=choice,
-                ids=sampled["tokens"],
-                logprobs=sampled.get("logprobs"),
-                finish_reason=sampled["stopReason"],
-            )
-        )
-    return pieces
+        found = await self._runtime.sample({"sample": operation})
+        return [
+            Piece(choice=choice, ids=one["tokens"], logprobs=one.get("logprobs"), finish_reason=one["stopReason"])
+            for choice, one in enumerate(found["sequences"])
+        ]
