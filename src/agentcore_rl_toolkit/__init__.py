@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .errors import RolloutTimeoutError as RolloutTimeoutError
     from .errors import StoreError as StoreError
     from .errors import StorePermissionError as StorePermissionError
+    from .errors import TrainingServiceError as TrainingServiceError
     from .errors import UnlistableError as UnlistableError
     from .errors import UpstreamError as UpstreamError
     from .errors import WeightsError as WeightsError
