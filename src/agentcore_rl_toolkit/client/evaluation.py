@@ -85,7 +85,7 @@ class EvalSummary:
         return text
 
 
-def read_rows(path: Path, *, limit: int | None = None) -> list[EvalRow]:
+def read_rows(path: Path) -> list[EvalRow]:
     """Read a JSONL data set: each line is a payload. Its id is the field ``input_id`` or ``id``, else the line number.
 
     Raises: ConfigError that names the line.
@@ -96,8 +96,6 @@ def read_rows(path: Path, *, limit: int | None = None) -> list[EvalRow]:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
-            if limit is not None and len(rows) >= limit:
-                break
             try:
                 payload = json.loads(line)
             except ValueError as e:

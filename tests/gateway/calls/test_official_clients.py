@@ -235,18 +235,6 @@ async def test_a_field_of_the_operators_engine_passes_in_every_dialect_and_other
         assert json.loads(shown)["sessions"][0]["ignored"] == ["claws"]
 
 
-async def test_a_mistyped_sampling_parameter_is_said_once(
-    engine: ScriptedEngine, gateway: Gateway, caplog: pytest.LogCaptureFixture
-) -> None:
-    for _ in range(2):
-        [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
-        async with gpt(session) as llm:
-            for _ in range(2):
-                await llm.chat.completions.create(model="m", messages=USER, extra_body={"temprature": 0.2, "claws": 1})  # type: ignore[arg-type]
-    [said] = [r.getMessage() for r in caplog.records if r.name.endswith("calls.context")]
-    assert "sends 'temprature', which is left out: is temperature meant?" in said
-
-
 @pytest.mark.parametrize(
     ("kind", "asked", "param"),
     [

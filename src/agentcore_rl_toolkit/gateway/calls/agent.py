@@ -89,7 +89,7 @@ class AgentSide(ABC):
             raise RequestError(f"the request body must be a JSON object: {e}") from e
         stream = self.fields.get("stream")
         self.stream = stream is not None and bytes(stream) == b"true"
-        if self.stream and self.conn is not None and self.conn.http10():
+        if self.stream and self.conn is not None and self.conn.reader.http10():
             raise RequestError("a streamed reply needs HTTP/1.1", param="stream")
         return body
 

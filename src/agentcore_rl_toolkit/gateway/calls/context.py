@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
-import logging
 import secrets
 import time
 from collections import Counter
@@ -17,18 +15,6 @@ from ..upstreams.router import Router
 from .outage import Outage
 from .running import RunningCalls
 
-log = logging.getLogger(__name__)
-
-_SAMPLING = [
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "max_tokens",
-    "max_completion_tokens",
-    "max_output_tokens",
-    "stop",
-]
 _MOST_IGNORED = 100  # names of one session: an agent may make them up
 
 
@@ -50,7 +36,6 @@ class Context:
         self.started_s = time.time()
         prefix = secrets.token_hex(5)  # ids of one run of the gateway must not meet those of the last one
         self.call_ids = (f"{prefix}-{n:x}" for n in itertools.count())
-        self._mistyped: set[str] = set()
 
     def ignored(self, session: Session, names: Iterable[str]) -> None:
         """Count what an agent sends in vain, each name once a session."""
@@ -58,11 +43,3 @@ class Context:
             if name[:80] not in session.ignored and len(session.ignored) < _MOST_IGNORED:
                 session.ignored[name[:80]] = None
                 self.counters["ignored"] += 1
-                self._warn_of_mistyped(session, name[:80])
-
-    def _warn_of_mistyped(self, session: Session, name: str) -> None:
-        """Say once that a field is left out whose name is nearly that of a sampling parameter."""
-        meant = difflib.get_close_matches(name.lower(), _SAMPLING, 1, 0.8)
-        if meant and name not in (*_SAMPLING, *self._mistyped) and len(self._mistyped) < _MOST_IGNORED:
-            self._mistyped.add(name)
-            log.warning("session %s sends %r, which is left out: is %s meant?", session.id, name, meant[0])
