@@ -148,7 +148,7 @@ ROOMS = {
         "config",
     ],
     "messages": ["render", "dialects", "errors"],
-    "isolation": ["tiers", "sandbox", "hints", "project"],
+    "isolation": ["sandbox", "hints", "project"],
     "runtime": [
         *(
             "service",

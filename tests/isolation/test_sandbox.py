@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from agentcore_rl_toolkit.isolation.hints import VARIABLE, describe, hint
-from agentcore_rl_toolkit.isolation.sandbox import command, interpreter_paths, project_of
-from agentcore_rl_toolkit.isolation.tiers import no_sandbox
+from agentcore_rl_toolkit.isolation.sandbox import command, interpreter_paths, no_sandbox, project_of
 
 pytestmark = pytest.mark.skipif(no_sandbox() is not None, reason=f"no sandbox here: {no_sandbox()}")
 NOBODY = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]

@@ -9,25 +9,25 @@ from collections.abc import Iterator
 import pytest
 
 from agentcore_rl_toolkit.errors import ConfigError
-from agentcore_rl_toolkit.isolation import tiers
+from agentcore_rl_toolkit.isolation import sandbox
 
 
 @pytest.fixture
 def without_programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    tiers.no_sandbox.cache_clear()
+    sandbox.no_sandbox.cache_clear()
     monkeypatch.setenv("PATH", os.path.dirname(sys.executable))
     for name in ("DOCKER_HOST", "CONTAINER_HOST", "XDG_RUNTIME_DIR"):
         monkeypatch.delenv(name, raising=False)
     yield
-    tiers.no_sandbox.cache_clear()
+    sandbox.no_sandbox.cache_clear()
 
 
 def test_without_bubblewrap_the_default_is_none_with_the_reason_and_process_is_refused(without_programs: None) -> None:
-    tier, why = tiers.choose_tier()
+    tier, why = sandbox.choose_tier()
     assert tier == "none"
     assert "bwrap" in str(why).lower()
     with pytest.raises(ConfigError, match="isolation 'process' is not available here"):
-        tiers.choose_tier("process")
+        sandbox.choose_tier("process")
     with pytest.raises(ConfigError, match="must be process, none, container or auto"):
-        tiers.choose_tier("landlock")
-    assert tiers.choose_tier("none") == ("none", None)
+        sandbox.choose_tier("landlock")
+    assert sandbox.choose_tier("none") == ("none", None)

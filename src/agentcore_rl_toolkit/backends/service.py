@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from ..contract import Cause, Outcome, new_session_id
 from ..errors import ConfigError, ContractError
-from ..gateway.client.addresses import gateway_urls, public_urls
+from ..gateway.client.client import gateway_urls, public_urls
 from ._gateway_process import GatewayProcess
 from .collection.collect import collect_async
 from .collection.groups import CollectConfig, CollectedRollout, Group, GroupRequest, PolicyFailures

@@ -1,4 +1,8 @@
-"""The Bubblewrap sandbox of an agent version: its content, and the command that enters it.
+"""The isolation tiers of the local runtime, and the Bubblewrap sandbox of the first one.
+
+``process``: one sandbox per agent version; its sessions are forks of the template inside it. ``none``: no sandbox.
+``container``: a container per session, in Docker or Podman. The first one protects this user's files from a policy's mistakes;
+code that is not trusted belongs into the last one, or on AgentCore.
 
 The system's folders, the interpreter, this package, the agent's project and the folders of ``--readable`` are read-only inside;
 the folders of the sessions and of ``--writable``, and the store, are writable. Network, processes and users are as outside.
@@ -9,20 +13,60 @@ sandbox, as root and as an ordinary user.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Literal
 
-from ..errors import AgentLoadError
+from ..errors import AgentLoadError, ConfigError
 from .project import Project
 
+TierName = Literal["process", "none", "container"]
+TIERS: tuple[TierName, ...] = ("process", "none", "container")
+INSTALL = "on Debian and Ubuntu: apt-get install bubblewrap"
 BWRAP_S = 30.0
 TMP_BYTES = 2**30  # of /tmp, which all sessions of a version share; a session's own TMPDIR is on disk
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix/store", "/sys")
 _ASK = "import json, sys; print(json.dumps([sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path]))"
+
+
+def choose_tier(wanted: str = "auto") -> tuple[TierName, str | None]:
+    """The tier to use, and why it is weaker than the default where it is. ``auto``: process, or none without Bubblewrap. Blocks.
+
+    Raises: ConfigError on an unknown tier, or one that was named and is not available.
+    """
+    if wanted == "auto":
+        why = no_sandbox()
+        return ("process", None) if why is None else ("none", why)
+    name = next((tier for tier in TIERS if tier == wanted), None)
+    if name is None:
+        raise ConfigError(f"isolation must be {', '.join(TIERS)} or auto, got {wanted!r}")
+    why = no_sandbox() if name == "process" else None
+    if why is not None:
+        raise ConfigError(f"isolation {name!r} is not available here: {why}")
+    return name, None
+
+
+@functools.cache
+def no_sandbox() -> str | None:
+    """Why Bubblewrap cannot make a sandbox here, found out by making one; None when it can."""
+    if not sys.platform.startswith("linux"):
+        return "Bubblewrap exists on Linux only"
+    if shutil.which("bwrap") is None:
+        return f"bwrap is not installed; {INSTALL}"
+    try:
+        done = subprocess.run([*command(), "true"], capture_output=True, text=True, timeout=BWRAP_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as e:
+        return f"bwrap: {e}"
+    if done.returncode == 0:
+        return None
+    lines = done.stderr.strip().splitlines()
+    return lines[-1] if lines else f"bwrap ended with status {done.returncode}"
 
 
 def command(readable: Sequence[Path] = (), writable: Sequence[Path] = (), *, hidden: Sequence[Path] = ()) -> list[str]:

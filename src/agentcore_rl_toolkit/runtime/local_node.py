@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import AgentLoadError
 from ..isolation import hints, sandbox
-from ..isolation.tiers import choose_tier
+from ..isolation.sandbox import choose_tier
 from .agents.agent import Agent, runtime_arn
 from .config import RuntimeConfig
 from .containers.node import ContainerNode

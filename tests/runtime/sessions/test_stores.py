@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError
 
 from agentcore_rl_toolkit.client import RolloutClient
 from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.isolation.tiers import no_sandbox
+from agentcore_rl_toolkit.isolation.sandbox import no_sandbox
 from agentcore_rl_toolkit.runtime.runtime import refused_store
 
 from ..conftest import Server

@@ -77,7 +77,7 @@ def torch_build() -> Finding:
 
 def isolation() -> Finding:
     try:
-        from ...isolation.tiers import no_sandbox
+        from ...isolation.sandbox import no_sandbox
     except ModuleNotFoundError as e:
         return fail("isolation", f"no {e.name}", install_command("runtime"))
     why = no_sandbox()
