@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -38,6 +40,7 @@ NOWHERE = "arn:aws:sagemaker:us-west-2:123456789012:model-package/mine/99"
 PROMPT = [300, 301, 302]
 STEP = {"optimizerStep": {"adamParamsConfig": {"learningRate": 0.001}}}
 WITHIN_S = 60
+PUBLISHED = Path(__file__).with_name("published")  # programs over what others published, in environments of their own
 
 
 def check_response(http_response: Any, model: Any, **_: Any) -> None:
@@ -481,7 +484,7 @@ def test_saved_packages_outlive_a_killed_service(tmp_path: Path) -> None:
 @pytest.mark.system
 def test_the_unmodified_sdk_trains_and_samples(make_environment: Callable[..., str], tmp_path: Path) -> None:
     python = make_environment("sagemaker-train", "sagemaker-train>=1.27,<2", limit_s=300)
-    script = Path(__file__).with_name("sagemaker_sdk.py")
+    script = PUBLISHED / "sdk.py"
     with contextlib.closing(PolicyModel()) as model, running(model) as service:
         run = subprocess.run(
             [python, "-W", "ignore", str(script)],
@@ -501,3 +504,27 @@ def test_the_unmodified_sdk_trains_and_samples(make_environment: Callable[..., s
         == "arn:aws:sagemaker:us-west-2:123456789012:model-package/sagemaker-default/1"
     )
     assert got["sessions"] == ["Stopped", "Stopped"]
+
+
+# The loop serves its gateway at the address by which this machine would reach 8.8.8.8: here that is the loopback.
+OWN_NETWORK = 'ip link set lo up && ip route add 8.8.8.8/32 dev lo src 127.0.0.1 && exec "$@"'
+
+
+@pytest.mark.nightly
+def test_the_published_toolkits_own_loop_trains_unchanged(make_environment: Callable[..., str], tmp_path: Path) -> None:
+    own_network = ["unshare", "-rn", "sh", "-c", OWN_NETWORK, "sh"]
+    if shutil.which("unshare") is None or subprocess.run([*own_network, "true"], capture_output=True).returncode != 0:
+        pytest.skip("this machine gives no network of one's own")
+    wanted = ("agentcore-rl-toolkit[rollout,gateway,server]==0.2.0", "sagemaker-train>=1.27,<2", "transformers==5.12")
+    python = make_environment("published-sagemaker", *wanted, limit_s=300)
+    run = subprocess.run(
+        [*own_network, sys.executable, str(PUBLISHED / "loop.py"), python, str(tmp_path)],
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONWARNINGS": "ignore"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    said = run.stdout + run.stderr
+    assert run.returncode == 0, said[-4000:]
+    assert said.count("Training on 8 datums") == 2
+    assert "Requested stop for training session" in said
