@@ -5,6 +5,8 @@ Source: AWS, "Create a signed AWS API request".
 
 from __future__ import annotations
 
+import base64
+import binascii
 import functools
 import hashlib
 import hmac
@@ -12,7 +14,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 ALGORITHM = "AWS4-HMAC-SHA256"
 UNSIGNED = "UNSIGNED-PAYLOAD"
@@ -102,6 +104,35 @@ def refusal(
         )
     if payload not in (digest, UNSIGNED):
         return "The provided x-amz-content-sha256 does not match the payload."
+    return None
+
+
+def bearer_refusal(credentials: Mapping[str, str], token: str, *, now: float) -> str | None:
+    """Why a bearer token of SageMaker is not one of ``credentials``; None when it is. It is a presigned request, in base64.
+
+    Source: the SDK `sagemaker-core`, its token generator. Units: ``now`` in unix seconds.
+    """
+    try:
+        url = base64.b64decode(token.removeprefix("sagemaker-api-key-"), validate=True).decode()
+        host, _, query = url.partition("/?")
+        given = dict(parse_qsl(query))
+        access_key, *scope, _ = given["X-Amz-Credential"].split("/")
+        signed_at_s = datetime.strptime(given["X-Amz-Date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
+        expired = not -MAX_SKEW_S < now - signed_at_s < float(given["X-Amz-Expires"])
+        signed = _Signed(
+            scope=tuple(scope),
+            stamp=given["X-Amz-Date"],
+            method="POST",
+            path="/",
+            query=urlencode([(k, v) for k, v in given.items() if k not in ("X-Amz-Signature", "Version")]),
+            headers="host",
+            payload=hashlib.sha256(b"").hexdigest(),
+        )
+        signature = signed.signature(credentials[access_key], {"host": host})
+    except (binascii.Error, UnicodeDecodeError, KeyError, ValueError):
+        return "The bearer token included in the request is invalid."
+    if expired or not hmac.compare_digest(signature, given.get("X-Amz-Signature", "")):
+        return "The bearer token included in the request is expired or has another signature."
     return None
 
 

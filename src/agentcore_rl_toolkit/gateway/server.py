@@ -39,6 +39,7 @@ class Gateway:
     """A running gateway. Make it, then `await start()`; `url` is where it listens.
 
     ``connect`` makes what engine tinker samples with, an object with the methods of `tinker.ServiceClient`; None: the SDK's own.
+    For engine sagemaker it makes a `SamplingService`; None: AWS's.
     Raises: ConfigError from `start` when the port is in use or another gateway holds the store.
     """
 
@@ -178,6 +179,8 @@ class Gateway:
 def _service(upstream: UpstreamConfig, connect: Callable[[], Any] | None, mode: TokenMode) -> SamplingService:
     """The adapter of the sampling service. Raises: ConfigError, MissingExtraError."""
     if upstream.engine == "sagemaker":
+        if connect is not None:
+            return connect()  # type: ignore[no-any-return]  # typed by its maker
         from .sampling_services.sagemaker import SageMakerService
 
         return SageMakerService(upstream.url, mode.renderer.decode)

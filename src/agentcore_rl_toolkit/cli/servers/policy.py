@@ -28,8 +28,9 @@ def group() -> None:
     type=click.Choice(["tokens", "sagemaker"]),
     default="tokens",
     show_default=True,
-    help="sagemaker: SageMaker Training Sessions, for unmodified boto3 and SDK clients.",
+    help="sagemaker: SageMaker Training Sessions and multi-turn RL jobs, for unmodified boto3 and SDK clients.",
 )
+@click.option("--lenient", is_flag=True, help="With --as sagemaker: a rollout's fault does not end its job.")
 @click.option(
     "--checkpoint-dir",
     type=click.Path(file_okay=False, path_type=Path),
@@ -44,7 +45,7 @@ def group() -> None:
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="Threads of one computation.")
 @click.option("--seed", type=int, help="Seed of requests without one.")
 @_allowed_hosts
-def serve(model: Path | None, api: str, checkpoint_dir: Path | None, **settings: Any) -> None:
+def serve(model: Path | None, api: str, checkpoint_dir: Path | None, lenient: bool, **settings: Any) -> None:
     """Serve the policy: token ids in, token ids and logprobs out, weights in. Stop it with Ctrl-C or SIGTERM.
 
     A gateway before it makes a chat endpoint of it: `agentcore-rl gateway serve --engine policy --upstream URL`.
@@ -65,9 +66,17 @@ def serve(model: Path | None, api: str, checkpoint_dir: Path | None, **settings:
             raise click.UsageError("--checkpoint-dir belongs to --as sagemaker")
         serve_tokens(config)
         return
+    from ...policy.model import check_directory
     from ...policy.training_service.sagemaker.service import serve as serve_sessions
+    from .job_surroundings import JobSurroundings
 
-    serve_sessions(config, checkpoint_dir=checkpoint_dir)
+    folder = check_directory(model)
+    serve_sessions(
+        config,
+        checkpoint_dir=checkpoint_dir,
+        around=lambda made: JobSurroundings(made, folder),
+        strict=not lenient,
+    )
 
 
 group.add_command(vllm_command)

@@ -45,7 +45,7 @@ class SageMakerApp:
         body, target = await request.body(), request.headers.get("x-amz-target", "")
         headers, status = {}, 200
         try:
-            self._check_signature(scope, body)
+            self.check_signature(scope, body)
             if target:
                 content = self._control(target.removeprefix("SageMaker."), body)
             else:
@@ -62,7 +62,8 @@ class SageMakerApp:
         media_type = "application/x-amz-json-1.1" if target else "application/json"
         await Response(msgspec.json.encode(content), status, headers, media_type)(scope, receive, send)
 
-    def _check_signature(self, scope: Any, body: bytes) -> None:
+    def check_signature(self, scope: Any, body: bytes) -> None:
+        """Raises: RefusedError."""
         refusal = sigv4.refusal(
             dict([self._credential]),
             method=scope["method"],

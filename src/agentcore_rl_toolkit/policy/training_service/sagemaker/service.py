@@ -9,9 +9,10 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 import uvicorn
@@ -27,12 +28,15 @@ from ..model import PolicyModel
 from . import wire
 from .app import SageMakerApp
 from .control import Packages
+from .job_app import JobsApp
+from .jobs import Jobs, Surroundings
 from .sessions import Service
 
 ACCESS_KEY = "local"
 ENDPOINTS = (
     "AWS_ENDPOINT_URL_SAGEMAKER",
     "AWS_ENDPOINT_URL_SAGEMAKERTRAININGSESSIONRUNTIME",
+    "AWS_ENDPOINT_URL_SAGEMAKERJOBRUNTIME",
     "SAGEMAKER_TRAINING_SESSION_ENDPOINT",  # these two are of the SDK `sagemaker-train`
     "SAGEMAKER_TRAINING_SESSION_RUNTIME_ENDPOINT",
 )
@@ -66,11 +70,14 @@ def running(
     checkpoint_dir: Path | None = None,
     tokenizer: Path | None = None,
     allowed_hosts: tuple[str, ...] = (),
+    around: Surroundings | None = None,
+    strict: bool = True,
 ) -> Iterator[Running]:
     """Serve a model on a thread of this process until the block ends. ``port`` 0 takes a free one.
 
     ``checkpoint_dir``: the folder of a `PolicyModel` that keeps its weights, for the names of the model packages.
     ``tokenizer``: the folder that the hub names for the base model's tokenizer; None: the built-in policy's.
+    ``around``: what multi-turn RL jobs need; None: there are no jobs. ``strict``: a fault that ended jobs at AWS ends them here.
     Raises: ConfigError (port in use).
     """
     secret = keys.make()
@@ -78,9 +85,13 @@ def running(
     listener = listen(host, port)
     try:
         app = SageMakerApp(service, credential=(ACCESS_KEY, secret), tokenizer=str(check_directory(tokenizer)))
+        whole: Any = app
+        if around is not None:
+            jobs = Jobs(model, service.packages, around, endpoint=url_of(listener), strict=strict)
+            whole = JobsApp(jobs, credential=(ACCESS_KEY, secret), rest=app)
         server = Server(
             uvicorn.Config(
-                CheckedApp(app, HostCheck((host, listener.getsockname()[0]), allowed_hosts)),
+                CheckedApp(whole, HostCheck((host, listener.getsockname()[0]), allowed_hosts)),
                 ws="none",
                 lifespan="off",
                 access_log=False,
@@ -88,9 +99,13 @@ def running(
                 timeout_graceful_shutdown=3,
             )
         )
-        thread = threading.Thread(
-            target=lambda: asyncio.run(server.serve(sockets=[listener])), name="sagemaker-sessions", daemon=True
-        )
+
+        async def serving() -> None:
+            await server.serve(sockets=[listener])
+            if around is not None:
+                await around.close()
+
+        thread = threading.Thread(target=lambda: asyncio.run(serving()), name="sagemaker", daemon=True)
         thread.start()
         try:
             yield Running(url=url_of(listener), secret=secret, app=app)
@@ -102,7 +117,9 @@ def running(
         service.close()
 
 
-def serve(config: ServeConfig, *, checkpoint_dir: Path | None) -> None:
+def serve(
+    config: ServeConfig, *, checkpoint_dir: Path | None, around: Callable[[TrainableModel], Surroundings], strict: bool
+) -> None:
     """Serve the built-in policy until SIGTERM, SIGINT or the parent's end. Raises: ConfigError."""
     torch.set_num_threads(config.threads)
     raise_file_limit()
@@ -116,6 +133,8 @@ def serve(config: ServeConfig, *, checkpoint_dir: Path | None) -> None:
             checkpoint_dir=checkpoint_dir,
             tokenizer=config.weights,
             allowed_hosts=config.allowed_hosts,
+            around=around(model),
+            strict=strict,
         ) as service,
         tempfile.TemporaryDirectory(prefix="agentcore-rl-sagemaker-") as folder,
     ):
@@ -123,7 +142,7 @@ def serve(config: ServeConfig, *, checkpoint_dir: Path | None) -> None:
         write_private(file, f"[default]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {service.secret}\n")
         if config.ready_file is not None:
             write_ready(config.ready_file, {"url": service.url, "pid": os.getpid(), "credentials_file": str(file)})
-        print(f"SageMaker Training Sessions at {service.url}", file=sys.stderr)
+        print(f"SageMaker Training Sessions and multi-turn RL jobs at {service.url}", file=sys.stderr)
         for name, value in {**service.endpoints, "AWS_SHARED_CREDENTIALS_FILE": str(file)}.items():
             print(f"  export {name}={value}", file=sys.stderr, flush=True)
         asyncio.run(_until_stopped(config.parent_pid))

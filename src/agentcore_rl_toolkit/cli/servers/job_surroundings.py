@@ -1,0 +1,157 @@
+"""The surroundings of local multi-turn RL jobs: a gateway in token mode before the model, data by URL, agents by boto3."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import secrets
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from ...backends.data import read_rows
+from ...client.data_plane.transport import Transport
+from ...contract import new_session_id
+from ...errors import AgentCoreRLError, GatewayError
+from ...gateway import Gateway, GatewayClient, GatewayConfig, UpstreamConfig
+from ...gateway.client.one import SessionHandle
+from ...gateway.engines import Piece
+from ...gateway.engines.errors import upstream_error
+from ...gateway.engines.sampling_service import Asked
+from ...gateway.http.client import stream
+from ...messages.errors import RequestError
+from ...policy.training_service.interface import Example, TrainableModel
+from ...policy.training_service.sagemaker import wire
+from ...store import open_store
+from ...trajectory import TrainingSequence, build_trajectory
+
+AT_ONCE = 96  # the most rollouts that a job runs at once
+REPLY_S = 600.0
+BASE = "base"  # the path of the weights that the model began with
+CODES = {400: "ValidationException", 429: "ThrottlingException"}
+
+
+class ModelSampler:
+    """A gateway's `Sampler` and `SamplingService` over a model in this process."""
+
+    def __init__(self, model: TrainableModel, path: str = BASE, threads: ThreadPoolExecutor | None = None) -> None:
+        self._model, self._path = model, None if path == BASE else path
+        self._threads = threads or ThreadPoolExecutor(AT_ONCE, "job-sample")
+
+    async def open(self, path: str) -> ModelSampler:
+        return ModelSampler(self._model, path, self._threads)
+
+    async def sample(self, asked: Asked) -> list[Piece]:
+        params = {
+            "max_tokens": asked.max_tokens,
+            "stop": asked.stop_token_ids or None,
+            "temperature": asked.temperature,
+            "top_p": asked.top_p,
+            "top_k": asked.top_k or 0,
+            "seed": asked.seed,
+        }
+        sample = functools.partial(self._model.sample, self._path, asked.prompt, asked.n, params)
+        done = await asyncio.get_running_loop().run_in_executor(self._threads, sample)
+        return [
+            Piece(choice=i, ids=c.ids, logprobs=list(c.logprobs), finish_reason=c.stop_reason)
+            for i, c in enumerate(done)
+        ]
+
+    def for_agent(self, error: Exception) -> RequestError:
+        return upstream_error(400, str(error).encode())
+
+    async def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class JobSurroundings:
+    """See `policy.training_service.sagemaker.jobs.Surroundings`. Agents are where boto3 finds AgentCore: on this machine,
+    AWS_ENDPOINT_URL_BEDROCK_AGENTCORE names the local runtime.
+    """
+
+    def __init__(self, model: TrainableModel, model_dir: Path) -> None:
+        self._model, self._model_dir = model, model_dir
+        self._gateway: Gateway | None = None
+        self._client: GatewayClient | None = None
+        self._version = 0
+        self._sessions: dict[str, SessionHandle] = {}
+        self._agents: dict[tuple[str, str], Transport] = {}
+        self._threads = ThreadPoolExecutor(AT_ONCE, "job-invoke")
+
+    async def prompts(self, uri: str) -> list[str]:
+        place, _, prefix = uri.rpartition("/")
+        store = open_store(place)
+        rows: list[dict[str, Any]] = []
+        with tempfile.TemporaryDirectory() as folder:
+            for found in await store.list_async(prefix):
+                file = Path(folder) / Path(found.key).name
+                file.write_bytes(await store.get_async(found.key))
+                rows += read_rows(file)
+        texts = [row.get("prompt", next(iter(row.values()))) for row in rows]
+        return [text if isinstance(text, str) else json.dumps(text) for text in texts]
+
+    async def invoke(self, arn: str, qualifier: str, payload: Mapping[str, Any]) -> Any:
+        transport = self._agents.get((arn, qualifier))
+        if transport is None:
+            transport = self._agents[arn, qualifier] = Transport(
+                arn,
+                region=arn.split(":")[3],
+                endpoint_url=None,
+                qualifier=qualifier,
+                pool_connections=AT_ONCE,
+                read_timeout_s=900.0,
+            )
+        session_id, run = new_session_id(), asyncio.get_running_loop().run_in_executor
+        try:
+            answer = await run(self._threads, transport.invoke, session_id, json.dumps(payload).encode())
+            return json.loads(answer)
+        except (AgentCoreRLError, ValueError) as e:
+            raise ConnectionError(str(e)) from e
+
+    async def use(self, path: str | None) -> None:
+        if self._client is None:
+            key = secrets.token_urlsafe(24)
+            upstream = UpstreamConfig(url="http://in-process.invalid", engine="sagemaker")
+            config = GatewayConfig(upstreams=(upstream,), model_dir=str(self._model_dir), admin_key=key)
+            self._gateway = Gateway(config, connect=lambda: ModelSampler(self._model))
+            await self._gateway.start()
+            self._client = GatewayClient(self._gateway.url, admin_key=key)
+        self._version += 1
+        await self._client.set_weight_version_async(self._version, sampler=path or BASE)
+
+    async def chat(self, trajectory_id: str, request: Mapping[str, Any]) -> AsyncIterator[bytes]:
+        assert self._client is not None, "a job publishes weights before its first rollout"
+        session = self._sessions.get(trajectory_id)
+        try:
+            if session is None:
+                (session,) = await self._client.create_sessions_async([trajectory_id], train="all")
+                self._sessions[trajectory_id] = session
+            url = f"{session.base_url}/chat/completions"
+            async for piece in stream("POST", url, body=request, key=session.api_key, timeout_s=REPLY_S):
+                yield piece
+        except GatewayError as e:
+            raise wire.RefusedError(e.message, code=CODES.get(e.status or 0, "InternalServerException")) from e
+
+    async def sampled(self, trajectory_id: str) -> list[Example]:
+        assert self._client is not None
+        self._sessions.pop(trajectory_id, None)
+        captured = (await self._client.fetch_async([trajectory_id]))[trajectory_id]
+        sequences = build_trajectory(trajectory_id, captured.turns, train="all", temperature=None).sequences
+        return [_example(sequence) for sequence in sequences if sequence.trained_tokens]
+
+    async def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._gateway is not None:
+            await self._gateway.stop()
+
+
+def _example(sequence: TrainingSequence) -> Example:
+    """Position i predicts token i + 1."""
+    mask = [float(m) for m in sequence.loss_mask[1:]]
+    logprobs = [0.0 if lp is None else lp for lp in sequence.logprobs[1:]]
+    inputs: dict[str, list[Any]] = {"target_tokens": sequence.token_ids[1:]}
+    inputs |= {"weights": mask, "logprobs": logprobs, "advantages": mask}
+    return Example(tokens=sequence.token_ids[:-1], inputs=inputs)

@@ -1,0 +1,329 @@
+"""Multi-turn RL jobs by unmodified boto3 clients over HTTP; the agents of these tests call the job runtime themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Any
+
+import boto3
+import pytest
+from botocore.auth import SigV4QueryAuth
+from botocore.awsrequest import AWSRequest
+from botocore.config import Config
+from botocore.credentials import Credentials
+from botocore.exceptions import ClientError
+
+from agentcore_rl_toolkit.policy.training_service.interface import Example
+from agentcore_rl_toolkit.policy.training_service.sagemaker import jobs as jobs_module
+from agentcore_rl_toolkit.policy.training_service.sagemaker.service import ACCESS_KEY, Running, running
+from agentcore_rl_toolkit.policy.training_service.scripted import ScriptedModel
+
+from .test_sagemaker import BASE, ROLE, check_response
+
+ARN = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/sums-0123456789"
+GROUPS = "arn:aws:sagemaker:us-west-2:123456789012:model-package-group/"
+PARAMETERS = {"global_batch_size": "32", "group_size": "2", "max_steps": "1", "learning_rate": "1e-3"}
+REPLY = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "4"}, "finish_reason": "stop"}]}
+
+
+class Around:
+    """The surroundings of a job: ``agent(service, payload)`` answers an invocation, in a thread."""
+
+    def __init__(self) -> None:
+        self.agent: Callable[[dict[str, Any]], Any] = lambda payload: {}
+        self.sampler: list[str | None] = []
+        self.payloads: list[Mapping[str, Any]] = []
+
+    async def prompts(self, uri: str) -> list[str]:
+        assert uri == "s3://data/rows"
+        return [f"{i}+{i}" for i in range(32)]
+
+    async def invoke(self, arn: str, qualifier: str, payload: Mapping[str, Any]) -> Any:
+        assert (arn, qualifier) == (ARN, "DEFAULT")
+        self.payloads.append(payload)
+        return await asyncio.to_thread(self.agent, dict(payload))
+
+    async def use(self, path: str | None) -> None:
+        self.sampler.append(path)
+
+    async def chat(self, trajectory_id: str, request: Mapping[str, Any]) -> AsyncIterator[bytes]:
+        if request["stream"]:
+            yield b'data: {"choices": []}\n\n'
+            yield b"data: [DONE]\n\n"
+        else:
+            yield json.dumps(REPLY).encode()
+
+    async def sampled(self, trajectory_id: str) -> list[Example]:
+        inputs = {"target_tokens": [6, 7, 8], "logprobs": [0.0, -0.5, -0.25]}
+        return [Example(tokens=[5, 6, 7], inputs={**inputs, "weights": [0.0, 1.0, 1.0], "advantages": [0.0, 1.0, 1.0]})]
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+class Service:
+    def __init__(self, here: Running, around: Around, model: ScriptedModel) -> None:
+        self.url, self.secret, self.around, self.model = here.url, here.secret, around, model
+        self.control, self.runtime = self.client("sagemaker"), self.client("sagemakerjobruntime")
+
+    def client(self, name: str) -> Any:
+        made = boto3.client(
+            name,
+            endpoint_url=self.url,
+            region_name="us-west-2",
+            aws_access_key_id=ACCESS_KEY,
+            aws_secret_access_key=self.secret,
+            config=Config(retries={"total_max_attempts": 1}, max_pool_connections=40),
+        )
+        if name == "sagemaker":
+            made.meta.events.register("after-call", check_response)
+        return made
+
+    def create(self, name: str = "sums", category: str = "AgentRFT", **parameters: str) -> str:
+        training = category == "AgentRFT"
+        channel = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": "s3://data/rows"}}
+        config = {
+            "BaseModelArn": BASE,
+            "MlflowConfig": {"MlflowResourceArn": "arn:aws:sagemaker:us-west-2:123456789012:mlflow-app/app"},
+            "HyperParameters": {**(PARAMETERS if training else {}), **parameters},
+        }
+        document = {
+            "AgentConfig": {"BedrockAgentCoreConfig": {"AgentRuntimeArn": ARN}},
+            "InputDataConfig": [{"ChannelName": "train" if training else "evaluation", "DataSource": channel}],
+            "OutputDataConfig": {"S3OutputPath": "s3://data/out"},
+            "ModelPackageConfig": {
+                "OutputModelPackageGroupArn": f"{GROUPS}out",
+                "IntermediateCheckpointModelPackageGroupArn": f"{GROUPS}steps",
+            },
+            "TrainingConfig" if training else "EvaluationConfig": config,
+        }
+        made = self.control.create_job(
+            JobName=name,
+            RoleArn=ROLE,
+            JobCategory=category,
+            JobConfigSchemaVersion="1.0.0",
+            JobConfigDocument=json.dumps(document),
+        )
+        return str(made["JobArn"])
+
+    def described(self, name: str = "sums", category: str = "AgentRFT") -> dict[str, Any]:
+        return dict(self.control.describe_job(JobName=name, JobCategory=category))
+
+    def ended(self, name: str = "sums", category: str = "AgentRFT") -> tuple[dict[str, Any], dict[str, Any]]:
+        """The description of a job that is over, and its output."""
+        deadline = time.monotonic() + 60
+        while (found := self.described(name, category))["JobStatus"] in ("InProgress", "Stopping"):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        return found, json.loads(found["JobConfigDocument"])["ServiceOutput"]
+
+    def ids(self, payload: Mapping[str, Any]) -> dict[str, str]:
+        return {"JobArn": payload["metadata"]["jobArn"], "TrajectoryId": payload["metadata"]["rolloutId"]}
+
+    def roll(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """A whole rollout, by boto3. Its reward is 1 for every other rollout of a row."""
+        ids = self.ids(payload)
+        body = self.runtime.sample(**ids, Body=json.dumps({"messages": []}).encode())["Body"].read()
+        assert json.loads(body) == REPLY
+        self.runtime.complete_rollout(**ids, Status="ready")
+        group = [p["metadata"]["rolloutId"] for p in list(self.around.payloads) if p["prompt"] == payload["prompt"]]
+        self.runtime.update_reward(**ids, Rewards=[float(group.index(ids["TrajectoryId"]) % 2)])
+        return {"status": "completed"}
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    around, model = Around(), ScriptedModel()
+    with running(model, around=around) as here:
+        made = Service(here, around, model)
+        around.agent = made.roll
+        yield made
+
+
+def test_a_job_trains_and_leaves_a_model_package(service: Service) -> None:
+    arn = service.create()
+    found, output = service.ended()
+    assert (found["JobStatus"], found["SecondaryStatus"]) == ("Completed", "Completed"), found
+    assert found["JobArn"] == arn == "arn:aws:sagemaker:us-west-2:123456789012:job/AgentRFT/sums"
+    assert [t["Status"] for t in found["SecondaryStatusTransitions"]] == [
+        "Starting",
+        "Downloading",
+        "Training",
+        "Completed",
+    ]
+    assert output["OutputModelPackageArn"].endswith("model-package/out/1")
+    assert output["RolloutInfo"] == {"Completed": 64, "Total": 64}
+    assert output["ProgressInfo"]["CurrentStep"] == output["ProgressInfo"]["MaxSteps"] == 1
+    assert [path and path.rpartition(":")[2] for path in service.around.sampler] == ["model-package/steps/1"]
+    assert service.model.saved[output["OutputModelPackageArn"]] == 1
+    payload = service.around.payloads[0]
+    assert payload["inferenceParams"] == {"temperature": 1.0, "topP": 1.0, "maxTokens": 4096}
+    assert payload["metadata"]["endpoint"] == service.url
+    [summary] = service.control.list_jobs(JobCategory="AgentRFT")["JobSummaries"]
+    assert summary["JobStatus"] == "Completed"
+
+
+def test_an_evaluation_reports_its_mean(service: Service) -> None:
+    service.create(category="AgentRFTEvaluation", eval_group_size="2")
+    found, output = service.ended(category="AgentRFTEvaluation")
+    assert (found["JobStatus"], output["EvaluationMetrics"]) == ("Completed", {"eval/reward/mean": 0.5})
+    assert service.around.payloads[0]["inferenceParams"]["temperature"] == 0
+
+
+def test_a_job_is_stopped_and_keeps_its_weights(service: Service) -> None:
+    service.around.agent = lambda payload: {"status": "in_progress"}  # and no rollout ends
+    service.create()
+    with pytest.raises(ClientError, match="ResourceInUse"):
+        service.create()
+    with pytest.raises(ClientError, match="ResourceLimitExceeded"):
+        service.create("other")
+    service.control.stop_job(JobName="sums", JobCategory="AgentRFT")
+    found, output = service.ended()
+    assert found["JobStatus"] == "Stopped"
+    assert "OutputModelPackageArn" in output or found["SecondaryStatusTransitions"][-3]["Status"] != "Training"
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{"sampling_temperature": "1"}, {"group_size": "1"}, {"loss_fn": "dpo"}, {"advantage_method": "opo"}],
+)
+def test_parameters_that_the_api_refuses_or_that_mean_nothing_here(
+    service: Service, parameters: dict[str, str]
+) -> None:
+    with pytest.raises(ClientError, match=f"ValidationException.*HyperParameters.*({next(iter(parameters))}|)"):
+        service.create(**parameters)
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        ("silent", "No sampling requests were received for this rollout"),
+        ("error", "The agent signaled that the trajectory failed"),
+        ("no reward", "The rollout completed but no reward was received in time"),
+    ],
+)
+def test_what_ended_jobs_at_aws_ends_this_one(
+    service: Service, monkeypatch: pytest.MonkeyPatch, case: str, reason: str
+) -> None:
+    monkeypatch.setattr(jobs_module, "REWARD_S", 0.1)
+
+    def agent(payload: dict[str, Any]) -> Any:
+        if payload["prompt"] != "7+7":
+            return service.roll(payload)
+        if case == "error":
+            return {"status": "error"}
+        if case == "no reward":
+            service.runtime.sample(**service.ids(payload), Body=b"{}")
+        service.runtime.complete_rollout(**service.ids(payload), Status="ready")
+        return {}
+
+    service.around.agent = agent
+    service.create()
+    found, _ = service.ended()
+    assert (found["JobStatus"], found["FailureReason"]) == ("Failed", reason)
+
+
+def test_a_failed_rollout_is_tried_again_under_a_new_id(service: Service) -> None:
+    failed: list[str] = []
+
+    def agent(payload: dict[str, Any]) -> Any:
+        if payload["prompt"] == "7+7" and not failed:
+            failed.append(payload["metadata"]["rolloutId"])
+            service.runtime.complete_rollout(**service.ids(payload), Status="failed")
+            return {}
+        return service.roll(payload)
+
+    service.around.agent = agent
+    service.create()
+    found, _ = service.ended()
+    assert (found["JobStatus"], len(service.around.payloads)) == ("Completed", 65)
+
+
+def test_a_lenient_service_leaves_such_rollouts_out() -> None:
+    around = Around()
+    with running(ScriptedModel(), around=around, strict=False) as here:
+        service = Service(here, around, ScriptedModel())
+        around.agent = lambda p: {"status": "error"} if p["prompt"] == "7+7" else service.roll(p)
+        service.create()
+        assert service.ended()[0]["JobStatus"] == "Completed"
+
+
+def test_reports_are_taken_once_and_in_order(service: Service) -> None:
+    answers: list[str] = []
+
+    def refused(call: Callable[..., Any], **arguments: Any) -> None:
+        with pytest.raises(ClientError) as e:
+            call(**arguments)
+        answers.append(f"{e.value.response['Error']['Code']}: {e.value.response['Error']['Message']}")
+
+    def agent(payload: dict[str, Any]) -> Any:
+        ids, runtime = service.ids(payload), service.runtime
+        if payload["metadata"]["rolloutId"] != service.around.payloads[0]["metadata"]["rolloutId"]:
+            return service.roll(payload)
+        refused(runtime.update_reward, **ids, Rewards=[1.0])
+        runtime.sample(**ids, Body=b"{}")
+        for _ in range(2):
+            runtime.complete_rollout(**ids, Status="ready", ClientToken="same")
+        refused(runtime.complete_rollout, **ids, Status="failed")
+        refused(runtime.sample, **ids, Body=b"{}")
+        for _ in range(2):
+            runtime.update_reward(**ids, Rewards=[1.0], ClientToken="same")
+        refused(runtime.update_reward, **ids, Rewards=[0.0])
+        refused(runtime.complete_rollout, JobArn=ids["JobArn"], TrajectoryId="unknown", Status="ready")
+        refused(runtime.sample, JobArn=ids["JobArn"], TrajectoryId="unknown", Body=b"{}")
+        return {}
+
+    service.around.agent = agent
+    service.create()
+    assert service.ended()[0]["JobStatus"] == "Completed"
+    assert [answer.partition(":")[0] for answer in answers] == [
+        "ConflictException",
+        "ConflictException",
+        "ValidationException",
+        "ConflictException",
+        "ResourceNotFoundException",
+        "ValidationException",
+    ]
+    assert "not in valid status" in answers[2]
+    assert "Cannot transition trajectory" in answers[1]
+
+
+def bearer(secret: str) -> str:
+    """A token as AWS's SDK makes it: a presigned request."""
+    request = AWSRequest("POST", "https://sagemaker.amazonaws.com/", params={"Action": "CallWithBearerToken"})
+    SigV4QueryAuth(Credentials(ACCESS_KEY, secret), "sagemaker", "us-west-2", expires=43200).add_auth(request)
+    url = request.url.removeprefix("https://") + "&Version=1"
+    return "sagemaker-api-key-" + base64.b64encode(url.encode()).decode()
+
+
+def test_the_form_of_aws_s_own_decorator(service: Service) -> None:
+    """A bearer token, the job in the body, and an OpenAI path."""
+
+    def post(path: str, body: Any, token: str, **headers: str) -> bytes:
+        sent = {"authorization": f"Bearer {token}", "content-type": "application/json", **headers}
+        request = urllib.request.Request(service.url + path, json.dumps(body).encode(), sent)
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            return bytes(reply.read())
+
+    def agent(payload: dict[str, Any]) -> Any:
+        ids, token = service.ids(payload), bearer(service.secret)
+        headers = {
+            "X-Amzn-SageMaker-Job-Arn": ids["JobArn"],
+            "X-Amzn-SageMaker-Trajectory-Id": ids["TrajectoryId"],
+        }
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            post("/v1/chat/completions", {"messages": []}, bearer("another"), **headers)
+        assert b"DONE" in post("/v1/chat/completions", {"messages": [], "stream": True}, token, **headers)
+        post("/complete-rollout", {**ids, "Status": "ready", "ClientToken": "a"}, token)
+        post("/update-reward", {**ids, "Rewards": [1.0], "ClientToken": "b"}, token)
+        return {}
+
+    service.around.agent = agent
+    service.create()
+    assert service.ended()[0]["JobStatus"] == "Completed"
