@@ -25,12 +25,12 @@ def group() -> None:
 @click.option(
     "--as",
     "api",
-    type=click.Choice(["tokens", "sagemaker"]),
+    type=click.Choice(["tokens", "sagemaker", "sagemaker-lenient"]),
     default="tokens",
     show_default=True,
-    help="sagemaker: SageMaker Training Sessions and multi-turn RL jobs, for unmodified boto3 and SDK clients.",
+    help="sagemaker: SageMaker Training Sessions and multi-turn RL jobs, for unmodified boto3 and SDK clients; "
+    "lenient: a rollout's fault does not end its job.",
 )
-@click.option("--lenient", is_flag=True, help="With --as sagemaker: a rollout's fault does not end its job.")
 @click.option(
     "--checkpoint-dir",
     type=click.Path(file_okay=False, path_type=Path),
@@ -45,7 +45,7 @@ def group() -> None:
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="Threads of one computation.")
 @click.option("--seed", type=int, help="Seed of requests without one.")
 @_allowed_hosts
-def serve(model: Path | None, api: str, checkpoint_dir: Path | None, lenient: bool, **settings: Any) -> None:
+def serve(model: Path | None, api: str, checkpoint_dir: Path | None, **settings: Any) -> None:
     """Serve the policy: token ids in, token ids and logprobs out, weights in. Stop it with Ctrl-C or SIGTERM.
 
     A gateway before it makes a chat endpoint of it: `agentcore-rl gateway serve --engine policy --upstream URL`.
@@ -75,7 +75,7 @@ def serve(model: Path | None, api: str, checkpoint_dir: Path | None, lenient: bo
         config,
         checkpoint_dir=checkpoint_dir,
         around=lambda made: JobSurroundings(made, folder),
-        strict=not lenient,
+        strict=api == "sagemaker",
     )
 
 
