@@ -10,48 +10,53 @@ import pytest
 
 from agentcore_rl_toolkit.errors import ConfigError, GatewayError
 from agentcore_rl_toolkit.gateway import GatewayClient, SessionHandle
-from agentcore_rl_toolkit.gateway.client.fleet import Fleet
 from agentcore_rl_toolkit.gateway.client.one import OneGateway
 
 URLS = ["http://one", "http://two", "http://three"]
 
 
-def fleet(count: int = 3) -> Fleet:
-    return Fleet(OneGateway(url, public_url=url, admin_key=None, timeout_s=1.0) for url in URLS[:count])
+def client_of(*gateways: OneGateway) -> GatewayClient:
+    client = GatewayClient([gateway.url for gateway in gateways])
+    client._all = gateways
+    return client
 
 
-def opened(these: Fleet, gateway: OneGateway, *names: str) -> None:
+def fleet(count: int = 3) -> GatewayClient:
+    return GatewayClient(URLS[:count])
+
+
+def opened(these: GatewayClient, gateway: OneGateway, *names: str) -> None:
     for name in names:
-        these.opened(gateway, name)
+        these._opened(gateway, name)
 
 
 def test_sessions_go_to_the_gateway_with_the_fewest_open_ones() -> None:
     these = fleet()
-    first, second, third = these.all
+    first, second, third = these._all
     opened(these, first, "a0", "a1", "a2", "a3")
     opened(these, second, "b")
-    shares = these.spread([f"new-{i}" for i in range(7)], these.all)
+    shares = these._spread([f"new-{i}" for i in range(7)], these._all)
     assert {g.url: len(names) for g, names in shares.items()} == {second.url: 3, third.url: 4}
-    these.ended(["a0", "a1", "a2"])
-    assert [len(g.open) for g in these.all] == [1, 1, 0]
+    these._ended(["a0", "a1", "a2"])
+    assert [len(g.open) for g in these._all] == [1, 1, 0]
 
 
 def test_between_equals_the_sessions_id_decides_and_not_the_order_of_the_gateways() -> None:
     these = fleet()
-    firsts = {next(iter(these.spread([f"session-{i}"], these.all))).url for i in range(64)}
+    firsts = {next(iter(these._spread([f"session-{i}"], these._all))).url for i in range(64)}
     assert firsts == set(URLS)
-    orders = [these.spread(["session-7"], each) for each in (these.all, these.all[::-1])]
+    orders = [these._spread(["session-7"], each) for each in (these._all, these._all[::-1])]
     assert len({next(iter(shares)).url for shares in orders}) == 1
 
 
 def test_a_session_that_none_is_known_to_have_is_asked_of_all_and_an_open_one_goes_where_it_is() -> None:
     these = fleet(2)
-    first, second = these.all
+    first, second = these._all
     opened(these, second, "mine", "another")
-    assert these.by_owner(["mine", "unknown"]) == {second: ["mine", "unknown"], first: ["unknown"]}
-    assert these.spread(["mine"], these.all) == {second: ["mine"]}
-    assert these.spread(["mine"], [first]) == {first: ["mine"]}
-    these.opened(first, "mine")
+    assert these._by_owner(["mine", "unknown"]) == {second: ["mine", "unknown"], first: ["unknown"]}
+    assert these._spread(["mine"], these._all) == {second: ["mine"]}
+    assert these._spread(["mine"], [first]) == {first: ["mine"]}
+    these._opened(first, "mine")
     assert (first.open, second.open) == ({"mine"}, {"another"})
 
 
@@ -83,12 +88,12 @@ class Scripted(OneGateway):
 
 async def test_sessions_that_went_to_another_gateway_do_not_stay_open_where_the_answer_was_lost() -> None:
     first, second = Scripted("http://one"), Scripted("http://two")
-    these = Fleet([first, second])
+    these = client_of(first, second)
     first.lost = True
-    made = await these.create(["a", "b", "c"], {})
+    made = await these.create_sessions_async(["a", "b", "c"])
     assert {handle.gateway for handle in made} == {second.url}
     first.lost = False
-    await these.away()  # it answers again
+    await these.away_async()  # it answers again
     assert (first.has, second.has) == (set(), {"a", "b", "c"})
 
 
@@ -96,7 +101,7 @@ async def test_a_session_that_is_still_to_be_deleted_is_not_deleted_once_it_is_o
     only = Scripted("http://one")
     only.away_since_s, only.look_at_s = time.monotonic(), float("inf")
     only.undeleted, only.has = {"a", "b"}, {"a", "b"}
-    await Fleet([only]).create(["a"], {})
+    await client_of(only).create_sessions_async(["a"])
     assert (only.has, only.undeleted, only.away_since_s) == ({"a"}, set(), None)
 
 

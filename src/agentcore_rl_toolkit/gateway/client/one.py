@@ -1,4 +1,4 @@
-"""One gateway: its routes, and its state as the client knows it. `fleet` chooses the gateway of a request."""
+"""One gateway: its routes, and its state as the client knows it. `client` chooses the gateway of a request."""
 
 from __future__ import annotations
 
