@@ -13,6 +13,7 @@ from agentcore_rl_toolkit.cli.train import command
 from agentcore_rl_toolkit.errors import ConfigError
 
 BACKENDS = [name for name in ALL_BACKENDS if name != "loop"]  # it has no plan: tests/cli/test_train.py
+SAGEMAKER = ["sagemaker/session.yaml", "sagemaker/job.yaml"]
 EXAMPLES = Path(__file__).parents[2] / "examples" / "backends"
 
 
@@ -25,12 +26,11 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_the_example_configuration_gives_a_plan(backend: str) -> None:
-    path = EXAMPLES / backend / ("session.yaml" if backend == "sagemaker" else "gsm8k.yaml")
-    done = CliRunner().invoke(
-        command, ["--backend", backend, "--config", str(path), "--dry-run"], catch_exceptions=False
-    )
+@pytest.mark.parametrize("name", [f"{b}/gsm8k.yaml" for b in BACKENDS if b != "sagemaker"] + SAGEMAKER)
+def test_the_example_configuration_gives_a_plan(name: str) -> None:
+    backend = name.partition("/")[0]
+    words = ["--backend", backend, "--config", str(EXAMPLES / name), "--dry-run"]
+    done = CliRunner().invoke(command, words, catch_exceptions=False)
     assert done.exit_code == 0
     assert done.output.startswith(f"backend: {backend}\n")
     assert "runtime/math" in done.output

@@ -127,6 +127,11 @@ def command(
             f"backend {backend} takes an agent that is deployed, and all its settings from --config FILE "
             f"(docs/backends/{backend}.md); --agent and the options beside it are for --backend loop"
         )
+    from ..backends.settings import read_settings
+
+    if backend == "sagemaker" and read_settings(config_path).get("form") == "job":
+        _train_by_job(config_path, dry_run=dry_run, rehearse=rehearse)
+        return
     from ..backends.rllm.settings import RllmConfig
     from ..backends.sagemaker.config import SageMakerConfig
     from ..backends.slime.runner import SlimeRunner
@@ -276,6 +281,29 @@ def _train_at_service(backend: str, config: Any, *, rehearse: bool) -> None:
         stack.enter_context(terminated_as_interrupted())
         try:
             asyncio.run(work)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            sys.exit(130)
+
+
+def _train_by_job(config_path: Path, *, dry_run: bool, rehearse: bool) -> None:
+    """A multi-turn RL job of SageMaker. SIGTERM and Ctrl-C stop it. Raises: ConfigError, TrainingServiceError."""
+    from ..backends.sagemaker.job import JobConfig, Jobs
+    from ..errors import ConfigError
+    from .training.services import terminated_as_interrupted
+
+    config = JobConfig.from_file(config_path)
+    plan = config.plan()
+    click.echo(plan.render())
+    if rehearse:
+        raise ConfigError("a job is rehearsed with `policy serve --as sagemaker`: docs/backends/sagemaker.md")
+    if dry_run:
+        return
+    if plan.needs:
+        raise ConfigError("cannot start the job:\n  " + "\n  ".join(plan.needs))
+    with terminated_as_interrupted():
+        try:
+            click.echo(f"model package: {Jobs(config, click.echo).run()}")
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             sys.exit(130)

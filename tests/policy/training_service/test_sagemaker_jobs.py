@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -18,7 +19,11 @@ from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
+from click.testing import CliRunner
 
+from agentcore_rl_toolkit.backends.sagemaker.job import JobConfig, Jobs
+from agentcore_rl_toolkit.cli.train import command as train_command
+from agentcore_rl_toolkit.errors import TrainingServiceError
 from agentcore_rl_toolkit.policy.training_service.interface import Example
 from agentcore_rl_toolkit.policy.training_service.sagemaker import jobs as jobs_module
 from agentcore_rl_toolkit.policy.training_service.sagemaker.service import ACCESS_KEY, Running, running
@@ -39,15 +44,23 @@ class Around:
         self.agent: Callable[[dict[str, Any]], Any] = lambda payload: {}
         self.sampler: list[str | None] = []
         self.payloads: list[Mapping[str, Any]] = []
+        self.sessions: set[str] = set()
 
     async def prompts(self, uri: str) -> list[str]:
+        if uri.startswith("file://"):
+            text = await asyncio.to_thread(Path(uri.removeprefix("file://")).read_text)
+            return [json.loads(line)["prompt"] for line in text.splitlines()]
         assert uri == "s3://data/rows"
         return [f"{i}+{i}" for i in range(32)]
 
-    async def invoke(self, arn: str, qualifier: str, payload: Mapping[str, Any]) -> Any:
+    async def invoke(self, arn: str, qualifier: str, session_id: str, payload: Mapping[str, Any]) -> Any:
         assert (arn, qualifier) == (ARN, "DEFAULT")
+        self.sessions.add(session_id)
         self.payloads.append(payload)
         return await asyncio.to_thread(self.agent, dict(payload))
+
+    async def stop(self, arn: str, qualifier: str, session_id: str) -> None:
+        self.sessions.remove(session_id)
 
     async def use(self, path: str | None) -> None:
         self.sampler.append(path)
@@ -159,6 +172,7 @@ def test_a_job_trains_and_leaves_a_model_package(service: Service) -> None:
     ]
     assert output["OutputModelPackageArn"].endswith("model-package/out/1")
     assert output["RolloutInfo"] == {"Completed": 64, "Total": 64}
+    assert not service.around.sessions
     assert output["ProgressInfo"]["CurrentStep"] == output["ProgressInfo"]["MaxSteps"] == 1
     assert [path and path.rpartition(":")[2] for path in service.around.sampler] == ["model-package/steps/1"]
     assert service.model.saved[output["OutputModelPackageArn"]] == 1
@@ -327,3 +341,58 @@ def test_the_form_of_aws_s_own_decorator(service: Service) -> None:
     service.around.agent = agent
     service.create()
     assert service.ended()[0]["JobStatus"] == "Completed"
+
+
+@pytest.fixture
+def settings(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A configuration of `train --backend sagemaker`, and the environment that leads it to the service."""
+    for name, value in (("ENDPOINT_URL_SAGEMAKER", service.url), ("SECRET_ACCESS_KEY", service.secret)):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"{i}+{i}"}) + "\n" for i in range(32)))
+    return {
+        "form": "job",
+        "job_name": "sums",
+        "agent_runtime_arn": ARN,
+        "base_model": BASE,
+        "role_arn": ROLE,
+        "mlflow_arn": "arn:aws:sagemaker:us-west-2:123456789012:mlflow-app/app",
+        "output_s3": f"file://{tmp_path}/s3",
+        "model_package_group_arn": f"{GROUPS}out",
+        "checkpoint_group_arn": f"{GROUPS}steps",
+        "data_path": str(tmp_path / "rows.jsonl"),
+        "hyperparameters": {"global_batch_size": 32, "group_size": 2},
+        "output_dir": str(tmp_path / "run"),
+        "poll_s": 0.05,
+    }
+
+
+def test_the_command_evaluates_trains_and_evaluates(service: Service, settings: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps(settings | {"eval_data_path": settings["data_path"]}))
+    done = CliRunner().invoke(train_command, ["--backend", "sagemaker", "--config", str(file)])
+    assert done.exit_code == 0, done.output
+    report = json.loads((tmp_path / "run" / "job.json").read_text())
+    assert done.output.splitlines()[-1] == f"model package: {report['model_package']}"
+    assert report["before"].keys() == report["after"].keys() == {"eval/reward/mean"}
+    [*_, last] = service.control.list_jobs(JobCategory="AgentRFTEvaluation")["JobSummaries"]
+    assert (last["JobName"], last["JobStatus"]) == ("sums-after", "Completed")
+    assert service.around.payloads[0]["prompt"] == '{"prompt":"0+0"}'
+
+
+def test_an_interrupted_command_stops_its_job_and_the_next_one_finds_it(
+    service: Service, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    service.around.agent = lambda payload: {"status": "in_progress"}
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps(settings))
+    config = JobConfig.from_file(file)
+
+    def interrupt(line: str) -> None:
+        if "is stopping" not in line and "RolloutInfo" in line:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Jobs(config, interrupt).run()
+    with pytest.raises(TrainingServiceError, match=r"sums is Stopped.*Model package: arn:.*model-package/out/1"):
+        Jobs(config, lambda line: None).run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import secrets
@@ -14,7 +15,6 @@ from typing import Any
 
 from ...backends.data import read_rows
 from ...client.data_plane.transport import Transport
-from ...contract import new_session_id
 from ...errors import AgentCoreRLError, GatewayError
 from ...gateway import Gateway, GatewayClient, GatewayConfig, UpstreamConfig
 from ...gateway.client.one import SessionHandle
@@ -93,10 +93,9 @@ class JobSurroundings:
         texts = [row.get("prompt", next(iter(row.values()))) for row in rows]
         return [text if isinstance(text, str) else json.dumps(text) for text in texts]
 
-    async def invoke(self, arn: str, qualifier: str, payload: Mapping[str, Any]) -> Any:
-        transport = self._agents.get((arn, qualifier))
-        if transport is None:
-            transport = self._agents[arn, qualifier] = Transport(
+    def _agent(self, arn: str, qualifier: str) -> Transport:
+        if (arn, qualifier) not in self._agents:
+            self._agents[arn, qualifier] = Transport(
                 arn,
                 region=arn.split(":")[3],
                 endpoint_url=None,
@@ -104,12 +103,19 @@ class JobSurroundings:
                 pool_connections=AT_ONCE,
                 read_timeout_s=900.0,
             )
-        session_id, run = new_session_id(), asyncio.get_running_loop().run_in_executor
+        return self._agents[arn, qualifier]
+
+    async def invoke(self, arn: str, qualifier: str, session_id: str, payload: Mapping[str, Any]) -> Any:
+        body, run = json.dumps(payload).encode(), asyncio.get_running_loop().run_in_executor
         try:
-            answer = await run(self._threads, transport.invoke, session_id, json.dumps(payload).encode())
-            return json.loads(answer)
+            return json.loads(await run(self._threads, self._agent(arn, qualifier).invoke, session_id, body))
         except (AgentCoreRLError, ValueError) as e:
             raise ConnectionError(str(e)) from e
+
+    async def stop(self, arn: str, qualifier: str, session_id: str) -> None:
+        with contextlib.suppress(AgentCoreRLError):  # an idle session ends by itself
+            stop = self._agent(arn, qualifier).stop
+            await asyncio.get_running_loop().run_in_executor(self._threads, stop, session_id)
 
     async def use(self, path: str | None) -> None:
         if self._client is None:

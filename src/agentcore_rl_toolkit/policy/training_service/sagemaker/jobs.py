@@ -79,9 +79,11 @@ class Surroundings(Protocol):
         """The column ``prompt`` of a data set, else its first."""
         ...
 
-    async def invoke(self, arn: str, qualifier: str, payload: Mapping[str, Any]) -> Any:
-        """The agent's answer, from a session of its own. Raises: OSError."""
+    async def invoke(self, arn: str, qualifier: str, session_id: str, payload: Mapping[str, Any]) -> Any:
+        """The agent's answer. Raises: OSError."""
         ...
+
+    async def stop(self, arn: str, qualifier: str, session_id: str) -> None: ...
 
     async def use(self, path: str | None) -> None:
         """Sample from these weights from now on."""
@@ -366,6 +368,7 @@ class Jobs:
         """One try. Raises: RolloutFailedError."""
         params, rollout = job.params, Trajectory(id=str(uuid.uuid4()), job_arn=job.arn)
         self.trajectories[rollout.id] = rollout
+        session = (*job.agent, f"rollout-{rollout.id}")
         payload = {
             "prompt": prompt,
             "metadata": {"jobArn": job.arn, "rolloutId": rollout.id, "endpoint": self._endpoint, "region": wire.REGION},
@@ -376,8 +379,17 @@ class Jobs:
             },
         }
         try:
-            async with asyncio.timeout(params.rollout_timeout):
-                answer = await self._around.invoke(*job.agent, payload)
+            return await self._rewarded(rollout, session, payload, params.rollout_timeout)
+        finally:
+            rollout.status = rollout.status or "timed out"
+            await self._around.stop(*session)
+
+    async def _rewarded(
+        self, rollout: Trajectory, session: tuple[str, str, str], payload: Mapping[str, Any], limit_s: float
+    ) -> Trajectory:
+        try:
+            async with asyncio.timeout(limit_s):
+                answer = await self._around.invoke(*session, payload)
                 if isinstance(answer, dict) and answer.get("status") == "error":
                     raise RolloutFailedError("The agent signaled that the trajectory failed", fatal=True)
                 await rollout.completed.wait()
@@ -385,8 +397,6 @@ class Jobs:
             raise RolloutFailedError("the rollout timed out") from e
         except OSError as e:
             raise RolloutFailedError(f"the agent could not be invoked: {e}") from e
-        finally:
-            rollout.status = rollout.status or "timed out"
         if rollout.status == "failed":
             raise RolloutFailedError("CompleteRollout said failed")
         if not rollout.samples:

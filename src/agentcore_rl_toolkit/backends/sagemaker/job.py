@@ -1,0 +1,177 @@
+"""A multi-turn RL job from the trainer's side: SageMaker runs the loop. This makes the job, follows it, and stops it.
+
+A job of the configured name that exists already is followed and not made again, so the same command goes on after an end of
+this process. Source: the SDK `sagemaker-train` (`multi_turn_rl_trainer`, `multi_turn_rl_evaluator`) for the job's document.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ...errors import TrainingServiceError
+from ...store import open_store
+from ..data import encode_payload, read_rows
+from ..settings import Count, Plan, Positive, check, from_mapping, read_settings, with_environment
+
+Show = Callable[[str], None]
+ACTIVE = ("InProgress", "Stopping")
+BATCH = 128  # global_batch_size of a job that names none
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobConfig:
+    """The settings of a job. Rows of ``data_path`` are the agent's payloads; they go below ``output_s3``.
+
+    ``eval_data_path``: rows that are run before the training, with the base model or ``start_from``, and after it.
+    ``hyperparameters`` and ``eval_hyperparameters`` have AWS's names. Units: seconds.
+    """
+
+    form: Literal["job"]
+    job_name: str
+    agent_runtime_arn: str
+    qualifier: str = "DEFAULT"
+    base_model: str
+    accept_eula: bool = False
+    role_arn: str
+    mlflow_arn: str
+    output_s3: str
+    model_package_group_arn: str
+    checkpoint_group_arn: str
+    start_from: str | None = None
+    data_path: Path
+    eval_data_path: Path | None = None
+    hyperparameters: Mapping[str, str | int | float] = field(default_factory=dict)
+    eval_hyperparameters: Mapping[str, str | int | float] = field(default_factory=dict)
+    output_dir: Path = Path("runs/sagemaker-job")
+    max_runtime_s: Count = 86_400
+    poll_s: Positive = 30.0
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @classmethod
+    def from_file(cls, path: Path) -> JobConfig:
+        """Read a file; AGENTCORE_AGENT_ARN fills what it leaves out. Raises: ConfigError."""
+        values = with_environment(read_settings(path))
+        values.pop("s3_bucket", None)  # a job keeps no records
+        return from_mapping(cls, values, where=str(path))
+
+    def plan(self) -> Plan:
+        """Raises: ConfigError when the data cannot be read."""
+        rows, batch = len(read_rows(self.data_path)), int(self.hyperparameters.get("global_batch_size", BATCH))
+        needs = [] if rows >= batch else [f"{self.data_path} has {rows} rows, a step takes {batch} (global_batch_size)"]
+        if self.model_package_group_arn == self.checkpoint_group_arn:
+            needs.append("model_package_group_arn and checkpoint_group_arn must be two groups")
+        facts = [("form", "a multi-turn RL job"), ("job", self.job_name), ("agent", self.agent_runtime_arn)]
+        facts += [("model", self.base_model), ("output", self.output_s3), ("rows", f"{rows} in {self.data_path}")]
+        facts += [(name, str(value)) for name, value in self.hyperparameters.items()]
+        return Plan(backend="sagemaker", facts=facts, needs=needs)
+
+
+class Jobs:
+    """The jobs of one configuration: a training, and evaluations around it."""
+
+    def __init__(self, config: JobConfig, show: Show) -> None:
+        import boto3
+
+        self._config, self._show = config, show
+        self._control = boto3.Session().client("sagemaker", region_name=config.agent_runtime_arn.split(":")[3])
+
+    def run(self) -> str:
+        """Evaluate, train, evaluate; the ARN of the model package.
+
+        Raises: TrainingServiceError when a job fails; KeyboardInterrupt when it was interrupted, and the job is stopped.
+        """
+        config = self._config
+        before = self._evaluate("before", config.start_from)
+        groups = {
+            "OutputModelPackageGroupArn": config.model_package_group_arn,
+            "IntermediateCheckpointModelPackageGroupArn": config.checkpoint_group_arn,
+        }
+        parts = {"ModelPackageConfig": groups | self._input(config.start_from)}
+        parts["StoppingCondition"] = {"MaxRuntimeInSeconds": config.max_runtime_s}
+        made = self._job("AgentRFT", config.job_name, config.data_path, config.hyperparameters, parts)
+        package = str(made["OutputModelPackageArn"])
+        after = self._evaluate("after", package)
+        config.output_dir.mkdir(parents=True, exist_ok=True)
+        report = {"job": config.job_name, "model_package": package, "before": before, "after": after, **made}
+        (config.output_dir / "job.json").write_text(json.dumps(report, indent=2), encoding="utf-8")
+        return package
+
+    def _evaluate(self, when: str, package: str | None) -> Any:
+        config = self._config
+        if config.eval_data_path is None:
+            return None
+        parts = {"ModelPackageConfig": self._input(package)}
+        name = f"{config.job_name}-{when}"
+        values = config.eval_hyperparameters
+        found = self._job("AgentRFTEvaluation", name, config.eval_data_path, values, parts).get("EvaluationMetrics")
+        self._show(f"{name}: {found}")
+        return found
+
+    def _input(self, package: str | None) -> dict[str, str]:
+        return {} if package is None else {"InputModelPackageArn": package}
+
+    def _job(
+        self, category: str, name: str, data: Path, values: Mapping[str, Any], parts: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Make a job, or find it, and follow it to its end; its output."""
+        config, training = self._config, category == "AgentRFT"
+        folder = f"{config.output_s3.rstrip('/')}/data/{name}"
+        rows = (json.dumps({"prompt": encode_payload(row)}) + "\n" for row in read_rows(data))
+        open_store(folder).put("rows.jsonl", "".join(rows).encode())
+        source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": f"{folder}/rows.jsonl"}}
+        mlflow = {"MlflowResourceArn": config.mlflow_arn}
+        model = {"BaseModelArn": config.base_model, "HyperParameters": {k: str(v) for k, v in values.items()}}
+        model |= {"AcceptEula": True} if config.accept_eula else {}
+        runtime = {"AgentRuntimeArn": config.agent_runtime_arn, "Qualifier": config.qualifier}
+        document = {
+            "AgentConfig": {"BedrockAgentCoreConfig": runtime},
+            "InputDataConfig": [{"ChannelName": "train" if training else "evaluation", "DataSource": source}],
+            "OutputDataConfig": {"S3OutputPath": config.output_s3, **({} if training else {"MlflowConfig": mlflow})},
+            "TrainingConfig" if training else "EvaluationConfig": model
+            | ({"MlflowConfig": mlflow} if training else {}),
+            **parts,
+        }
+        named = {"JobName": name, "JobCategory": category}
+        try:
+            self._control.create_job(
+                **named,
+                RoleArn=config.role_arn,
+                JobConfigSchemaVersion="1.0.0",
+                JobConfigDocument=json.dumps(document),
+            )
+        except self._control.exceptions.ResourceInUse:
+            self._show(f"{name} exists already, and is followed")
+        try:
+            return self._follow(named)
+        except KeyboardInterrupt:
+            self._control.stop_job(**named)
+            self._show(f"{name} is stopping")
+            raise
+
+    def _follow(self, named: Mapping[str, str]) -> dict[str, Any]:
+        """Wait for the end of a job, and show its progress. Raises: TrainingServiceError unless it is completed."""
+        shown = ""
+        while True:
+            found = self._control.describe_job(**named)
+            output = json.loads(found.get("JobConfigDocument", "{}")).get("ServiceOutput", {})
+            progress = {k: output[k] for k in ("ProgressInfo", "RolloutInfo", "BillableTokenUsage") if k in output}
+            line = f"{named['JobName']}: {found['SecondaryStatus']} {json.dumps(progress) if progress else ''}".rstrip()
+            if line != shown:
+                self._show(shown := line)
+            if found["JobStatus"] not in ACTIVE:
+                break
+            time.sleep(self._config.poll_s)
+        if found["JobStatus"] != "Completed":
+            why = found.get("FailureReason", "no reason is given")
+            kept = output.get("OutputModelPackageArn", "none")
+            raise TrainingServiceError(
+                f"job {named['JobName']} is {found['JobStatus']}: {why}. Model package: {kept}", code=found["JobStatus"]
+            )
+        return dict(output)
