@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import dataclasses
 import inspect
 import uuid
 from collections.abc import Iterator
@@ -90,6 +91,13 @@ def test_a_session_writes_records_of_its_prefix_and_nothing_else(as_user: Any) -
     assert refused(client("iam").list_users)
     client("ecr").get_authorization_token()
     assert refused(client("ecr").delete_repository, repositoryName="agentcore-rl/shop", force=True)
+
+
+def test_an_agent_of_jobs_samples_and_reports_and_others_do_not() -> None:
+    assert "sagemaker:" not in iam.text(iam.execution(PLACE))
+    last = iam.execution(dataclasses.replace(PLACE, jobs=True))["Statement"][-1]
+    assert last["Resource"] == "arn:aws:sagemaker:us-west-2:123456789012:job/*"
+    assert {"sagemaker:Sample", "sagemaker:UpdateReward"} < set(last["Action"])
 
 
 def test_a_trainer_reads_and_lists_the_records_of_its_prefix(as_user: Any) -> None:

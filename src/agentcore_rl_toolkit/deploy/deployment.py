@@ -72,6 +72,7 @@ class Deployment:
             repository=repository,
             bucket=s.bucket,
             prefix=s.prefix,
+            jobs=any(name.startswith("AGENTCORE_RL_SAGEMAKER_") for name in s.environment),
         )
 
     def _who(self) -> tuple[str, str]:

@@ -37,6 +37,7 @@ class Place:
         bucket: bucket of the records; None when the agent is given none.
         prefix: keys of the records begin with it; "" is the whole bucket.
         agent_id: id of the agent runtime; None before it exists, then policies name the agents that begin with ``name``.
+        jobs: whether the agent serves SageMaker's multi-turn RL jobs.
     """
 
     account: str
@@ -47,6 +48,7 @@ class Place:
     bucket: str | None = None
     prefix: str = ""
     agent_id: str | None = None
+    jobs: bool = False
 
     def arn(self, service: str, rest: str, *, region: str | None = None) -> str:
         return f"arn:{self.partition}:{service}:{self.region if region is None else region}:{self.account}:{rest}"
@@ -102,6 +104,9 @@ def execution(place: Place) -> Policy:
         ]
     if place.bucket is not None:
         statements.append(_allow("Records", ["s3:DeleteObject", "s3:GetObject", "s3:PutObject"], place.objects))
+    if place.jobs:
+        calls = ("Sample", "SampleWithResponseStream", "CompleteRollout", "UpdateReward")
+        statements.append(_allow("Jobs", [f"sagemaker:{call}" for call in calls], place.arn("sagemaker", "job/*")))
     return _document(*statements)
 
 
