@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
+import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -396,3 +399,34 @@ def test_an_interrupted_command_stops_its_job_and_the_next_one_finds_it(
         Jobs(config, interrupt).run()
     with pytest.raises(TrainingServiceError, match=r"sums is Stopped.*Model package: arn:.*model-package/out/1"):
         Jobs(config, lambda line: None).run()
+
+
+@pytest.mark.system
+def test_an_agent_under_aws_s_own_decorator_is_served(
+    service: Service, make_environment: Callable[..., str], tmp_path: Path
+) -> None:
+    python = make_environment("sagemaker-train", "sagemaker-train>=1.27,<2", limit_s=300)
+    keys = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": service.secret, "HOME": str(tmp_path)}
+    lock = threading.Lock()
+    with subprocess.Popen(
+        [python, "-W", "ignore", str(Path(__file__).parent / "published" / "rft.py")],
+        env={"PATH": os.environ["PATH"], **keys},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        to_agent, of_agent = process.stdin, process.stdout
+
+        def agent(payload: dict[str, Any]) -> Any:
+            with lock:
+                to_agent.write(json.dumps(payload) + "\n")
+                to_agent.flush()
+                return json.loads(of_agent.readline())
+
+        service.around.agent = agent
+        service.create()
+        found, output = service.ended()
+        to_agent.close()
+    assert (found["JobStatus"], output["RolloutInfo"]["Completed"]) == ("Completed", 64), found.get("FailureReason")
