@@ -93,7 +93,7 @@ class Jobs:
             "OutputModelPackageGroupArn": config.model_package_group_arn,
             "IntermediateCheckpointModelPackageGroupArn": config.checkpoint_group_arn,
         }
-        parts = {"ModelPackageConfig": groups | self._input(config.start_from)}
+        parts: dict[str, Any] = {"ModelPackageConfig": groups | self._input(config.start_from)}
         parts["StoppingCondition"] = {"MaxRuntimeInSeconds": config.max_runtime_s}
         made = self._job("AgentRFT", config.job_name, config.data_path, config.hyperparameters, parts)
         package = str(made["OutputModelPackageArn"])
@@ -127,7 +127,8 @@ class Jobs:
         open_store(folder).put("rows.jsonl", "".join(rows).encode())
         source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": f"{folder}/rows.jsonl"}}
         mlflow = {"MlflowResourceArn": config.mlflow_arn}
-        model = {"BaseModelArn": config.base_model, "HyperParameters": {k: str(v) for k, v in values.items()}}
+        parameters = {k: str(v) for k, v in values.items()}
+        model: dict[str, Any] = {"BaseModelArn": config.base_model, "HyperParameters": parameters}
         model |= {"AcceptEula": True} if config.accept_eula else {}
         runtime = {"AgentRuntimeArn": config.agent_runtime_arn, "Qualifier": config.qualifier}
         document = {
