@@ -28,7 +28,7 @@ from . import wire
 from .control import Packages
 from .wire import RefusedError
 
-KEPT_SAMPLES = 20_000  # results of sampling operations that can still be asked for
+KEPT_SAMPLES = 4_000  # results of sampling operations that can still be asked for
 
 
 class Operation:
