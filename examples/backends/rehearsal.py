@@ -35,12 +35,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", choices=sorted(OF_SERVICE), default="tinker")
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--run-dir", type=Path, default=Path("runs/rehearsal"))
     a = parser.parse_args()
     folder = a.run_dir.resolve()
     (folder / "records").mkdir(parents=True, exist_ok=True)
     for split, n in (("train", 160), ("held_out", 64)):
-        rows = [{"idx": i, "prompt": p.prompt, "answer": p.answer} for i, p in enumerate(problems(split, n, seed=0))]
+        rows = [
+            {"idx": i, "prompt": p.prompt, "answer": p.answer} for i, p in enumerate(problems(split, n, seed=a.seed))
+        ]
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         os.environ.setdefault(name, "local")  # boto3 signs requests to the local runtime too
@@ -81,6 +84,7 @@ def main() -> None:
             "learning_rate": 3e-4,
             "loss": "ppo",
             "loss_config": {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28},
+            "seed": a.seed,
             "steps": a.steps,
             "checkpoint_every": 4,
             "max_concurrent": 64,

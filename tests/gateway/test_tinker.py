@@ -111,9 +111,7 @@ async def test_the_sdk_is_asked_for_what_the_agent_asks_for(service: ScriptedTin
 
 
 async def test_without_stop_ids_the_models_own_end_of_text_still_stops(service: ScriptedTinker) -> None:
-    asked = Asked(
-        prompt=[1, 2], n=1, max_tokens=3, stop_token_ids=[], stop=[], temperature=0.0, top_p=1.0, top_k=None, seed=None
-    )
+    asked = Asked(prompt=[1, 2], n=1, max_tokens=3, temperature=0.0)
     await (await TinkerService(service.connect).open(NEW)).sample(asked)
     assert service.calls[0].params == tinker.SamplingParams(max_tokens=3, temperature=0.0, top_k=-1, top_p=1.0)
 

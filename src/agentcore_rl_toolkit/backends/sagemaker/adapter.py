@@ -10,12 +10,13 @@ from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 from ...errors import TrainingServiceError
+from ...gateway.engines.sampling_service import Asked
 from ...gateway.sampling_services.sagemaker import (
     CONTROL,
-    LEAST_TOKENS,
     RUNTIME,
     SESSIONS,
     Caller,
+    SageMakerSampler,
     SessionRuntime,
     client_of,
     model_input,
@@ -29,9 +30,7 @@ from . import session
 from .config import SageMakerConfig
 
 CHUNK_DATA = 1024  # of one operation, as AWS's SDK cuts
-CHUNK_TOKENS = (
-    160_000  # its other bound is 10 MB; a token with its target, weight, logprob and advantage takes 60 bytes
-)
+CHUNK_TOKENS = 160_000  # its other bound is 10 MB; a token and its four numbers take 60 bytes
 
 
 class SageMakerTraining:
@@ -99,16 +98,12 @@ class SageMakerTraining:
         return str((await self._do({"saveState": {"description": name}}))["modelPackageArn"])
 
     async def sample(self, path: str, prompt_ids: list[int], *, n: int, max_tokens: int) -> list[Sampled]:
-        operation = {
-            "prompt": model_input(prompt_ids),
-            "numSamples": n,
-            "samplingParams": {"maxTokens": max(LEAST_TOKENS, max_tokens), "temperature": 1.0},
-            "modelPackageArn": path,
-        }
-        found = (await self._runtime.sample({"sample": operation}))["sequences"]
-        if any("logprobs" not in each for each in found):
-            raise TrainingServiceError("SageMaker sampled without logprobs: nothing can be trained from such samples")
-        return [Sampled(ids=s["tokens"][:max_tokens], logprobs=s["logprobs"][:max_tokens]) for s in found]
+        asked = Asked(prompt=prompt_ids, n=n, max_tokens=max_tokens)
+        pieces = await SageMakerSampler(self._runtime, path).sample(asked)
+        found = [(p.ids, [lp for lp in p.logprobs or () if lp is not None]) for p in pieces]
+        if any(len(ids) != len(logprobs) for ids, logprobs in found):
+            raise TrainingServiceError("SageMaker sampled tokens without logprobs, from which nothing can be trained")
+        return [Sampled(ids=ids[:max_tokens], logprobs=logprobs[:max_tokens]) for ids, logprobs in found]
 
     async def compute_logprobs(self, sequences: Sequence[list[int]]) -> list[list[float]]:
         """Those of the newest model package, not of the weights in training: SageMaker promises no logprobs of `forward`.

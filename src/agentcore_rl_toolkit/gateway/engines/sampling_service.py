@@ -52,9 +52,9 @@ class Asked(msgspec.Struct, kw_only=True):
     prompt: list[int]
     n: int
     max_tokens: int
-    stop_token_ids: list[int]
-    stop: list[str]
-    temperature: float
-    top_p: float
-    top_k: int | None
-    seed: int | None
+    stop_token_ids: list[int] = []
+    stop: list[str] = []
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    seed: int | None = None

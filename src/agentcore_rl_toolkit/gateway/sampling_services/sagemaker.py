@@ -16,7 +16,7 @@ from typing import Any
 
 from ..._installation import missing_extra
 from ..._servers.keys import credential_of_runtime
-from ...errors import TrainingServiceError
+from ...errors import ConfigError, TrainingServiceError
 from ...messages.errors import RequestError
 from ..engines import Piece
 from ..engines.errors import upstream_error
@@ -36,11 +36,11 @@ _LEAST_DELAY_S, _MOST_DELAY_S = 0.25, 4.0
 def client_of(service: str, endpoint_url: str | None = None) -> Any:
     """A boto3 client. The key of a local service of this user is found by its address.
 
-    Raises: MissingExtraError when the installed boto3 does not know the service.
+    Raises: MissingExtraError when the installed boto3 does not know the service; ConfigError without a region.
     """
     import boto3
     from botocore.config import Config
-    from botocore.exceptions import UnknownServiceError
+    from botocore.exceptions import NoRegionError, UnknownServiceError
 
     session = boto3.Session()
     settings: dict[str, Any] = {
@@ -52,6 +52,8 @@ def client_of(service: str, endpoint_url: str | None = None) -> Any:
         made = session.client(service, **settings)
     except UnknownServiceError as e:
         raise missing_extra("SageMaker Training Sessions need botocore 1.43.112 or later", "sagemaker") from e
+    except NoRegionError as e:
+        raise ConfigError("SageMaker needs a region: export AWS_REGION") from e
     credential = credential_of_runtime(made.meta.endpoint_url)
     if credential is None:
         return made
@@ -167,10 +169,10 @@ class SageMakerService:
 
 class SageMakerSampler:
     """One model package of a session. It is named in each request: which weights a request without a name gets is not
-    documented.
+    documented. ``text_of`` is for the model's own stop tokens.
     """
 
-    def __init__(self, runtime: SessionRuntime, path: str, text_of: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, runtime: SessionRuntime, path: str, text_of: Callable[[Sequence[int]], str] = str) -> None:
         self._runtime, self._path, self._text_of = runtime, path, text_of
 
     async def sample(self, asked: Asked) -> list[Piece]:
