@@ -74,12 +74,9 @@ class SageMakerTraining:
         return passed()
 
     def optim_step(self, adam: Adam) -> Awaitable[Mapping[str, float]]:
-        params = {
-            "learningRate": adam.learning_rate,
-            "beta1": adam.beta1,
-            "beta2": adam.beta2,
-            "gradClipNorm": adam.grad_clip_norm,
-        }
+        params = {"learningRate": adam.learning_rate, "beta1": adam.beta1, "beta2": adam.beta2}
+        if adam.grad_clip_norm:  # AWS does not say that 0 is no limit
+            params["gradClipNorm"] = adam.grad_clip_norm
         sent = self._do({"optimizerStep": {"adamParamsConfig": params}})
 
         async def stepped() -> Mapping[str, float]:
