@@ -7,14 +7,15 @@ import math
 from typing import Any
 
 MAX_DEPTH = 64  # reading and writing JSON recurse; AWS's deepest request has six levels
+_TOO_DEEP = f"it is nested more than {MAX_DEPTH} levels deep"
 
 
-def parse_json(data: bytes | str, *, max_depth: int = MAX_DEPTH) -> Any:
+def parse_json(data: bytes | str) -> Any:
     """The value. Raises: ValueError that says why not: no JSON, too deep, a number beyond all bounds, half a surrogate pair."""
     try:
         value = json.loads(data, parse_constant=_refuse)
     except RecursionError:
-        raise ValueError(_deep(max_depth)) from None
+        raise ValueError(_TOO_DEEP) from None
     waiting: list[tuple[Any, int]] = [(value, 1)]
     while waiting:
         part, depth = waiting.pop()
@@ -25,16 +26,12 @@ def parse_json(data: bytes | str, *, max_depth: int = MAX_DEPTH) -> Any:
             if not math.isfinite(part):
                 raise ValueError("a number is too large")
         elif isinstance(part, (dict, list)):
-            if depth > max_depth:
-                raise ValueError(_deep(max_depth))
+            if depth > MAX_DEPTH:
+                raise ValueError(_TOO_DEEP)
             waiting += ((inner, depth + 1) for inner in (part.values() if isinstance(part, dict) else part))
             if isinstance(part, dict):
                 waiting += ((name, depth) for name in part)
     return value
-
-
-def _deep(levels: int) -> str:
-    return f"it is nested more than {levels} levels deep"
 
 
 def _refuse(name: str) -> Any:

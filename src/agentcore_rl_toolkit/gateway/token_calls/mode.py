@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -36,12 +36,6 @@ class _Tokenizer(msgspec.Struct):
     template: str = ""
 
 
-class MakeRenderer(Protocol):
-    """Makes the renderer of a model directory: `Renderer.from_path`, or another package's with the same methods."""
-
-    def __call__(self, path: str, /, *, template: str | None, parser: str | None) -> Renderer: ...
-
-
 @dataclass
 class TokenMode:
     """The model's renderer, the thread that uses it, and the histories of the sessions."""
@@ -60,13 +54,11 @@ class TokenMode:
         task.add_done_callback(self._cancelling.discard)
 
 
-def load(
-    directory: str, config: GatewayConfig, sessions: Sessions, make_renderer: MakeRenderer = Renderer.from_path
-) -> TokenMode:
+def load(directory: str, config: GatewayConfig, sessions: Sessions) -> TokenMode:
     """Token mode with the model in `directory`. Raises: ConfigError, MissingExtraError."""
     if config.kind == "openai":
         raise ConfigError("engine openai takes no token ids; leave --model out, or name another engine")
-    renderer = make_renderer(directory, template=config.template, parser=config.parser)
+    renderer = Renderer.from_path(directory, template=config.template, parser=config.parser)
     first = _first_call(
         sessions.store,
         renderer.tokenizer.vocabulary_digest(),

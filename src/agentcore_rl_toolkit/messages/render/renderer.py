@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,6 @@ class Renderer:
         template: ChatTemplate,
         *,
         grammar: Grammar | None = None,
-        stop_token_ids: Iterable[int] | None = None,
         name: str = "model",
     ) -> None:
         self.name = name
@@ -83,7 +82,7 @@ class Renderer:
         self.template = template
         self.grammar = grammar or grammar_of(template.all_text)
         self.facts: TemplateFacts = probe(template, tokenizer)
-        stops = set(tokenizer.eos_ids if stop_token_ids is None else stop_token_ids)
+        stops = set(tokenizer.eos_ids)
         # The mark the template itself puts after an answer ends it for the model too, also where no file says so.
         closer = self.facts.closers[0] if self.facts.closers and self.grammar.name != "harmony" else None
         closer_id = None if closer is None else tokenizer.id_of(closer)
@@ -97,14 +96,7 @@ class Renderer:
         self._closer_ids = {i for text in self.facts.closers if (i := tokenizer.id_of(text)) is not None}
 
     @classmethod
-    def from_path(
-        cls,
-        path: str | Path,
-        *,
-        template: str | Path | None = None,
-        parser: str | None = None,
-        stop_token_ids: Iterable[int] | None = None,
-    ) -> Renderer:
+    def from_path(cls, path: str | Path, *, template: str | Path | None = None, parser: str | None = None) -> Renderer:
         """Load from a model directory.
 
         ``template`` is a file with another chat template; ``parser`` the name of an output parser instead of the one
@@ -119,13 +111,8 @@ class Renderer:
             chat = ChatTemplate.from_path(folder, special_tokens=tokenizer.special_tokens)
         else:
             chat = ChatTemplate(Path(template).read_text("utf-8"), special_tokens=tokenizer.special_tokens)
-        return cls(
-            tokenizer,
-            chat,
-            grammar=None if parser is None else grammar_named(parser),
-            stop_token_ids=stop_token_ids,
-            name=folder.name,
-        )
+        grammar = None if parser is None else grammar_named(parser)
+        return cls(tokenizer, chat, grammar=grammar, name=folder.name)
 
     def conversation(self, *, now: float | None = None) -> Conversation:
         """The state of a new session."""
