@@ -159,5 +159,5 @@ def test_the_command_line_finds_the_key_of_this_users_runtime(guarded: Server, s
     guarded.invoke({"do": "print", "text": "a secret line"}, session_id)
     assert session_id in run("ps", "--all")
     assert "a secret line" in run("logs", session_id)
-    assert run("stop", session_id, "--grace", "1") == f"stopped {session_id}\n"
+    assert run("stop", session_id) == f"stopped {session_id}\n"
     assert ":runtime/again-" in run("deploy", str(AGENTS / "probe.py"), "--name", "again")

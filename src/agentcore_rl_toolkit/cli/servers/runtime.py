@@ -265,17 +265,16 @@ def logs(session: str, follow: bool, raw: bool, url: str | None) -> None:
 
 @group.command()
 @click.argument("sessions", nargs=-1, required=True)
-@click.option("--grace", type=float, help="Seconds until SIGKILL [default: the runtime's].")
 @_url_option
 @as_json
-def stop(sessions: tuple[str, ...], grace: float | None, url: str | None, as_json: bool) -> None:
+def stop(sessions: tuple[str, ...], url: str | None, as_json: bool) -> None:
     """Stop sessions. SESSIONS: their ids, or the beginnings of them."""
     from ...runtime.remote import RuntimeView
 
     view = RuntimeView.find(url)
     stopped = []
     for session in sessions:
-        stopped.append(view.stop(session, grace))
+        stopped.append(view.stop(session))
         if not as_json:
             click.echo(visible(f"stopped {stopped[-1]}"))
     if as_json:
