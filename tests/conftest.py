@@ -64,6 +64,8 @@ def _credentials_as_they_were() -> Iterator[None]:
     for name in [name for name in os.environ if name.startswith("AWS_") and name not in before]:
         del os.environ[name]
     os.environ.update(before)
+    if (boto3 := sys.modules.get("boto3")) is not None:
+        boto3.DEFAULT_SESSION = None  # type: ignore[attr-defined]  # it keeps the credentials that it found first
 
 
 @contextlib.contextmanager
