@@ -26,6 +26,12 @@ from agentcore_rl_toolkit.policy.training_service.scripted import ScriptedModel
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
+# Under nohup these tests ignore a hang-up, and so would what they start.
+COMMAND = (
+    "import runpy, signal; signal.signal(signal.SIGHUP, signal.SIG_DFL); "
+    "runpy.run_module('agentcore_rl_toolkit.cli', run_name='__main__', alter_sys=True)"
+)
+
 
 class Held(ScriptedModel):
     """`reached` is set when `stage` begins, which then waits for `release`."""
@@ -57,7 +63,7 @@ class Place:
     def start(self) -> subprocess.Popen[str]:
         words = ["train", "--backend", "sagemaker", "--config", str(self.folder / "config.json")]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "agentcore_rl_toolkit.cli", *words],
+            [sys.executable, "-c", COMMAND, *words],
             env={**os.environ, "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE": "http://127.0.0.1:9"},  # which has no quotas
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
