@@ -107,7 +107,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
         model.release.set()
         if made.process is not None:
             made.process.kill()
-            made.process.wait()
+            made.process.communicate()
 
 
 @pytest.mark.parametrize(
