@@ -28,9 +28,10 @@ from .output.failures import Failure, explain
 from .output.terminal import visible
 
 if TYPE_CHECKING:
-    from ..client import BatchItem
+    from ..client import BatchItem, RolloutClient
     from ..client.evaluation import EvalRow
     from ..client.settings import Prepare
+    from ..runs import RunWriter
     from ..runs.in_flight import Sessions
     from .training.kept_evaluation import Fetch
     from .training.stack import Stack
@@ -215,9 +216,8 @@ def _goes_on(exp_id: str, *, out_given: bool) -> str:
 def _evaluate(
     target: Target, rows: list[EvalRow], exp_id: str, out: Path, ledger: Path, options: dict[str, Any]
 ) -> int:
-    from ..client import BatchProgress, RolloutClient
+    from ..client import BatchProgress
     from ..client.evaluation import as_facts, score_of, summarise, write_results
-    from ..runs import RunWriter, SpanSender, TokenTexts, in_flight
     from .training.kept_evaluation import keep
 
     overrides = {name: options[name] for name in ("base_url", "model_id", "api_key") if options[name]}
@@ -235,41 +235,15 @@ def _evaluate(
             if live and progress.done < total:
                 click.echo("\r\x1b[K", err=True, nl=False)
 
-    away = _deployed(options) and target.stack is None
-    if away:
-        _check_credentials()
-    _check_store(target.bucket, exp_id)
-    if away:
-        from ..deploy.quotas import before_a_run
-
-        found = before_a_run(
-            target.arn, endpoint_url=target.endpoint_url, rollouts=total, concurrent=options["concurrency"]
-        )
-        if found is not None:
-            click.echo(found, err=True)
     began_s = time.monotonic()
-    texts = None if target.stack is None else TokenTexts(target.stack.tokenizer)
-    with (
-        contextlib.ExitStack() as exits,
-        _model_of(target, overrides) as (prepare, fetch, sessions),
-        RunWriter(out, texts=texts, spans=SpanSender.from_env()) as kept,
-        RolloutClient(
-            target.arn,
-            target.bucket,
-            exp_id,
-            tps_limit=25.0 if _deployed(options) else 500.0,
-            endpoint_url=target.endpoint_url,
-            **overrides,
-        ) as client,
-    ):
-        exits.enter_context(in_flight(out, client.flights, sessions, runtime_url=client.endpoint_url))
-        run = client.run_batch(
+    with open_rollouts(target, exp_id, out, overrides, total, options["concurrency"]) as opened:
+        run = opened.client.run_batch(
             [row.payload for row in rows for _ in range(options["repeat"])],
             options["concurrency"],
             options["timeout"],
             input_ids=[row.input_id for row in rows for _ in range(options["repeat"])],
             retries=1,
-            prepare=prepare,
+            prepare=opened.prepare,
             resume=options["resume"],
             ledger=ledger,
             progress=show,
@@ -279,16 +253,16 @@ def _evaluate(
             payloads = {row.input_id: row.payload for row in rows}
             for item in run:
                 items.append(item)
-                keep(kept, item, payloads.get(str(item.input_id)), fetch)
+                keep(opened.kept, item, payloads.get(str(item.input_id)), opened.fetch)
                 score = score_of(item)
                 if score is not None:
                     scores.append(score)
         finally:  # also after Ctrl-C: what is known is kept, the rest goes on with --resume
             summary = summarise(items, time.monotonic() - began_s)
             write_results(out, items, summary)
-            kept.event("evaluated", as_facts(summary))
+            opened.kept.event("evaluated", as_facts(summary))
     if summary.failures:
-        click.echo(visible(f"error: {_most_frequent(items)}"), err=True)
+        click.echo(visible(f"error: {most_frequent(items)}"), err=True)
     click.echo(json.dumps(as_facts(summary), indent=2) if options["as_json"] else visible(summary))
     # What is broken first: the policy's failures are results.
     for item in sorted((i for i in items if not i.success), key=lambda i: i.cause == Cause.POLICY)[:5]:
@@ -297,7 +271,53 @@ def _evaluate(
     return summary.failures
 
 
-def _most_frequent(items: Sequence[BatchItem]) -> str:
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """What rollouts over a data set need: the client, the run's writer, and the functions of `_model_of`."""
+
+    client: RolloutClient
+    kept: RunWriter
+    prepare: Prepare | None
+    fetch: Fetch | None
+
+
+@contextlib.contextmanager
+def open_rollouts(
+    target: Target, exp_id: str, out: Path, overrides: dict[str, Any], rollouts: int, concurrency: int
+) -> Iterator[Opened]:
+    """Check what the rollouts need, and open it. Raises: ConfigError."""
+    from ..client import RolloutClient
+    from ..runs import RunWriter, SpanSender, TokenTexts, in_flight
+
+    away = target.endpoint_url is None
+    if away:
+        _check_credentials()
+    _check_store(target.bucket, exp_id)
+    if away:
+        from ..deploy.quotas import before_a_run
+
+        found = before_a_run(target.arn, endpoint_url=None, rollouts=rollouts, concurrent=concurrency)
+        if found is not None:
+            click.echo(found, err=True)
+    texts = None if target.stack is None else TokenTexts(target.stack.tokenizer)
+    with (
+        contextlib.ExitStack() as exits,
+        _model_of(target, overrides) as (prepare, fetch, sessions),
+        RunWriter(out, texts=texts, spans=SpanSender.from_env()) as kept,
+        RolloutClient(
+            target.arn,
+            target.bucket,
+            exp_id,
+            tps_limit=25.0 if away else 500.0,
+            endpoint_url=target.endpoint_url,
+            **overrides,
+        ) as client,
+    ):
+        exits.enter_context(in_flight(out, client.flights, sessions, runtime_url=client.endpoint_url))
+        yield Opened(client=client, kept=kept, prepare=prepare, fetch=fetch)
+
+
+def most_frequent(items: Sequence[BatchItem]) -> str:
     """The most frequent failure."""
     from ..client.evaluation import reward_of
 
