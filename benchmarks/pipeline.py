@@ -208,7 +208,7 @@ def quickstart(staleness: int, steps: int | None, seed: int) -> dict[str, Any]:
     """The real quickstart: what its `metrics.jsonl` says."""
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
-        words = ["quickstart", "--set", f"staleness={staleness}", "--seed", str(seed), "--out", str(run_dir)]
+        words = ["quickstart", "--set", f"staleness={staleness}", "--set", f"seed={seed}", "--out", str(run_dir)]
         words += ["--steps", str(steps)] if steps is not None else []
         subprocess.run([sys.executable, "-m", "agentcore_rl_toolkit.cli", *words], check=True, stdout=sys.stderr)
         summary = json.loads((run_dir / "summary.json").read_text())

@@ -83,10 +83,10 @@ class Stack:
             return [*ours, "gateway", "serve", *options, *tail]
         if name == "runtime":
             options = ["--agent", f"soak={HERE / 'agent.py'}", "--state-dir", str(self.state), "--isolation", self.tier]
-            options += ["--stop-grace", "5", "--memory-mb", "512"]
+            options += ["--set", "stop_grace=5", "--memory-mb", "512"]
             options += [
-                "--idle-timeout",
-                "20",
+                "--set",
+                "idle_timeout=20",
                 "--writable",
                 str(self.seen),
                 "--store",

@@ -73,13 +73,13 @@ def test_the_worst_rollout_is_read_out_with_its_trained_tokens_and_the_least_lik
 
 
 def test_good_rollouts_are_written_and_imitated(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    printed = output_of(work, monkeypatch, "export", "shop", "--sft", "--min-reward", "1")
+    printed = output_of(work, monkeypatch, "export", "shop", "--min-reward", "1")
     assert printed == "6 sequences of shop written to sft.jsonl\n"
     rows = [json.loads(line) for line in (work / "sft.jsonl").read_text().splitlines()]
     assert rows[0]["input_ids"] == [40, 41, 42, 43]
     assert rows[0]["assistant_masks"] == [0, 0, 1, 1]
     assert {row["session_id"] for row in rows} == {"b1", "b3", "a4", "b5", "a6", "b7"}
-    output_of(work, monkeypatch, "export", "shop", "--sft", "--best-of-group", "--out", "best.jsonl")
+    output_of(work, monkeypatch, "export", "shop", "--best-of-group", "--out", "best.jsonl")
     assert len((work / "best.jsonl").read_text().splitlines()) == 2  # a group of each step
 
     words = ["train", "--method", "sft", "--from", "shop", "--out", str(work / "runs" / "taught")]

@@ -189,7 +189,7 @@ def our_agent(s3: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Our
     ]
     for name, value in {**TEST_CREDENTIALS, "AWS_ENDPOINT_URL_S3": s3}.items():
         words += ["--session-env", f"{name}={value}"]
-    words += ["--ready-file", str(ready), "--parent-pid", str(os.getpid()), "--idle-timeout", "1"]
+    words += ["--ready-file", str(ready), "--parent-pid", str(os.getpid()), "--set", "idle_timeout=1"]
     command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", *words]
     process = subprocess.Popen(command, env=environment(s3))
     try:

@@ -124,7 +124,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         for name in AGENTS:
             command += ["--agent", f"{name}={HERE / 'agent.py'}"]
         command += ["--writable", str(runs_dir), "--session-env", f"RUNS_DIR={runs_dir}", "--store", store_url]
-        command += ["--memory-mb", "512", "--stop-grace", "5", "--faults", str(root / "faults.json")]
+        command += ["--memory-mb", "512", "--set", "stop_grace=5", "--faults", str(root / "faults.json")]
         processes.append(subprocess.Popen([*base, *command, *pid]))
         ready = wait_for(root / "runtime.json", processes[-1])
         shared = World(ready["url"], ready["agents"], store_url, runs_dir, root)

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from agentcore_rl_toolkit.backends import open_recording
-from agentcore_rl_toolkit.cli.main import cli
 from agentcore_rl_toolkit.contract import span_id_of, trace_id_of
 from agentcore_rl_toolkit.runs import Rollout
 from agentcore_rl_toolkit.runs.spans import spans_of
@@ -129,16 +127,6 @@ def test_a_rollout_is_sent_as_it_ends_and_its_trace_is_that_of_its_session(
     assert (tool.start_time_unix_nano, tool.end_time_unix_nano) == (101_000_000_000, 102_000_000_000)
     failed = next(s for s in collector.spans if s.span_id.hex() == span_id_of("session-2"))
     assert (failed.status.code, failed.status.message) == (2, "ValueError: no lamp")
-
-
-def test_a_finished_run_is_sent_afterwards_and_is_the_same(collector: Collector, tmp_path: Path) -> None:
-    with open_recording(tmp_path, {}) as recording:
-        recording.run.rollout(rollout())
-    live = {(s.name, s.span_id, s.parent_span_id, s.start_time_unix_nano) for s in collector.spans}
-    collector.spans.clear()
-    done = CliRunner().invoke(cli, ["view", str(tmp_path), "--otlp"])
-    assert done.output == "7 spans of 1 rollouts\n"
-    assert {(s.name, s.span_id, s.parent_span_id, s.start_time_unix_nano) for s in collector.spans} == live
 
 
 def test_two_calls_of_one_tool_are_two_spans() -> None:

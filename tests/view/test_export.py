@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from agentcore_rl_toolkit.runs import Query, Rollout, RunReader, RunWriter
+from agentcore_rl_toolkit.runs import Rollout, RunReader, RunWriter
 from agentcore_rl_toolkit.view.export import export, script
 
 HOSTILE = '@DATA@ @CODE@ </script><script>window.hacked = 1</script> <meta charset="utf-8"> \\u003c 世界'
@@ -40,7 +40,7 @@ def test_a_text_that_names_a_place_of_the_page_stays_a_text(tmp_path: Path) -> N
     with RunWriter(tmp_path / "run") as writer:
         writer.rollout(Rollout(session_id="s", phase="train", step=0, group="g", outcome="ok", dialogue=[message]))
     with RunReader(tmp_path / "run") as run:
-        export(run, tmp_path / "run.html", Query(), limit=9)
+        export(run, tmp_path / "run.html")
     page = Scripts()
     page.feed((tmp_path / "run.html").read_text())
     [(data, held), (code, program)] = page.found

@@ -54,7 +54,6 @@ def _head(path: Path) -> dict[str, Any]:
 @group.command(short_help="Show a run: its steps, or some of its rollouts.")
 @click.argument("run", required=False)
 @click.option("--step", type=int, help="Rollouts of this step [default: the last].")
-@click.option("--phase", help="Rollouts of this phase: train, before, after, eval.")
 @click.option("--worst", type=click.IntRange(min=1), help="The rollouts with the lowest reward, read out.")
 @click.option("--rollout", "name", metavar="ID", help="One rollout, by number or session id.")
 @click.option("--in-flight", "running", is_flag=True, help="The rollouts that run now: what each waits for.")
@@ -62,7 +61,6 @@ def _head(path: Path) -> dict[str, Any]:
 def show(
     run: str | None,
     step: int | None,
-    phase: str | None,
     worst: int | None,
     name: str | None,
     running: bool,
@@ -88,10 +86,8 @@ def show(
             if one is None:
                 raise ConfigError(f"{reader.folder} has no rollout {name}, or several that begin so")
             chosen = [one]
-        elif worst is not None or step is not None or phase is not None:
-            if step is not None and phase in (None, "train"):
-                step -= reader.counted_from()
-            chosen = _chosen(reader, steps, phase, step, worst)
+        elif worst is not None or step is not None:
+            chosen = _chosen(reader, steps, None if step is None else step - reader.counted_from(), worst)
         else:
             facts = {
                 "name": reader.name,
@@ -115,7 +111,6 @@ def show(
 
 @group.command(short_help="Write what good rollouts sampled, for supervised training.")
 @click.argument("run", required=False)
-@click.option("--sft", is_flag=True, expose_value=False, help="Token ids with masks: the one form there is.")
 @click.option("--min-reward", type=float, metavar="X", help="Rollouts with at least this reward. [default: all usable]")
 @click.option("--best-of-group", is_flag=True, help="The best rollout of each group alone.")
 @click.option(
@@ -131,14 +126,13 @@ def export(run: str | None, min_reward: float | None, best_of_group: bool, out: 
     click.echo(f"{count} sequences of {folder.resolve().name} written to {target}")
 
 
-def _chosen(
-    reader: RunReader, steps: Sequence[Mapping[str, Any]], phase: str | None, step: int | None, worst: int | None
-) -> list[int]:
-    if phase is None and step is None and steps:
+def _chosen(reader: RunReader, steps: Sequence[Mapping[str, Any]], step: int | None, worst: int | None) -> list[int]:
+    phase = None if step is None else "train"
+    if step is None and steps:
         trained = [s for s in steps if s["phase"] == "train"] or steps
         phase, step = trained[-1]["phase"], trained[-1]["step"]
     order = {"sort": "score"} if worst is not None else {}
-    query = Query(phase=phase or ("train" if step is not None else None), step=step, **order)  # type: ignore[arg-type]
+    query = Query(phase=phase, step=step, **order)  # type: ignore[arg-type]
     return [row["id"] for row in reader.rollouts(query, limit=worst or 1000)]
 
 

@@ -9,7 +9,6 @@ import tempfile
 import webbrowser
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import click
@@ -17,9 +16,6 @@ import click
 from .._servers.process import write_ready
 from ..errors import ConfigError
 from .options import allowed_hosts as allowed_hosts_option
-
-if TYPE_CHECKING:
-    from ..runs import Query, RunReader
 
 
 @click.command()
@@ -31,15 +27,6 @@ if TYPE_CHECKING:
 @click.option(
     "--export", type=click.Path(dir_okay=False, path_type=Path), help="Write one RUN as a file that opens from disk."
 )
-@click.option(
-    "--otlp",
-    is_flag=True,
-    help="Send one RUN as spans to the collector at OTEL_EXPORTER_OTLP_ENDPOINT (OpenTelemetry).",
-)
-@click.option(
-    "--limit", default=500, show_default=True, type=click.IntRange(min=1), help="Of --export and --otlp: most rollouts."
-)
-@click.option("--step", type=int, help="Of --export and --otlp: rollouts of this step only.")
 @click.option(
     "--tokenizer",
     type=click.Path(path_type=Path, exists=True),
@@ -55,9 +42,6 @@ def command(
     allowed_hosts: tuple[str, ...],
     no_open: bool,
     export: Path | None,
-    otlp: bool,
-    limit: int,
-    step: int | None,
     tokenizer: Path | None,
     ready_file: Path | None,
     parent_pid: int | None,
@@ -76,26 +60,20 @@ def command(
         agentcore-rl view http://127.0.0.1:9000
         agentcore-rl view runs/quickstart-20260101-120000 --export run.html
     """
-    from ..runs import Query, RunReader, find_run
+    from ..runs import RunReader, find_run
     from ..view.data import Runs
 
     given = [find_run(name) for name in runs if not _is_address(name)]
     addresses = [name for name in runs if _is_address(name)]
-    if export is not None or otlp:
-        if addresses:
-            raise ConfigError("this writes a run; `agentcore-rl gateway export` writes the turns of a gateway")
-        if len(given) > 1:
-            raise ConfigError("--export and --otlp write one run: name one")
-        with RunReader(given[0] if given else find_run(None)) as run:
-            query = Query(step=step) if step is not None else Query(sort="id", descending=True)
-            if export is not None:
-                from ..view.export import export as write
+    if export is not None:
+        from ..view.export import export as write
 
-                held, total = write(run, export, query, limit=limit)
-                left = f"; {total - held} are left out (--limit, --step)" if held < total else ""
-                click.echo(f"{export}: {held} of {total} rollouts{left}")
-            if otlp:
-                _send_spans(run, query, limit)
+        if addresses or len(given) > 1:
+            raise ConfigError("--export writes one run: name one")
+        with RunReader(given[0] if given else find_run(None)) as run:
+            held, total = write(run, export)
+            left = f"; the {total - held} older ones are left out" if held < total else ""
+            click.echo(f"{export}: {held} of {total} rollouts{left}")
         return
     from ..view.server import serve
 
@@ -113,17 +91,6 @@ def command(
             asyncio.run(serving)
         except KeyboardInterrupt:
             sys.exit(130)
-
-
-def _send_spans(run: RunReader, query: Query, limit: int) -> None:
-    from ..runs import SpanSender
-
-    sender, spans, rows = SpanSender(), 0, run.rollouts(query, limit=limit)
-    for row in rows:
-        spans += sender.send(run.rollout(row["id"]) or {})
-    if not sender.close():
-        raise ConfigError("the collector did not take all spans; is OTEL_EXPORTER_OTLP_ENDPOINT right?")
-    click.echo(f"{spans} spans of {len(rows)} rollouts")
 
 
 def _is_address(name: str) -> bool:

@@ -16,6 +16,7 @@ STATIC = Path(__file__).parent / "static"
 MODULES = [
     f"{name}.js" for name in ["dom", "source", "charts", "run", "rollouts", "rollout", "group", "compare", "app"]
 ]
+MOST_ROLLOUTS = 500
 _IMPORT = re.compile(r"^import [^;]*;\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export ", re.MULTILINE)
 
@@ -25,9 +26,9 @@ def script() -> str:
     return "\n".join(_EXPORT.sub("", _IMPORT.sub("", (STATIC / name).read_text())) for name in MODULES)
 
 
-def export(run: RunReader, target: Path, query: Query, *, limit: int) -> tuple[int, int]:
-    """Write the first ``limit`` rollouts of a query with all their parts. Returns how many are in, and how many fit."""
-    rows = data.with_inputs(run, run.rollouts(query, limit=limit))
+def export(run: RunReader, target: Path, *, limit: int = MOST_ROLLOUTS) -> tuple[int, int]:
+    """Write the last ``limit`` rollouts of a run with all their parts. Returns how many are in, and how many there are."""
+    rows = data.with_inputs(run, run.rollouts(Query(sort="id", descending=True), limit=limit))
     texts: dict[str, str] = {}
     details: dict[str, Any] = {}
     groups: dict[str, Any] = {}
@@ -39,7 +40,7 @@ def export(run: RunReader, target: Path, query: Query, *, limit: int) -> tuple[i
             groups[first] = data.group(run, row["id"])
         ids = {token for s in found["sequences"] or () for token in TokenSequence.decoded(s).ids}
         texts |= data.token_texts(run, [token for token in ids if str(token) not in texts])
-    total = run.total(query)
+    total = run.count()
     held = {
         "name": run.name,
         "overview": data.overview(run),

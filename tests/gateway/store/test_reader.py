@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
 import os
 import random
 import shutil
@@ -17,10 +17,10 @@ import pytest
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import ConfigError, GatewayError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
-from agentcore_rl_toolkit.gateway.export import export
+from agentcore_rl_toolkit.gateway.capture.record import decode, expand
 from agentcore_rl_toolkit.gateway.http.client import request
-from agentcore_rl_toolkit.gateway.store.reader import open_reader
-from agentcore_rl_toolkit.gateway.store.schema import FILE, FORMAT, TABLES
+from agentcore_rl_toolkit.gateway.store.reader import Reader
+from agentcore_rl_toolkit.gateway.store.schema import FILE, FORMAT, TABLES, connect, trouble
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
 Start = Callable[..., Awaitable[Gateway]]
@@ -59,10 +59,17 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 def read(store: Path) -> Turns:
-    target = store.with_suffix(".jsonl")
-    export(store, target)
-    turns = map(json.loads, target.read_text().splitlines())
-    return {t["turn_id"]: (t["prompt_ids"], t["completion_ids"]) for t in turns}
+    """What can be read of it. Raises: GatewayError, ConfigError."""
+    path, turns = store / FILE, {}
+    try:
+        reader = Reader(connect(path, read_only=True), path)
+    except sqlite3.Error as e:
+        raise GatewayError(trouble(e, path)) from e
+    with contextlib.closing(reader):
+        for session in reader.sessions():
+            for turn in expand([decode(payload) for payload in reader.readable(session.number)]).turns:
+                turns[turn.turn_id] = (turn.prompt_ids, turn.completion_ids)
+    return turns
 
 
 async def test_flipped_bytes_make_nothing_up_and_leave_what_lies_elsewhere(
@@ -201,11 +208,4 @@ async def test_what_is_no_store_is_refused_by_name(
     before = contents(tmp_path)
     with pytest.raises(ConfigError, match=why):
         await start_gateway(engine, store_dir=str(tmp_path))
-    with pytest.raises(ConfigError, match=why):
-        open_reader(tmp_path)
     assert contents(tmp_path).items() >= before.items()
-
-
-def test_a_folder_without_a_store_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no calls; give the directory"):
-        open_reader(tmp_path)

@@ -28,8 +28,8 @@ from agentcore_rl_toolkit.gateway.capture.record import (
     pack_logprobs,
 )
 from agentcore_rl_toolkit.gateway.http.client import request
-from agentcore_rl_toolkit.gateway.store.reader import Reader, open_reader
-from agentcore_rl_toolkit.gateway.store.schema import FILE
+from agentcore_rl_toolkit.gateway.store.reader import Reader
+from agentcore_rl_toolkit.gateway.store.schema import FILE, connect
 from agentcore_rl_toolkit.gateway.store.writer import Store
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
@@ -110,7 +110,7 @@ def test_calls_of_a_pass_are_one_transaction(tmp_path: Path) -> None:
     reply: dict[str, OSError | None] = {}
     for name in ("a", "b"):
         store.append(session, record(name), lambda error, name=name: reply.__setitem__(name, error))
-    beside = open_reader(tmp_path)
+    beside = Reader(connect(tmp_path / FILE, read_only=True), None)
     assert beside.calls(session.number) == []
     store.commit()
     assert reply == {"a": None, "b": None}
@@ -249,7 +249,7 @@ def test_what_was_said_to_be_stored_is_there_wherever_the_process_is_killed(tmp_
                 entries.append(process.stdout.readline().strip())
             process.send_signal(signal.SIGKILL)
             entries += process.stdout.read().split("\n")[:-1]
-    reader: Reader = open_reader(tmp_path / "store")
+    reader = Reader(connect(tmp_path / "store" / FILE, read_only=True), None)
     found = [name for (name,) in reader.query("SELECT call_id FROM calls")]
     assert len(found) == len(set(found))
     assert set(entries) <= set(found)

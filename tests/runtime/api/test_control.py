@@ -148,7 +148,7 @@ def test_delete_stops_sessions_and_forgets(server: Server, control: Any, session
 
 
 def test_what_a_lifecycle_leaves_open_is_the_runtimes_own(start_server: Callable[..., Server], session_id: str) -> None:
-    server = start_server("--idle-timeout", "2", "--max-lifetime", "7199.5")
+    server = start_server("--set", "idle_timeout=2", "--set", "max_lifetime=7199.5")
     control = server.client("bedrock-agentcore-control")
     common = {"agentRuntimeArtifact": LOCAL, "roleArn": ROLE, "networkConfiguration": NETWORK}
     made = control.create_agent_runtime(agentRuntimeName="open", **common)

@@ -32,7 +32,15 @@ class Router(Server):
         self.output = folder / "output.txt"
         self.folder = folder
         command = [cluster.python, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve", "--ray"]
-        command += [cluster.address, "--agent", f"probe={AGENTS / 'probe.py'}", "--stop-grace", "2", "--callers", "any"]
+        command += [
+            cluster.address,
+            "--agent",
+            f"probe={AGENTS / 'probe.py'}",
+            "--set",
+            "stop_grace=2",
+            "--callers",
+            "any",
+        ]
         command += ["--parent-pid", str(os.getpid())]
         environment = {**cluster.environment, "AGENTCORE_RL_CACHE": str(folder / "cache")}
         with self.output.open("wb") as output:

@@ -77,7 +77,7 @@ class Agent:
 
 @pytest.fixture(scope="module")
 def server(engine_storage: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    options = ("--stop-grace", "5", "--memory-mb", "96")
+    options = ("--set", "stop_grace=5", "--memory-mb", "96")
     options += ("--session-env", "GIVEN=yes")
     server = Server(tmp_path_factory.mktemp("runtime"), *options)
     yield server

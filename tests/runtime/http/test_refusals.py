@@ -84,7 +84,7 @@ def test_options_that_cannot_work_are_refused() -> None:
         (["--set", "tps=0"], "tps must be above 0"),
         (["--set", "max_sessions=0"], "max_sessions must be above 0"),
         (["--set", "invoke_timeout=0"], "invoke_timeout_s must be above 0"),
-        (["--stop-grace", "nan"], "stop_grace_s must be seconds from 0 up"),
+        (["--set", "stop_grace=-1"], "stop_grace_s must be seconds from 0 up"),
         (["--agent", f"a={PROBE}", "--agent", f"a={PROBE}"], "given more than once"),
     ):
         result = CliRunner().invoke(group, ["serve", *options])

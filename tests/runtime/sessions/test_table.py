@@ -44,7 +44,7 @@ def agent_file(tmp_path: Path) -> Callable[[str], Path]:
 def test_idle_session_ends_and_its_folder_goes(
     start_server: Callable[..., Server], session_id: str, tmp_path: Path
 ) -> None:
-    server = start_server("--idle-timeout", "2", "--state-dir", str(tmp_path / "state"))
+    server = start_server("--set", "idle_timeout=2", "--state-dir", str(tmp_path / "state"))
     server.invoke({}, session_id)
     pid = server.session(session_id)["pid"]
     ended = wait_for(lambda: server.ended(session_id))
@@ -58,7 +58,7 @@ def test_idle_session_ends_and_its_folder_goes(
 def test_background_work_that_reports_busy_keeps_a_session(
     start_server: Callable[..., Server], session_id: str
 ) -> None:
-    server = start_server("--idle-timeout", "2")
+    server = start_server("--set", "idle_timeout=2")
     started = time.monotonic()
     server.invoke({"do": "busy", "s": 4}, session_id)
     wait_for(lambda: server.ended(session_id))
@@ -66,7 +66,7 @@ def test_background_work_that_reports_busy_keeps_a_session(
 
 
 def test_max_lifetime_ends_a_session_that_is_active(start_server: Callable[..., Server], session_id: str) -> None:
-    server = start_server("--max-lifetime", "2", "--stop-grace", "0.5")
+    server = start_server("--set", "max_lifetime=2", "--set", "stop_grace=0.5")
     with pytest.raises(ClientError) as error:
         server.invoke({"do": "sleep", "s": 30}, session_id)
     assert error.value.response["ResponseMetadata"]["HTTPStatusCode"] == 424
@@ -90,7 +90,7 @@ def note(text):
 import atexit
 atexit.register(note, "exit function ran")
 """)
-    server = start_server("--writable", str(note), "--stop-grace", "20", agent=agent)
+    server = start_server("--writable", str(note), "--set", "stop_grace=20", agent=agent)
     server.invoke({}, session_id)
     pid = server.session(session_id)["pid"]
     server.default_client.stop_runtime_session(agentRuntimeArn=server.arn, runtimeSessionId=session_id)
@@ -104,7 +104,7 @@ atexit.register(note, "exit function ran")
 def test_session_that_ignores_sigterm_is_killed_with_all_it_started(
     start_server: Callable[..., Server], session_id: str
 ) -> None:
-    server = start_server("--stop-grace", "1")
+    server = start_server("--set", "stop_grace=1")
     daemon = server.invoke({"do": "spawn"}, session_id)["child"]
     assert daemon in server.processes()
     client = server.client(read_timeout=2)
@@ -212,7 +212,7 @@ def test_sessions_share_no_files_environment_or_random_numbers(server: Server) -
 
 
 def test_session_env_reaches_the_agent(start_server: Callable[..., Server]) -> None:
-    server = start_server("--session-env", "COLOR=blue=green", "--idle-timeout", "60")
+    server = start_server("--session-env", "COLOR=blue=green", "--set", "idle_timeout=60")
     assert server.invoke({"do": "where"})["env"]["COLOR"] == "blue=green"
 
 

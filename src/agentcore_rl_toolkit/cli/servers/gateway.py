@@ -143,31 +143,6 @@ def serve(
         runner.run(run(config, ready_file=ready_file, parent_pid=parent_pid, make_key=not no_admin_key))
 
 
-@group.command(short_help="Write the turns of a store to a file.")
-@click.argument("store", type=click.Path(exists=True, file_okay=False))
-@click.argument("target", type=click.Path())
-@click.option("--session", "sessions", multiple=True, help="Only these sessions; repeat for several.")
-@_as_json
-def export(store: str, target: str, sessions: tuple[str, ...], as_json: bool) -> None:
-    """Write the turns of a STORE to TARGET: a .jsonl or .parquet file with one row per turn.
-
-    A gateway may be using the store.
-    """
-    from ...gateway.export import export as run
-
-    turns, count = run(store, target, sessions=sessions or None)
-    if as_json:
-        click.echo(json.dumps({"turns": turns, "sessions": count, "target": target}))
-    else:
-        click.echo(f"{turns} turns of {count} sessions written to {target}")
-    if not turns:
-        click.echo(
-            "the store has no turns: trainers delete a session when they have read it. What they made of it is in the run's "
-            "folder: agentcore-rl runs show RUN, agentcore-rl view RUN",
-            err=True,
-        )
-
-
 @group.command(short_help="Check tokenizers and chat templates.")
 @click.argument("models", nargs=-1, required=True, type=Model(weights=False))
 @click.option("--template", type=click.Path(exists=True, dir_okay=False), help="Another chat template for them.")

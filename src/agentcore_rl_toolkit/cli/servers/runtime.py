@@ -33,7 +33,10 @@ class _Rare:
     region: str = "us-west-2"
     account_id: str = "123456789012"
     init_timeout: float = 30.0
+    idle_timeout: float = 900.0
     invoke_timeout: float = 900.0
+    max_lifetime: float = 28_800.0
+    stop_grace: float = 60.0
     stream_timeout: float = 3600.0
     tps: float | None = None
     new_sessions_per_minute: float | None = None
@@ -59,9 +62,6 @@ _SERVE_OPTIONS = [
         show_default=True,
         help="fork: sessions are forks of the loaded agent; exec: each loads it anew; auto: fork where that is safe.",
     ),
-    click.option("--idle-timeout", default=900.0, show_default=True, help="Seconds until an idle session ends."),
-    click.option("--max-lifetime", default=28_800.0, show_default=True, help="Seconds until any session ends."),
-    click.option("--stop-grace", default=60.0, show_default=True, help="Seconds from SIGTERM to SIGKILL at a stop."),
     click.option(
         "--isolation",
         type=click.Choice(["auto", "process", "none", "container"]),
@@ -111,8 +111,9 @@ def serve(**options: Any) -> None:
 
     Requests must be signed with a key: the one made at the start, or AGENTCORE_RL_CREDENTIALS=KEY:SECRET.
 
-    --set takes region, account_id, init_timeout, invoke_timeout, stream_timeout (seconds), and values that replace those of the
-    quota profile: tps, new_sessions_per_minute, max_sessions.
+    --set takes region, account_id, in seconds init_timeout, invoke_timeout, stream_timeout, idle_timeout, max_lifetime and
+    stop_grace (from SIGTERM to SIGKILL), and values that replace those of the quota profile: tps, new_sessions_per_minute,
+    max_sessions.
 
     \b
     Example:
@@ -136,12 +137,12 @@ def serve(**options: Any) -> None:
         session_env=handed_environment() | parse_environment(options["session_env"]),
         start_mode=options["start_mode"],
         times=TimeLimits(
-            idle_timeout_s=options["idle_timeout"],
-            max_lifetime_s=options["max_lifetime"],
+            idle_timeout_s=rare.idle_timeout,
+            max_lifetime_s=rare.max_lifetime,
             init_timeout_s=rare.init_timeout,
             invoke_timeout_s=rare.invoke_timeout,
             stream_timeout_s=rare.stream_timeout,
-            stop_grace_s=options["stop_grace"],
+            stop_grace_s=rare.stop_grace,
         ),
         quotas=profile(
             options["quotas"],
@@ -253,29 +254,22 @@ def ps(everything: bool, url: str | None, as_json: bool) -> None:
 @group.command()
 @click.argument("session")
 @click.option("--follow", "-f", is_flag=True, help="Follow the output as it grows.")
-@click.option("--raw", is_flag=True, help="Print it unchanged: your terminal obeys the agent's escape sequences.")
 @_url_option
-def logs(session: str, follow: bool, raw: bool, url: str | None) -> None:
+def logs(session: str, follow: bool, url: str | None) -> None:
     """Print a session's output. SESSION: its id, or the beginning of it."""
     from ...runtime.remote import RuntimeView
 
     for text in RuntimeView.find(url).log(session, follow=follow):
-        click.echo(text if raw else visible(text), nl=False)
+        click.echo(visible(text), nl=False)
 
 
 @group.command()
 @click.argument("sessions", nargs=-1, required=True)
 @_url_option
-@as_json
-def stop(sessions: tuple[str, ...], url: str | None, as_json: bool) -> None:
+def stop(sessions: tuple[str, ...], url: str | None) -> None:
     """Stop sessions. SESSIONS: their ids, or the beginnings of them."""
     from ...runtime.remote import RuntimeView
 
     view = RuntimeView.find(url)
-    stopped = []
     for session in sessions:
-        stopped.append(view.stop(session))
-        if not as_json:
-            click.echo(visible(f"stopped {stopped[-1]}"))
-    if as_json:
-        click.echo(json.dumps({"stopped": stopped}))
+        click.echo(visible(f"stopped {view.stop(session)}"))

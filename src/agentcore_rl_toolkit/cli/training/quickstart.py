@@ -24,7 +24,6 @@ SMOKE_STEPS, SMOKE_HELD_OUT = 8, 64  # a run of a few steps is a smoke test; mos
 @click.command()
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Run directory. [default: runs/<exp_id>]")
 @click.option("--steps", type=click.IntRange(1), help="GRPO steps. [default: 12]")
-@click.option("--seed", type=int, help="Seed of problems and training.")
 @click.option("--resume", is_flag=True, help="Go on with the newest unfinished run, or with the one in --out.")
 @click.option(
     "--agent",

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...errors import CaptureError, ConfigError, GatewayError
+from ...errors import CaptureError, GatewayError
 from ..capture.record import ERROR, NO_BASE, CallRecord, decode, encode
-from .schema import FILE, SELECT_CALL, Row, connect, payload_of, trouble
+from .schema import SELECT_CALL, Row, payload_of, trouble
 
 log = logging.getLogger(__name__)
 
@@ -108,10 +108,6 @@ class Reader:
             yield from map(StoredSession._make, rows)
             after = rows[-1][0]
 
-    def named(self, session_id: str) -> StoredSession | None:
-        rows = self.query("SELECT * FROM sessions WHERE session_id = ?", session_id)
-        return StoredSession._make(rows[0]) if rows else None
-
     def counts(self) -> dict[int, Counts]:
         """By session, from the index alone."""
         rows = self.query(
@@ -197,14 +193,3 @@ class Reader:
         """A setting of the gateway. None: it is not set."""
         rows = self.query("SELECT value FROM settings WHERE name = ?", name)
         return rows[0][0] if rows else None
-
-
-def open_reader(directory: Path) -> Reader:
-    """A reader of a store that a gateway may be writing. Raises: ConfigError when there is none, or none that can be read."""
-    path = directory / FILE
-    if not path.is_file():
-        raise ConfigError(f"{directory} holds no calls; give the directory that was passed as --store")
-    try:
-        return Reader(connect(path, read_only=True), path)
-    except sqlite3.Error as e:
-        raise ConfigError(trouble(e, path)) from e

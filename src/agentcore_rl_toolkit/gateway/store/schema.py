@@ -1,7 +1,7 @@
 """The store's file: one SQLite database, its tables, and how a call becomes a row and a row a call.
 
 `calls` has one row per model call: the columns that the store searches, and the encoded record (`capture.record`).
-`gateway export` writes it for people. Every record has a checksum: SQLite finds damage to its own structure, not to the values.
+Every record has a checksum: SQLite finds damage to its own structure, not to the values.
 """
 
 from __future__ import annotations
@@ -79,14 +79,7 @@ def connect(path: Path | None, *, read_only: bool = False) -> sqlite3.Connection
         database.execute("PRAGMA journal_mode=MEMORY")
     else:
         uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}"
-        alone = read_only and not os.access(path.parent, os.W_OK) and not path.with_name(FILE + "-wal").exists()
-        database = sqlite3.connect(
-            uri + ("&immutable=1" if alone else ""),
-            uri=True,
-            timeout=5.0,
-            isolation_level=None,
-            check_same_thread=False,
-        )
+        database = sqlite3.connect(uri, uri=True, timeout=5.0, isolation_level=None, check_same_thread=False)
     try:
         _prepare(database, path, read_only=read_only)
     except UnicodeDecodeError as e:  # sqlite3's word for a text in the schema that is damaged
@@ -139,8 +132,8 @@ def trouble(error: sqlite3.Error, path: Path | None) -> str:
         return f"{path} is no SQLite database, or its first page is damaged; restore a copy, or give another --store"
     if kind == sqlite3.SQLITE_CORRUPT:
         return (
-            f"{path} is damaged ({error}). What can be read comes out with `agentcore-rl gateway export`, or as a new store "
-            f"with `sqlite3 {path} .recover | sqlite3 NEW/{FILE}`; give another --store to go on"
+            f"{path} is damaged ({error}). What can be read becomes a new store with `sqlite3 {path} .recover | sqlite3 "
+            f"NEW/{FILE}`; give another --store to go on"
         )
     if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return f"{path} is locked by another program ({error}); end what holds it open for writing"
