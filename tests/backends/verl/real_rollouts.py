@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import ray
 import torch
-from real_run import WAIT_S, _objects, _wait_for_prompts, composed, manager, rows_of, start_ray, tiny_model, worker
+from real_run import WAIT_S, _objects, _wait_for_prompts, composed, manager, rows_of, start_ray, tiny_model
 
 from agentcore_rl_toolkit.backends.verl.dataset import PAYLOAD_KEY, PayloadDataset
 
@@ -102,7 +102,6 @@ def main() -> None:
 
     place, out = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     folder = tiny_model(out / "model")
-    keep(out, "worker", asyncio.run(worker(folder)))
     start_ray()
     try:
         units = "transfer_queue.backend.SimpleStorage.num_data_storage_units=1"

@@ -1,6 +1,6 @@
-"""For real_rollouts.py, in an environment that has verl 0.9.x: our AgentLoop in verl's own worker, and the V1 manager on Ray.
+"""For real_rollouts.py, in an environment that has verl 0.9.x: our manager for the V1 trainer on Ray.
 
-Each gives what it found; the assertions are in test_real_verl.py.
+It gives what it found; the assertions are in test_real_verl.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import numpy as np
 import torch
 import verl
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, Qwen3Config
 
@@ -65,63 +64,6 @@ def composed(folder: Path, *more: str) -> Any:
 def service(replay: Replay, record_dir: Path | None = None) -> RolloutService:
     section = SECTION | ({} if record_dir is None else {"record_dir": str(record_dir)})
     return RolloutService(AgentCoreConfig(**section).service("tiny"), replay.client, replay.gateway)
-
-
-def plain(output: Any) -> dict[str, Any]:
-    return {k: v for k, v in output.model_dump().items() if k not in ("multi_modal_data", "metrics")}
-
-
-async def worker(folder: Path) -> dict[str, Any]:
-    """verl's AgentLoopWorker instantiates our loop from YAML and runs it; its post-processing is V1's shape of outputs."""
-    from verl.experimental.agent_loop import AgentLoopWorker
-
-    from agentcore_rl_toolkit.backends.verl import adapter
-
-    loops = folder / "loops.yaml"
-    target = "agentcore_rl_toolkit.backends.verl.adapter.AgentCoreAgentLoop"
-    OmegaConf.save(OmegaConf.create([{"name": "agentcore", "_target_": target, **SECTION}]), loops)
-    agent = "actor_rollout_ref.rollout.agent"
-    config = composed(
-        folder,
-        f"{agent}.default_agent_loop=agentcore",
-        f"{agent}.agent_loop_config_path={loops}",
-        f"{agent}.num_workers=1",
-        "actor_rollout_ref.rollout.prompt_length=256",
-        "actor_rollout_ref.rollout.response_length=256",
-    )
-    replay = Replay(recorded_episodes(), by_input=False)
-    adapter._services[repr(AgentCoreConfig(**SECTION))] = service(replay)
-
-    class Worker(AgentLoopWorker):  # type: ignore[misc]
-        """verl's worker; outputs are kept as they come from the loop, the way V1's TransferQueue worker takes them."""
-
-        async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> Any:
-            return output
-
-    class Client:
-        tokenizer = None
-
-    made = Worker(config, Client(), None, None)
-    outputs = []
-    for i in range(64):
-        outputs.append(
-            await made._run_agent_loop(
-                {"temperature": 0.7, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True},
-                {"step": 1, "sample_index": i, "rollout_n": 0, "validate": False},
-                agent_name="agentcore",
-                raw_prompt=[{"role": "user", "content": f"task {i}"}],
-                index=i,
-                global_steps=7,
-                **{PAYLOAD_KEY: {"prompt": f"task {i}", "answer": str(i)}},
-            )
-        )
-    first = next(o for o in outputs if o)[0].as_dict()
-    return {
-        "outputs": [[plain(o) for o in group] for group in outputs],
-        "invoked": replay.invoked[0],
-        "tensors": {k: list(v.shape) for k, v in first.items() if isinstance(v, torch.Tensor)},
-        "reward_on_last_token": float(first["rm_scores"][-1]),
-    }
 
 
 def manager(folder: Path) -> dict[str, Any]:

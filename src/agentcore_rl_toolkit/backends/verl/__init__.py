@@ -1,4 +1,4 @@
-"""verl: agent loops over remote agents for its V1 trainer. Only `adapter`, `dataset` and `manager` need verl or torch."""
+"""verl: remote agents for its V1 trainer. Only `dataset` and `manager` need verl or torch."""
 
 from .convert import to_verl
 from .settings import AgentCoreConfig, VerlConfig

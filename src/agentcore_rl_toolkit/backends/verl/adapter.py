@@ -1,78 +1,18 @@
-"""verl's AgentLoop over a remote agent, for the stock AgentLoop workers of the V1 trainer.
-
-`manager.AgentCoreManager` is the better plug (whole groups, early stop, one gateway); this one fits set-ups that keep
-verl's workers: name it in a YAML file given as ``actor_rollout_ref.rollout.agent.agent_loop_config_path``::
-
-    - name: agentcore
-      _target_: agentcore_rl_toolkit.backends.verl.adapter.AgentCoreAgentLoop
-      agent_runtime_arn: arn:aws:bedrock-agentcore:...
-      s3_bucket: my-bucket
-"""
+"""Our clients and the gateway over verl's rollout servers, and verl's words for what both sides name otherwise."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import tempfile
-import threading
 from dataclasses import replace
 from typing import Any
 
-from ..._installation import missing_extra
 from ..service import RolloutService
 from .bridge import Bridge
-from .convert import to_verl
-from .dataset import PAYLOAD_KEY
 from .settings import AgentCoreConfig
-
-try:
-    from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
-except ModuleNotFoundError as e:
-    raise missing_extra(f"the verl backend needs {e.name!r}", "verl") from e
-
-_lock = threading.Lock()
-_services: dict[str, RolloutService] = {}
 
 # verl's names of sampling parameters -> OpenAI's; the others mean nothing to an OpenAI client.
 _PARAMETERS = ("temperature", "top_p", "top_k", "repetition_penalty")
-
-
-class AgentCoreAgentLoop(AgentLoopBase):
-    """One rollout of a remote agent per call; several outputs for a forked episode, none for a masked one.
-
-    Keyword arguments are those of `AgentCoreConfig`. verl makes a new loop for every rollout, so the clients are kept
-    per process and configuration.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        names = AgentCoreConfig.__dataclass_fields__
-        ours = {k: kwargs.pop(k) for k in list(kwargs) if k in names}
-        super().__init__(*args, **kwargs)
-        self.agentcore = AgentCoreConfig(**ours) if ours else AgentCoreConfig.of(self.config)
-
-    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
-        """Never raises for a failed rollout: V1 then has no row of this session, and the group's mean does not see it."""
-        service = await asyncio.to_thread(self._service)
-        payload = kwargs.get(PAYLOAD_KEY) or {"prompt": kwargs["raw_prompt"]}
-        step = kwargs.get("global_steps")
-        rollout = await service.roll(
-            dict(payload), openai_params(sampling_params), step=None if step is None else int(step)
-        )
-        outputs = to_verl(
-            rollout,
-            prompt_length=self.rollout_config.prompt_length,
-            response_length=self.rollout_config.response_length,
-        )
-        return [AgentLoopOutput(**with_steps(o, kwargs.get("global_steps"))) for o in outputs]
-
-    def _service(self) -> RolloutService:
-        key = repr(self.agentcore)
-        with _lock:
-            if key not in _services:
-                # verl runs several workers, each with a gateway of its own: they cannot share a port.
-                ours = replace(self.agentcore, gateway_port=0)
-                _services[key], _ = open_service(ours, self.config, self.server_manager)
-            return _services[key]
 
 
 def open_service(agentcore: AgentCoreConfig, config: Any, llm_client: Any) -> tuple[RolloutService, Bridge | None]:
