@@ -6,9 +6,11 @@ against the logprobs that each token was sampled with, whichever weights those w
 Runtime, or the local one) and knows nothing of this; its reward comes back through the object store, its tokens through the
 model gateway, exactly as sampled. The data set is a list of payloads: what the agent is sent, one input each.
 
-    reward r_i of rollout i in a group of G          advantage A_i = (r_i - mean(r)) / (std(r) + eps)
+    reward r_i of rollout i in a group of G          advantage A_t = (r_i - mean(r)) / (std(r) + eps), t sampled in rollout i
     ratio  rho_t = pi(token_t) / pi_sampled(token_t)
-    loss = - mean over sampled tokens of  min(rho_t A_i, clip(rho_t, 1 - clip_low, 1 + clip_high) A_i)
+    loss = - mean over sampled tokens of  min(rho_t A_t, clip(rho_t, 1 - clip_low, 1 + clip_high) A_t)
+
+`backends/collection/credit.py` has the other advantages: of turns, and those that come from a teacher.
 
 Sources: GRPO, arXiv:2402.03300; the asymmetric clip and the mean over tokens, DAPO, arXiv:2503.14476.
 Shapes: _G rollouts of a group, _B sequences of a batch, _T tokens of a sequence, _N sampled tokens of a batch, _V tokens of the
@@ -39,6 +41,8 @@ from torch.utils.checkpoint import checkpoint
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.backends import (
     CollectConfig,
+    Credit,
+    CreditReport,
     Group,
     GroupRequest,
     GroupStream,
@@ -48,12 +52,14 @@ from agentcore_rl_toolkit.backends import (
     collect_stream,
     open_recording,
     summarize,
+    to_samples,
 )
 from agentcore_rl_toolkit.backends.collection.groups import WHOLE_DISTRIBUTION
+from agentcore_rl_toolkit.backends.collection.teacher import teacher_at
 from agentcore_rl_toolkit.backends.data import read_rows
 from agentcore_rl_toolkit.errors import AgentCoreRLError, CaptureError
 from agentcore_rl_toolkit.gateway import GatewayClient
-from agentcore_rl_toolkit.policy import load_policy, problems
+from agentcore_rl_toolkit.policy import WEIGHTS_DIR, load_policy, problems
 from agentcore_rl_toolkit.runs.record import tools_of
 from agentcore_rl_toolkit.weights import EngineAddress, Publisher
 
@@ -63,7 +69,7 @@ Row = Mapping[str, Any]  # one input: the payload that the agent is sent
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Credit):
     steps: int = 13
     groups: int = 8  # inputs a step
     rollouts: int = 8  # rollouts of each input
@@ -105,16 +111,6 @@ class Services:
     recording: Recording | None = None
 
 
-def group_advantages(rewards_G: Sequence[float | None], eps: float = 1e-4) -> list[float | None]:
-    """Standardised rewards of one group; None (a rollout that cannot be used) stays None and moves no baseline."""
-    known = [r for r in rewards_G if r is not None]
-    if not known:
-        return list(rewards_G)
-    mean = sum(known) / len(known)
-    std = math.sqrt(sum((r - mean) ** 2 for r in known) / max(1, len(known) - 1))
-    return [None if r is None else (r - mean) / (std + eps) for r in rewards_G]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """Right-padded sequences. Position t holds what is needed to predict token t from the tokens before it."""
@@ -122,32 +118,32 @@ class Batch:
     token_ids_BT: torch.Tensor
     mask_BT: torch.Tensor  # 1.0 where the token was sampled by the policy and is trained
     sampled_logprobs_BT: torch.Tensor  # 0.0 only where mask is 0
-    advantages_B: torch.Tensor
+    advantages_BT: torch.Tensor  # 0.0 where mask is 0
     fresh_BT: torch.Tensor  # 1.0 where the token was sampled from the weights that are trained
 
 
 def build_batch(
-    rows: Sequence[tuple[Any, float]], pad_id: int, device: Any = "cpu", version: int | None = None
+    rows: Sequence[tuple[Any, Sequence[float]]], pad_id: int, device: Any = "cpu", version: int | None = None
 ) -> Batch:
-    """(TrainingSequence, advantage) pairs to tensors. The ids are the gateway's own: nothing is tokenised here.
+    """(TrainingSequence, advantages of its response) pairs to tensors. The ids are the gateway's own: nothing is tokenised here.
 
     ``version`` is that of the weights about to be trained; None: no token is from older ones.
     """
     T = max(len(sequence.token_ids) for sequence, _ in rows)
     token_ids_BT = torch.full((len(rows), T), pad_id)
-    mask_BT, logprobs_BT, fresh_BT = (torch.zeros(len(rows), T) for _ in range(3))
-    for b, (sequence, _) in enumerate(rows):
+    mask_BT, logprobs_BT, advantages_BT, fresh_BT = (torch.zeros(len(rows), T) for _ in range(4))
+    for b, (sequence, advantages_R) in enumerate(rows):
         t = len(sequence.token_ids)
         token_ids_BT[b, :t] = torch.tensor(sequence.token_ids)
         mask_BT[b, :t] = torch.tensor(sequence.loss_mask, dtype=torch.float32)
         logprobs_BT[b, :t] = torch.tensor([0.0 if lp is None else lp for lp in sequence.logprobs])
+        advantages_BT[b, t - len(advantages_R) : t] = torch.tensor(advantages_R)
         fresh_BT[b, :t] = torch.tensor([version in (None, v) for v in sequence.weight_versions], dtype=torch.float32)
-    advantages_B = torch.tensor([advantage for _, advantage in rows])
     return Batch(
         token_ids_BT=token_ids_BT.to(device),
         mask_BT=mask_BT.to(device),
         sampled_logprobs_BT=logprobs_BT.to(device),
-        advantages_B=advantages_B.to(device),
+        advantages_BT=advantages_BT.to(device),
         fresh_BT=fresh_BT.to(device),
     )
 
@@ -211,7 +207,7 @@ def grpo_loss(
     """The clipped loss above, and sums over its tokens that say what the update is like. `tokens`: what its sum is divided by."""
     mask_BT, old_BT = batch.mask_BT[:, 1:], batch.sampled_logprobs_BT[:, 1:]
     log_ratio_BT = (logprobs_BT - old_BT) * mask_BT
-    ratio_BT, A_BT = log_ratio_BT.exp(), batch.advantages_B[:, None]
+    ratio_BT, A_BT = log_ratio_BT.exp(), batch.advantages_BT[:, 1:]
     clipped_BT = ratio_BT.clamp(1 - config.clip_low, 1 + config.clip_high)
     loss = -(torch.minimum(ratio_BT * A_BT, clipped_BT * A_BT) * mask_BT).sum() / tokens
     k3_BT = ratio_BT - 1 - log_ratio_BT  # estimates KL(sampled || current), token by token
@@ -241,22 +237,32 @@ def train_on(
     version: int | None = None,
 ) -> dict:
     """One GRPO update of weight version `version`. Returns its metrics; trains nothing, and says so, without a usable rollout."""
-    rows: list[tuple[Any, float, tuple[str, int]]] = []  # sequence, advantage, whose sequence it is
-    sampled = trained = 0
-    for group in groups:
-        advantages_G = group_advantages(group.rewards)  # None for every rollout that is not usable
-        if recording is not None:
-            recording.advantages(group, advantages_G)
-        for rollout, advantage in zip(group.rollouts, advantages_G, strict=True):
-            if advantage is not None:
-                sampled += rollout.trajectory.report.sampled_tokens
-                sequences = enumerate(rollout.trajectory.sequences)
-                rows += [(sequence, advantage, (rollout.session_id, i)) for i, sequence in sequences]
-    trained = sum(sum(sequence.loss_mask) for sequence, _, _ in rows)
-    metrics: dict[str, Any] = {"sequences": len(rows), "sampled_tokens": sampled, "trained_tokens": trained}
-    metrics |= {"logprob_gap": None, "loss": None, "grad_norm": None, "kl": None, "clip_fraction": None}
+    report, stats = CreditReport(), summarize(groups)
+    samples = to_samples(groups, credit=config, report=report)  # of usable rollouts
+    if recording is not None:
+        recording.advantages(samples)
+    trajectories = {rollout.session_id: rollout.trajectory for group in groups for rollout in group.usable}
+    trained = stats.trained_tokens
+    metrics: dict[str, Any] = {
+        "sequences": len(samples),
+        "sampled_tokens": stats.sampled_tokens,
+        "trained_tokens": trained,
+    }
+    metrics |= {
+        "logprob_gap": None,
+        "loss": None,
+        "grad_norm": None,
+        "kl": None,
+        "clip_fraction": None,
+        **report.numbers(),
+    }
     # Equal rewards give no gradient, so nothing is computed for them; their tokens count in what the loss is divided by.
-    rows = [row for row in rows if row[1] and any(row[0].loss_mask)]
+    taught = [sample for sample in samples if any(sample.advantages)]
+    metrics["groups_that_differ"] = len({sample.group_index for sample in taught})
+    rows = []  # sequence, advantages, whose sequence it is
+    for sample in taught:
+        sequence = trajectories[sample.session_id].sequences[sample.sequence_index]
+        rows.append((sequence, sample.advantages, (sample.session_id, sample.sequence_index)))
     metrics["computed_tokens"] = sum(len(row[0].token_ids) for row in rows)  # prompts too
     rng.shuffle(rows)
     for minibatch in range(config.minibatches):
@@ -346,7 +352,9 @@ def row_at(place: int, rows: Sequence[Row], config: Config) -> Row:
 
 
 def collect_config(config: Config, *, training: bool = False) -> CollectConfig:
+    credit = {"credit": config.credit, "teacher_url": config.teacher_url} if training else {}
     return CollectConfig(
+        **credit,
         train=config.train_on,
         sampling_params=config.sampling_params if training else None,
         max_concurrent=config.max_concurrent,
@@ -433,7 +441,6 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
         "metrics": dict(stats.metrics),  # what the agent returns beside the reward
         "rollouts": stats.rollouts,
         "usable": stats.usable,
-        "groups_that_differ": sum(len(set(g.rewards) - {None}) > 1 for g in groups),  # elsewhere every advantage is 0
         "branches": sum(r.trajectory.report.branches for r in good),
     }
 
@@ -458,6 +465,8 @@ async def train(
     torch.manual_seed(config.seed)
     alone = config.staleness == 0  # then nothing else runs while it trains
     torch.set_num_threads(max(1, (os.cpu_count() or 2) // (1 if alone else 2)))
+    if config.teacher_url is not None:
+        await asyncio.to_thread(teacher_at(config.teacher_url).check, services.model_dir or WEIGHTS_DIR)
     model, tokenizer = load_model(services.model_dir, config)
     pad_id, optimizer = pad_id_of(tokenizer), optimizer_of(model, config)
     checkpoint = services.run_dir / "checkpoint.pt"
@@ -525,7 +534,7 @@ def imitate(
     torch.manual_seed(config.seed)
     model, tokenizer = load_model(model_dir, config)
     pad_id, optimizer = pad_id_of(tokenizer), optimizer_of(model, config)
-    steps: list[list[tuple[Any, float]]] = []
+    steps: list[list[tuple[Any, Sequence[float]]]] = []
     for epoch in range(epochs):
         order = list(rows)
         random.Random(f"{config.seed}/{epoch}").shuffle(order)
@@ -539,7 +548,7 @@ def imitate(
             sequence = TrainingTokens(
                 row["input_ids"], row["assistant_masks"], logprobs=nothing, weight_versions=nothing
             )
-            steps[-1].append((sequence, 0.0))
+            steps[-1].append((sequence, ()))
             held += length
     for step, part in enumerate(steps):
         began, total = time.monotonic(), 0.0

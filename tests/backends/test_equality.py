@@ -1,4 +1,5 @@
-"""The same 64 recorded episodes mean the same tokens, masks, logprobs and advantages to every trainer.
+"""The same 64 recorded episodes mean the same tokens, masks, logprobs and advantages to every trainer: one advantage a rollout,
+and one a token (returns of turns with a discount, and a teacher).
 
 What is expected is worked out here from the recorded turns and records, with none of the package's merging, masking or
 statistics. Every backend's native form is read back the way that trainer reads it, into one neutral form per training sequence.
@@ -23,13 +24,18 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.backends.collection.collect import collect
+from agentcore_rl_toolkit.backends.collection.credit import Credit
 from agentcore_rl_toolkit.backends.collection.groups import CollectConfig, CollectedRollout, Group, summarize
 from agentcore_rl_toolkit.backends.collection.samples import Sample, rollout_samples, to_samples
 from agentcore_rl_toolkit.backends.primitives.data import to_datum
 from agentcore_rl_toolkit.backends.rllm.convert import groups_to_rllm, to_rllm
 from agentcore_rl_toolkit.backends.sagemaker.adapter import datum as sagemaker_datum
 from agentcore_rl_toolkit.backends.slime.convert import NOTE, to_slime
-from agentcore_rl_toolkit.backends.slime.hooks import keep_informative_group, normalize_rewards
+from agentcore_rl_toolkit.backends.slime.hooks import (
+    keep_informative_group,
+    normalize_rewards,
+    take_token_advantages,
+)
 from agentcore_rl_toolkit.backends.slime.rollout import outcome_metrics
 from agentcore_rl_toolkit.backends.trl.convert import REWARD_KEY, to_trl
 from agentcore_rl_toolkit.backends.verl.convert import to_verl, too_long
@@ -63,6 +69,7 @@ class SlimeSample:
     response_length: int = 0
     reward: Any = None
     loss_mask: list[int] | None = None
+    teacher_log_probs: list[float] | None = None
     weight_versions: list[str] = field(default_factory=list)
     rollout_log_probs: list[float] | None = None
     rollout_routed_experts: Any = None
@@ -90,33 +97,50 @@ class SlimeArgs:
     reward_key = None
 
 
+TOKENS = Credit(credit="turn", discount=0.5, teacher_url="http://teacher", reward_weight=2.0)
+
+
+class TokenArgs(SlimeArgs):
+    credit, discount, teacher_url, reward_weight = "turn", 0.5, "http://teacher", 2.0
+
+
 class ReplayArgs(SlimeArgs):
     use_rollout_routing_replay = True
 
 
 @dataclass(frozen=True)
 class Neutral:
-    """One training sequence as a loss sees it. Logprobs only of trained tokens."""
+    """One training sequence as a loss sees it. Logprobs and advantages only of trained tokens."""
 
     tokens: tuple[int, ...]
     mask: tuple[int, ...]
     logprobs: tuple[float, ...]
-    advantage: float
+    advantages: tuple[float, ...]
 
 
-@pytest.fixture(scope="module", params=[("score", "task"), ("mask", "main")], ids=lambda param: "-".join(param))
+CASES = [("score", "task", "episode"), ("mask", "main", "episode"), ("score", "task", "tokens")]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda param: "-".join(param))
 def settings(request: pytest.FixtureRequest) -> Any:
-    """What a run makes of rollouts whose policy failed, and its rule of what trains: every table below holds either way."""
+    """What a run makes of rollouts whose policy failed, its rule of what trains, and what has an advantage of its own: every
+    table below holds in all cases.
+    """
     return request.param
 
 
 @pytest.fixture(scope="module")
-def policy_failures(settings: tuple[str, str]) -> str:
+def credit(settings: tuple[str, str, str]) -> Credit:
+    return Credit() if settings[2] == "episode" else TOKENS
+
+
+@pytest.fixture(scope="module")
+def policy_failures(settings: tuple[str, str, str]) -> str:
     return settings[0]
 
 
 @pytest.fixture(scope="module")
-def rule(settings: tuple[str, str]) -> str:
+def rule(settings: tuple[str, str, str]) -> str:
     return settings[1]
 
 
@@ -126,10 +150,37 @@ def good_kinds(policy_failures: str) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def groups(policy_failures: Any, rule: str) -> list[Group]:
-    replay = Replay(EPISODES)
-    config = CollectConfig(policy_failures=policy_failures, train=rule)
-    return collect(requests_for(EPISODES), client=replay.client, gateway=replay.gateway, config=config)
+def groups(policy_failures: Any, rule: str, credit: Credit) -> list[Group]:
+    episodes = [with_turn_rewards(e, rule) for e in EPISODES] if credit.per_token else EPISODES
+    replay = Replay(episodes)
+    config = CollectConfig(policy_failures=policy_failures, train=rule, credit=credit.credit)
+    found = collect(requests_for(episodes), client=replay.client, gateway=replay.gateway, config=config)
+    return [dataclasses.replace(g, rollouts=[taught(r) for r in g.rollouts]) for g in found]
+
+
+def with_turn_rewards(episode: Episode, rule: str) -> Episode:
+    """The same with a reward for each call that trains; the last is the episode's."""
+    if episode.kind not in GOOD_KINDS or episode.kind == "policy_failed":
+        return episode
+    turns = trained_turns(episode, rule)
+    rewards = [(len(turn.completion_ids) % 3) / 4 for turn in turns[:-1]] + [reward_of(episode)]
+    return dataclasses.replace(episode, record={**(episode.record or {}), "rewards": rewards})
+
+
+def teacher_logprob(token: int) -> float:
+    return -token / 200
+
+
+def taught(rollout: CollectedRollout) -> CollectedRollout:
+    """As a teacher leaves it."""
+    gaps = {
+        index: [
+            0.0 if lp is None else teacher_logprob(token) - lp
+            for token, lp in zip(s.token_ids[s.prompt_length :], s.logprobs[s.prompt_length :], strict=True)
+        ]
+        for index, s in enumerate(rollout.trajectory.sequences if rollout.trajectory else ())
+    }
+    return dataclasses.replace(rollout, teacher_gaps=gaps)
 
 
 def trained_turns(episode: Episode, rule: str) -> list[Turn]:
@@ -141,20 +192,31 @@ def trained_turns(episode: Episode, rule: str) -> list[Turn]:
     return sorted((t for turns in roles.values() for t in turns), key=lambda t: t.index)
 
 
-def branches(episode: Episode, rule: str) -> list[tuple[list[int], list[int], list[float]]]:
-    """(tokens, mask, logprobs of the ones) of an episode: a prompt that continues a branch extends it, any other opens one."""
-    made: list[tuple[list[int], list[int], list[float]]] = []
-    for turn in trained_turns(episode, rule):
+def branches(episode: Episode, rule: str) -> list[tuple[list[int], list[int], list[float], list[int]]]:
+    """(tokens, mask, logprobs of the ones, places of their turns) of an episode: a prompt that continues a branch extends it, any
+    other opens one.
+    """
+    made: list[tuple[list[int], list[int], list[float], list[int]]] = []
+    for place, turn in enumerate(trained_turns(episode, rule)):
         prompt, sampled = list(turn.prompt_ids), list(turn.completion_ids)
         continued = [b for b in made if prompt[: len(b[0])] == b[0]]
-        branch = max(continued, key=lambda b: len(b[0])) if continued else ([], [], [])
+        branch = max(continued, key=lambda b: len(b[0])) if continued else ([], [], [], [])
         if not continued:
             made.append(branch)
-        tokens, mask, logprobs = branch
+        tokens, mask, logprobs, places = branch
         mask += [0] * (len(prompt) - len(tokens)) + [1] * len(sampled)
         tokens += prompt[len(tokens) :] + sampled
         logprobs += [lp for lp in turn.logprobs if lp is not None]
+        places += [place] * len(sampled)
     return made
+
+
+def returns_of(episode: Episode, rule: str) -> list[float]:
+    """The return of each turn: its reward, and half of the next turn's return."""
+    turns = len(trained_turns(episode, rule))
+    rewards = (with_turn_rewards(episode, rule).record or {})["rewards"]
+    rewards = rewards if isinstance(rewards, list) else [0.0] * (turns - 1) + [reward_of(episode)]
+    return [sum(r * 0.5**k for k, r in enumerate(rewards[turn:])) for turn in range(turns)]
 
 
 def reward_of(episode: Episode) -> float:
@@ -166,27 +228,43 @@ def reward_of(episode: Episode) -> float:
 
 
 @pytest.fixture(scope="module")
-def expected(groups: list[Group], good_kinds: tuple[str, ...], rule: str) -> dict[str, list[Neutral]]:
+def expected(groups: list[Group], good_kinds: tuple[str, ...], rule: str, credit: Credit) -> dict[str, list[Neutral]]:
     """By session: what should be trained, from the recorded episodes alone."""
     sessions = [r.session_id for g in groups for r in g.rollouts]
     found: dict[str, list[Neutral]] = {s: [] for s in sessions}
     for start in range(0, len(EPISODES), 8):
         good = [i for i in range(start, start + 8) if EPISODES[i].kind in good_kinds]
-        rewards = [reward_of(EPISODES[i]) for i in good]
-        mean, spread = statistics.fmean(rewards), statistics.stdev(rewards)
-        for i, reward in zip(good, rewards, strict=True):
-            for tokens, mask, logprobs in branches(EPISODES[i], rule):
-                advantage = (reward - mean) / (spread + 1e-6)
-                found[sessions[i]].append(Neutral(tuple(tokens), tuple(mask), tuple(logprobs), advantage))
+        rewards = {i: [reward_of(EPISODES[i])] * len(EPISODES[i].turns) for i in good}
+        pool = [each[0] for each in rewards.values()]
+        if credit.per_token:
+            rewards = {i: returns_of(EPISODES[i], rule) for i in good}
+            pool = [value for each in rewards.values() for value in each]
+        mean, spread = statistics.fmean(pool), statistics.stdev(pool)
+        for i in good:
+            for tokens, mask, logprobs, places in branches(EPISODES[i], rule):
+                advantages = [(rewards[i][place] - mean) / (spread + 1e-6) for place in places]
+                if credit.per_token:
+                    sampled = [token for token, m in zip(tokens, mask, strict=True) if m]
+                    gaps = [teacher_logprob(token) - lp for token, lp in zip(sampled, logprobs, strict=True)]
+                    advantages = [gap + 2.0 * A for gap, A in zip(gaps, advantages, strict=True)]
+                found[sessions[i]].append(Neutral(tuple(tokens), tuple(mask), tuple(logprobs), tuple(advantages)))
     return found
 
 
-def read_core(groups: list[Group]) -> dict[str, list[Neutral]]:
+def of_trained(advantages_R: list[float], mask_R: list[int]) -> tuple[float, ...]:
+    """Those of trained tokens; the others have none."""
+    assert not any(a for a, m in zip(advantages_R, mask_R, strict=True) if not m)
+    return tuple(a for a, m in zip(advantages_R, mask_R, strict=True) if m)
+
+
+def read_core(groups: list[Group], credit: Credit) -> dict[str, list[Neutral]]:
     found: dict[str, list[Neutral]] = {r.session_id: [] for g in groups for r in g.rollouts}
-    for sample in to_samples(groups):
+    for sample in to_samples(groups, credit=credit):
         mask = (0,) * len(sample.prompt_ids) + tuple(sample.response_mask)
         logprobs = tuple(lp for lp in sample.response_logprobs if lp is not None)
-        found[sample.session_id].append(Neutral(tuple(sample.token_ids), mask, logprobs, sample.advantage))
+        found[sample.session_id].append(
+            Neutral(tuple(sample.token_ids), mask, logprobs, of_trained(sample.advantages, sample.response_mask))
+        )
     return found
 
 
@@ -197,31 +275,37 @@ def close(found: list[Neutral], wanted: list[Neutral], tolerance: float = 1e-6) 
     assert sorted(map(key, found)) == sorted(map(key, wanted))
     for f, w in zip(sorted(found, key=key), sorted(wanted, key=key), strict=True):
         assert f.logprobs == w.logprobs
-        assert f.advantage == pytest.approx(w.advantage, abs=tolerance)
+        assert f.advantages == pytest.approx(w.advantages, abs=tolerance)
 
 
-def read_slime(groups: list[Group]) -> dict[str, list[Neutral]]:
+def read_slime(groups: list[Group], credit: Credit) -> dict[str, list[Neutral]]:
     """As slime's RolloutManager does: flatten, post-process the rewards, clear the masks of removed samples."""
     found: dict[str, list[Neutral]] = {}
     flat: list[SlimeSample] = []
+    args = TokenArgs if credit.per_token else SlimeArgs
     for g, group in enumerate(groups):
         for i, rollout in enumerate(group.rollouts):
             base = SlimeSample(group_index=g, index=g * len(group.rollouts) + i)
-            flat.extend(to_slime(rollout, base, args=SlimeArgs))
-    raw, processed = normalize_rewards(SlimeArgs, flat)
+            flat.extend(to_slime(rollout, base, args=args))
+    raw, processed = normalize_rewards(args, flat)
     assert len(raw) == len(processed) == len(flat)
-    for sample, advantage in zip(flat, processed, strict=True):
+    data: dict[str, Any] = {"teacher_log_probs": [s.teacher_log_probs for s in flat]}
+    if credit.per_token:
+        take_token_advantages(args, data)
+    tokens_of = data.get("advantages") or [[A] * s.response_length for A, s in zip(processed, flat, strict=True)]
+    for sample, advantages_R in zip(flat, tokens_of, strict=True):
         assert sample.loss_mask is not None
         assert sample.rollout_log_probs is not None
         assert len(sample.loss_mask) == len(sample.rollout_log_probs) == sample.response_length
         mask = [0] * len(sample.loss_mask) if sample.remove_sample else sample.loss_mask
         found.setdefault(str(sample.session_id), [])
         if not any(mask):
-            assert advantage == 0.0
+            assert not any(advantages_R)
             continue
         logprobs = tuple(lp for lp, m in zip(sample.rollout_log_probs, mask, strict=True) if m)
         full = (0,) * (len(sample.tokens) - sample.response_length) + tuple(mask)
-        found[str(sample.session_id)].append(Neutral(tuple(sample.tokens), full, logprobs, advantage))
+        advantages = tuple(a for a, m in zip(advantages_R, mask, strict=True) if m)
+        found[str(sample.session_id)].append(Neutral(tuple(sample.tokens), full, logprobs, advantages))
     return found
 
 
@@ -233,32 +317,38 @@ def grpo_of_rows(scores: dict[int, float], epsilon: float = 1e-6) -> dict[int, f
     return {key: (value - mean) / (std + epsilon) for key, value in scores.items()}
 
 
-def read_verl(groups: list[Group]) -> dict[str, list[Neutral]]:
-    """As the V1 trainer does: advantage from the last row of every session, given to all its rows."""
+def read_verl(groups: list[Group], credit: Credit) -> dict[str, list[Neutral]]:
+    """As the V1 trainer does: advantage from the last row of every session, given to all its rows; of tokens, what the manager
+    puts into a row's scores.
+    """
     found: dict[str, list[Neutral]] = {}
     for group in groups:
         rows = {r.index: to_verl(r, expert_shape=SHAPE) for r in group.rollouts}
         advantages = grpo_of_rows({i: outputs[-1]["reward_score"] for i, outputs in rows.items() if outputs})
+        known = {(s.session_id, s.sequence_index): s.advantages for s in to_samples([group], credit=credit)}
         for rollout in group.rollouts:
             found[rollout.session_id] = []
             for output in rows[rollout.index]:
                 mask, logprobs = output["response_mask"], output["response_logprobs"]
+                given = [advantages[rollout.index]] * len(mask)
+                if credit.per_token:
+                    given = known[rollout.session_id, output["extra_fields"]["agentcore_branch"]]
                 assert len(mask) == len(logprobs) == len(output["response_ids"])
                 found[rollout.session_id].append(
                     Neutral(
                         (*output["prompt_ids"], *output["response_ids"]),
                         (0,) * len(output["prompt_ids"]) + tuple(mask),
                         tuple(lp for lp, m in zip(logprobs, mask, strict=True) if m),
-                        advantages[rollout.index],
+                        tuple(a for a, m in zip(given, mask, strict=True) if m),
                     )
                 )
     return found
 
 
-def merge_steps(steps: list[dict[str, Any]]) -> tuple[list[int], list[int], list[float]]:
+def merge_steps(steps: list[dict[str, Any]]) -> tuple[list[int], list[int], list[float], list[float]]:
     """rLLM's merge of steps whose prompt extends what came before."""
     tokens = list(steps[0]["prompt_ids"])
-    mask, logprobs = [0] * len(tokens), []
+    mask, logprobs, advantages = [0] * len(tokens), [], []
     for step in steps:
         prompt = step["prompt_ids"]
         assert prompt[: len(tokens)] == tokens, "rLLM would start a new row here"
@@ -266,43 +356,39 @@ def merge_steps(steps: list[dict[str, Any]]) -> tuple[list[int], list[int], list
         mask += [0] * (len(prompt) - len(tokens)) + [1] * len(step["response_ids"])
         tokens = [*prompt, *step["response_ids"]]
         logprobs += step["logprobs"]
-    return tokens, mask, logprobs
+        # With `use_precomputed_advantage` rLLM takes a step's advantages as they are, one per sampled token.
+        assert len(step["advantage"]) == len(step["response_ids"])
+        advantages += step["advantage"]
+    return tokens, mask, logprobs, advantages
 
 
-def read_rllm(groups: list[Group]) -> dict[str, list[Neutral]]:
+def read_rllm(groups: list[Group], credit: Credit) -> dict[str, list[Neutral]]:
     found: dict[str, list[Neutral]] = {}
-    for episode in groups_to_rllm(groups, expert_shape=SHAPE):
+    for episode in groups_to_rllm(groups, credit=credit, expert_shape=SHAPE):
         session = found[episode["metadata"]["session_id"]] = []
         for trajectory in episode["trajectories"]:
-            tokens, mask, logprobs = merge_steps(trajectory["steps"])
-            # With `use_precomputed_advantage` rLLM takes a step's advantages as they are, one per sampled token.
-            assert all(len(s["advantage"]) == len(s["response_ids"]) for s in trajectory["steps"])
-            (advantage,) = {a for s in trajectory["steps"] for a in s["advantage"]}
-            session.append(Neutral(tuple(tokens), tuple(mask), tuple(logprobs), advantage))
+            session.append(Neutral(*map(tuple, merge_steps(trajectory["steps"]))))
     return found
 
 
-def read_primitives(groups: list[Group]) -> dict[str, list[Neutral]]:
+def read_primitives(groups: list[Group], credit: Credit) -> dict[str, list[Neutral]]:
     found: dict[str, list[Neutral]] = {r.session_id: [] for g in groups for r in g.rollouts}
-    for sample in to_samples(groups):
+    for sample in to_samples(groups, credit=credit):
         datum = to_datum(sample)
         assert datum is not None
         assert len({len(value) for value in dataclasses.asdict(datum).values()}) == 1
         assert datum.tokens[1:] == datum.target_tokens[:-1]
         mask = tuple(datum.mask)
         logprobs = tuple(lp for lp, m in zip(datum.logprobs, mask, strict=True) if m)
-        advantages = {a for a, m in zip(datum.advantages, mask, strict=True) if m}
-        assert len(advantages) == 1
-        assert not any(a for a, m in zip(datum.advantages, mask, strict=True) if not m)
         tokens = (datum.tokens[0], *datum.target_tokens)
-        found[sample.session_id].append(Neutral(tokens, (0, *mask), logprobs, advantages.pop()))
+        found[sample.session_id].append(Neutral(tokens, (0, *mask), logprobs, of_trained(datum.advantages, datum.mask)))
     return found
 
 
-def read_sagemaker(groups: list[Group]) -> dict[str, list[Neutral]]:
+def read_sagemaker(groups: list[Group], credit: Credit) -> dict[str, list[Neutral]]:
     """The wire form of a training session: ``weights`` are the mask, and stand beside the advantages."""
     found: dict[str, list[Neutral]] = {r.session_id: [] for g in groups for r in g.rollouts}
-    for sample in to_samples(groups):
+    for sample in to_samples(groups, credit=credit):
         shifted = to_datum(sample)
         assert shifted is not None
         datum = sagemaker_datum(shifted)
@@ -311,13 +397,13 @@ def read_sagemaker(groups: list[Group]) -> dict[str, list[Neutral]]:
         assert all(t["shape"] == [len(chunk["tokens"])] == [len(t["data"])] for t in datum["lossFnInputs"].values())
         mask = tuple(inputs["weights"])
         logprobs = tuple(lp for lp, m in zip(inputs["logprobs"], mask, strict=True) if m)
-        [advantage] = {a for a, m in zip(inputs["advantages"], mask, strict=True) if m}
+        advantages = of_trained(inputs["advantages"], inputs["weights"])
         tokens = (chunk["tokens"][0], *inputs["target_tokens"])
-        found[sample.session_id].append(Neutral(tokens, (0, *mask), logprobs, advantage))
+        found[sample.session_id].append(Neutral(tokens, (0, *mask), logprobs, advantages))
     return found
 
 
-READERS: dict[str, Callable[[list[Group]], dict[str, list[Neutral]]]] = {
+READERS: dict[str, Callable[[list[Group], Credit], dict[str, list[Neutral]]]] = {
     "core": read_core,
     "slime": read_slime,
     "verl": read_verl,
@@ -328,8 +414,8 @@ READERS: dict[str, Callable[[list[Group]], dict[str, list[Neutral]]]] = {
 
 
 @pytest.fixture(scope="module", params=sorted(READERS))
-def read(request: pytest.FixtureRequest, groups: list[Group]) -> dict[str, list[Neutral]]:
-    return READERS[request.param](groups)
+def read(request: pytest.FixtureRequest, groups: list[Group], credit: Credit) -> dict[str, list[Neutral]]:
+    return READERS[request.param](groups, credit)
 
 
 def test_a_backend_trains_what_was_recorded(
@@ -412,7 +498,7 @@ def moe(groups: list[Group]) -> list[tuple[CollectedRollout, Sample, list[int]]]
                 data != turn.routed_experts
             )  # the weights moved in between: the last turn says other things of the first
             assert turn.weight_version_last != episode.turns[0].weight_version_last
-            (sample,) = rollout_samples(rollout, 0.0)
+            (sample,) = rollout_samples(rollout)
             found.append((rollout, sample, [n for (n,) in struct.iter_unpack("<i", data)]))
     assert found
     return found
@@ -512,9 +598,9 @@ def test_a_group_without_two_usable_rollouts_moves_nothing(groups: list[Group], 
     for name, read in READERS.items():
         if name == "verl":  # its manager hands such a group over as failed
             continue
-        found = read(made)
+        found = read(made, Credit())
         trained = [n for neutrals in found.values() for n in neutrals]
-        assert all(n.advantage == 0.0 for n in trained), name
+        assert not any(any(n.advantages) for n in trained), name
         assert len(found) == 8 or name == "slime"
 
 

@@ -44,28 +44,15 @@ def turn(index: int, prompt: list[int], completion: list[int], logprob: float = 
     )
 
 
-def test_advantages_of_a_group_are_standardised(loop: ModuleType) -> None:
-    advantages = loop.group_advantages([1.0, 0.0, 0.0, 1.0], eps=0.0)
-    std = math.sqrt(4 * 0.25 / 3)
-    assert advantages == pytest.approx([0.5 / std, -0.5 / std, -0.5 / std, 0.5 / std])
-
-
-def test_a_failed_rollout_has_no_advantage_and_moves_no_baseline(loop: ModuleType) -> None:
-    with_failure = loop.group_advantages([1.0, None, 0.0])
-    assert with_failure[1] is None
-    assert [with_failure[0], with_failure[2]] == loop.group_advantages([1.0, 0.0])
-    assert loop.group_advantages([None, None]) == [None, None]
-
-
 def test_batch_holds_the_sampled_ids_and_masks_everything_else(loop: ModuleType) -> None:
     trajectory = build_trajectory("s", [turn(0, [1, 2], [3, 4]), turn(1, [1, 2, 3, 4, 5], [6], logprob=-0.5)])
     (sequence,) = trajectory.sequences
     short = build_trajectory("s2", [turn(0, [1], [2])]).sequences[0]
-    batch = loop.build_batch([(sequence, 2.0), (short, -1.0)], pad_id=9)
+    batch = loop.build_batch([(sequence, [2.0, 2.0, 0.0, 1.0]), (short, [-1.0])], pad_id=9)
     assert batch.token_ids_BT.tolist() == [[1, 2, 3, 4, 5, 6], [1, 2, 9, 9, 9, 9]]
     assert batch.mask_BT.tolist() == [[0, 0, 1, 1, 0, 1], [0, 1, 0, 0, 0, 0]]
     assert batch.sampled_logprobs_BT.tolist() == [[0, 0, -1, -1, 0, -0.5], [0, -1, 0, 0, 0, 0]]
-    assert batch.advantages_B.tolist() == [2.0, -1.0]
+    assert batch.advantages_BT.tolist() == [[0, 0, 2, 2, 0, 1], [0, -1, 0, 0, 0, 0]]
 
 
 def make_batch(loop: ModuleType, sampled: list[float], advantage: float):  # type: ignore[no-untyped-def]
@@ -74,7 +61,7 @@ def make_batch(loop: ModuleType, sampled: list[float], advantage: float):  # typ
         token_ids_BT=torch.zeros(1, t, dtype=torch.long),
         mask_BT=torch.tensor([[0.0] + [1.0] * len(sampled)]),
         sampled_logprobs_BT=torch.tensor([[0.0, *sampled]]),
-        advantages_B=torch.tensor([advantage]),
+        advantages_BT=torch.tensor([[0.0] + [advantage] * len(sampled)]),
         fresh_BT=torch.ones(1, t),
     )
 
@@ -124,7 +111,7 @@ class Bigram(torch.nn.Module):
 
 def rollout(reward: float | None, completion: list[int], outcome: Outcome = Outcome.OK) -> CollectedRollout:
     return CollectedRollout(
-        session_id="s",
+        session_id=f"s{completion}",
         input_id="i",
         index=0,
         outcome=outcome,
@@ -192,7 +179,7 @@ def test_what_is_computed_for_the_sampled_tokens_alone_is_what_the_whole_model_s
     monkeypatch.setattr(loop, "HEAD_TOKENS", 7)
     ids = [list(range(20, 40)), list(range(50, 58))]
     sequences = [build_trajectory("s", [turn(0, row[:5], row[5:])]).sequences[0] for row in ids]
-    batch = loop.build_batch([(sequence, 1.0) for sequence in sequences], tokenizer.pad_token_id)
+    batch = loop.build_batch([(sequence, ()) for sequence in sequences], tokenizer.pad_token_id)
     logprobs_BT, entropies_BT = loop.token_logprobs(model, batch)
     whole_BTV = torch.log_softmax(model(input_ids=batch.token_ids_BT).logits[:, :-1].float(), -1)
     mask_BT = batch.mask_BT[:, 1:]
@@ -214,7 +201,7 @@ def test_gradient_checkpointing_changes_no_gradient(loop: ModuleType, tmp_path: 
     gradients = []
     for on in (False, True):
         model, _ = loop.load_model(None, loop.Config(gradient_checkpointing=on))
-        loop.token_logprobs(model, loop.build_batch([(sequence, 1.0)], 0))[0].sum().backward()
+        loop.token_logprobs(model, loop.build_batch([(sequence, ())], 0))[0].sum().backward()
         assert any(module.training for module in model.modules()) is on
         gradients.append(model.get_input_embeddings().weight.grad.clone())
     torch.testing.assert_close(*gradients)

@@ -13,6 +13,8 @@ from .._lazy import lazy
 if TYPE_CHECKING:
     from .collection.collect import collect as collect
     from .collection.collect import collect_async as collect_async
+    from .collection.credit import Credit as Credit
+    from .collection.credit import CreditReport as CreditReport
     from .collection.groups import CollectConfig as CollectConfig
     from .collection.groups import CollectedRollout as CollectedRollout
     from .collection.groups import CollectStats as CollectStats

@@ -23,9 +23,11 @@ from ..errors import ConfigError, ContractError
 from ..gateway.client.client import gateway_urls, public_urls
 from ._gateway_process import GatewayProcess
 from .collection.collect import collect_async
+from .collection.credit import Credit
 from .collection.groups import CollectConfig, CollectedRollout, Group, GroupRequest, PolicyFailures
 from .collection.places import Places
 from .collection.recording import Recording, kept, open_recording
+from .collection.teacher import teacher_at
 from .data import payload_id
 from .settings import Count, Least0, NotNegative, Port, Positive, check, from_mapping, read_settings, with_environment
 
@@ -37,7 +39,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutSettings:
+class RolloutSettings(Credit):
     """Where agents, records and the gateway are: the settings whose names and meanings all trainers share.
 
     `gateway_host` is where a gateway that we start listens. Agents on AWS must reach it, so it is not loopback by
@@ -49,7 +51,7 @@ class RolloutSettings:
     `policy_failures` is `CollectConfig`'s: "score" trains rollouts whose policy failed with the reward that their agent
     declares, "mask" leaves them out. `train_on` is `CollectConfig.train`: which conversations of a session train;
     `refuse_other_sampling` is `CollectConfig`'s, too. `record_dir` is the folder that keeps the rollouts for `agentcore-rl view`,
-    None keeps none; `agentcore-rl train` makes it runs/EXP_ID.
+    None keeps none; `agentcore-rl train` makes it runs/EXP_ID. With a teacher (`Credit`), `gateway_model` is needed.
     """
 
     agent_runtime_arn: str
@@ -154,8 +156,11 @@ class RolloutService:
         """Open the clients; start `gateways` in front of `upstreams()` (asked only then) unless `gateway_url` names some.
 
         `upstream_key` is what the upstreams ask for.
-        Raises: GatewayError when the gateway does not start in time; the message holds the end of its log.
+        Raises: GatewayError when the gateway does not start in time; the message holds the end of its log. ConfigError where the
+        teacher cannot teach this model.
         """
+        if settings.teacher_url is not None:
+            teacher_at(settings.teacher_url).check(settings.gateway_model)
         from ..client import RolloutClient
         from ..gateway import GatewayClient
 
@@ -226,11 +231,12 @@ class RolloutService:
         step: int | None = None,
     ) -> Group:
         """All rollouts of one input; ``phase`` and ``step`` say where in a run's folder they belong."""
+        config = self.settings.collect_config()
         (group,) = await collect_async(
             [request],
             client=self.client,
             gateway=self.gateway,
-            config=self.settings.collect_config(),
+            config=config if phase == "train" else config.evaluating(),
             weight_version=weight_version,
             places=self.places,
             recording=self.recording.at(phase, step) if self.recording is not None else None,

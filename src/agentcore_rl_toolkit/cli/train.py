@@ -53,11 +53,13 @@ SERVICES = ("tinker", "sagemaker")  # of training: they run in `backends.primiti
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the run. [default: runs/...]")
 @click.option(
     "--method",
-    type=click.Choice(["grpo", "sft"]),
+    type=click.Choice(["grpo", "distill", "sft"]),
     default="grpo",
     show_default=True,
-    help="sft: imitate the rollouts of --from.",
+    help="distill: learn from --teacher-url; sft: imitate the rollouts of --from.",
 )
+@click.option("--teacher-url", metavar="URL", help="With --method distill: vLLM or `policy serve` with another model.")
+@click.option("--credit", type=click.Choice(["episode", "turn"]), help="What rewards compare. [default: episode]")
 @click.option("--from", "sources", multiple=True, metavar="RUN", help="With --method sft: a run; repeatable.")
 @click.option("--resume", is_flag=True, help="Go on with the newest unfinished run, or with the one in --out.")
 @click.option("--dry-run", is_flag=True, help="With --config of another trainer: check it and print what would run.")
@@ -91,6 +93,9 @@ def command(
     (held_out, learning_rate, staleness, hold_calls, eval_every, lora_rank, policy_failures, seed, tracker, ...)
     go into --set or --config. Options win over the file.
 
+    With --method distill: the advantage of a token is its logprob by the teacher minus its own, plus reward_weight (0) times the
+    rewards'. With --credit turn: the agent returns one reward for each model call; settings are discount and normalise.
+
     With --method sft: imitate what good rollouts of the runs in --from sampled; settings are min_reward, best_of_group, epochs,
     batch_tokens, learning_rate, lora_rank and seed.
 
@@ -110,6 +115,8 @@ def command(
     if method == "sft" or sources:
         _imitate(method, sources, words, out, flags | {"backend": backend, "config": config_path, "resume": resume})
         return
+    if flags["teacher_url"] is not None and method != "distill":
+        raise ConfigError("--teacher-url is for --method distill")
     if words:
         from .training.settings import LocalRun
 
@@ -119,7 +126,7 @@ def command(
     if rehearse and backend not in SERVICES:
         raise ConfigError("--rehearse is for --backend tinker and sagemaker")
     if backend in (None, "loop"):
-        _train_here(flags, config_path, out=out, resume=resume, as_json=as_json)
+        _train_here(flags, config_path, method, out=out, resume=resume, as_json=as_json)
         return
     resume = resume and backend not in SERVICES  # these go on by themselves with what is in their folder
     if any(value not in (None, ()) for value in flags.values()) or resume or out or as_json or config_path is None:
@@ -206,11 +213,14 @@ def _imitate(
     imitate(from_mapping(Imitation, values, where="options"), out)
 
 
-def _train_here(flags: dict[str, Any], file: Path | None, *, out: Path | None, resume: bool, as_json: bool) -> None:
+def _train_here(
+    flags: dict[str, Any], file: Path | None, method: str, *, out: Path | None, resume: bool, as_json: bool
+) -> None:
     """Train an agent's file on this machine."""
     from rich.console import Console
     from rich.markup import escape
 
+    from ..errors import ConfigError
     from .output.commands import nearby, program
     from .training.job import Job
     from .training.run import carry_out
@@ -221,6 +231,10 @@ def _train_here(flags: dict[str, Any], file: Path | None, *, out: Path | None, r
         run_dir, settings = old_run(out, flags)
     else:
         settings = read(flags, file)
+        if method == "distill" and settings.teacher_url is None:
+            raise ConfigError(
+                "--method distill needs --teacher-url URL: vLLM or `policy serve` with the model to learn from"
+            )
         settings.rows()  # before a folder is made
         run_dir = new_run(settings, out)
     stack = _running(settings, console)

@@ -23,6 +23,7 @@ from .sampling import Sampler, SamplingParams, seeded_generator
 from .transformers_decoder import TransformersDecoder
 
 _TOKENS_OF_PART, _LEAST_PART = 4096, 64  # of new prompts together, and of each
+_LOGITS_AT_ONCE = 512  # tokens: of a large vocabulary these fill memory first
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 BLOCK = 16  # tokens
 
@@ -121,6 +122,7 @@ class Generation:
     notify_every: int = 0  # tokens between calls of the listener; 0: only at the end
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    prompt_logprobs: list[float] = field(default_factory=list)  # of all tokens but the first, where they are asked for
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     weight_version_first: int | None = None
@@ -224,6 +226,10 @@ class Batch:
     def _read_prompts(self) -> None:
         first = len(self.running) - self._new
         fresh = self.running[first:]
+        for row, g in enumerate(fresh, first):
+            if g.params.prompt_logprobs is not None:
+                g.prompt_logprobs = self._logprobs(g.prompt_ids, row)
+                g.cached_tokens = 0
         tails = [g.prompt_ids[g.cached_tokens :] for g in fresh]
         starts_N = torch.tensor([g.cached_tokens for g in fresh])
         last_N = torch.tensor([len(tail) - 1 for tail in tails])
@@ -243,6 +249,19 @@ class Batch:
         for k, generation in enumerate(fresh):
             self.prefixes.keep(generation.prompt_ids, first + k)
         self._take(logits_NV, first)
+
+    def _logprobs(self, ids: Sequence[int], row: int) -> list[float]:
+        """Those of all tokens but the first. Shapes: (T,) -> (T - 1,)."""
+        found: list[float] = []
+        part = _LOGITS_AT_ONCE if self.decoder.keys else len(ids)
+        for at in range(0, len(ids) - 1, part):
+            ids_1Q = torch.tensor([ids[at : min(at + part, len(ids) - 1)]])
+            chosen_Q = torch.tensor(ids[at + 1 : at + 1 + ids_1Q.shape[1]])
+            logits_QV = self.decoder.forward(
+                ids_1Q, torch.tensor([at]), first_row=row, width=at + ids_1Q.shape[1], every=True
+            )[0]
+            found += torch.log_softmax(logits_QV, -1).gather(1, chosen_Q[:, None])[:, 0].tolist()
+        return found
 
     def _take(self, logits_NV: torch.Tensor, first: int) -> None:
         """Sample for the rows from ``first`` on and note the tokens."""

@@ -199,8 +199,9 @@ class Decoder:
         first_row: int,
         width: int,
         last_N: torch.Tensor | None = None,
+        every: bool = False,
     ) -> torch.Tensor:
-        """Logits of the next token of each row.
+        """Logits of the next token of each row; with ``every``, after each of its new tokens: (N, Q, V).
 
         ``starts_N`` says how many tokens of a row the cache already holds; ``last_N`` which of the Q new ones is its last
         (rows may be padded on the right), None for Q - 1. ``width`` is an upper bound of starts + Q over the rows.
@@ -242,7 +243,8 @@ class Decoder:
             normed = F.rms_norm(x, (shape.hidden,), layer.mid_norm, shape.norm_epsilon)
             gate, up = F.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
             x = x + F.linear(F.silu(gate) * up, layer.down, layer.down_bias)
-        return F.linear(F.rms_norm(x[:, -1], (shape.hidden,), self._final_norm, shape.norm_epsilon), self._head)
+        x = x if every else x[:, -1]
+        return F.linear(F.rms_norm(x, (shape.hidden,), self._final_norm, shape.norm_epsilon), self._head)
 
     @torch.inference_mode()
     def move_row(self, source: int, target: int, tokens: int) -> None:

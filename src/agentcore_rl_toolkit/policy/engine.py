@@ -110,6 +110,11 @@ class Engine:
             self._waiting.extend(generations)
             self._wake.notify()
 
+    def text(self, token: int) -> str | None:
+        """The text of a token; None without a tokenizer."""
+        tokenizer = self._batch.tokenizer
+        return tokenizer.decode([token], skip_special_tokens=False) if tokenizer is not None else None
+
     def cancel(self, generation: Generation) -> None:
         """Ask for a completion to end before its next token."""
         generation.cancelled = True

@@ -28,7 +28,7 @@ class SamplingParams:
     ``min_p`` cuts tokens that are less likely than this share of the likeliest. ``repetition_penalty`` divides positive
     logits, and multiplies negative ones, of every token in the prompt or the completion so far; ``frequency_penalty`` is
     subtracted once for each time a token stands in the completion, ``presence_penalty`` once if it does. ``logit_bias`` maps
-    token ids to what is added.
+    token ids to what is added. ``prompt_logprobs`` 0 asks for the logprobs of the prompt's own tokens.
     """
 
     temperature: Annotated[float, Meta(ge=0)] = 1.0
@@ -44,6 +44,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=0)] | None = None
 
     @property
     def adjusts_logits(self) -> bool:

@@ -59,6 +59,7 @@ class TransformersDecoder:
         first_row: int,
         width: int,
         last_N: torch.Tensor | None = None,
+        every: bool = False,
     ) -> torch.Tensor:
         """As `Decoder.forward`. A row that starts at 0 gets a new cache."""
         logits = []
@@ -67,9 +68,11 @@ class TransformersDecoder:
             range(first_row, first_row + len(lasts)), ids_NQ, starts_N, lasts, strict=True
         ):
             cache = {self._cache: self._caches[row] if start else None}
-            output = self._model(input_ids=ids_Q[None, : last + 1], use_cache=True, logits_to_keep=1, **cache)
+            output = self._model(
+                input_ids=ids_Q[None, : last + 1], use_cache=True, logits_to_keep=0 if every else 1, **cache
+            )
             self._caches[row] = output[self._cache]
-            logits.append(output.logits[:, -1].float())
+            logits.append(output.logits.float() if every else output.logits[:, -1].float())
         return torch.cat(logits)
 
     def move_row(self, source: int, target: int, tokens: int) -> None:

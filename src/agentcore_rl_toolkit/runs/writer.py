@@ -66,6 +66,14 @@ class TokenTexts:
             found[token] = text if text or piece is None else piece
         return found
 
+    def probe(self, count: int) -> dict[int, str]:
+        """`of` the special tokens and of about ``count`` others from all over the vocabulary."""
+        self.of(())
+        if self._tokenizer is None:
+            return {}
+        size = self._tokenizer.get_vocab_size()
+        return self.of(sorted({*self._tokenizer.get_added_tokens_decoder(), *range(0, size, max(1, size // count))}))
+
     def _load(self) -> Any:
         path = self._path / "tokenizer.json" if self._path.is_dir() else self._path
         try:

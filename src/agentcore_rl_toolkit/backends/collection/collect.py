@@ -40,6 +40,7 @@ from .judge import end_of_record, ended_by, judge
 from .places import Places
 from .recording import Recording
 from .sessions import SESSIONS_PER_CALL, Sessions
+from .teacher import teacher_at
 
 if TYPE_CHECKING:
     from ...client import RolloutClient, RolloutFuture
@@ -401,13 +402,18 @@ class _Collection:
             if self.sessions is not None:
                 started = [r.session_id for r in batch if r.started_s is not None]
                 captures, failures = await self.sessions.fetch(started, url)
+            judged = []
             for rollout in batch:
-                self._judge(rollout, captures.get(rollout.session_id), failures.get(rollout.session_id))
+                judged.append(self._judge(rollout, captures.get(rollout.session_id), failures.get(rollout.session_id)))
                 await asyncio.sleep(0)  # building trajectories must not hold up records that arrive meanwhile
+            if self.config.teacher_url is not None:
+                teacher = teacher_at(self.config.teacher_url)
+                judged = list(await asyncio.gather(*(teacher.taught(done) for done in judged)))
+            for rollout, done in zip(batch, judged, strict=True):
+                self._is_judged(rollout, done)
 
-    def _judge(self, rollout: _Rollout, capture: Any, failure: BaseException | None) -> None:
+    def _judge(self, rollout: _Rollout, capture: Any, failure: BaseException | None) -> CollectedRollout:
         assert rollout.end is not None
-        request = self.requests[rollout.group]
         done = judge(
             rollout.end,
             captured=self.sessions is not None and rollout.started_s is not None,
@@ -415,11 +421,15 @@ class _Collection:
             fetch_error=failure,
             config=self.config,
             weight_version=self.weight_version,
-            sampling_params=self._sampling_params(request),
+            sampling_params=self._sampling_params(self.requests[rollout.group]),
         )
         training = self.recording is None or self.recording.phase == "train"
         if training and done.trajectory is not None and (report := done.trajectory.report).other_sampling:
             _sampling.warning("%s: %s", rollout.session_id, sampling_note(report.trained_tokens, report.other_sampling))
+        return done
+
+    def _is_judged(self, rollout: _Rollout, done: CollectedRollout) -> None:
+        request = self.requests[rollout.group]
         if done.usable and self.usable_G[rollout.group] >= request.n:
             done = replace(done, mask_reason="surplus")
         self.judged[rollout.session_id] = done

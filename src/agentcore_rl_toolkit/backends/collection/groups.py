@@ -16,13 +16,22 @@ from typing import TYPE_CHECKING, Any, Literal
 from ...contract import Cause, Outcome, Stage, check_id, check_train, extract_reward
 from ...errors import ConfigError, ContractError, RolloutError
 from ..settings import Count, Least0, NotNegative, Positive, check
+from .credit import Credit
 
 if TYPE_CHECKING:
     from ...gateway import SessionCapture
     from ...trajectory import Trajectory
 
 MaskReason = Literal[
-    "outcome", "policy_failure", "no_reward", "no_tokens", "stale", "unknown_version", "surplus", "other_sampling"
+    "outcome",
+    "policy_failure",
+    "no_reward",
+    "no_tokens",
+    "stale",
+    "unknown_version",
+    "surplus",
+    "other_sampling",
+    "teacher",
 ]
 PolicyFailures = Literal["score", "mask"]
 
@@ -101,7 +110,7 @@ class GroupRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectConfig:
+class CollectConfig(Credit):
     """How a batch of groups is collected.
 
     Units: seconds; every stage has a limit. `max_concurrent` bounds sessions alive at once (the client paces the calls
@@ -116,7 +125,8 @@ class CollectConfig:
     without a reward is usable; `with_rewards` gives it one before the groups become samples. `train` is the rule of what trains
     of a session (`trajectory.selection`); None: what the client or the agent says, else "task". A trainer reproduces the
     temperature of `sampling_params` (1 where they have none), and no top_p, top_k or min_p: tokens that were sampled otherwise
-    are counted, and with `refuse_other_sampling` their rollout is masked.
+    are counted, and with `refuse_other_sampling` their rollout is masked. Of `Credit` a collection needs to know whether rewards
+    of turns are wanted, and the teacher.
     """
 
     max_concurrent: Count = 128
@@ -139,6 +149,12 @@ class CollectConfig:
         check(self)
         if self.train is not None:
             check_train(self.train)
+        if self.teacher_url is not None and (self.sampling_params or {}).get("temperature", 1.0) != 1.0:
+            raise ConfigError("a teacher's logprobs are those at temperature 1: leave sampling_params.temperature at 1")
+
+    def evaluating(self) -> CollectConfig:
+        """The same for rollouts that are not trained on."""
+        return replace(self, credit="episode", teacher_url=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +165,7 @@ class CollectedRollout:
     together; `error` is the exception behind any outcome but `ok` (of an agent that raised it carries the traceback);
     `stage` says where a timeout struck; `mask_reason` is None exactly when the rollout may be trained on. `cause` is whose
     failure it is, None where it did not fail; `failure` what the policy failed at, where it is the cause.
+    `teacher_gaps` are the teacher's minus the student's logprobs of a sequence's response, by its index; 0 where none is trained.
     Units: `elapsed_s` seconds from submission to the end, None when it was never submitted; `ended_s` unix time; `stages` seconds
     in each stage.
     """
@@ -173,6 +190,7 @@ class CollectedRollout:
     weight_version_min: int | None = None
     weight_version_max: int | None = None
     mask_reason: MaskReason | None = None
+    teacher_gaps: Mapping[int, Sequence[float]] | None = field(default=None, repr=False)
 
     @property
     def usable(self) -> bool:

@@ -21,7 +21,8 @@ from ...errors import AgentCoreRLError
 from ...runs import Rollout, RunWriter, SpanSender, TokenSequence, TokenTexts, in_flight, write_config
 from ...trajectory import SIDE_CALLS
 from ..data import encode_payload
-from .groups import CollectedRollout, Group, GroupRequest
+from .groups import CollectedRollout, GroupRequest
+from .samples import Sample
 
 LOG_CHARACTERS = 20_000
 FILTERED = "filtered"  # mask reason of what a trainer left out of its batch
@@ -89,11 +90,14 @@ class Recording:
         again = ("after",) if steps_done else ("before", "after")
         self.run.forget(from_step=steps_done, phases=again, evaluations_from=steps_done + 1)
 
-    def advantages(self, group: Group, advantages_G: Sequence[float | None]) -> None:
-        """Add the advantages of a group. Shapes: (G,)."""
-        for rollout, advantage in zip(group.rollouts, advantages_G, strict=True):
-            if advantage is not None:
-                self.run.annotate(rollout.session_id, advantage=advantage)
+    def advantages(self, samples: Sequence[Sample]) -> None:
+        """Add the advantage of each rollout, the mean over its trained tokens."""
+        found: dict[str, float] = {}
+        for sample in samples:
+            share = sample.weight * sample.advantage
+            found[sample.session_id] = found.get(sample.session_id, 0.0) + share
+        for session_id, advantage in found.items():
+            self.run.annotate(session_id, advantage=advantage)
 
     def trained(
         self,

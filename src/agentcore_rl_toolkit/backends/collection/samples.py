@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...contract import Outcome
 from ...errors import ConfigError
 from ...trajectory import ExpertSpan
-from .advantages import Estimator, advantages
+from .advantages import Estimator
+from .credit import Credit, CreditReport, Signal, token_advantages, turns_of
 from .groups import CollectedRollout, Group
 
+EPISODE = Credit()
 # Finish reasons of a last turn that was cut by a length limit, in the words of vLLM, SGLang, OpenAI and Anthropic.
 TRUNCATED_REASONS = frozenset({"length", "max_tokens", "max_output_tokens", "model_context_window_exceeded"})
 
@@ -21,9 +25,10 @@ class Sample:
 
     Shapes: `prompt_ids` (P,), the other lists (R,); P + R tokens in all. `response_mask` is 1 where the policy
     sampled the token and it is trained here; `response_logprobs` and `weight_versions` are None where it is 0.
-    `advantage` is the rollout's, the same for all its sequences; `weight` is the sequence's share of the rollout's
-    trained tokens: with it a loss that averages within each sequence counts a forked episode once. `sequence_index` is
-    its place in the rollout's trajectory, `sequences` how many of them train.
+    `advantages` are 0 there, and the same for all tokens of a rollout unless `Credit` says otherwise; empty where the trainer
+    computes its own. `weight` is the sequence's share of the rollout's trained tokens: with it a loss that averages within each
+    sequence counts a forked episode once. `sequence_index` is its place in the rollout's trajectory, `sequences` how many of
+    them train.
     """
 
     session_id: str
@@ -37,8 +42,8 @@ class Sample:
     response_mask: list[int] = field(repr=False)
     response_logprobs: list[float | None] = field(repr=False)
     weight_versions: list[int | None] = field(repr=False)
+    advantages: list[float] = field(repr=False)
     reward: float
-    advantage: float
     weight: float
     turns: int
     truncated: bool
@@ -56,14 +61,25 @@ class Sample:
         return sum(self.response_mask)
 
     @property
+    def advantage(self) -> float:
+        """The mean over the trained tokens."""
+        return math.fsum(self.advantages) / self.trained_tokens
+
+    @property
     def version_range(self) -> tuple[int, int] | None:
         """Oldest and newest weight version of the trained tokens; None when the engine gave none."""
         known = [v for v in set(self.weight_versions) if v is not None]
         return (min(known), max(known)) if known else None
 
 
-def to_samples(groups: Sequence[Group], *, estimator: Estimator = "grpo") -> list[Sample]:
-    """Samples of all usable rollouts, in group, rollout and branch order.
+def to_samples(
+    groups: Sequence[Group],
+    *,
+    estimator: Estimator = "grpo",
+    credit: Credit = EPISODE,
+    report: CreditReport | None = None,
+) -> list[Sample]:
+    """Samples of all usable rollouts, in group, rollout and branch order. ``report`` is added to.
 
     Rollouts without an advantage (masked, or without a baseline under RLOO) give no sample; nothing is padded or made
     up. Sequences without a token to train on are left out; they carry weight 0.
@@ -77,24 +93,61 @@ def to_samples(groups: Sequence[Group], *, estimator: Estimator = "grpo") -> lis
         )
     found: list[Sample] = []
     for group_index, group in enumerate(groups):
-        advantages_G = advantages(group.rewards, estimator=estimator)
-        for rollout, advantage in zip(group.rollouts, advantages_G, strict=True):
-            if advantage is not None:
-                found.extend(rollout_samples(rollout, advantage, group_index, group.request.metadata))
+        signals = [(r, i, s) for r in group.usable if r.trajectory for i, s in signals_of(r, credit).items()]
+        known = token_advantages([s for *_, s in signals], credit, estimator=estimator, report=report)
+        advantages = {(r.session_id, i): A for (r, i, _), A in zip(signals, known, strict=True) if A is not None}
+        for rollout in group.usable:
+            found += rollout_samples(rollout, advantages, group_index, group.request.metadata)
     return found
 
 
+def signals_of(rollout: CollectedRollout, credit: Credit) -> dict[int, Signal]:
+    """The signals of a usable rollout, by the index of the sequence. A reward without turns is that of the last turn."""
+    trajectory = rollout.trajectory
+    assert trajectory is not None
+    assert rollout.reward is not None
+    turns: dict[int, list[tuple[int, int, int, float]]] = {}
+    if credit.credit == "turn":
+        places = turns_of(trajectory, rollout.capture)
+        per_turn = rollout.reward_detail.per_turn if rollout.reward_detail and rollout.outcome is Outcome.OK else None
+        value = 0.0
+        for position in range(len(places) - 1, -1, -1):
+            last = rollout.reward if position == len(places) - 1 else 0.0
+            value = (last if per_turn is None else per_turn[position]) + credit.discount * value
+            index, begin, end = places[position]
+            start = trajectory.sequences[index].prompt_length
+            turns.setdefault(index, []).append((position, begin - start, end - start, value))
+    return {
+        index: Signal(
+            rollout=rollout.session_id,
+            reward=rollout.reward,
+            mask=sequence.loss_mask[sequence.prompt_length :],
+            turns=turns.get(index, ()),
+            gaps=None if rollout.teacher_gaps is None else rollout.teacher_gaps[index],
+        )
+        for index, sequence in enumerate(trajectory.sequences)
+        if sequence.trained_tokens
+    }
+
+
 def rollout_samples(
-    rollout: CollectedRollout, advantage: float, group_index: int = 0, metadata: Any = None
+    rollout: CollectedRollout,
+    advantages: Mapping[tuple[str, int], list[float]] | None = None,
+    group_index: int = 0,
+    metadata: Any = None,
 ) -> list[Sample]:
-    """Samples of one usable rollout; none when it is masked, has no trajectory or no reward."""
+    """Samples of one usable rollout; none when it is masked, has no trajectory or no reward.
+
+    ``advantages`` are those of its sequences, by session and index: one without is left out. None: the trainer computes its own.
+    """
     if not rollout.usable or rollout.trajectory is None or rollout.reward is None:
         return []
     trained = sum(s.trained_tokens > 0 for s in rollout.trajectory.sequences)
     detail = rollout.reward_detail
     found = []
     for index, sequence in enumerate(rollout.trajectory.sequences):
-        if not sequence.trained_tokens:
+        given = [] if advantages is None else advantages.get((rollout.session_id, index))
+        if not sequence.trained_tokens or given is None:
             continue
         cut = sequence.prompt_length
         found.append(
@@ -110,8 +163,8 @@ def rollout_samples(
                 response_mask=sequence.loss_mask[cut:],
                 response_logprobs=sequence.logprobs[cut:],
                 weight_versions=sequence.weight_versions[cut:],
+                advantages=given,
                 reward=rollout.reward,
-                advantage=advantage,
                 weight=sequence.weight,
                 turns=len(sequence.turn_ids),
                 truncated=sequence.finish_reason in TRUNCATED_REASONS,

@@ -44,7 +44,7 @@ def to_datum(sample: Sample, *, max_tokens: int | None = None) -> Datum | None:
         tokens=tokens[:-1],
         target_tokens=tokens[1:],
         logprobs=context + [0.0 if lp is None else lp for lp in sample.response_logprobs],
-        advantages=context + [sample.advantage if m else 0.0 for m in sample.response_mask],
+        advantages=context + sample.advantages,
         mask=[0] * len(context) + sample.response_mask,
     )
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...errors import RolloutError
-from ..collection.advantages import advantages
 from ..collection.collect import collect_async
+from ..collection.credit import CreditReport
 from ..collection.groups import CollectStats, Group, GroupRequest, summarize
 from ..collection.recording import Recording, of_sampled
 from ..collection.samples import Sample, to_samples
@@ -88,7 +88,7 @@ async def train_async(
             [GroupRequest(input_id=f"{when}/{i:04d}", payload=row) for i, row in enumerate(held_out)],
             client=client,
             gateway=gateway,
-            config=replace(config.collect_config(), sampling_params=None),
+            config=replace(config.collect_config().evaluating(), sampling_params=None),
             weight_version=version,
             recording=recording.at(when if when in ("before", "after") else "eval", step) if recording else None,
         )
@@ -113,10 +113,11 @@ async def train_async(
         if empty >= config.max_empty_steps:
             first = next((r.error for g in groups for r in g.rollouts if r.error is not None), None)
             raise RolloutError(f"{empty} steps in a row without a usable rollout; first error: {first}")
+        report = CreditReport()
+        every = to_samples(groups, estimator=config.estimator, credit=config, report=report)
         if recording is not None:
-            for group in groups:
-                recording.advantages(group, advantages(group.rewards, estimator=config.estimator))
-        samples = [s for s in to_samples(groups, estimator=config.estimator) if s.advantage != 0.0]
+            recording.advantages(every)
+        samples = [s for s in every if any(s.advantages)]
         data, trained = to_data(samples, max_tokens=config.max_tokens)
         metrics: dict[str, float] = {}
         state: str | None = None
@@ -146,7 +147,7 @@ async def train_async(
                 sampler=sampler,
                 state=state,
                 stats=stats,
-                metrics={**metrics, **_staleness(samples, version)},
+                metrics={**metrics, **report.numbers(), **_staleness(samples, version)},
             )
             on_step(result, groups)
     if held_out:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..collection.advantages import Estimator, advantages
+from ..collection.advantages import Estimator
+from ..collection.credit import Credit
 from ..collection.experts import routed_experts
 from ..collection.groups import CollectedRollout, Group
-from ..collection.samples import Sample, rollout_samples
+from ..collection.samples import EPISODE, Sample, rollout_samples, to_samples
 
 TRAJECTORY_NAME = "default"
 
@@ -25,6 +26,7 @@ def groups_to_rllm(
     groups: Sequence[Group],
     *,
     estimator: Estimator = "grpo",
+    credit: Credit = EPISODE,
     expert_shape: tuple[int, int] | None = None,
 ) -> list[dict[str, Any]]:
     """All rollouts as keyword arguments of `rllm.types.Episode`, with the advantages that every other backend trains with.
@@ -33,31 +35,32 @@ def groups_to_rllm(
     population's spread (ours, slime's and verl's: the sample's), and would count each branch of a forked rollout as a rollout.
     The task is the request's metadata. Raises: as `to_rllm`; ConfigError on an unknown estimator.
     """
-    episodes = []
-    for group in groups:
-        advantages_G = advantages(group.rewards, estimator=estimator)
-        for rollout, advantage in zip(group.rollouts, advantages_G, strict=True):
-            episodes.append(to_rllm(rollout, group.request.metadata, advantage=advantage, expert_shape=expert_shape))
-    return episodes
+    samples = to_samples(groups, estimator=estimator, credit=credit)
+    known = {(s.session_id, s.sequence_index): s.advantages for s in samples}
+    return [
+        to_rllm(rollout, group.request.metadata, advantages=known, expert_shape=expert_shape)
+        for group in groups
+        for rollout in group.rollouts
+    ]
 
 
 def to_rllm(
     rollout: CollectedRollout,
     task: Any = None,
     *,
-    advantage: float | None = None,
+    advantages: Mapping[tuple[str, int], list[float]] | None = None,
     expert_shape: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
     """Keyword arguments of `rllm.types.Episode`, with nested ones of `Trajectory` and `Step`.
 
-    Without `advantage` (see `groups_to_rllm`) rLLM computes its own from the rewards.
+    Without `advantages` (see `groups_to_rllm`) rLLM computes its own from the rewards.
     Raises: CaptureError when expert routing does not fit `expert_shape` (layers, top k).
     """
-    samples = rollout_samples(rollout, advantage or 0.0)
+    samples = rollout_samples(rollout, advantages)
     return {
         "id": f"{rollout.input_id}:{rollout.index}",
         "task": task,
-        "trajectories": [_trajectory(s, task, expert_shape, advantage) for s in samples],
+        "trajectories": [_trajectory(s, task, expert_shape) for s in samples],
         "metrics": dict(samples[0].metrics) if samples else {},
         "metadata": {
             "session_id": rollout.session_id,
@@ -69,9 +72,7 @@ def to_rllm(
     }
 
 
-def _trajectory(
-    sample: Sample, task: Any, expert_shape: tuple[int, int] | None, advantage: float | None
-) -> dict[str, Any]:
+def _trajectory(sample: Sample, task: Any, expert_shape: tuple[int, int] | None) -> dict[str, Any]:
     tokens, start = sample.token_ids, len(sample.prompt_ids)
     steps = []
     for begin, end in trained_spans(sample.response_mask):
@@ -82,7 +83,7 @@ def _trajectory(
                 "logprobs": sample.response_logprobs[begin:end],  # trained tokens have one each
                 "weight_version": sample.weight_versions[begin],
             }
-            | ({} if advantage is None else {"advantage": [advantage] * (end - begin)})
+            | ({"advantage": sample.advantages[begin:end]} if sample.advantages else {})
         )
     if expert_shape is not None and sample.routed_experts:
         # Routing covers the whole row, so it belongs to the last step; rLLM reads it there.

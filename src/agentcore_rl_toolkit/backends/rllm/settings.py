@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...weights.arrival import MAX_MEAN_GAP
+from ..collection.credit import refuse
 from ..settings import (
     Count,
     GroupSize,
@@ -68,7 +69,9 @@ class RllmConfig:
     @classmethod
     def from_file(cls, path: str | Path) -> RllmConfig:
         """Read a file; AGENTCORE_AGENT_ARN and AGENTCORE_S3_BUCKET fill what it leaves out."""
-        return from_mapping(cls, with_environment(read_settings(path)), where=str(path))
+        values = read_settings(path)
+        refuse(values, "rLLM", "its own engine computes the advantages from the records' rewards, one per trajectory")
+        return from_mapping(cls, with_environment(values), where=str(path))
 
     def hydra_overrides(self) -> list[str]:
         """The run as hydra overrides of rLLM's unified trainer.

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from ...errors import TrainingServiceError
 from ...store import open_store
+from ..collection.credit import refuse
 from ..data import encode_payload, read_rows
 from ..settings import Count, Plan, Positive, check, from_mapping, read_settings, with_environment
 
@@ -58,6 +59,7 @@ class JobConfig:
     def from_file(cls, path: Path) -> JobConfig:
         """Read a file; AGENTCORE_AGENT_ARN fills what it leaves out. Raises: ConfigError."""
         values = with_environment(read_settings(path))
+        refuse(values, "a multi-turn RL job", "SageMaker computes its advantages; `form: session` takes them from here")
         values.pop("s3_bucket", None)  # a job keeps no records
         return from_mapping(cls, values, where=str(path))
 

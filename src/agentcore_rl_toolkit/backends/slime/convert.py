@@ -10,12 +10,14 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, fields
 from typing import Any
 
 from ...errors import CaptureError
+from ..collection.credit import Credit
 from ..collection.experts import routed_experts
 from ..collection.groups import CollectedRollout
-from ..collection.samples import Sample, rollout_samples
+from ..collection.samples import Sample, rollout_samples, signals_of
 
 log = logging.getLogger(__name__)
 
@@ -81,14 +83,24 @@ def to_slime(rollout: CollectedRollout, base: Any, *, args: Any = None, filler_i
     expert routing, because slime stacks a batch's; a rollout without it, or with routing that does not fit the
     model, is masked.
     """
-    samples = rollout_samples(rollout, 0.0)  # slime computes the advantages from the processed rewards
+    samples = rollout_samples(rollout)  # slime computes the advantages from the processed rewards
     if not samples:
         return [_filler(rollout, base, args, filler_id, str(rollout.error) if rollout.error else None)]
     try:
-        return [_filled(rollout, sample, base, args) for sample in samples]
+        made = [_filled(rollout, sample, base, args) for sample in samples]
     except CaptureError as e:
         log.warning("rollout %s cannot be replayed: %s", rollout.session_id, e)
         return [_filler(rollout, base, args, filler_id, str(e))]
+    credit = credit_of(args)
+    signals = signals_of(rollout, credit) if credit.per_token else {}
+    for sample in made if signals else ():
+        sample.metadata[NOTE]["signal"] = asdict(signals[sample.metadata[NOTE]["branch"]])
+    return made
+
+
+def credit_of(args: Any) -> Credit:
+    """The settings of `Credit` among slime's arguments."""
+    return Credit(**{f.name: getattr(args, f.name) for f in fields(Credit) if getattr(args, f.name, None) is not None})
 
 
 def flat(samples: Any) -> Iterator[Any]:

@@ -10,7 +10,8 @@ from typing import Any
 
 from ...errors import ConfigError
 from ..collection.advantages import Estimator, advantages
-from .convert import NOTE, flat
+from ..collection.credit import Credit, Signal, token_advantages
+from .convert import NOTE, credit_of, flat
 from .generate import recording_of_process
 
 _CENTRED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
@@ -27,6 +28,10 @@ def normalize_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[
     Shapes: (N,) -> (N,), (N,).
     """
     estimated_by = getattr(args, "advantage_estimator", "grpo")
+    credit = credit_of(args)
+    if credit.per_token:
+        for members in _by_group(samples).values():
+            _of_tokens(args, credit, [samples[i] for i in members])
     if not (getattr(args, "rewards_normalization", True) and estimated_by in _CENTRED):
         raw = [_reward(s) for s in samples]
         return raw, [0.0 if s.remove_sample else r for s, r in zip(samples, raw, strict=True)]
@@ -42,12 +47,30 @@ def normalize_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[
         usable = [r for r in values if r is not None]
         mean = sum(usable) / len(usable) if usable else 0.0
         advantage_of = dict(zip(rewards, advantages(values, estimator=estimator), strict=True))
-        _note_advantages({_session(samples[i]): advantage_of[samples[i].rollout_id] for i in members})
+        if not credit.per_token:
+            _note_advantages({_session(samples[i]): advantage_of[samples[i].rollout_id] for i in members})
         for i in members:
             own, advantage = rewards[samples[i].rollout_id], advantage_of[samples[i].rollout_id]
             raw[i] = mean if own is None else own
             normalised[i] = 0.0 if advantage is None else advantage
     return raw, normalised
+
+
+def _of_tokens(args: Any, credit: Credit, members: list[Any]) -> None:
+    """Put the advantages of a group's tokens into slime's one place for numbers of tokens, named after teachers."""
+    live = [sample for sample in members if not sample.remove_sample]
+    signals = [Signal(**sample.metadata[NOTE]["signal"]) for sample in live]
+    estimator: Estimator = "grpo" if getattr(args, "grpo_std_normalization", True) else "dr_grpo"
+    found = token_advantages(signals, credit, estimator=estimator)
+    for sample in members:
+        sample.teacher_log_probs = [0.0] * sample.response_length
+    for sample, advantages_R in zip(live, found, strict=True):
+        sample.teacher_log_probs = advantages_R
+
+
+def take_token_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
+    """slime's ``--custom-advantage-function-path``, in its trainer: what `normalize_rewards` worked out."""
+    rollout_data["advantages"] = rollout_data["returns"] = rollout_data["teacher_log_probs"]
 
 
 def keep_informative_group(args: Any, samples: Any, **_: Any) -> Any:
@@ -58,7 +81,7 @@ def keep_informative_group(args: Any, samples: Any, **_: Any) -> Any:
     same meaning.
     """
     rewards = {_reward(s) for s in flat(samples) if not s.remove_sample}
-    keep = len(rewards) > 1
+    keep = len(rewards) > 1 or (bool(rewards) and credit_of(args).per_token)
     reason = None if keep else ("no_usable_rollout" if not rewards else f"all_rewards_{next(iter(rewards)):g}")
     try:
         from slime.rollout.filter_hub.base_types import DynamicFilterOutput

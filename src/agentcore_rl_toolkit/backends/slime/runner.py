@@ -229,6 +229,7 @@ class SlimeRunner(SlimeSettings):
             "custom-config-path": self.config_path,
             # Ours in both cases: slime's own would count masked rollouts as reward 0.
             "custom-reward-post-process-path": f"{PACKAGE}.hooks.normalize_rewards",
+            "custom-advantage-function-path": f"{PACKAGE}.hooks.take_token_advantages" if self.per_token else None,
             "disable-rewards-normalization": self.reward_postprocessing == "none",
             "advantage-estimator": "grpo",
             "eps-clip": self.eps_clip,

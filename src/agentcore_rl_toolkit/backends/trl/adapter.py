@@ -20,9 +20,12 @@ from ...client import RolloutClient
 from ...errors import ConfigError, MissingExtraError, RolloutError
 from ...gateway import GatewayClient
 from ...weights import EngineAddress, Publisher, check_arrived
+from ..collection.advantages import Estimator
 from ..collection.collect import collect
+from ..collection.credit import CreditReport
 from ..collection.groups import Group, GroupRequest, check_usable, summarize
 from ..collection.recording import Recording, kept, open_recording, step_numbers
+from ..collection.samples import to_samples
 from ..data import encode_payload, payload_id, read_rows
 from ..service import RolloutService
 from .config import TrlConfig
@@ -56,6 +59,7 @@ class AgentCoreRollouts:
     ) -> None:
         self.recording = recording
         self.rows: list[tuple[Any, Any]] = []  # of each row of the last batch: its session, and which sequence it is
+        self.advantages: dict[tuple[Any, Any], list[float]] = {}  # of their tokens, where they differ
         self.config, self.client, self.gateway = config, client, gateway
         self.on_batch = on_batch
         self.groups: list[Group] = []
@@ -70,11 +74,12 @@ class AgentCoreRollouts:
         self.sync_weights(trainer)
         n = self.config.num_generations if trainer.model.training else trainer.num_generations_eval
         filler_id = trainer.processing_class.eos_token_id
+        collecting = self.config.collect_config()
         self.groups = collect(
             self._requests(prompts, n, trainer),
             client=self.client,
             gateway=self.gateway,
-            config=self.config.collect_config(),
+            config=collecting if trainer.model.training else collecting.evaluating(),
             weight_version=self.version,
             recording=self._recording(trainer),
         )
@@ -87,12 +92,24 @@ class AgentCoreRollouts:
         )
         self.stats = stats
         self.rows = list(zip(output[SESSION_KEY], output.pop(SEQUENCE_KEY), strict=True))
-        for name, value in batch_metrics(self.groups, stats).items():
+        for name, value in {**batch_metrics(self.groups, stats), **self._credit(trainer)}.items():
             trainer._log_metric(f"agentcore/{name}", value)
         if self.on_batch is not None:
             self.on_batch(self.groups, stats)
         self._check_not_empty(stats)
         return output
+
+    def _credit(self, trainer: Any) -> dict[str, float]:
+        """Work out the advantages of tokens, where TRL is not to give each rollout one. Returns numbers for the step's log."""
+        if not (self.config.per_token and trainer.model.training):
+            return {}
+        report = CreditReport()
+        estimator: Estimator = "dr_grpo" if trainer.args.scale_rewards in (False, "none") else "grpo"
+        samples = to_samples(self.groups, estimator=estimator, credit=self.config, report=report)
+        self.advantages = {(s.session_id, s.sequence_index): s.advantages for s in samples}
+        if self.recording is not None:
+            self.recording.advantages(samples)
+        return report.numbers()
 
     def _recording(self, trainer: Any) -> Recording | None:
         """Where this batch belongs: TRL takes several optimizer steps on one, which is one step of a run."""
@@ -178,6 +195,12 @@ class AgentCoreGRPOTrainer(GRPOTrainer):
         output = super()._generate_and_score_completions(inputs)
         sampled_BT = output.get("sampling_per_token_logps")
         recomputed_BT = output.get("old_per_token_logps")
+        if self.rollouts.config.per_token and self.model.training:  # TRL's loss takes (B, T)
+            advantages_BT = torch.zeros(output["completion_mask"].shape, device=output["advantages"].device)
+            for b, row in enumerate(self.rollouts.rows):
+                known = self.rollouts.advantages.get(row, ())
+                advantages_BT[b, : len(known)] = torch.tensor(known)
+            output["advantages"] = advantages_BT
         if sampled_BT is not None and not self.use_vllm:
             # None became NaN on tokens that were not sampled; those are masked out of the loss, but 0 * NaN is NaN.
             output["old_per_token_logps"] = torch.nan_to_num(sampled_BT, nan=0.0)
@@ -236,7 +259,8 @@ class AgentCoreGRPOTrainer(GRPOTrainer):
         ):
             if sequence is None:  # a row that stands for a rollout which cannot be trained
                 continue
-            recording.run.annotate(session_id, advantage=float(advantage))
+            if isinstance(advantage, float):  # else each token has its own
+                recording.run.annotate(session_id, advantage=advantage)
             if logprobs_T is not None:
                 found = [*[None] * int(prompt), *logprobs_T[: int(length)]]
                 recording.trained(session_id, sequence, logprobs=found, updates=0)
@@ -348,7 +372,8 @@ def grpo_config(config: TrlConfig) -> Any:
 def train(config: TrlConfig, **arguments: Any) -> AgentCoreGRPOTrainer:
     """Open the clients, train, save the model under ``output_dir/policy`` and return the trainer."""
     with ExitStack() as stack:
-        service = RolloutService.open(replace(config, record_dir=None), list, config.policy_engine)
+        settings = replace(config, record_dir=None, gateway_model=config.gateway_model or config.model)
+        service = RolloutService.open(settings, list, config.policy_engine)
         stack.callback(service.close)
         recording = open_recording(config.output_dir, kept(config), tokenizer=config.model)
         stack.callback(recording.run.close)

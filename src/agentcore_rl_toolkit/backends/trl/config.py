@@ -78,6 +78,11 @@ class TrlConfig(ServiceSettings):
         if self.training.get("use_vllm") and self.policy_url is not None:
             raise ConfigError("policy_url and training.use_vllm are two servers for one policy; keep one of them")
 
+        if self.per_token and self.training.get("use_liger_kernel"):
+            raise ConfigError(
+                "training.use_liger_kernel takes one advantage a rollout: leave it out with credit or teacher_url"
+            )
+
         object.__setattr__(self, "sampling_params", self._sampling_params())
 
     def _sampling_params(self) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def _group_rows(group: Group, n: int, *, fork_policy: ForkPolicy, max_tokens: in
 
 
 def _row(rollout: CollectedRollout, fork_policy: ForkPolicy, max_tokens: int | None) -> _Row:
-    samples = rollout_samples(rollout, 0.0)  # TRL computes the advantage itself
+    samples = rollout_samples(rollout)  # TRL computes the advantage itself
     if not samples or (len(samples) > 1 and fork_policy == "mask"):
         return _Row(rollout=rollout, samples=samples)
     best = max(samples, key=lambda s: s.trained_tokens)

@@ -35,7 +35,7 @@ def to_verl(
     for name, limit in (("prompt_length", prompt_length), ("response_length", response_length)):
         if limit is not None and limit < 1:
             raise ConfigError(f"{name} must be at least 1, got {limit}")
-    samples = rollout_samples(rollout, 0.0)  # verl computes the advantages
+    samples = rollout_samples(rollout)  # verl computes the advantages
     if not _fit(samples, prompt_length, response_length):
         return []
     samples.sort(key=lambda s: s.trained_tokens)  # stable: equal ones keep their branch order
@@ -44,7 +44,7 @@ def to_verl(
 
 def too_long(rollout: CollectedRollout, *, prompt_length: int | None, response_length: int | None) -> bool:
     """Whether a usable rollout gives nothing because a sequence of it is longer than allowed."""
-    return not _fit(rollout_samples(rollout, 0.0), prompt_length, response_length)
+    return not _fit(rollout_samples(rollout), prompt_length, response_length)
 
 
 def _fit(samples: Sequence[Sample], prompt_length: int | None, response_length: int | None) -> bool:

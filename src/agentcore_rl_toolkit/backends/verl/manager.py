@@ -17,8 +17,10 @@ from typing import Any
 from ..._installation import missing_extra
 from ...errors import CaptureError, RolloutError
 from .._portal import start
+from ..collection.advantages import Estimator
 from ..collection.groups import CollectedRollout, Group, GroupRequest, summarize
 from ..collection.recording import FILTERED
+from ..collection.samples import to_samples
 from ..data import payload_id
 from ..service import RolloutService
 from .adapter import open_service, openai_params, with_steps
@@ -26,13 +28,14 @@ from .bridge import Bridge
 from .convert import to_verl, too_long
 from .dataset import PAYLOAD_KEY
 from .recording import TrainerNumbers
-from .settings import AgentCoreConfig
+from .settings import ESTIMATOR, AgentCoreConfig
 
 try:
     import torch
     import transfer_queue as tq
     from tensordict import NonTensorData, NonTensorStack, TensorDict
     from verl.experimental.agent_loop import AgentLoopOutput
+    from verl.trainer.ppo.core_algos import register_adv_est
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 except ModuleNotFoundError as e:
     raise missing_extra(f"the verl backend needs {e.name!r}", "verl") from e
@@ -42,6 +45,13 @@ log = logging.getLogger(__name__)
 # verl's estimators that compare the rollouts of a prompt with each other.
 _COMPARING = frozenset({"grpo", "grpo_passk", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "gpg"})
 _COMPARING |= {"reinforce_plus_plus_baseline"}
+
+
+@register_adv_est(ESTIMATOR)  # type: ignore[untyped-decorator]  # verl
+def take_advantages(token_level_rewards: Any, response_mask: Any, **_: Any) -> tuple[Any, Any]:
+    """verl's estimator for advantages that come with the tokens."""
+    advantages = token_level_rewards * response_mask
+    return advantages, advantages
 
 
 class AgentCoreManager:
@@ -152,6 +162,7 @@ class AgentCoreManager:
                 if made_of[rollout.index]:
                     self._left_out(rollout, FILTERED)
             return 0
+        advantages = self._advantages(group) if partition == "train" else {}
         for rollout in group.rollouts:
             for index, output in enumerate(made_of[rollout.index]):
                 made = AgentLoopOutput(**with_steps(output, row.get("global_steps")))
@@ -159,11 +170,23 @@ class AgentCoreManager:
                 if self._numbers is not None and partition == "train":
                     self._numbers.wrote(keys[-1], output)
                 fields.append(_fields(made, row, rollout.index))
+                if advantages:  # verl's place for numbers of tokens, which `take_advantages` reads
+                    branch = output["extra_fields"]["agentcore_branch"]
+                    fields[-1]["rm_scores"] = torch.tensor(advantages[rollout.session_id, branch])
                 tags.append(_tag(fields[-1], row))
         if keys:
             table = list_of_dict_to_tensordict(fields)
             tq.kv_batch_put(keys=keys, fields=table, tags=tags, partition_id=partition)
         return len(keys)
+
+    def _advantages(self, group: Group) -> dict[tuple[str, int], list[float]]:
+        """Those of each token, where verl is not to give each rollout one."""
+        agentcore = AgentCoreConfig.of(self.config)
+        if not agentcore.per_token:
+            return {}
+        estimator: Estimator = "grpo" if self.config.algorithm.get("norm_adv_by_std_in_grpo", True) else "dr_grpo"
+        samples = to_samples([group], estimator=estimator, credit=agentcore)
+        return {(s.session_id, s.sequence_index): s.advantages for s in samples}
 
     def _outputs(self, rollout: CollectedRollout) -> list[dict[str, Any]]:
         """The samples of the rollout; with routing replay, none when its expert routing is missing or does not fit."""

@@ -33,6 +33,7 @@ PACKAGE = "agentcore_rl_toolkit.backends.verl"
 PUBLISHED_PREFIX = "actor_rollout_ref.rollout.agentcore."
 OUR_PREFIX = "agentcore."
 
+ESTIMATOR_KEY, ESTIMATOR = "algorithm.adv_estimator", "agentcore"  # of advantages that are worked out here, one a token
 ADMIN_KEY = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
 
 # Overrides without which rollouts would not reach us or their data would be wrong; (key, value, why).
@@ -161,6 +162,12 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str] = os.environ)
             raise ConfigError(f"{plain}={given[plain]} cannot work here: {why}")
         if plain not in given:
             theirs.append(f"{key}={value}")
+    if config.per_token:
+        if given.setdefault(ESTIMATOR_KEY, ESTIMATOR) != ESTIMATOR:
+            raise ConfigError(
+                f"{ESTIMATOR_KEY} gives each rollout one advantage: leave it out with credit or teacher_url"
+            )
+        theirs.append(f"{ESTIMATOR_KEY}={ESTIMATOR}")
     theirs += [f"{k}={v}" for k, v in DEFAULTS if k not in given]
     if not any("ppo_micro_batch_size" in key or key == DYNAMIC for key in given):
         theirs.append(f"{DYNAMIC}=true")

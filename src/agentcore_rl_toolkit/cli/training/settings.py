@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..._installation import missing_extra
+from ...backends.collection.credit import Credit
 from ...backends.collection.groups import WHOLE_DISTRIBUTION, PolicyFailures
 from ...backends.data import read_rows
 from ...backends.settings import Count, GroupSize, Least0, NotNegative, Positive, check, from_mapping, read_settings
@@ -28,7 +29,7 @@ _TINY, _LARGE = 10_000_000, 500_000_000  # parameters: of models made for a demo
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LocalRun:
+class LocalRun(Credit):
     """The settings of `agentcore-rl train` for an agent's file on this machine.
 
     The loop of `examples/grpo_loop` trains. ``data`` and ``eval_data`` hold one
@@ -40,10 +41,11 @@ class LocalRun:
     ``staleness`` weight versions may lie between a rollout's start and its training; with
     ``hold_calls`` weights change between model calls only. Every ``eval_every`` steps the held-out rows are run; 0: before
     and after only.
-    ``policy_failures`` is `CollectConfig`'s, ``train_on`` its `train`. ``sampling_params`` win over the agent's; as they
-    stand, the trainer computes the probabilities that the agent sampled with. ``tracker`` names what gets the metrics besides
-    `metrics.jsonl`. ``session_env`` are variables of the sessions, as K=V, or K for the value that it has here; ``readable`` and
-    ``writable`` are what they may use of this machine besides the agent's project.
+    `Credit` says how the advantages of tokens come about. ``policy_failures`` is `CollectConfig`'s, ``train_on`` its `train`.
+    ``sampling_params`` win over the agent's; as they stand, the trainer computes the probabilities that the agent sampled with.
+    ``tracker`` names what gets the metrics besides `metrics.jsonl`. ``session_env`` are variables of the sessions, as K=V, or K
+    for the value that it has here; ``readable`` and ``writable`` are what they may use of this machine besides the agent's
+    project.
     Raises: ConfigError.
     """
 

@@ -226,7 +226,12 @@ class _Sampling(Response):
         }
         if ended:
             choice |= {"stop_reason": g.stop_reason, "weight_version_first": g.weight_version_first}
+            if g.params.prompt_logprobs is not None:
+                choice["prompt_logprobs"] = [None, *map(self._read_token, g.prompt_ids[1:], g.prompt_logprobs)]
         return choice
+
+    def _read_token(self, token: int, logprob: float) -> dict[str, Any]:
+        return {str(token): {"logprob": logprob, "decoded_token": self._engine.text(token)}}
 
 
 async def _hung_up(receive: Receive) -> None:

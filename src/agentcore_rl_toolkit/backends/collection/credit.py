@@ -1,0 +1,174 @@
+"""Credit: the advantage of each sampled token, from the rewards of a group and from a teacher. Pure lists and numbers.
+
+Of rollout i with rewards r_k, one for each model call k, and of token t sampled in call k::
+
+    episode   A_t = estimator(r_i over the group), r_i the episode's reward
+    turn      A_t = estimator(G_k over the turns of the group),  G_k = r_k + discount * G_(k+1)
+    teacher   A_t = log p_teacher(t) - log p_student(t)  [ + reward_weight * A_t as above ]
+
+The teacher's part is the negative reverse KL of the tokens that the student itself sampled.
+Sources: MiniLLM, arXiv:2306.08543, and GKD, arXiv:2306.13649; returns of turns, arXiv:2505.11821.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from ...errors import ConfigError
+from ...logs import WarnsOnceAMinute
+from ..settings import NotNegative
+from .advantages import Estimator, advantages
+
+if TYPE_CHECKING:
+    from ...trajectory import Trajectory
+
+OFTEN = 1 / 3  # of the turns: badly made rewards of turns cost up to 14 points (arXiv:2604.02869)
+_signs = WarnsOnceAMinute(logging.getLogger(__name__))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Credit:
+    """How the advantage of a token comes about.
+
+    ``credit`` "turn" compares the returns of turns, ``discount`` per turn, over all turns of a group or (``normalise`` "turn") at
+    each position of it; "episode" compares the rewards of whole rollouts. ``teacher_url`` is a vLLM or built-in policy server
+    with the student's vocabulary; the rewards' part then counts ``reward_weight``.
+    """
+
+    credit: Literal["episode", "turn"] = "episode"
+    discount: Annotated[float, Field(gt=0, le=1)] = 1.0
+    normalise: Literal["group", "turn"] = "group"
+    teacher_url: str | None = None
+    reward_weight: NotNegative = 0.0
+
+    @property
+    def per_token(self) -> bool:
+        """Whether the tokens of a rollout may have different advantages."""
+        return self.credit == "turn" or self.teacher_url is not None
+
+
+def refuse(values: Mapping[str, Any], trainer: str, why: str) -> None:
+    """Raises: ConfigError where the settings of a trainer that cannot take them name any of `Credit`."""
+    named = [f.name for f in fields(Credit) if f.name in values]
+    if named:
+        raise ConfigError(f"{trainer} cannot take {', '.join(named)}: {why}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signal:
+    """What is known of a training sequence before its group is compared.
+
+    Shapes: ``mask`` and ``gaps`` (teacher's minus student's logprob) (R,), of the response. ``turns`` are (position in the
+    session, begin, end, return), of the response's tokens.
+    """
+
+    rollout: str
+    reward: float
+    mask: Sequence[int] = field(repr=False)
+    turns: Sequence[tuple[int, int, int, float]] = ()
+    gaps: Sequence[float] | None = field(default=None, repr=False)
+
+
+@dataclass
+class CreditReport:
+    """How the turns of a step compare with their episodes, and how far the student is from its teacher."""
+
+    turns: int = 0
+    against: int = 0  # turns whose advantage has the other sign than the episode's
+    tokens: int = 0
+    gap_sum: float = 0.0
+
+    def numbers(self) -> dict[str, float]:
+        """Of a step, for its metrics; warns where turns often disagree with their episodes. A share of nothing is absent."""
+        found = {"reverse_kl": -self.gap_sum / self.tokens} if self.tokens else {}
+        if self.turns:
+            share = found["turns_against_episode"] = self.against / self.turns
+            if share > OFTEN:
+                _signs.warning(
+                    "%.0f %% of the turns are pushed against their episode: the rewards of turns reward something else than "
+                    "the episode's reward; look at them, or train with credit: episode",
+                    100 * share,
+                )
+        return found
+
+
+def turns_of(trajectory: Trajectory, capture: Any) -> list[tuple[int, int, int]]:
+    """The turns that train, in the order of their start: (sequence, begin, end) in the sequence's tokens."""
+    known = {turn.turn_id: turn for turn in capture.turns}
+    found = []
+    for index, sequence in enumerate(trajectory.sequences):
+        for turn in (known[name] for name in sequence.turn_ids if sequence.trained_tokens):
+            begin = len(turn.prompt_ids)
+            found.append((turn.index, turn.choice_index, index, begin, begin + len(turn.completion_ids)))
+    return [(index, begin, end) for _, _, index, begin, end in sorted(found)]
+
+
+def missing_turn_rewards(per_turn: Sequence[float] | None, trajectory: Trajectory, capture: Any) -> str | None:
+    """Why a record's rewards cannot be the turns', None where they can."""
+    calls = len(turns_of(trajectory, capture))
+    if per_turn is not None and len(per_turn) == calls:
+        return None
+    given = "one reward" if per_turn is None else f"a list of {len(per_turn)} rewards"
+    return (
+        f"the record has {given} and {calls} of the session's model calls train: with credit `turn` an agent returns `rewards` "
+        "as a list with one number for each of them; credit `episode` takes one reward"
+    )
+
+
+def token_advantages(
+    signals: Sequence[Signal], credit: Credit, *, estimator: Estimator = "grpo", report: CreditReport | None = None
+) -> list[list[float] | None]:
+    """The advantages of a group's sequences, one per token: 0 where the mask is 0, None for a rollout without one.
+
+    ``report`` is added to. Shapes: N signals -> N lists (R,). Raises: ConfigError on a reward that is not finite.
+    """
+    rewards = {signal.rollout: signal.reward for signal in signals}
+    episodes = dict(zip(rewards, advantages(list(rewards.values()), estimator=estimator), strict=True))
+    found: list[list[float] | None] = []
+    for signal in signals:
+        whole = episodes[signal.rollout]
+        absent = whole is None and credit.teacher_url is None
+        found.append(None if absent else [(whole or 0.0) * m for m in signal.mask])
+    if credit.credit == "turn":
+        _of_turns(signals, credit, estimator, found, [episodes[s.rollout] for s in signals], report)
+    if credit.teacher_url is None:
+        return found
+    mixed: list[list[float] | None] = []
+    for signal, advantages_R in zip(signals, found, strict=True):
+        if signal.gaps is None or advantages_R is None:
+            raise ConfigError(f"rollout {signal.rollout} was collected without the teacher {credit.teacher_url}")
+        mixed.append([gap + credit.reward_weight * A for gap, A in zip(signal.gaps, advantages_R, strict=True)])
+        if report is not None:
+            report.tokens += sum(signal.mask)
+            report.gap_sum += sum(signal.gaps)
+    return mixed
+
+
+def _of_turns(
+    signals: Sequence[Signal],
+    credit: Credit,
+    estimator: Estimator,
+    found: Sequence[list[float] | None],
+    episodes: Sequence[float | None],
+    report: CreditReport | None,
+) -> None:
+    """Write the advantages of turns over those of their episodes."""
+    pools: dict[int, list[tuple[int, int, int, float]]] = {}
+    for row, signal in enumerate(signals):
+        for position, begin, end, value in signal.turns:
+            pools.setdefault(position if credit.normalise == "turn" else 0, []).append((row, begin, end, value))
+    for pool in pools.values():
+        for (row, begin, end, _), known in zip(
+            pool, advantages([t[3] for t in pool], estimator=estimator), strict=True
+        ):
+            advantages_R, advantage = found[row], known or 0.0  # a turn that is compared with no other teaches nothing
+            if advantages_R is not None:
+                advantages_R[begin:end] = [advantage] * (end - begin)
+            if report is not None:
+                report.turns += 1
+                report.against += advantage * (episodes[row] or 0.0) < 0
