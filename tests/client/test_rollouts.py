@@ -490,16 +490,6 @@ for item in client.run_batch([{{"script": {{"hang": i > 0}}}} for i in range(20)
     assert runtime.live == []
 
 
-def test_attach_waits_for_a_session_that_something_else_started(
-    make_client: MakeClient, runtime: ScriptedRuntime
-) -> None:
-    first, second = make_client(), make_client()
-    future = first.invoke(script(run_s=0.3, result={"n": 1}), input_id="x")
-    attached = second.attach(future.result_key, session_id=future.session_id, input_id="x")
-    assert attached.result(60)["n"] == 1
-    assert runtime.runs == 1
-
-
 @pytest.mark.parametrize("code", ["list(batch)", "[item async for item in batch]"])
 def test_ctrl_c_stops_every_session_of_the_batch(runtime: ScriptedRuntime, store_url: str, code: str) -> None:
     body = f"async def consume():\n    {code}\nasyncio.run(consume())" if "async" in code else code

@@ -91,7 +91,7 @@ async def test_a_call_that_is_ended_while_the_disk_takes_its_record_is_answered(
             while not gateway.store.queue_depth:  # noqa: ASYNC110  (a socket at the other end)
                 await asyncio.sleep(0.005)
             names = [session.session_id]
-            reply: Any = client.pause_async(in_flight="abort") if how == "pause" else client.close_sessions_async(names)
+            reply: Any = client.pause_async(in_flight="abort") if how == "pause" else client.fetch_async(names)
             ended = asyncio.ensure_future(reply)
             while gateway.running.paused is None and not gateway.sessions.by_id[session.session_id.encode()].closed:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)

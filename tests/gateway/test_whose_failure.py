@@ -141,7 +141,7 @@ async def test_every_client_and_framework_raises_errors_that_say_whose_failure_i
     asked = len(engine.calls)
     [spent, closed] = await client.create_sessions_async([new_session_id(), new_session_id()], max_turns=0)
     assert await found(spent) == (unsaid or failed_at("turns"))
-    await client.close_sessions_async([closed.session_id])
+    await client.fetch_async([closed.session_id])
     if call not in (by_urllib, by_httpx):
         assert await found(closed) == INFRASTRUCTURE
     assert len(engine.calls) == asked

@@ -99,7 +99,7 @@ def test_a_session_is_seen_in_the_browser_as_it_grows(
                 break
             page.wait_for_timeout(500)
         page.wait_for_selector("#dialogue:has-text('You said: question 0')")
-        gateway.client.close_sessions(["seen"])
+        gateway.client.fetch(["seen"])
         page.wait_for_selector(".fact b:text-is('closed')")
         assert re.search(r"/rollout/\d+$", page.url)
         page.close()

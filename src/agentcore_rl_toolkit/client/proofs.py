@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from ..proof import KEY_BYTES, REPLY_FIELD, SCHEME, Proof, ProofKey, check
+from ..proof import REPLY_FIELD, SCHEME, Proof, ProofKey, check
 
 logger = logging.getLogger(__name__)
 
@@ -45,24 +45,16 @@ ANYTHING = Expected(ours=False)
 
 
 class Proofs:
-    """The keys of a client: the one it was given, those of its ledgers, or one made for this process.
+    """The keys of a client: those of its ledgers, so that a later process can check what an earlier one started, else its own."""
 
-    `given` wins, so that several processes can share sessions; a ledger keeps its own, so that a later process can
-    check what an earlier one started.
-    """
-
-    def __init__(self, given: bytes | None = None, *, required: bool = False) -> None:
-        try:
-            self._given = None if given is None else ProofKey(given)
-        except ValueError as e:
-            raise ConfigError(f"proof_key: {e}; secrets.token_bytes({KEY_BYTES}) makes one") from e
-        self._own = self._given or ProofKey.new()
+    def __init__(self, *, required: bool = False) -> None:
+        self._own = ProofKey.new()
         self.required = required
 
     def key(self, ledger: Any = None) -> ProofKey:
         """The key of new sessions that are written to this ledger."""
         kept = getattr(ledger, "proof_key", None)
-        return self._given or (kept if isinstance(kept, ProofKey) else self._own)
+        return kept if isinstance(kept, ProofKey) else self._own
 
     def expected(
         self, session_id: str, ledger: Any = None, *, key_id: str | None = None, promised: bool = False

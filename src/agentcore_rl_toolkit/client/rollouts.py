@@ -6,7 +6,6 @@ import asyncio
 import functools
 import os
 import threading
-import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -29,7 +28,7 @@ from .batch import (
 from .data_plane.pacing import PaceLimits, shared_pacer
 from .data_plane.transport import Transport
 from .future import RolloutFuture
-from .ledger import Attempt, FileLedger
+from .ledger import FileLedger
 from .lifecycle.events import Subscriber
 from .lifecycle.rollout import Engine, open_engines
 from .records.replay import Replayed, Reward, expected_of_records, replay_async
@@ -248,30 +247,6 @@ class RolloutClient:
             if error is not None:
                 raise error
         return future
-
-    def attach(
-        self,
-        result_key: str,
-        *,
-        session_id: str,
-        input_id: IdValue,
-        s3_bucket: str | None = None,
-        timeout: float | None = None,
-    ) -> RolloutFuture:
-        """A future for a session that something else started (an earlier process, another client): it is waited for, read and
-        stopped like one of ours, and never started again.
-        """
-        request = self._request({}, session_id, input_id, {}, timeout=timeout, retries=0)
-        known = Attempt(
-            index=None,
-            input_id=input_id,
-            session_id=session_id,
-            attempt=1,
-            key=result_key,
-            bucket=s3_bucket or self.s3_bucket,
-            accepted_s=time.time(),
-        )
-        return self._engine.submit(request, known)
 
     # ---- batches
 

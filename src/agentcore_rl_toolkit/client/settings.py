@@ -118,8 +118,6 @@ class WatchSettings:
         read_concurrency: records read at the same time.
         max_record_bytes: a larger record is not read; its rollout ends as `invalid`.
         store: the opened store to read results from, if not the one that the client's `s3_bucket` names.
-        proof_key: 32 random bytes or more, from which the secrets of sessions are derived, for processes that follow each
-            other's sessions. Default: the key beside a ledger, else one made for the client.
         require_proof: refuse records that do not prove that they come from their session, those of agents that cannot
             prove it included.
     """
@@ -130,7 +128,6 @@ class WatchSettings:
     read_concurrency: int = 64
     max_record_bytes: int = MAX_RECORD_BYTES
     store: ObjectStore | None = None
-    proof_key: bytes | None = field(default=None, repr=False)
     require_proof: bool = False
 
     def __post_init__(self) -> None:

@@ -72,7 +72,6 @@ async def test_a_request_that_is_wrong_is_refused_and_opens_nothing(start_gatewa
         ("/admin/sessions", {}),
         ("/admin/sessions", {"session_ids": [1]}),
         ("/admin/delete", {"session_ids": "ab"}),
-        ("/admin/close", {}),
         ("/admin/fetch", {}),
         ("/sessions/batch_delete", {"session_ids": {"a": 1}}),
         ("/traces/query", {"session_ids": ["a"], "limit": -1}),

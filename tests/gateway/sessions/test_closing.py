@@ -28,7 +28,6 @@ async def test_nobody_is_told_that_a_session_is_closed_before_that_is_stored(
     name = new_session_id()
     await client.create_sessions_async([name])
     work: Any = {
-        "close": lambda: client.close_sessions_async([name]),
         "fetch": lambda: client.fetch_async([name]),
         "delete": lambda: client.delete_async([name]),
         "rllm": lambda: request("DELETE", f"{gateway.url}/sessions/{name}"),

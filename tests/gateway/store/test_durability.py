@@ -40,7 +40,7 @@ async def test_sessions_keys_and_turns_survive_a_restart(
         async with agent(session) as llm:
             await llm.chat.completions.create(model="m", messages=USER)
     await client.delete_async([deleted.session_id])
-    await client.close_sessions_async([closed.session_id])
+    await client.fetch_async([closed.session_id])
     await first.stop()
     second = await start_gateway(engine, store_dir=str(tmp_path))
     client = GatewayClient(second.url)

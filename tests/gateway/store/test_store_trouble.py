@@ -152,7 +152,7 @@ async def test_on_a_full_disk_calls_and_sessions_are_refused_and_all_goes_on_whe
     assert caught.value.status == 503
     assert full_disk.descriptors() == before
     assert (await client.health_async())["status"] == "store failing"
-    await client.close_sessions_async([two.session_id])
+    await client.fetch_async([two.session_id])
     full_disk.empty()
     async with asyncio.timeout(30):
         while (await client.health_async())["status"] != "ok":  # noqa: ASYNC110  (another process)

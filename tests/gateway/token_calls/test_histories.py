@@ -191,7 +191,7 @@ async def test_the_budget_holds_and_the_sessions_that_were_active_last_stay(
     held = [s.session_id for s in sessions if s.session_id.encode() in histories._of]
     assert held == [s.session_id for s in sessions[-len(held) :]]
     assert 2 <= len(held) <= 3
-    await client.close_sessions_async([sessions[-1].session_id])
+    await client.fetch_async([sessions[-1].session_id])
     await client.delete_async([s.session_id for s in sessions[:-1]])
     assert histories.held_bytes == 0
 

@@ -179,7 +179,7 @@ class Engine:
         self.max_attempts = max_attempts
         self.endings = Endings(transport)
         self.events = Events(exp_id)
-        self.proofs = Proofs(watch.proof_key, required=watch.require_proof)
+        self.proofs = Proofs(required=watch.require_proof)
         self.stores = Stores(bucket, store, watch)
         self.runs_once: bool | None = None
         self.admission = asyncio.Lock()

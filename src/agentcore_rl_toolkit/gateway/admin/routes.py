@@ -141,7 +141,6 @@ class Admin:
             (b"POST", b"/admin/sessions"): self.sessions.create,
             (b"GET", b"/admin/sessions"): self.sessions.list_all,
             (b"POST", b"/admin/fetch"): self.sessions.fetch,
-            (b"POST", b"/admin/close"): self.sessions.close,
             (b"POST", b"/admin/delete"): self.sessions.delete,
             (b"GET", b"/admin/stats"): self._stats,
             (b"GET", b"/admin/weight_version"): self._get_version,

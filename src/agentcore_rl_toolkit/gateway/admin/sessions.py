@@ -67,16 +67,6 @@ class SessionRoutes:
                 await asyncio.sleep(0)  # agents' calls go first
         return {"sessions": out}
 
-    async def close(self, request: Request) -> dict[str, Any]:
-        asked = decode_body(request.body, Names)
-        closed = 0
-        for session_id in asked.session_ids:
-            session = self._sessions.by_id.get(session_id.encode())
-            if session is not None:
-                closed += self.close_session(session)
-        await self._sessions.store.kept()  # a gateway that is killed now must know it when it starts again
-        return {"closed": closed}
-
     def close_session(self, session: Session) -> bool:
         """Close a session and end its running calls: what arrives now is too late. True if it was open."""
         was_open = not session.closed

@@ -181,19 +181,6 @@ class GatewayClient:
         answers = await self._everywhere("list its sessions", lambda g: g.call("GET", path))
         return [{**session, "gateway": url} for url, answer in answers.items() for session in answer["sessions"]]
 
-    async def close_sessions_async(self, session_ids: Iterable[str]) -> int:
-        """End sessions without fetching them. Returns how many were open.
-
-        Raises: GatewayError when a gateway that has one is away.
-        """
-        shares = self._by_owner(_listed(session_ids))
-        answers, failures = await self._gather({g: g.close(names) for g, names in shares.items()})
-        for gateway in answers:
-            self._ended(shares[gateway])
-        for error in failures.values():
-            raise error
-        return sum(answers.values())
-
     async def delete_async(self, session_ids: Iterable[str]) -> int:
         """Forget sessions and their calls, for good. Returns how many there were. A gateway that is away deletes its own when it
         answers again.
@@ -441,7 +428,6 @@ class GatewayClient:
 
     create_sessions = _portal.sync(create_sessions_async)
     fetch = _portal.sync(fetch_async)
-    close_sessions = _portal.sync(close_sessions_async)
     delete = _portal.sync(delete_async)
     set_weight_version = _portal.sync(set_weight_version_async)
     pause = _portal.sync(pause_async)

@@ -89,9 +89,6 @@ class OneGateway:
         async for capture in read_captures(answer):
             yield capture
 
-    async def close(self, session_ids: Sequence[str]) -> int:
-        return int((await self.call("POST", "/admin/close", {"session_ids": list(session_ids)}))["closed"])
-
     async def delete(self, session_ids: Sequence[str]) -> int:
         return int((await self.call("POST", "/admin/delete", {"session_ids": list(session_ids)}))["deleted"])
 
