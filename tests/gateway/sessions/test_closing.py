@@ -19,7 +19,7 @@ from ..stores import locked
 Start = Callable[..., Awaitable[Gateway]]
 
 
-@pytest.mark.parametrize("how", ["close", "fetch", "delete", "rllm", "rllm batch"])
+@pytest.mark.parametrize("how", ["fetch", "delete", "rllm", "rllm batch"])
 async def test_nobody_is_told_that_a_session_is_closed_before_that_is_stored(
     engine: ScriptedEngine, start_gateway: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
