@@ -11,11 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import boto3
-import httpx
 import psutil
 import pytest
 
@@ -142,18 +140,6 @@ def test_a_person_finds_the_least_likely_token_of_the_worst_rollout_of_an_evalua
     done = run(folder, "eval", "--data", "one.jsonl", "--out", "seen")
     assert done.returncode == 0, done.stdout + done.stderr
     browser_finds_what_the_file_has(folder / "seen", "eval")
-
-
-def test_view_finds_its_gateways_and_their_keys(
-    folder: Path, up: tuple[object, Stack], serve_view: Callable[..., AbstractContextManager[str]]
-) -> None:
-    with GatewayClient(up[1].gateway_url, admin_key=up[1].gateway_admin_key) as gateway:
-        gateway.create_sessions(["seen-1", "seen-2"])
-        with serve_view(folder) as url, httpx.Client(timeout=30) as page:
-            page.get(url)  # its key becomes a cookie
-            reply = page.get(url.partition("?")[0] + "api/runs/gateway%20of%20up/rollouts")
-            assert {row["session_id"] for row in reply.json()["rows"]} == {"seen-1", "seen-2"}
-        gateway.delete(["seen-1", "seen-2"])
 
 
 def test_a_second_one_in_the_folder_is_refused(folder: Path, up: tuple[object, Stack]) -> None:

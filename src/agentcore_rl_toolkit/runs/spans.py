@@ -56,7 +56,7 @@ def spans_of(rollout: Mapping[str, Any]) -> Iterator[Span]:
     began_s = min([ended_s - (facts.get("elapsed_s") or sum(stages.values())), *(c["started_s"] for c in calls)])
     attributes = {"gen_ai.operation.name": "invoke_agent", "session.id": session_id}
     attributes |= {f"agentcore_rl.{name}": facts.get(name) for name in _OURS}
-    failed = facts.get("outcome") not in ("ok", "open", "closed")
+    failed = facts.get("outcome") != "ok"
     error = (facts.get("error") or facts.get("outcome")) if failed else None
     yield Span("invoke_agent", root, None, began_s, max(ended_s, began_s), attributes, error=error)
     at_s = ended_s - sum(stages.values())

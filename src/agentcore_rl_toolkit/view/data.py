@@ -18,18 +18,15 @@ INPUT_CHARACTERS = 300
 
 
 class Runs:
-    """The runs that are shown: those given, and those of ``folder``, which may come while the server runs.
+    """The runs that are shown: those given, and those of ``folder``, which may come while the server runs."""
 
-    ``gateways`` are runs as well: the folders that their sessions are copied into.
-    """
-
-    def __init__(self, given: list[Path], folder: Path | None, gateways: Mapping[str, Path]) -> None:
-        self._given, self._folder, self._gateways = given, folder, gateways
+    def __init__(self, given: list[Path], folder: Path | None) -> None:
+        self._given, self._folder = given, folder
         self._open: dict[Path, RunReader] = {}
 
     def folders(self) -> dict[str, Path]:
         """Name -> folder; a number tells runs of the same name apart."""
-        found: dict[str, Path] = dict(self._gateways)
+        found: dict[str, Path] = {}
         for path in [*self._given, *(find_runs(self._folder) if self._folder is not None else ())]:
             name, number = path.resolve().name, 2
             while name in found:

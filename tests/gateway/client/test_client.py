@@ -15,7 +15,7 @@ from agentcore_rl_toolkit.errors import ConfigError, GatewayError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.client.one import OneGateway
 from agentcore_rl_toolkit.gateway.http.client import request
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 
 from ..stores import spoil
 
@@ -134,3 +134,24 @@ async def test_sessions_are_opened_all_or_none(start_gateway: Start, engine: Scr
     assert len(await client.create_sessions_async(["a", "c"])) == 2
     with pytest.raises(GatewayError, match="3 sessions already"):
         await client.create_sessions_async(["d"])
+
+
+async def test_sessions_are_listed_with_their_running_calls(client: GatewayClient, engine: ScriptedEngine) -> None:
+    quick, slow = await client.create_sessions_async(["listed-1", "listed-2"], metadata={"input_id": "sum"})
+    await ask(quick, "hello")
+    gate = asyncio.Event()
+    engine.faults.append(Fault(gate=gate))
+    calling = asyncio.ensure_future(ask(slow, "slow"))
+    async with asyncio.timeout(60):
+        while not (running := await client.sessions_async(running=True)):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    assert [s["session_id"] for s in running] == ["listed-2"]
+    [call] = running[0]["calls"]
+    assert call["state"] in ("routed", "sent")
+    assert call["seconds"] >= 0
+    found = {s["session_id"]: s for s in await client.sessions_async()}
+    assert (found["listed-1"]["turns"], found["listed-1"]["calls"], found["listed-1"]["closed_s"]) == (1, [], None)
+    assert found["listed-1"]["last_call_s"] > found["listed-1"]["created_s"]
+    gate.set()
+    await calling
+    assert await client.sessions_async(running=True) == []

@@ -83,7 +83,7 @@ addEventListener("keydown", (event) => {
 let due = 0;
 listen((run) => {
   const at = read();
-  if ((at.kind === "run" && at.run !== run) || (["rollout", "group"].includes(at.name) && !current?.growing) || at.kind === "compare") return;
+  if ((at.kind === "run" && at.run !== run) || (["rollout", "group"].includes(at.name)) || at.kind === "compare") return;
   clearTimeout(due);
   due = setTimeout(() => (current?.changed ? current.changed() : draw(true)), 200);
 }, (state) => { connection = state; if (live.textContent !== "finished") live.textContent = state; });

@@ -37,7 +37,7 @@ export async function rolloutPage(name, id, query, go) {
     el("details", { class: "card" }, el("summary", {}, "everything but tokens"), el("pre", {}, JSON.stringify({ ...row, group: undefined, sequences: undefined }, null, 2))),
   ];
   const other = (by) => { const next = group[at + by]; if (next) go(link(name, `rollout/${next.id}`, query)); return true; };
-  return { nodes: parts, growing: row.outcome === "open", keys: (key) => (key === "j" ? other(1) : key === "k" ? other(-1) : key === "g" ? (go(link(name, `group/${row.id}`)), true) : key === "l" ? (document.getElementById("least")?.click(), true) : false) };
+  return { nodes: parts, keys: (key) => (key === "j" ? other(1) : key === "k" ? other(-1) : key === "g" ? (go(link(name, `group/${row.id}`)), true) : key === "l" ? (document.getElementById("least")?.click(), true) : false) };
 }
 
 // Sequences as a tree: each turn a dot in the order of the calls, each sequence a row, a curve from the turn where it branched.
