@@ -189,7 +189,7 @@ ROOMS = {
             "_gateway_process",
             "collection",
         ),
-        *("_portal", "settings", "data"),
+        *("_portal", "llm_judge", "settings", "data"),
     ],
     "policy": [
         *(

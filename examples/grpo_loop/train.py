@@ -57,6 +57,7 @@ from agentcore_rl_toolkit.backends import (
 from agentcore_rl_toolkit.backends.collection.groups import WHOLE_DISTRIBUTION
 from agentcore_rl_toolkit.backends.collection.teacher import teacher_at
 from agentcore_rl_toolkit.backends.data import read_rows
+from agentcore_rl_toolkit.backends.llm_judge import JudgeSettings
 from agentcore_rl_toolkit.errors import AgentCoreRLError, CaptureError
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR, load_policy, problems
@@ -93,6 +94,7 @@ class Config(Credit):
     train_on: str | None = None  # what of a session trains: task, main, all or a tag; None: what the agent says
     # In place of the agent's own while it is trained, so that the probabilities computed here are those it sampled with.
     sampling_params: Mapping[str, Any] = field(default_factory=lambda: dict(WHOLE_DISTRIBUTION))
+    judged_by: JudgeSettings | None = None  # a model that scores the rollouts of a group
     seed: int = 0
 
 
@@ -360,6 +362,7 @@ def collect_config(config: Config, *, training: bool = False) -> CollectConfig:
         max_concurrent=config.max_concurrent,
         rollout_timeout_s=config.rollout_deadline_s,
         policy_failures=config.policy_failures,
+        judged_by=config.judged_by,
     )
 
 

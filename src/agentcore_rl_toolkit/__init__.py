@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .errors import GatewayError as GatewayError
     from .errors import GatewayLostError as GatewayLostError
     from .errors import InvalidResultError as InvalidResultError
+    from .errors import JudgeError as JudgeError
     from .errors import LocalRuntimeError as LocalRuntimeError
     from .errors import MissingExtraError as MissingExtraError
     from .errors import ObjectExistsError as ObjectExistsError

@@ -28,6 +28,7 @@
     │   └── AgentLoadError                  an agent file did not import (the message carries its traceback)
     ├── PolicyError                         the built-in policy or its server failed
     ├── TrainingServiceError                a training service refused or failed
+    ├── JudgeError                          a judge gave no usable scores
     └── WeightsError                        new weights did not arrive at an engine
 
 The class says which boundary was crossed; the message says what to do next; the ids travel as attributes. All of them
@@ -265,6 +266,12 @@ class TrainingServiceError(AgentCoreRLError):
     """
 
     code = ""
+
+
+class JudgeError(AgentCoreRLError):
+    """A judge gave no usable scores. ``status`` is the HTTP status where there was one."""
+
+    status: int | None = None
 
 
 class WeightsError(AgentCoreRLError):

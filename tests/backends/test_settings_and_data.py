@@ -91,9 +91,13 @@ def test_an_id_that_cannot_stand_in_a_key_gives_a_digest(value: object) -> None:
         (AgentCoreConfig, lambda config: config.service("models/small")),
     ],
 )
-def test_what_backends_share_reaches_the_rollouts_whole(make: Any, service: Any) -> None:
+def test_what_backends_share_reaches_the_rollouts_whole(make: Any, service: Any, tmp_path: Path) -> None:
+    (tmp_path / "rubric.md").write_text("good")
+    judge = {"judge": str(tmp_path / "rubric.md"), "judge_url": "http://h/v1", "judge_weight": 0.5}
+    judge |= {"judge_timeout_s": 5.0, "judge_price": (1.0, 2.0)}
+    credit = {"credit": "episode", "discount": 0.5, "normalise": "turn", "reward_weight": 0.5}
     numbers = {"gateway_port": 4711, "gateways": 2, "max_turns": 3, "policy_failures": "mask"}
-    given = {f.name: f"value of {f.name}" for f in fields(RolloutSettings)} | numbers
+    given = {f.name: f"value of {f.name}" for f in fields(RolloutSettings)} | numbers | judge | credit
     reply = service(make(exp_id="e", gateway_admin_key="hush", **given))
     assert {name: getattr(reply, name) for name in given} == given
     assert (reply.exp_id, reply.gateway_admin_key) == ("e", "hush")

@@ -38,6 +38,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     reward=float(good or n >= 4),
                     score=float(good or (n >= 4 and n != 4)),
                     dialogue=message,
+                    reward_parts={"judge": {"score": 0.25, "reason": f"Lamp {n} is dark."}},
                     payload={"prompt": f"Count the lamps\nof shop {n % 4}."},
                     sequences=[tokens],
                 )
@@ -64,6 +65,7 @@ def test_the_worst_rollout_is_read_out_with_its_trained_tokens_and_the_least_lik
     answer = output_of(work, monkeypatch, "show", "--worst", "1")
     assert answer.startswith("#5  train 2  g  ok")
     assert "user  Q4" in answer
+    assert "the judge gave 0.250: Lamp 4 is dark." in answer
     assert "\\e]0;title\\a" in answer  # a terminal is not to obey it
     assert "\x1b" not in answer
     assert "-6.000 at 3" in answer

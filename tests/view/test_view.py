@@ -70,7 +70,8 @@ def write(folder: Path, kind: str) -> None:
         for step in range(2):
             for n in range(8):
                 reward = -1.0 if (step, n) == (1, 6) else float(n % 2)
-                run.rollout(rollout(n, step=step, reward=reward))
+                words = {"judge": {"score": reward, "reason": f"Lamp {n}. {HOSTILE}"}}
+                run.rollout(rollout(n, step=step, reward=reward, reward_parts=words))
                 run.annotate(f"train-{step}-{n}", advantage=reward - 0.5)
         failed = {
             "outcome": "agent_error",
@@ -183,11 +184,13 @@ def test_a_group_is_side_by_side_with_advantages_and_its_first_difference(shown:
     assert page.locator(".member").count() == 4
     assert "advantage -0.500" in page.inner_text(".member >> nth=0")
     assert page.inner_text(".member >> nth=1 >> mark").startswith("1 lamps")
+    assert page.inner_text(".member >> nth=1 >> .judge").startswith("The judge gave 1: Lamp 1. <script>")
 
 
 def test_a_rollout_shows_its_fidelity_and_its_raw_record(shown: Shown) -> None:
     page = shown.at("#/run/loop/rollout/1")
     reply = page.locator("h2:text-is('Fidelity') + .card")
+    assert page.inner_text(".judge").startswith("The judge gave 0: Lamp 0. <script>")
     assert reply.locator("tr", has_text="sampled tokens").inner_text().split() == ["sampled", "tokens", "3"]
     page.click("summary:text-is('input')")
     assert '"prompt": "Count the lamps of shop 0. <script>' in page.inner_text(

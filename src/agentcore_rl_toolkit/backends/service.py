@@ -6,12 +6,13 @@ that ends by itself is started again at the same address.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import os
 import secrets
 import socket
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,8 @@ from .collection.places import Places
 from .collection.recording import Recording, kept, open_recording
 from .collection.teacher import teacher_at
 from .data import payload_id
-from .settings import Count, Least0, NotNegative, Port, Positive, check, from_mapping, read_settings, with_environment
+from .llm_judge import JudgeSettings
+from .settings import Count, Least0, NotNegative, Port, Positive, from_mapping, read_settings, with_environment
 
 if TYPE_CHECKING:
     from ..client import RolloutClient
@@ -39,8 +41,8 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutSettings(Credit):
-    """Where agents, records and the gateway are: the settings whose names and meanings all trainers share.
+class RolloutSettings(Credit, JudgeSettings):
+    """Where agents, records and the gateway are, and a judge: the settings whose names and meanings all trainers share.
 
     `gateway_host` is where a gateway that we start listens. Agents on AWS must reach it, so it is not loopback by
     default. `gateways` of them are started, on `gateway_port` and the ports after it, and sessions are spread over them; a
@@ -69,9 +71,6 @@ class RolloutSettings(Credit):
     train_on: str | None = None
     refuse_other_sampling: bool = False
     record_dir: str | None = None
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
@@ -116,7 +115,16 @@ class ServiceSettings(RolloutSettings):
 
     def collect_config(self) -> CollectConfig:
         same = {f.name: getattr(self, f.name) for f in fields(CollectConfig) if hasattr(self, f.name)}
-        return CollectConfig(train=self.train_on, **same)
+        return CollectConfig(train=self.train_on, judged_by=JudgeSettings.of(self), **same)
+
+
+@dataclass(eq=False)
+class _Shared:
+    """A group whose rollouts are asked for one by one: ``left`` are not yet, ``waiting`` are."""
+
+    task: asyncio.Future[Group]
+    left: int
+    waiting: int = 0
 
 
 class RolloutService:
@@ -137,6 +145,7 @@ class RolloutService:
             self.recording = open_recording(folder, kept(settings), tokenizer=settings.gateway_model)
         self._count = 0
         self._begun = False
+        self._shared: dict[Hashable, _Shared] = {}
         self._opened: list[Any] = []  # what `open` made, and `close` therefore closes
 
     @property
@@ -203,13 +212,20 @@ class RolloutService:
         *,
         phase: str = "train",
         step: int | None = None,
+        group: Hashable = None,
+        n: int = 1,
     ) -> CollectedRollout:
-        """One rollout of one payload. A payload that no agent could be sent ends as `invalid`, like any failed rollout."""
+        """One rollout of one payload. A payload that no agent could be sent ends as `invalid`, like any failed rollout.
+
+        With ``group`` it is one of that group's ``n`` rollouts, which its first call starts: a judge reads whole groups.
+        """
         self._count += 1
         serial = f"{os.getpid()}-{self._count:07d}"
         try:
             name = payload_id(payload)
-            request = GroupRequest(input_id=f"{name}-{serial}", payload=payload, sampling_params=params, group=name)
+            request = GroupRequest(
+                input_id=f"{name}-{serial}", payload=payload, n=n, sampling_params=params, group=name
+            )
         except (ConfigError, ContractError) as e:
             return CollectedRollout(
                 session_id=new_session_id(),
@@ -220,7 +236,20 @@ class RolloutService:
                 error=e,
                 mask_reason="outcome",
             )
-        return (await self.group(request, phase=phase, step=step)).rollouts[0]
+        if group is None:
+            return (await self.group(request, phase=phase, step=step)).rollouts[0]
+        if group not in self._shared:
+            self._shared[group] = _Shared(asyncio.ensure_future(self.group(request, phase=phase, step=step)), left=n)
+        shared = self._shared[group]
+        shared.left, shared.waiting = shared.left - 1, shared.waiting + 1
+        place = shared.left
+        try:
+            return (await asyncio.shield(shared.task)).rollouts[place]
+        finally:
+            shared.waiting -= 1
+            if not shared.waiting and not (shared.left and shared.task.done()):  # the last one, or the trainer aborts
+                del self._shared[group]
+                shared.task.cancel()
 
     async def group(
         self,

@@ -11,7 +11,7 @@ import secrets
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,12 +22,13 @@ from ..contract import Cause
 from ..errors import ConfigError, GatewayError, LocalRuntimeError
 from ..store import parse_url
 from .models import WORDS, Model, model_option
-from .options import as_json, from_environment, sandbox_words, with_sessions
+from .options import as_json, from_environment, sandbox_words, with_judge, with_sessions
 from .output.commands import nearby, program
 from .output.failures import Failure, explain
 from .output.terminal import visible
 
 if TYPE_CHECKING:
+    from ..backends.llm_judge import JudgeSettings
     from ..client import BatchItem, RolloutClient
     from ..client.evaluation import EvalRow
     from ..client.settings import Prepare
@@ -86,6 +87,7 @@ class Target:
 @from_environment("--api-key", "AGENTCORE_RL_MODEL_API_KEY")
 @click.option("--sampling-params", metavar="JSON", help="Handed to the agent, e.g. '{\"temperature\": 0}'.")
 @click.option("--timeout", default=900.0, show_default=True, type=POSITIVE, help="Seconds per rollout.")
+@with_judge
 @with_sessions
 @as_json
 def command(**options: Any) -> None:
@@ -113,12 +115,16 @@ def command(**options: Any) -> None:
     exp_id, out = _experiment(options)
     ledger = out / "ledger.jsonl"
     out.mkdir(parents=True, exist_ok=True)
-    shown = ("agent", "data", "model", "repeat", "model_id", "base_url", "sampling_params", "timeout")
+    shown = ["agent", "data", "model", "repeat", "model_id", "base_url", "sampling_params", "timeout"]
+    shown += ["judge", "judge_url", "judge_model", "judge_weight"]
     write_config(out, {"kind": "eval", "exp_id": exp_id, **{n: options[n] for n in shown if options[n] is not None}})
     try:
         with _target(options, out) as target:
             failures = _evaluate(target, rows, exp_id, out, ledger, options)
     except KeyboardInterrupt:
+        if options["judge"]:
+            click.echo("\nstopped before the judge", err=True)
+            sys.exit(130)
         go_on = _goes_on(exp_id, out_given=options["out"] is not None)
         click.echo(f"\nstopped; what is finished is in {nearby(out)}. To go on:\n    {go_on}", err=True)
         sys.exit(130)
@@ -155,6 +161,11 @@ def _check(options: dict[str, Any]) -> None:
         parse_url(options["bucket"])
     if options["sampling_params"]:
         _json_object(options["sampling_params"])
+    _judge(options)
+    if options["judge"] and options["resume"]:
+        raise ConfigError(
+            "--judge takes no --resume: it needs the dialogues of all rollouts; begin anew with another --out"
+        )
     from .training.stack import check_agent
 
     check_agent(options["agent"], own_sessions=_own_sessions(options))
@@ -164,6 +175,14 @@ def _check(options: dict[str, Any]) -> None:
         raise ConfigError(
             "--session-env, --readable and --writable are for an agent that is served here; a deployed one has its own"
         )
+
+
+def _judge(options: dict[str, Any]) -> JudgeSettings | None:
+    """Raises: ConfigError."""
+    from ..backends.llm_judge import JudgeSettings
+
+    given = {name: options[name] for name in JudgeSettings.__dataclass_fields__ if options.get(name) is not None}
+    return JudgeSettings.of(JudgeSettings(**given))
 
 
 def _check_store(bucket: str, exp_id: str) -> None:
@@ -218,7 +237,7 @@ def _evaluate(
 ) -> int:
     from ..client import BatchProgress
     from ..client.evaluation import as_facts, score_of, summarise, write_results
-    from .training.kept_evaluation import keep
+    from .training.kept_evaluation import judge_items, keep
 
     overrides = {name: options[name] for name in ("base_url", "model_id", "api_key") if options[name]}
     if options["sampling_params"]:
@@ -226,6 +245,8 @@ def _evaluate(
     total = len(rows) * options["repeat"]
     scores: list[float] = []
     items: list[BatchItem] = []
+    judge = _judge(options)
+    cost: Mapping[str, float] = {}
 
     def show(progress: BatchProgress) -> None:
         mean = f", mean reward {sum(scores) / len(scores):.4f}" if scores else ""
@@ -253,12 +274,14 @@ def _evaluate(
             payloads = {row.input_id: row.payload for row in rows}
             for item in run:
                 items.append(item)
-                keep(opened.kept, item, payloads.get(str(item.input_id)), opened.fetch)
+                keep(opened.kept, item, payloads[str(item.input_id)], opened.fetch)
                 score = score_of(item)
-                if score is not None:
+                if score is not None and judge is None:
                     scores.append(score)
+            if judge is not None:
+                items, cost = judge_items(opened.kept, items, payloads, opened.fetch, judge)
         finally:  # also after Ctrl-C: what is known is kept, the rest goes on with --resume
-            summary = summarise(items, time.monotonic() - began_s)
+            summary = summarise(items, time.monotonic() - began_s, cost)
             write_results(out, items, summary)
             opened.kept.event("evaluated", as_facts(summary))
     if summary.failures:
@@ -323,7 +346,7 @@ def most_frequent(items: Sequence[BatchItem]) -> str:
 
     none = "the agent returned no reward"
     failures = [
-        Failure.of(i.outcome, none if i.success else i.error, i.traceback)
+        Failure.of(i.outcome, i.error or none, i.traceback)
         for i in items
         if reward_of(i) is None and i.cause != Cause.POLICY
     ]

@@ -60,6 +60,20 @@ def sandbox_words(readable: Iterable[str], writable: Iterable[str]) -> list[str]
     return [f"--readable={path}" for path in readable] + [f"--writable={path}" for path in writable]
 
 
+def with_judge(command: F) -> F:
+    """Add to a command a judge of its rollouts: the fields of `JudgeSettings` that most set."""
+    for option in (
+        click.option(
+            "--judge-weight", type=click.FloatRange(0, 1, min_open=True), help="Its share of the reward. [default: 1]"
+        ),
+        click.option("--judge-model", metavar="NAME", help="The judge's model; its key is AGENTCORE_RL_JUDGE_KEY."),
+        click.option("--judge-url", metavar="URL", help="The judge's OpenAI-compatible API, as https://host/v1."),
+        click.option("--judge", metavar="FILE", help="A rubric by which a model scores the rollouts of each input."),
+    ):
+        command = option(command)
+    return command
+
+
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 

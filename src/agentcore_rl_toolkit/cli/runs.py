@@ -163,7 +163,10 @@ def _read_out(reader: RunReader, rollout: Mapping[str, Any]) -> Iterator[str]:
         yield from dialogue_lines(rollout["dialogue"])
     elif rollout["dialogue"] is None:
         yield "  (no dialogue: the rollout had no gateway, or it was not kept)"
-    trace = (rollout.get("detail") or {}).get("traceback")
+    detail = rollout.get("detail") or {}
+    if judge := (detail.get("reward_parts") or {}).get("judge"):
+        yield visible(f"  the judge gave {_number(judge['score'])}: {judge['reason']}")
+    trace = detail.get("traceback")
     if trace:
         yield visible(trace.rstrip())
     for number, encoded in enumerate(rollout["sequences"] or ()):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .models import model_option
-from .options import as_json, engine_option, from_words, settings_option, with_sessions
+from .options import as_json, engine_option, from_words, settings_option, with_judge, with_sessions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,6 +49,7 @@ SERVICES = ("tinker", "sagemaker")  # of training: they run in `backends.primiti
 @click.option("--groups", type=click.IntRange(min=1), help="Inputs in each batch. [default: 8]")
 @click.option("--rollouts", type=click.IntRange(min=2), help="Rollouts of each input. [default: 8]")
 @click.option("--train-on", metavar="RULE", help="What of a session trains: task, main, all or a tag. [default: task]")
+@with_judge
 @with_sessions
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the run. [default: runs/...]")
 @click.option(

@@ -9,8 +9,9 @@ import random
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ..contract import Cause, check_id, extract_reward
@@ -38,7 +39,7 @@ class EvalSummary:
     Both are means over inputs of the mean of an input's rollouts; ``low`` and ``high`` (and ``low_ok``, ``high_ok``) are their
     95 % confidence intervals: Wilson's where every input's mean is 0 or 1, else a bootstrap over inputs. ``causes`` counts
     failures by whose they are, ``policy_failures`` the policy's by what it failed at. ``solved_once`` is the share of inputs
-    with a reward of 1 or more among their scored rollouts.
+    with a reward of 1 or more among their scored rollouts. ``judge`` counts a judge's calls, tokens, cost and failures.
     """
 
     rollouts: int
@@ -57,6 +58,7 @@ class EvalSummary:
     high_ok: float | None
     solved_once: float | None
     elapsed_s: float
+    judge: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def failures(self) -> int:
@@ -82,6 +84,8 @@ class EvalSummary:
             text += f"\nnot scored: {self.rollouts - self.scored}"
             broken = self.causes.get(Cause.INFRASTRUCTURE, 0)
             text += f" ({broken} failed by the infrastructure)" if broken else ""
+        if self.judge:
+            text += "\nthe judge: " + ", ".join(f"{n:g} {name.replace('_', ' ')}" for name, n in self.judge.items())
         return text
 
 
@@ -131,7 +135,9 @@ def score_of(item: BatchItem) -> float | None:
     return 0.0 if item.cause in (Cause.AGENT, Cause.POLICY) else None
 
 
-def summarise(items: Sequence[BatchItem], elapsed_s: float) -> EvalSummary:
+def summarise(
+    items: Sequence[BatchItem], elapsed_s: float, judge: Mapping[str, float] = MappingProxyType({})
+) -> EvalSummary:
     """Put items together."""
     scores: dict[str, list[float]] = {}
     rewards: dict[str, list[float]] = {}
@@ -160,6 +166,7 @@ def summarise(items: Sequence[BatchItem], elapsed_s: float) -> EvalSummary:
         high_ok=high_ok,
         solved_once=statistics.fmean(max(r) >= 1.0 for r in scores.values()) if scores else None,
         elapsed_s=elapsed_s,
+        judge=dict(judge),
     )
 
 

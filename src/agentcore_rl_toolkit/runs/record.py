@@ -200,10 +200,13 @@ def text_of(message: Mapping[str, Any]) -> str:
         pieces.append(content)
     elif isinstance(content, list):
         pieces += [str(p.get("text") or p.get("content") or "") for p in content if isinstance(p, Mapping)]
-    for call in message.get("tool_calls") or ():
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if isinstance(function, Mapping):
-            pieces.append(f"{function.get('name')}({function.get('arguments')})")
+    calls = [c.get("function") for c in message.get("tool_calls") or () if isinstance(c, Mapping)]  # Chat Completions
+    if isinstance(content, list):  # Messages
+        calls += [p for p in content if isinstance(p, Mapping) and p.get("type") == "tool_use"]
+    if message.get("type") == "function_call":  # Responses
+        calls.append(message)
+    pieces += [f"{c.get('name')}({c.get('arguments', c.get('input'))})" for c in calls if isinstance(c, Mapping)]
+    pieces.append(str(message.get("output") or ""))  # of a tool, Responses
     return " ".join(p for p in pieces if p)
 
 

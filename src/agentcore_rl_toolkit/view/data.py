@@ -137,7 +137,14 @@ def group(run: RunReader, number: int) -> dict[str, Any]:
         raise ConfigError(f"there is no rollout {number}")
     kept = ("id", "place", "outcome", "cause", "mask_reason", "reward", "score", "advantage", "turns", "sampled_tokens")
     members = [
-        {**{k: r[k] for k in kept}, "error": r["error"], "dialogue": r["dialogue"]} for r in found if r is not None
+        {
+            **{k: r[k] for k in kept},
+            "error": r["error"],
+            "dialogue": r["dialogue"],
+            "parts": (r["detail"] or {}).get("reward_parts"),
+        }
+        for r in found
+        if r is not None
     ]
     first = next(r for r in found if r is not None)
     payload = (first["detail"] or {}).get("payload")

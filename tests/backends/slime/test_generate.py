@@ -7,15 +7,18 @@ import math
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from agentcore_rl_toolkit.backends import llm_judge
 from agentcore_rl_toolkit.backends.service import RolloutService
 from agentcore_rl_toolkit.backends.slime import generate as module
 from agentcore_rl_toolkit.backends.slime import rollout
 from agentcore_rl_toolkit.backends.slime.convert import NOTE, flat
+from agentcore_rl_toolkit.backends.slime.runner import SlimeRunner
 from agentcore_rl_toolkit.backends.slime.settings import ADMIN_KEY, SlimeSettings
 from agentcore_rl_toolkit.errors import ConfigError
 
@@ -82,6 +85,26 @@ async def test_an_abort_stops_the_session_and_leaves_the_sample_to_be_run_again(
     assert sample.tokens == []
     assert len(replay.stopped) == 1
     assert not replay.open_sessions
+
+
+async def test_a_judge_reads_the_whole_group_that_slime_asks_for_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A judge that nobody serves: every rollout of both groups is masked by it."""
+    (tmp_path / "rubric.md").write_text("good")
+    monkeypatch.setattr(llm_judge, "TRIES", 1)
+    named = {"judge": str(tmp_path / "rubric.md"), "judge_url": "http://127.0.0.1:9/v1", "judge_model": "m"}
+    args = arguments(**named, n_samples_per_prompt=2)
+    replay = Replay(recorded_episodes(4, per_group=2), by_input=False)
+    module.use(RolloutService(SlimeSettings.from_args(args).service(), replay.client, replay.gateway))
+    samples = [Sample(index=i, group_index=i // 2, prompt="p") for i in range(4)]
+    made = await asyncio.gather(*(module.generate(args, s, dict(PARAMS)) for s in samples))
+    module.use(None)
+    assert len(replay.invoked) == 4
+    assert {sample.metadata[NOTE]["mask_reason"] for sample in made} == {"judge"}
+    where = {n: getattr(args, n) for n in ("agent_runtime_arn", "s3_bucket", "exp_id", *named)}
+    with pytest.raises(ConfigError, match="fully_async"):
+        SlimeRunner(**where, model_dir="m", data_path="d", model_type="t", mode="fully_async")
 
 
 async def test_a_fork_answers_as_one_sample_where_slime_puts_groups_back(replay: Replay) -> None:

@@ -5,8 +5,9 @@ submits, and waits for its record, every step under a deadline; waiting for a pl
 standstill only, because it says nothing about the rollout. When a record is in (or the rollout failed), the
 session joins a queue; a single fetcher takes everything that waits there in one bulk call, closing the sessions so
 that no late turn can arrive, and judges each rollout: outcome, reward, trajectory, age. The judgement decides early
-stopping, so "enough usable rollouts" means really usable ones. At the end, whatever happened, live rollouts are
-cancelled and all sessions of the batch are deleted.
+stopping, so "enough usable rollouts" means really usable ones. With a judge, a group whose rollouts have all ended is scored
+(`scored`) before its rollouts are reported. At the end, whatever happened, live rollouts are cancelled and all sessions of the
+batch are deleted.
 
 A failed rollout is data. Only what makes the whole batch pointless raises: bad arguments, and a gateway that cannot
 even make the sessions.
@@ -35,10 +36,12 @@ from ...errors import (
 )
 from ...logs import WarnsOnceAMinute
 from .._portal import run_sync
+from ..llm_judge import JudgeSettings
 from .groups import WHOLE_DISTRIBUTION, CollectConfig, CollectedRollout, Group, GroupRequest, sampling_note
 from .judge import end_of_record, ended_by, judge
 from .places import Places
 from .recording import Recording
+from .scored import scored
 from .sessions import SESSIONS_PER_CALL, Sessions
 from .teacher import teacher_at
 
@@ -55,6 +58,7 @@ T = TypeVar("T")
 # long as the client waits out refusals of the runtime.
 STANDSTILL_S = 600.0
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.05, 2.0  # how often a rollout that waits for the pace is looked at
+GROUPS_SCORED_AT_ONCE = 8  # two calls each
 GATEWAY_LOOK_S = 2.0  # how often several gateways are looked at
 
 
@@ -152,6 +156,8 @@ class _Collection:
         self.on_rollout, self.on_queued = on_rollout, on_queued
         self.rollouts = [_Rollout(g, i) for g, r in enumerate(requests) for i in range(r.n + config.extra_rollouts)]
         self.judged: dict[str, CollectedRollout] = {}
+        self.scored: dict[int, asyncio.Task[Group]] = {}  # by group, where there is a judge
+        self.scoring = asyncio.Semaphore(GROUPS_SCORED_AT_ONCE)
         self.usable_G = [0] * len(requests)
         self.queued = len(self.rollouts)  # neither started nor ended
         self.places = places or Places(config.max_concurrent)
@@ -183,9 +189,10 @@ class _Collection:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             for task in done:
                 task.result()
+            await asyncio.gather(*self.scored.values())
             return self._groups()
         finally:
-            await self._abandon(tasks | watch)
+            await self._abandon({*tasks, *watch, *self.scored.values()})
             if self.sessions is not None:
                 await self.sessions.delete()
 
@@ -437,13 +444,26 @@ class _Collection:
             self.usable_G[rollout.group] += 1
             if self.usable_G[rollout.group] == request.n:
                 self._group_is_full(rollout.group)
-        if self.recording is not None:
-            self.recording.add(done, request, self.weight_version)
-        if self.on_rollout is not None:
-            self.on_rollout(done)
+        if self.config.judged_by is None:
+            self._report(done, request)
+        elif all(r.session_id in self.judged for r in self.rollouts if r.group == rollout.group):
+            self.scored[rollout.group] = asyncio.create_task(self._score(rollout.group, self.config.judged_by))
         if len(self.judged) == len(self.rollouts):
             for ended in self.ended.values():
                 ended.put_nowait(None)
+
+    async def _score(self, group: int, judge: JudgeSettings) -> Group:
+        async with self.scoring:
+            found = await scored(self._group(group), judge)
+        for rollout in found.rollouts:
+            self._report(rollout, found.request)
+        return found
+
+    def _report(self, rollout: CollectedRollout, request: GroupRequest) -> None:
+        if self.recording is not None:
+            self.recording.add(rollout, request, self.weight_version)
+        if self.on_rollout is not None:
+            self.on_rollout(rollout)
 
     # -- ending -------------------------------------------------------------------------------------------------------
 
@@ -453,7 +473,7 @@ class _Collection:
                 rollout.cancelled = True
                 rollout.task.cancel()
 
-    async def _abandon(self, tasks: set[asyncio.Task[None]]) -> None:
+    async def _abandon(self, tasks: set[asyncio.Task[Any]]) -> None:
         """Leave nothing running behind: a no-op after a normal end, otherwise live sessions are stopped."""
         live = [t for t in tasks if not t.done()]
         for rollout in self.rollouts:
@@ -467,10 +487,12 @@ class _Collection:
         await asyncio.gather(*(self._stop(r) for r in unfinished))
 
     def _groups(self) -> list[Group]:
-        groups = [Group(input_id=r.input_id, rollouts=[], request=r) for r in self.requests]
-        for rollout in self.rollouts:
-            groups[rollout.group].rollouts.append(self.judged[rollout.session_id])
-        return groups
+        return [self.scored[g].result() if g in self.scored else self._group(g) for g, _ in enumerate(self.requests)]
+
+    def _group(self, group: int) -> Group:
+        request = self.requests[group]
+        rollouts = [self.judged[r.session_id] for r in self.rollouts if r.group == group]
+        return Group(input_id=request.input_id, rollouts=rollouts, request=request)
 
     def _leaves_queue(self) -> None:
         self.queued -= 1

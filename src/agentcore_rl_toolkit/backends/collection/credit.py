@@ -52,9 +52,9 @@ class Credit:
         return self.credit == "turn" or self.teacher_url is not None
 
 
-def refuse(values: Mapping[str, Any], trainer: str, why: str) -> None:
-    """Raises: ConfigError where the settings of a trainer that cannot take them name any of `Credit`."""
-    named = [f.name for f in fields(Credit) if f.name in values]
+def refuse(values: Mapping[str, Any], trainer: str, why: str, settings: type[Any] = Credit) -> None:
+    """Raises: ConfigError where the settings of a trainer name any of these, which it cannot take."""
+    named = [f.name for f in fields(settings) if f.name in values]
     if named:
         raise ConfigError(f"{trainer} cannot take {', '.join(named)}: {why}")
 

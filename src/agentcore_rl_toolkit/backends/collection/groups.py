@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...contract import Cause, Outcome, Stage, check_id, check_train, extract_reward
 from ...errors import ConfigError, ContractError, RolloutError
+from ..llm_judge import JudgeScore, JudgeSettings
 from ..settings import Count, Least0, NotNegative, Positive, check
 from .credit import Credit
 
@@ -32,6 +33,7 @@ MaskReason = Literal[
     "surplus",
     "other_sampling",
     "teacher",
+    "judge",
 ]
 PolicyFailures = Literal["score", "mask"]
 
@@ -125,8 +127,9 @@ class CollectConfig(Credit):
     without a reward is usable; `with_rewards` gives it one before the groups become samples. `train` is the rule of what trains
     of a session (`trajectory.selection`); None: what the client or the agent says, else "task". A trainer reproduces the
     temperature of `sampling_params` (1 where they have none), and no top_p, top_k or min_p: tokens that were sampled otherwise
-    are counted, and with `refuse_other_sampling` their rollout is masked. Of `Credit` a collection needs to know whether rewards
-    of turns are wanted, and the teacher.
+    are counted, and with `refuse_other_sampling` their rollout is masked. `judged_by` is a judge whose scores become rewards;
+    with all of the weight on it, agents need not return one. Of `Credit` a collection needs to know whether rewards of turns are
+    wanted, and the teacher.
     """
 
     max_concurrent: Count = 128
@@ -144,6 +147,7 @@ class CollectConfig(Credit):
     policy_failures: PolicyFailures = "score"
     train: str | None = None
     refuse_other_sampling: bool = False
+    judged_by: JudgeSettings | None = None
 
     def __post_init__(self) -> None:
         check(self)
@@ -166,6 +170,7 @@ class CollectedRollout:
     `stage` says where a timeout struck; `mask_reason` is None exactly when the rollout may be trained on. `cause` is whose
     failure it is, None where it did not fail; `failure` what the policy failed at, where it is the cause.
     `teacher_gaps` are the teacher's minus the student's logprobs of a sequence's response, by its index; 0 where none is trained.
+    `judge_score` is a part of `reward`.
     Units: `elapsed_s` seconds from submission to the end, None when it was never submitted; `ended_s` unix time; `stages` seconds
     in each stage.
     """
@@ -191,6 +196,7 @@ class CollectedRollout:
     weight_version_max: int | None = None
     mask_reason: MaskReason | None = None
     teacher_gaps: Mapping[int, Sequence[float]] | None = field(default=None, repr=False)
+    judge_score: JudgeScore | None = None
 
     @property
     def usable(self) -> bool:
@@ -223,11 +229,12 @@ class CollectedRollout:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """The rollouts of one `input_id`, in submission order."""
+    """The rollouts of one `input_id`, in submission order, and the counts of `judge_group`."""
 
     input_id: str
     rollouts: list[CollectedRollout]
     request: GroupRequest
+    judge_usage: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def usable(self) -> list[CollectedRollout]:
@@ -285,6 +292,7 @@ class CollectStats:
     `policy_failures` the policy's by what it failed at. `metrics` are the means, over the usable rollouts that have them, of the
     numbers which agents returned beside the reward. `side_call_tokens` were sampled and, by the sessions' rules, not meant to be
     trained; `other_sampling` are trained tokens that were sampled otherwise than the trainer reproduces, by how.
+    `judge` is the sum of the groups' `judge_usage`.
     """
 
     groups: int
@@ -307,6 +315,7 @@ class CollectStats:
     ok_mean: float | None = None
     side_call_tokens: int = 0
     other_sampling: Mapping[str, int] = field(default_factory=dict)
+    judge: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def lost_rollouts(self) -> int:
@@ -325,6 +334,7 @@ class CollectStats:
             "outcomes": dict(self.outcomes),
             "causes": dict(self.causes),
             "policy_failures": dict(self.policy_failures),
+            **({"judge": dict(self.judge)} if self.judge else {}),
         }
 
     @property
@@ -367,6 +377,7 @@ def summarize(groups: Sequence[Group]) -> CollectStats:
         ok_mean=math.fsum(ok) / len(ok) if ok else None,
         side_call_tokens=sum(r.side_call_tokens for r in reports),
         other_sampling=dict(sum((Counter(r.other_sampling) for r in reports), Counter())),
+        judge=dict(sum((Counter(g.judge_usage) for g in groups), Counter())),
     )
 
 

@@ -103,7 +103,8 @@ def judge(
             cause, record = Cause.POLICY, {"rewards": record.get(INFO_FIELD, {}).get(POLICY_REWARD_FIELD)}
     reward: Reward | None = None
     if outcome is Outcome.OK and end.record is not None:
-        reward, trouble = _reward(end.record, session_id, input_id, required=config.require_reward)
+        required = config.require_reward if config.judged_by is None else config.judged_by.judge_weight < 1
+        reward, trouble = _reward(end.record, session_id, input_id, required=required)
         if trouble is not None:
             outcome, error, reason, cause = Outcome.INVALID, trouble, "no_reward", Cause.AGENT
     elif cause is Cause.POLICY and record is not None:

@@ -157,6 +157,11 @@ def as_row(
     """The row of a collected rollout in a run's folder."""
     capture, detail = rollout.capture, rollout.reward_detail
     oldest = rollout.weight_version_min
+    parts: dict[str, Any] = {}
+    if detail is not None and detail.per_turn is not None:
+        parts["per_turn"] = detail.per_turn
+    if rollout.judge_score is not None:
+        parts["judge"] = asdict(rollout.judge_score)
     return Rollout(
         session_id=rollout.session_id,
         phase=phase,
@@ -181,7 +186,7 @@ def as_row(
         payload=request.payload,
         record=rollout.record,
         metrics=detail.metrics if detail is not None else {},
-        reward_parts={"per_turn": detail.per_turn} if detail is not None and detail.per_turn is not None else None,
+        reward_parts=parts or None,
         stages=rollout.stages,
         **captured(capture, rollout.trajectory),
     )

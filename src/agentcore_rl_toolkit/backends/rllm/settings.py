@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from ...weights.arrival import MAX_MEAN_GAP
 from ..collection.credit import refuse
+from ..llm_judge import JudgeSettings
 from ..settings import (
     Count,
     GroupSize,
@@ -71,6 +72,7 @@ class RllmConfig:
         """Read a file; AGENTCORE_AGENT_ARN and AGENTCORE_S3_BUCKET fill what it leaves out."""
         values = read_settings(path)
         refuse(values, "rLLM", "its own engine computes the advantages from the records' rewards, one per trajectory")
+        refuse(values, "rLLM", "its own engine reads the reward of each record", JudgeSettings)
         return from_mapping(cls, with_environment(values), where=str(path))
 
     def hydra_overrides(self) -> list[str]:

@@ -17,6 +17,7 @@ from ...errors import TrainingServiceError
 from ...store import open_store
 from ..collection.credit import refuse
 from ..data import encode_payload, read_rows
+from ..llm_judge import JudgeSettings
 from ..settings import Count, Plan, Positive, check, from_mapping, read_settings, with_environment
 
 Show = Callable[[str], None]
@@ -60,6 +61,12 @@ class JobConfig:
         """Read a file; AGENTCORE_AGENT_ARN fills what it leaves out. Raises: ConfigError."""
         values = with_environment(read_settings(path))
         refuse(values, "a multi-turn RL job", "SageMaker computes its advantages; `form: session` takes them from here")
+        refuse(
+            values,
+            "a multi-turn RL job",
+            "SageMaker takes the agent's reward; `form: session` has a judge",
+            JudgeSettings,
+        )
         values.pop("s3_bucket", None)  # a job keeps no records
         return from_mapping(cls, values, where=str(path))
 

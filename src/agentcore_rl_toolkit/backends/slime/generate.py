@@ -88,7 +88,9 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
     payload = payload_of(sample)
     running = await asyncio.to_thread(rollouts, args)
     phase = "eval" if evaluation else "train"  # the step is known when slime takes it: `rollout.note_step`
-    task = asyncio.ensure_future(running.roll(payload, openai_params(sampling_params), phase=phase))
+    whole = running.settings.judge is not None and not evaluation  # a judge reads whole groups
+    group = {"group": ("group", sample.group_index), "n": args.n_samples_per_prompt} if whole else {}
+    task = asyncio.ensure_future(running.roll(payload, openai_params(sampling_params), phase=phase, **group))
     try:
         while not task.done():
             await asyncio.wait({task}, timeout=ABORT_LOOK_S)

@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from ...errors import AgentCoreRLError, ConfigError
 from ..data import encode_payload, read_rows
+from ..llm_judge import KEY as JUDGE_KEY
 from ..settings import Count, NotNegative, Plan, Positive, planned
 from . import trained
 from .convert import NOTE
@@ -34,7 +35,7 @@ MODEL_ARGS_S = 30
 
 # Variables that the job gets from here, where they are set: a cluster that runs already has an environment of its own.
 JOB_ENV = (
-    *("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_ENTITY", "HF_TOKEN", "HF_ENDPOINT", ADMIN_KEY),
+    *("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_ENTITY", "HF_TOKEN", "HF_ENDPOINT", ADMIN_KEY, JUDGE_KEY),
     *("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE", "AWS_ENDPOINT_URL_S3"),
 )
 
@@ -148,6 +149,10 @@ class SlimeRunner(SlimeSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_flags()
+        if self.judge is not None and self.mode == "fully_async":
+            raise ConfigError(
+                "judge cannot work with mode fully_async: slime runs single rollouts of a group again there"
+            )
         if self.mode == "sync" and self.rollout_num_gpus is not None:
             raise ConfigError("rollout_num_gpus needs mode async or fully_async: sync shares num_gpus with training")
 

@@ -1,72 +1,104 @@
-"""Writes the rollouts of an evaluation into the run's folder."""
+"""The rollouts of an evaluation in the run's folder, and a judge's rewards for them."""
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...backends.collection.recording import captured, input_key
+from ...backends.collection.groups import CollectedRollout, Group, GroupRequest, read_reward, summarize
+from ...backends.collection.recording import as_row
+from ...backends.collection.scored import scored
+from ...backends.llm_judge import JudgeSettings
 from ...client import BatchItem
-from ...client.evaluation import reward_of, score_of
-from ...contract import DEFAULT_TRAIN, record_train
+from ...contract import DEFAULT_TRAIN, Outcome, record_train
 from ...errors import AgentCoreRLError
 from ...runs import Rollout, RunWriter
 from ...trajectory import Trajectory, build_trajectory
 
 Fetch = Callable[[str], Any]  # what the gateway recorded of a session; None where it knows none
+JUDGED_AT_ONCE = 8  # inputs
 
 
-def keep(run: RunWriter, item: BatchItem, payload: Mapping[str, Any] | None, fetch: Fetch | None) -> None:
+def keep(run: RunWriter, item: BatchItem, payload: Mapping[str, Any], fetch: Fetch | None) -> None:
     """Write one rollout. What the gateway recorded is asked for on the writer's thread."""
     ended_s = time.time()
-
-    def make() -> Rollout:
-        return as_row(item, payload, _capture(item, fetch), ended_s)
-
-    run.rollout(make)
+    run.rollout(lambda: _row(item, dataclasses.replace(_collected(item, fetch), ended_s=ended_s), payload))
 
 
-def as_row(item: BatchItem, payload: Mapping[str, Any] | None, capture: Any, ended_s: float) -> Rollout:
-    """The row of an item in the run's folder."""
+def judge_items(
+    run: RunWriter,
+    items: Sequence[BatchItem],
+    payloads: Mapping[str, Mapping[str, Any]],
+    fetch: Fetch | None,
+    settings: JudgeSettings,
+) -> tuple[list[BatchItem], Mapping[str, float]]:
+    """Judge the rollouts of each input and write them again. Returns the items with these rewards in their records, and costs.
+
+    Where the judge fails, a record has no reward, and the item's ``error`` says why.
+    """
+    named = {str(item.session_id): item for item in items}
+    groups = {
+        i: Group(input_id=i, rollouts=[], request=GroupRequest(input_id=i, payload=p)) for i, p in payloads.items()
+    }
+    for item in items:
+        if item.success:
+            groups[str(item.input_id)].rollouts.append(_collected(item, fetch))
+
+    async def each() -> list[Group]:
+        limit = asyncio.Semaphore(JUDGED_AT_ONCE)
+
+        async def one(group: Group) -> Group:
+            async with limit:
+                return await scored(group, settings)
+
+        return await asyncio.gather(*map(one, groups.values()))
+
+    judged = asyncio.run(each())
+    for group in judged:
+        for rollout in group.rollouts:
+            record = {k: v for k, v in (rollout.record or {}).items() if k not in ("rewards", "reward")}
+            if rollout.reward_detail is not None:
+                record["rewards"] = {"reward": rollout.reward, **rollout.reward_detail.metrics}
+            old = named[rollout.session_id]
+            item = named[rollout.session_id] = dataclasses.replace(old, result=record, error=rollout.reason)
+            run.rollout(_row(item, rollout, group.request.payload))
+    return list(named.values()), summarize(judged).judge
+
+
+def _row(item: BatchItem, rollout: CollectedRollout, payload: Mapping[str, Any]) -> Rollout:
+    row = as_row(rollout, GroupRequest(input_id=str(item.input_id), payload=payload), phase="eval")
+    return dataclasses.replace(row, attempt=item.attempt, error=item.error, traceback=item.traceback)
+
+
+def _collected(item: BatchItem, fetch: Fetch | None) -> CollectedRollout:
+    """The item as trainers have it."""
+    capture: Any = None
     trajectory: Trajectory | None = None
-    if capture is not None:
-        try:
-            trajectory = build_trajectory(
-                capture.session_id, capture.turns, train=capture.train or record_train(item.result) or DEFAULT_TRAIN
-            )
-        except AgentCoreRLError:
-            trajectory = None  # the dialogue is still worth reading
-    metrics = (item.result or {}).get("metrics")
-    named = metrics.items() if isinstance(metrics, Mapping) else ()
-    return Rollout(
-        session_id=item.session_id or f"index-{item.index}",
-        phase="eval",
-        group=str(item.input_id),
-        input_key=input_key(payload) if payload is not None else None,
-        place=item.index or 0,
-        attempt=item.attempt,
-        outcome=str(item.outcome),
-        cause=None if item.cause is None else item.cause.value,
-        failure=item.failure,
-        reward=reward_of(item),
-        score=score_of(item),
-        elapsed_s=item.elapsed,
-        ended_s=ended_s,
-        error=item.error,
-        traceback=item.traceback,
-        payload=payload,
-        record=item.result,
-        metrics={str(k): float(v) for k, v in named if isinstance(v, (int, float))},
-        stages=item.stages,
-        **captured(capture, trajectory),
-    )
-
-
-def _capture(item: BatchItem, fetch: Fetch | None) -> Any:
-    if fetch is None or item.session_id is None:
-        return None
     try:
-        return fetch(item.session_id)
+        capture = fetch(item.session_id) if fetch is not None and item.session_id is not None else None
+        if capture is not None:
+            rule = capture.train or record_train(item.result) or DEFAULT_TRAIN
+            trajectory = build_trajectory(capture.session_id, capture.turns, train=rule)
     except (AgentCoreRLError, OSError):
-        return None
+        trajectory = None  # a gateway that is gone; of turns that do not fit the dialogue is still worth reading
+    detail = read_reward(item.result) if item.success and item.result is not None else None
+    return CollectedRollout(
+        session_id=item.session_id or f"index-{item.index}",
+        input_id=str(item.input_id),
+        index=item.index or 0,
+        outcome=item.outcome or Outcome.LOST,
+        cause=item.cause,
+        failure=item.failure,
+        reward=None if detail is None else detail.value,
+        reward_detail=detail,
+        record=item.result,
+        trajectory=trajectory,
+        capture=capture,
+        error=item.exception,
+        elapsed_s=item.elapsed,
+        ended_s=time.time(),
+        stages=item.stages,
+    )

@@ -15,7 +15,8 @@ from ..._installation import missing_extra
 from ...backends.collection.credit import Credit
 from ...backends.collection.groups import WHOLE_DISTRIBUTION, PolicyFailures
 from ...backends.data import read_rows
-from ...backends.settings import Count, GroupSize, Least0, NotNegative, Positive, check, from_mapping, read_settings
+from ...backends.llm_judge import JudgeSettings
+from ...backends.settings import Count, GroupSize, Least0, NotNegative, Positive, from_mapping, read_settings
 from ...errors import ConfigError
 from ...runs import write_config
 from ..models import model_folder
@@ -23,13 +24,13 @@ from ..servers.vllm import find_python
 from .stack import ENGINES, find_agent
 from .trackers import TRACKERS, check_installed
 
-_PATHS = ("agent", "data", "eval_data", "model")
+_PATHS = ("agent", "data", "eval_data", "model", "judge")
 _FOLDERS = ("readable", "writable")
 _TINY, _LARGE = 10_000_000, 500_000_000  # parameters: of models made for a demonstration; too many to train all of them
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LocalRun(Credit):
+class LocalRun(Credit, JudgeSettings):
     """The settings of `agentcore-rl train` for an agent's file on this machine.
 
     The loop of `examples/grpo_loop` trains. ``data`` and ``eval_data`` hold one
@@ -77,7 +78,7 @@ class LocalRun(Credit):
     writable: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         if self.held_out >= 1:
             raise ConfigError(f"held_out is a share of the data, from 0 to less than 1, got {self.held_out}")
         if self.held_out and self.eval_data is not None:
@@ -129,7 +130,8 @@ class LocalRun(Credit):
     def loop_config(self, loop: Any) -> Any:
         """The same for `examples/grpo_loop/train.py`."""
         names = {field.name for field in dataclasses.fields(loop.Config)}
-        return loop.Config(**{k: v for k, v in dataclasses.asdict(self).items() if k in names})
+        judge = JudgeSettings.of(self)
+        return loop.Config(**{k: v for k, v in dataclasses.asdict(self).items() if k in names}, judged_by=judge)
 
 
 def by_size(model: Path | None, lora_rank: int | None = None) -> dict[str, Any]:

@@ -18,6 +18,10 @@ export function dialogueOf(dialogue, mark) {
   });
 }
 
+export function judgeOf(parts) {
+  return parts?.judge ? el("p", { class: "notice judge" }, `The judge gave ${number(parts.judge.score)}: ${parts.judge.reason}`) : null;
+}
+
 export async function rolloutPage(name, id, query, go) {
   const row = await rolloutOf(name, id);
   const detail = row.detail ?? {};
@@ -29,6 +33,7 @@ export async function rolloutPage(name, id, query, go) {
     el("div", { class: "facts" }, facts.map(([n, v, c]) => el("div", { class: "card fact" }, el("span", {}, n), el("b", { class: c ?? "" }, v)))),
     row.dropped ? el("p", { class: "notice" }, `To keep the run within its size, these parts were given up: ${row.dropped}.`) : null,
     row.error ? el("p", { class: "notice" }, `${row.stage ? `in stage ${row.stage}: ` : ""}${row.error}${row.failure ? ` (policy failed at: ${row.failure})` : ""}`) : null,
+    judgeOf(detail.reward_parts),
     detail.traceback ? el("details", { class: "card", open: true }, el("summary", {}, "Traceback"), el("pre", {}, detail.traceback)) : null,
     waterfall(row, detail),
     el("h2", {}, "Dialogue, as the agent saw it"), el("div", { class: "card", id: "dialogue" }, dialogueOf(row.dialogue)), ...tokens, fidelity(row, detail),

@@ -1,0 +1,88 @@
+"""A scripted judge behind OpenAI's chat API, in the place of a judge model: it scores answers to the quickstart's sums.
+
+    python examples/signals/judge_server.py --right 0.9 --seed 0        # prints its URL; Ctrl-C ends it
+
+An attempt scores 1 when its last message ends in the answer that the task names, else 0. Of all attempts the share ``--right`` is
+judged so; the others get the opposite, always the same ones for a seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import re
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Answer = Callable[[dict[str, Any]], tuple[int, str]]  # the body of a call -> a status, and the judge's text
+
+
+def right_mostly(share: float, seed: int) -> Answer:
+    """A judge that is right about this share of the attempts."""
+
+    def answer(body: dict[str, Any]) -> tuple[int, str]:
+        shown = json.loads(body["messages"][-1]["content"])
+        wanted = str(json.loads(shown["task"])["answer"])
+        scores = []
+        for attempt in shown["attempts"]:
+            last = attempt["dialogue"].rpartition("assistant: ")[2]
+            found = re.findall(r"-?\d+", last)
+            right = bool(found) and found[-1] == wanted
+            if random.Random(f"{seed}/{shown['task']}/{attempt['dialogue']}").random() >= share:
+                right = not right
+            reason = f"It ends in {found[-1] if found else 'no number'}, the answer is {wanted}."
+            scores.append({"id": attempt["id"], "reason": reason, "score": float(right)})
+        return 200, json.dumps({"scores": scores})
+
+    return answer
+
+
+def server(answer: Answer, port: int = 0) -> ThreadingHTTPServer:
+    """A judge on a port of this machine. Serve it with `serve_forever`; ``calls`` keeps what came: authorization and body."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            made.calls.append((self.headers["authorization"], body))  # type: ignore[attr-defined]
+            status, text = answer(body) if self.path == "/v1/chat/completions" else (404, "no such route")
+            reply: dict[str, Any] = {"error": {"message": text, "type": "scripted"}}
+            if status == 200:
+                tokens = {"prompt_tokens": len(json.dumps(body["messages"])) // 4, "completion_tokens": len(text) // 4}
+                choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+                reply = {"object": "chat.completion", "model": body["model"], "choices": [choice], "usage": tokens}
+            data = json.dumps(reply).encode()
+            self.send_response(status)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(data)))
+            with contextlib.suppress(ConnectionError):  # the caller is gone
+                self.end_headers()
+                self.wfile.write(data)
+
+        def log_message(self, *_: Any) -> None:
+            """A call is no news."""
+
+    made = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    made.calls = []  # type: ignore[attr-defined]
+    made.daemon_threads = True
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--right", type=float, default=0.9, help="share of the attempts that it judges right [%(default)s]"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--port", type=int, default=8090)
+    given = parser.parse_args()
+    made = server(right_mostly(given.right, given.seed), given.port)
+    print(f"http://127.0.0.1:{made.server_port}/v1", flush=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        made.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

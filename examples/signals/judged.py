@@ -1,0 +1,66 @@
+"""The quickstart's agent trained by its coded reward, and by a judge alone: `python examples/signals/judged.py`.
+
+The judge is `judge_server.py`, which is right about 90 % of the answers. Both are measured by the coded reward on held-out
+inputs; the judged runs never train on it. Ends with code 1 when the judge's mean is more than 0.05 below the code's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from judge_server import right_mostly, server
+
+HERE = Path(__file__).parent
+MOST_APART = 0.05
+
+
+def quickstart(out: Path, seed: int, *settings: str) -> list[dict]:
+    """Train; the events of the run."""
+    words = [sys.executable, "-m", "agentcore_rl_toolkit", "quickstart", "--seed", str(seed), "--out", str(out)]
+    words += [word for setting in settings for word in ("--set", setting)]
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument(
+        "--right", type=float, default=0.9, help="share of the answers that the judge is right about [%(default)s]"
+    )
+    parser.add_argument("--out", type=Path, default=Path("runs/judged"), help="[%(default)s]")
+    given = parser.parse_args()
+    found: dict[str, list[float]] = {"code": [], "judge": []}
+    print("reward by  seed  before  after  judge's calls  tokens read  seconds", flush=True)
+    for seed in given.seeds:
+        judge = server(right_mostly(given.right, seed))
+        threading.Thread(target=judge.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{judge.server_port}/v1"
+        by_judge = (f"judge={HERE / 'rubric.md'}", f"judge_url={url}", "judge_model=scripted")
+        for name, settings in (("code", ()), ("judge", by_judge)):
+            began_s = time.monotonic()
+            events = quickstart(given.out / f"{name}-{seed}", seed, *settings)
+            after, before = (
+                next(e["metrics"].get("agent_reward", e["reward"]) for e in events if e.get("when") == when)
+                for when in ("after", "before")
+            )
+            found[name].append(after)
+            usage = [e.get("judge") or {} for e in events]
+            calls, read = (sum(u.get(what, 0) for u in usage) for what in ("calls", "prompt_tokens"))
+            took_s = time.monotonic() - began_s
+            print(f"{name:<9}{seed:>6}{before:>8.3f}{after:>7.3f}{calls:>15}{read:>13}{took_s:>9.0f}", flush=True)
+        judge.shutdown()
+    means = {name: statistics.fmean(values) for name, values in found.items()}
+    print(f"mean of {len(given.seeds)} seeds: code {means['code']:.3f}, judge {means['judge']:.3f}")
+    return int(means["code"] - means["judge"] > MOST_APART)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
