@@ -122,9 +122,6 @@ def command(**options: Any) -> None:
         with _target(options, out) as target:
             failures = _evaluate(target, rows, exp_id, out, ledger, options)
     except KeyboardInterrupt:
-        if options["judge"]:
-            click.echo("\nstopped before the judge", err=True)
-            sys.exit(130)
         go_on = _goes_on(exp_id, out_given=options["out"] is not None)
         click.echo(f"\nstopped; what is finished is in {nearby(out)}. To go on:\n    {go_on}", err=True)
         sys.exit(130)
@@ -161,8 +158,7 @@ def _check(options: dict[str, Any]) -> None:
         parse_url(options["bucket"])
     if options["sampling_params"]:
         _json_object(options["sampling_params"])
-    _judge(options)
-    if options["judge"] and options["resume"]:
+    if _judge(options) is not None and options["resume"]:
         raise ConfigError(
             "--judge takes no --resume: it needs the dialogues of all rollouts; begin anew with another --out"
         )

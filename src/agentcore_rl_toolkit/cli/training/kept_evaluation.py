@@ -39,7 +39,7 @@ def judge_items(
 
     Where the judge fails, a record has no reward, and the item's ``error`` says why.
     """
-    named = {str(item.session_id): item for item in items}
+    named = {item.index or 0: item for item in items}
     groups = {
         i: Group(input_id=i, rollouts=[], request=GroupRequest(input_id=i, payload=p)) for i, p in payloads.items()
     }
@@ -62,8 +62,8 @@ def judge_items(
             record = {k: v for k, v in (rollout.record or {}).items() if k not in ("rewards", "reward")}
             if rollout.reward_detail is not None:
                 record["rewards"] = {"reward": rollout.reward, **rollout.reward_detail.metrics}
-            old = named[rollout.session_id]
-            item = named[rollout.session_id] = dataclasses.replace(old, result=record, error=rollout.reason)
+            item = dataclasses.replace(named[rollout.index], result=record, error=rollout.reason)
+            named[rollout.index] = item
             run.rollout(_row(item, rollout, group.request.payload))
     return list(named.values()), summarize(judged).judge
 
