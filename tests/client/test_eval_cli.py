@@ -102,6 +102,15 @@ def test_local_agent_is_scored_and_a_run_that_goes_on_starts_nothing_again(folde
             ("--agent", "arn:aws:bedrock-agentcore:us-west-2:1:runtime/x", "--model", str(WEIGHTS_DIR)),
             "served elsewhere is --base-url",
         ),
+        (("--agent", "agent.py", "--judge", "nowhere.md"), "judge_url, judge_model missing"),
+        (
+            ("--agent", "agent.py", "--judge", "nowhere.md", "--judge-url", "http://h/v1", "--judge-model", "m"),
+            "nowhere.md is no file with text",
+        ),
+        (
+            ("--judge", "data.jsonl", "--judge-url", "http://h/v1", "--judge-model", "m", "--resume"),
+            "--judge takes no --resume",
+        ),
     ],
 )
 def test_wrong_options_end_with_code_two(
