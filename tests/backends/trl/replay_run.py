@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import random
@@ -22,6 +23,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from agentcore_rl_toolkit.backends.collection.collect import collect
 from agentcore_rl_toolkit.backends.collection.recording import open_recording
+from agentcore_rl_toolkit.backends.collection.samples import to_samples
 from agentcore_rl_toolkit.backends.trl.adapter import AgentCoreGRPOTrainer, StepMetrics, make_trainer
 from agentcore_rl_toolkit.backends.trl.config import TrlConfig
 from agentcore_rl_toolkit.cli.training.job import load_loop
@@ -183,6 +185,30 @@ def plain_step(server: WeightServer, out: Path) -> dict[str, Any]:
     }
 
 
+def tokens_step(server: WeightServer, out: Path) -> dict[str, Any]:
+    """A step of whose tokens each has an advantage of its own, by the returns of turns."""
+    kinds = ("single", "multi_turn", "truncated")
+    episodes = [
+        dataclasses.replace(e, record={"status_code": 200, "rewards": [len(t.completion_ids) / 8 for t in e.turns]})
+        for e in recorded_episodes(640)
+        if e.kind in kinds
+    ]
+    replay, seen = Replay(episodes, by_input=False), []
+    recording = open_recording(out / "run", {"trainer": "trl"})
+    config = settings(server.url, out, credit="turn", discount=0.9)
+    trainer = trainer_for(config, replay, seen, recording=recording)
+    trainer.train()
+    recording.run.close()
+    samples = to_samples(trainer.rollouts.groups, credit=config)
+    return {
+        "output": seen[0],
+        "run": str(out / "run"),
+        "wanted": [[s.session_id, s.advantages] for s in samples],
+        "log": trainer.state.log_history,
+        "moved": max(float((a - server.tensors[0][n]).abs().max()) for n, a in server.tensors[-1].items()),
+    }
+
+
 def lora_step(server: WeightServer, out: Path) -> dict[str, Any]:
     replay, seen = Replay(recorded_episodes(192), by_input=False), []
     config = settings(server.url, out, lora=LORA, training={"max_steps": 3})
@@ -272,6 +298,7 @@ def cases(folder: Path) -> dict[str, Any]:
     found = {}
     every = {
         "plain": plain_step,
+        "tokens": tokens_step,
         "lora": lora_step,
         "loop_lora": loop_lora,
         "never_works": never_works,

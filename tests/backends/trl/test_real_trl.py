@@ -57,7 +57,7 @@ def test_trl_trains_exactly_the_tokens_that_were_sampled(plain: dict[str, Any], 
     out = plain["output"]
     assert len(out["completion_ids"]) == 64
     for i, rollout in enumerate(rollouts):
-        samples = rollout_samples(rollout, 0.0)
+        samples = rollout_samples(rollout)
         mask = [m * t for m, t in zip(out["completion_mask"][i], out["tool_mask"][i], strict=True)]
         if not samples:
             assert sum(mask) == 0
@@ -78,6 +78,20 @@ def test_group_statistics_ignore_masked_rollouts(plain: dict[str, Any], rollouts
         rewards_G = [r.reward if r.usable else None for r in rollouts[start : start + 8]]
         expected = [0.0 if a is None else a for a in grpo(rewards_G, epsilon=1e-4)]  # TRL's own epsilon
         assert plain["output"]["advantages"][start : start + 8] == pytest.approx(expected, abs=1e-5)
+
+
+def test_trls_loss_gets_an_advantage_for_each_token(result: dict[str, Any]) -> None:
+    tokens = result["tokens"]
+    for row, (_, wanted) in zip(tokens["output"]["advantages"], tokens["wanted"], strict=True):
+        assert row[: len(wanted)] == pytest.approx(wanted, abs=1e-6)
+        assert not any(row[len(wanted) :])
+    assert any(len({a for a in wanted if a}) > 1 for _, wanted in tokens["wanted"])
+    assert tokens["moved"] > 0
+    assert any("agentcore/turns_against_episode" in entry for entry in tokens["log"])
+    with RunReader(Path(tokens["run"])) as run:
+        found = {row["session_id"]: row["advantage"] for row in run.rollouts(Query(usable=True))}
+    assert set(found) == {session for session, _ in tokens["wanted"]}
+    assert None not in found.values()
 
 
 def test_a_script_of_ones_own_leaves_a_run(
