@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from pathlib import Path
 
@@ -39,7 +40,8 @@ def test_returns_are_compared_over_the_whole_group_or_at_each_position() -> None
     assert over_group[1] == pytest.approx([2 - mean, 2 - mean, 0])
     by_turn = token_advantages(signals, Credit(credit="turn", normalise="turn"), estimator="dr_grpo")
     assert by_turn == [[1.0, 1.0, 0.0, 0.0, 0.0, 0.0], [-1.0, -1.0, 0.0]]
-    assert token_advantages(signals, Credit(), estimator="dr_grpo")[1] == [-0.5, -0.5, 0.0]
+    whole = [dataclasses.replace(s, turns=()) for s in signals]
+    assert token_advantages(whole, Credit(), estimator="dr_grpo")[1] == [-0.5, -0.5, 0.0]
 
 
 def test_turns_that_disagree_with_their_episode_are_counted_and_a_run_is_warned_when_many_do(

@@ -127,48 +127,26 @@ def token_advantages(
 
     ``report`` is added to. Shapes: N signals -> N lists (R,). Raises: ConfigError on a reward that is not finite.
     """
+    report = report or CreditReport()
     rewards = {signal.rollout: signal.reward for signal in signals}
     episodes = dict(zip(rewards, advantages(list(rewards.values()), estimator=estimator), strict=True))
-    found: list[list[float] | None] = []
-    for signal in signals:
-        whole = episodes[signal.rollout]
-        absent = whole is None and credit.teacher_url is None
-        found.append(None if absent else [(whole or 0.0) * m for m in signal.mask])
-    if credit.credit == "turn":
-        _of_turns(signals, credit, estimator, found, [episodes[s.rollout] for s in signals], report)
-    if credit.teacher_url is None:
-        return found
-    mixed: list[list[float] | None] = []
-    for signal, advantages_R in zip(signals, found, strict=True):
-        if signal.gaps is None or advantages_R is None:
-            raise ConfigError(f"rollout {signal.rollout} was collected without the teacher {credit.teacher_url}")
-        mixed.append([gap + credit.reward_weight * A for gap, A in zip(signal.gaps, advantages_R, strict=True)])
-        if report is not None:
-            report.tokens += sum(signal.mask)
-            report.gap_sum += sum(signal.gaps)
-    return mixed
-
-
-def _of_turns(
-    signals: Sequence[Signal],
-    credit: Credit,
-    estimator: Estimator,
-    found: Sequence[list[float] | None],
-    episodes: Sequence[float | None],
-    report: CreditReport | None,
-) -> None:
-    """Write the advantages of turns over those of their episodes."""
+    found = [[(episodes[signal.rollout] or 0.0) * m for m in signal.mask] for signal in signals]
     pools: dict[int, list[tuple[int, int, int, float]]] = {}
     for row, signal in enumerate(signals):
         for position, begin, end, value in signal.turns:
             pools.setdefault(position if credit.normalise == "turn" else 0, []).append((row, begin, end, value))
     for pool in pools.values():
-        for (row, begin, end, _), known in zip(
-            pool, advantages([t[3] for t in pool], estimator=estimator), strict=True
-        ):
-            advantages_R, advantage = found[row], known or 0.0  # a turn that is compared with no other teaches nothing
-            if advantages_R is not None:
-                advantages_R[begin:end] = [advantage] * (end - begin)
-            if report is not None:
-                report.turns += 1
-                report.against += advantage * (episodes[row] or 0.0) < 0
+        known = advantages([value for *_, value in pool], estimator=estimator)
+        for (row, begin, end, _), A in zip(pool, known, strict=True):
+            found[row][begin:end] = [A or 0.0] * (end - begin)  # a turn that is compared with no other teaches nothing
+            report.turns += 1
+            report.against += (A or 0.0) * (episodes[signals[row].rollout] or 0.0) < 0
+    if credit.teacher_url is None:
+        return [None if episodes[s.rollout] is None else A_R for s, A_R in zip(signals, found, strict=True)]
+    for signal, A_R in zip(signals, found, strict=True):
+        if signal.gaps is None:
+            raise ConfigError(f"rollout {signal.rollout} was collected without the teacher {credit.teacher_url}")
+        A_R[:] = [gap + credit.reward_weight * A for gap, A in zip(signal.gaps, A_R, strict=True)]
+        report.tokens += sum(signal.mask)
+        report.gap_sum += sum(signal.gaps)
+    return list(found)

@@ -49,7 +49,6 @@ class Sample:
     truncated: bool
     routed_experts: Sequence[ExpertSpan] = field(default=(), repr=False)
     metrics: Mapping[str, float] = field(default_factory=dict)
-    per_turn_rewards: tuple[float, ...] | None = None
     metadata: Any = None
 
     @property
@@ -170,7 +169,6 @@ def rollout_samples(
                 truncated=sequence.finish_reason in TRUNCATED_REASONS,
                 routed_experts=sequence.routed_experts,
                 metrics=detail.metrics if detail is not None else {},
-                per_turn_rewards=detail.per_turn if detail is not None else None,
                 metadata=metadata,
             )
         )
