@@ -1,4 +1,4 @@
-"""One task, several ways to learn from its rollouts: `python examples/signals/run.py grpo distill sft episode turn`.
+"""One task, several ways to learn from its rollouts: `python examples/signals/run.py --methods grpo distill`.
 
 The quickstart's agent and built-in policy: GRPO; a student that learns from GRPO's policy; imitation of the untrained policy's
 own successes. The agent of `agentcore-rl init`: the reward of the episode, and those of its turns. Each method prints a row for
@@ -116,7 +116,7 @@ def cpu_s() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("methods", nargs="*", choices=[*METHODS, []], help="[all]")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="[all]")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs/signals"), help="[%(default)s]")
     given = parser.parse_args()
@@ -126,7 +126,7 @@ def main() -> None:
     rows = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
     print("method   seed  before  after  rollouts  CPU min")
     for seed in given.seeds:
-        for method in given.methods or METHODS:
+        for method in given.methods:
             row = next((row for row in rows if (row["method"], row["seed"]) == (method, seed)), None)
             if row is None:
                 began_s = cpu_s()

@@ -150,7 +150,7 @@ def test_other_models_run_by_transformers_and_sequences_come_and_go(name: str) -
     batch = Batch(TransformersDecoder(model, rows=3), seed=3)
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randint(1, 97, (n,), generator=generator).tolist() for n in (20, 5, 11, 17, 3)]
-    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (12, 3, 20, 5, 9)]
+    params = [SamplingParams(max_tokens=n, ignore_eos=True, prompt_logprobs=0) for n in (12, 3, 20, 5, 9)]
     waiting = [Generation(prompt_ids=ids, params=p) for ids, p in zip(rows, params, strict=True)]
     ended: list[Generation] = []
     while waiting or batch.running:
@@ -162,6 +162,8 @@ def test_other_models_run_by_transformers_and_sequences_come_and_go(name: str) -
         first = len(g.prompt_ids) - 1
         wanted = [float(whole[first + k, token]) for k, token in enumerate(g.token_ids)]
         assert g.logprobs == pytest.approx(wanted, abs=1e-4)
+        read = [float(whole[k, token]) for k, token in enumerate(g.prompt_ids[1:])]
+        assert g.prompt_logprobs == pytest.approx(read, abs=1e-4)
     state = {name: p.detach() * 0.5 for name, p in model.named_parameters()}
     name = next(iter(state))
     with pytest.raises(PolicyError, match="lack"):
