@@ -31,7 +31,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +61,10 @@ from agentcore_rl_toolkit.backends.llm_judge import JudgeSettings
 from agentcore_rl_toolkit.errors import AgentCoreRLError, CaptureError
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR, load_policy, problems
+from agentcore_rl_toolkit.policy.loading import placement
 from agentcore_rl_toolkit.runs.record import tools_of
 from agentcore_rl_toolkit.weights import EngineAddress, Publisher
+from agentcore_rl_toolkit.weights.publishing import MAX_GAP_OF_BFLOAT16
 
 HEAD_TOKENS = 512  # whose logits are in memory at once
 Observer = Callable[[str, dict[str, Any]], None]  # (event name, its facts)
@@ -82,9 +84,12 @@ class Config(Credit):
     gradient_checkpointing: bool = (
         False  # compute activations again in the backward pass: less memory, a third more time
     )
+    dtype: str = (
+        "float32"  # what matrices are multiplied in, or bfloat16; `train` takes the engine's, to round as it does
+    )
     max_grad_norm: float = 1.0
     lora_rank: int = 0  # 0 trains all weights; else adapters of this rank on every linear layer (needs peft)
-    max_logprob_gap: float = 1e-3  # between recorded and recomputed logprobs, at the same weights
+    max_logprob_gap: float = 1e-3  # between recorded and recomputed logprobs, at the same weights, in float32
     staleness: int = 0  # weight versions between a rollout's start and its training; 0: nothing runs meanwhile
     hold_calls: bool = False  # change weights between model calls; else those that run go on with the new ones
     eval_every: int = 0  # steps between evaluations; 0: before and after only
@@ -326,9 +331,13 @@ def probe_of(groups: Sequence[Group]) -> list[int] | None:
 
 
 def load_model(model_dir: Path | None, config: Config) -> tuple[Any, Any]:
-    """The model to train, on a GPU where there is one, and its tokenizer."""
+    """The model to train, on a GPU where there is one, and its tokenizer. Weights and optimizer are float32, whatever `dtype`."""
     model, tokenizer = load_policy(model_dir)
-    model = model.to("cuda" if torch.cuda.is_available() else "cpu")
+    device, _ = placement(model.num_parameters())
+    model = model.to(device)
+    if config.dtype == "bfloat16":
+        for part in (model, model.get_output_embeddings()):
+            part.forward = torch.autocast(device, torch.bfloat16)(part.forward)
     if config.gradient_checkpointing:
         from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -470,6 +479,9 @@ async def train(
     torch.set_num_threads(max(1, (os.cpu_count() or 2) // (1 if alone else 2)))
     if config.teacher_url is not None:
         await asyncio.to_thread(teacher_at(config.teacher_url).check, services.model_dir or WEIGHTS_DIR)
+    dtype = await asyncio.to_thread(engine_of(services).connect().dtype) or config.dtype
+    if dtype == "bfloat16":
+        config = replace(config, dtype=dtype, max_logprob_gap=MAX_GAP_OF_BFLOAT16)
     model, tokenizer = load_model(services.model_dir, config)
     pad_id, optimizer = pad_id_of(tokenizer), optimizer_of(model, config)
     checkpoint = services.run_dir / "checkpoint.pt"

@@ -59,7 +59,8 @@ def test_a_new_agent_trains_with_nothing_else_typed_and_goes_on_after_ctrl_c(
     tmp_path: Path, shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--agent", "shop/agent.py", "--data", "shop/train.jsonl", "--eval-data", "shop/eval.jsonl"]
-    words += ["--steps", "3", *SMALL, "--set", "hold_calls=yes", "--set", "eval_every=1", "--out", "run"]
+    words += ["--steps", "3", *SMALL, "--set", "hold_calls=yes", "--set", "eval_every=1", "--set", "dtype=bfloat16"]
+    words += ["--out", "run"]
     run = tmp_path / "run"
     process = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", "agentcore_rl_toolkit", "train", *words],
@@ -97,6 +98,7 @@ def test_a_new_agent_trains_with_nothing_else_typed_and_goes_on_after_ctrl_c(
     assert set(summary["causes"]) <= {"policy"}  # an untrained one may ramble past its tokens, or never come to an end
     assert summary["held_out_scored_before"] == summary["held_out_scored_after"] == 3
     assert summary["trained_token_share"] == 1.0
+    assert 1e-4 < summary["logprob_gap_max"] < 1.0  # engine and trainer round in bfloat16, and to other numbers
     assert [e["step"] for e in events(run) if e["event"] == "step"] == [0, 1, 2]
     # Each version was evaluated once, whatever Ctrl-C came between, and by its own weights.
     evaluations = [(e["when"], e["version"], e["scored"]) for e in events(run) if e["event"] == "evaluated"]
@@ -187,6 +189,7 @@ def test_settings_follow_from_the_size_of_the_model(
     parameters: int, given: dict[str, Any], expected: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loading, "sizes_of", lambda folder: Sizes(family="llama", fast=True, parameters=parameters))
+    monkeypatch.setattr(loading, "free_memory", lambda: 10**12)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: object())
     (tmp_path / "agent.py").write_text("")
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1"}\n')
@@ -198,6 +201,7 @@ def test_settings_follow_from_the_size_of_the_model(
     }
     found = read(words, None)
     assert (found.learning_rate, found.lora_rank, found.tokens_at_once, found.gradient_checkpointing) == expected
+    assert found.dtype == "float32"
     monkeypatch.setattr(loading, "free_memory", lambda: 4 * parameters)
     with pytest.raises(ConfigError, match=r"training .* million parameters .* needs .* GB are free here"):
         read(words, None)

@@ -190,6 +190,22 @@ def test_what_is_computed_for_the_sampled_tokens_alone_is_what_the_whole_model_s
     assert model.get_input_embeddings().weight.grad.abs().sum() > 0
 
 
+def test_matrices_multiply_in_bfloat16_and_everything_kept_is_float32(loop: ModuleType) -> None:
+    sequence = build_trajectory("s", [turn(0, list(range(20, 30)), list(range(30, 60)))]).sequences[0]
+    found = {}
+    for dtype in ("float32", "bfloat16"):
+        model, tokenizer = loop.load_model(None, loop.Config(dtype=dtype))
+        optimizer = loop.optimizer_of(model, loop.Config())
+        logprobs_BT, _ = loop.token_logprobs(model, loop.build_batch([(sequence, 1.0)], tokenizer.pad_token_id))
+        logprobs_BT.sum().backward()
+        optimizer.step()
+        kept = [t for p in model.parameters() for t in (p, p.grad, optimizer.state[p]["exp_avg"])]
+        assert {t.dtype for t in (logprobs_BT, *kept)} == {torch.float32}
+        found[dtype] = logprobs_BT[0, 9:].detach()
+    gap = (found["float32"] - found["bfloat16"]).abs().mean()
+    assert 1e-4 < gap < 0.03
+
+
 def test_pieces_of_a_minibatch_hold_so_many_tokens_with_their_padding(loop: ModuleType) -> None:
     rows = [(SimpleNamespace(token_ids=[0] * n), n) for n in (9, 3, 4, 20, 3, 5)]
     pieces = [[n for _, n in piece] for piece in loop.at_once(rows, 12)]

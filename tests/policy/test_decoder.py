@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from agentcore_rl_toolkit.errors import ConfigError, PolicyError
 from agentcore_rl_toolkit.policy import loading
 from agentcore_rl_toolkit.policy.batch import Batch, Generation
 from agentcore_rl_toolkit.policy.decoder import Decoder, DecoderShape
+from agentcore_rl_toolkit.policy.engine import Engine
 from agentcore_rl_toolkit.policy.loading import load_decoder, sizes_of
 from agentcore_rl_toolkit.policy.model import WEIGHTS_DIR, load_policy, save_policy
 from agentcore_rl_toolkit.policy.sampling import SamplingParams
@@ -97,6 +99,22 @@ def test_logits_equal_transformers_for_prompts_and_steps(name: str) -> None:
             torch.testing.assert_close(logits_NV[1], wanted[1][5], atol=1e-4, rtol=1e-5)
             torch.testing.assert_close(logits_NV[2], wanted[2][39], atol=1e-4, rtol=1e-5)
         lengths_N += 1
+
+
+def test_bfloat16_gives_the_logits_of_transformers_in_bfloat16(hf: tuple[Any, Any], prompts: list[list[int]]) -> None:
+    decoder = load_decoder(rows=2, dtype=torch.bfloat16)
+    with Engine(decoder, seed=1) as engine:
+        done = engine.generate(prompts, SamplingParams(max_tokens=40))
+    assert (engine.dtype, decoder.keys[0].dtype) == ("bfloat16", torch.bfloat16)
+    gaps: dict[torch.dtype, list[float]] = {torch.float32: [], torch.bfloat16: []}
+    for dtype, found in gaps.items():
+        model = copy.deepcopy(hf[0]).to(dtype)
+        for g in done:
+            ids = g.prompt_ids + g.token_ids
+            whole = reference(model, ids).float().log_softmax(-1)[len(g.prompt_ids) - 1 : -1]
+            own = whole.gather(1, torch.tensor(g.token_ids)[:, None])[:, 0]
+            found += (own - torch.tensor(g.logprobs)).abs().tolist()
+        assert 1e-4 < sum(found) / len(found) < 0.03, "rounding, and no more"
 
 
 def test_weights_that_do_not_fit_are_refused_and_change_nothing(decoder: Decoder, hf: tuple[Any, Any]) -> None:

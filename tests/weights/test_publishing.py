@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shutil
 import time
@@ -26,11 +27,11 @@ from agentcore_rl_toolkit.weights import EngineAddress, Publisher, prove, publis
 from agentcore_rl_toolkit.weights.publishing import probe_prompt
 
 
-@pytest.fixture(scope="module")
-def address() -> Iterator[EngineAddress]:
+@contextlib.contextmanager
+def serving(dtype: str) -> Iterator[EngineAddress]:
     """A policy server in this process."""
     torch.set_num_threads(1)
-    with Engine.from_directory(max_batch=8) as engine:
+    with Engine.from_directory(max_batch=8, dtype=dtype) as engine:
         server = uvicorn.Server(uvicorn.Config(create_app(engine), port=0, log_level="warning"))
         thread = Thread(target=server.run)
         thread.start()
@@ -41,6 +42,12 @@ def address() -> Iterator[EngineAddress]:
         yield EngineAddress(url=f"http://127.0.0.1:{port}")
         server.should_exit = True
         thread.join(30)
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[EngineAddress]:
+    with serving("float32") as found:
+        yield found
 
 
 @pytest.fixture
@@ -63,6 +70,18 @@ def test_a_version_arrives_and_is_proved(address: EngineAddress, model: Any, tmp
     assert publisher.gap < 1e-4
     assert announced == [3, 4]
     assert [path.name for path in tmp_path.iterdir()] == ["000004"], "only the newest is kept"
+
+
+def test_an_engine_in_bfloat16_is_proved_with_its_rounding_and_other_weights_are_not(tmp_path: Path) -> None:
+    model, other = load_policy()[0], load_policy()[0]
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.5)
+    prompt = probe_prompt(model.config.vocab_size)
+    with serving("bfloat16") as address:
+        assert publishing.MAX_GAP < prove(model, prompt, [address], 1) < 0.3
+        with pytest.raises(WeightsError, match="did not arrive"):
+            prove(other, prompt, [address], 1)
 
 
 def test_any_one_tensor_that_is_not_replaced_is_caught(address: EngineAddress, model: Any, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from tokenizers import Tokenizer
@@ -85,8 +85,8 @@ class PrefixCache:
         if self._capacity == 0:
             return
         if self._pool.numel() == 0:
-            heads, size = self._decoder.keys[0].shape[1], self._decoder.keys[0].shape[3]
-            self._pool = torch.empty(self._capacity, len(self._decoder.keys), 2, heads, BLOCK, size)
+            keys = self._decoder.keys[0]
+            self._pool = keys.new_empty(self._capacity, len(self._decoder.keys), 2, keys.shape[1], BLOCK, keys.shape[3])
         serial = 0
         for first in range(0, len(ids) - BLOCK + 1, BLOCK):
             key = (serial, tuple(ids[first : first + BLOCK]))
@@ -159,8 +159,8 @@ class Batch:
             self._generator.manual_seed(seed)
         self._new = 0  # of the running ones, how many at the end have not read their prompt
         self._sampler: Sampler | None = None
-        self._lengths_N = torch.empty(0, dtype=torch.long)  # tokens in the cache
-        self._next_N = torch.empty(0, dtype=torch.long)  # sampled, not yet in the cache
+        self._lengths_N = self._numbers([])  # tokens in the cache
+        self._next_N = self._numbers([])  # sampled, not yet in the cache
 
     def has_room(self, generation: Generation) -> bool:
         """Whether a sequence can join: a row is free, and memory for all of them at their longest. One alone always can."""
@@ -231,13 +231,13 @@ class Batch:
                 g.prompt_logprobs = self._logprobs(g.prompt_ids, row)
                 g.cached_tokens = 0
         tails = [g.prompt_ids[g.cached_tokens :] for g in fresh]
-        starts_N = torch.tensor([g.cached_tokens for g in fresh])
-        last_N = torch.tensor([len(tail) - 1 for tail in tails])
+        starts_N = self._numbers([g.cached_tokens for g in fresh])
+        last_N = self._numbers([len(tail) - 1 for tail in tails])
         longest = max(map(len, tails))
-        ids_NQ = torch.tensor([tail + [0] * (longest - len(tail)) for tail in tails])
+        ids_NQ = self._numbers([tail + [0] * (longest - len(tail)) for tail in tails])
         # In parts, whose attention fits into memory however long prompts are. A row's logits are of the part with its last token.
         part = max(_LEAST_PART, _TOKENS_OF_PART // len(fresh)) if self.decoder.keys else longest
-        logits_NV = torch.empty(len(fresh), self.decoder.shape.vocabulary)
+        logits_NV = torch.empty(len(fresh), self.decoder.shape.vocabulary, device=self.decoder.device)
         for at in range(0, longest, part):
             ids_NP = ids_NQ[:, at : at + part]
             width = min(int(starts_N.max()) + at + ids_NP.shape[1], self.decoder.shape.context)
@@ -255,20 +255,23 @@ class Batch:
         found: list[float] = []
         part = _LOGITS_AT_ONCE if self.decoder.keys else len(ids)
         for at in range(0, len(ids) - 1, part):
-            ids_1Q = torch.tensor([ids[at : min(at + part, len(ids) - 1)]])
-            chosen_Q = torch.tensor(ids[at + 1 : at + 1 + ids_1Q.shape[1]])
+            ids_1Q = self._numbers([ids[at : min(at + part, len(ids) - 1)]])
+            chosen_Q = self._numbers(ids[at + 1 : at + 1 + ids_1Q.shape[1]])
             logits_QV = self.decoder.forward(
-                ids_1Q, torch.tensor([at]), first_row=row, width=at + ids_1Q.shape[1], every=True
+                ids_1Q, self._numbers([at]), first_row=row, width=at + ids_1Q.shape[1], every=True
             )[0]
             found += torch.log_softmax(logits_QV, -1).gather(1, chosen_Q[:, None])[:, 0].tolist()
         return found
+
+    def _numbers(self, values: Sequence[Any]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.long, device=self.decoder.device)
 
     def _take(self, logits_NV: torch.Tensor, first: int) -> None:
         """Sample for the rows from ``first`` on and note the tokens."""
         rows = self.running[first:]
         if first or self._sampler is None:
             histories = [(g.prompt_ids, g.token_ids) for g in rows]
-            sampler = Sampler([g.params for g in rows], [g.generator for g in rows], histories)
+            sampler = Sampler([g.params for g in rows], [g.generator for g in rows], histories, self.decoder.device)
             self._sampler = None if first else sampler
         else:
             sampler = self._sampler

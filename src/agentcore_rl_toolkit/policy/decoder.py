@@ -106,19 +106,19 @@ def _rotation(config: Any, head_size: int) -> tuple[tuple[float, ...], float]:
 
 
 class _Layer:
-    """Fused weights of one layer; None where the model has none."""
+    """Fused weights of one layer; None where the model has none. ``like`` has their device and type."""
 
-    def __init__(self, shape: DecoderShape) -> None:
+    def __init__(self, shape: DecoderShape, like: torch.Tensor) -> None:
         d, size, inner = shape.hidden, shape.head_size, shape.feed_forward
-        projected = (shape.heads + 2 * shape.kv_heads) * size
-        self.in_norm, self.mid_norm = torch.empty(d), torch.empty(d)
-        self.qkv, self.out = torch.empty(projected, d), torch.empty(d, shape.heads * size)
-        self.gate_up, self.down = torch.empty(2 * inner, d), torch.empty(d, inner)
-        self.qkv_bias = torch.empty(projected) if shape.qkv_bias else None
-        self.out_bias = torch.empty(d) if shape.out_bias else None
-        self.gate_up_bias = torch.empty(2 * inner) if shape.mlp_bias else None
-        self.down_bias = torch.empty(d) if shape.mlp_bias else None
-        self.qk_norm = torch.empty(shape.heads + shape.kv_heads, size) if shape.qk_norm else None
+        projected, empty = (shape.heads + 2 * shape.kv_heads) * size, like.new_empty
+        self.in_norm, self.mid_norm = empty(d), empty(d)
+        self.qkv, self.out = empty(projected, d), empty(d, shape.heads * size)
+        self.gate_up, self.down = empty(2 * inner, d), empty(d, inner)
+        self.qkv_bias = empty(projected) if shape.qkv_bias else None
+        self.out_bias = empty(d) if shape.out_bias else None
+        self.gate_up_bias = empty(2 * inner) if shape.mlp_bias else None
+        self.down_bias = empty(d) if shape.mlp_bias else None
+        self.qk_norm = empty(shape.heads + shape.kv_heads, size) if shape.qk_norm else None
 
     def load(self, w: Mapping[str, torch.Tensor], shape: DecoderShape) -> None:
         """Copy the tensors of this layer, named without their prefix."""
@@ -151,7 +151,8 @@ def _fuse(target: torch.Tensor, parts: list[torch.Tensor]) -> None:
 class Decoder:
     """A model that generates. Not thread-safe: one thread computes and changes weights.
 
-    ``cache_tokens`` bounds rows times tokens of the cache; None: nothing does.
+    ``cache_tokens`` bounds rows times tokens of the cache; None: nothing does. It computes in ``dtype`` on ``device``; logits are
+    float32.
     Shapes: N rows, Q new tokens per row, V vocabulary.
     """
 
@@ -162,17 +163,24 @@ class Decoder:
         *,
         rows: int = 64,
         cache_tokens: int | None = None,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.shape = shape
         self.rows = rows
         self.cache_tokens = cache_tokens
-        self._layers = [_Layer(shape) for _ in range(shape.layers)]
-        self._embedding, self._final_norm = torch.empty(shape.vocabulary, shape.hidden), torch.empty(shape.hidden)
+        self.device, self.dtype = device, dtype
+        nothing = torch.empty(0, device=device, dtype=dtype)
+        self._layers = [_Layer(shape, nothing) for _ in range(shape.layers)]
+        self._embedding, self._final_norm = (
+            nothing.new_empty(shape.vocabulary, shape.hidden),
+            nothing.new_empty(shape.hidden),
+        )
         self._head = self._embedding if shape.tied else torch.empty_like(self._embedding)
         self._held = (0, 0)  # rows and tokens of the cache
-        self.keys: list[torch.Tensor] = [torch.empty(0)] * shape.layers
-        self.values: list[torch.Tensor] = [torch.empty(0)] * shape.layers
-        self._cos = self._sin = torch.empty(0)
+        self.keys: list[torch.Tensor] = [nothing] * shape.layers
+        self.values: list[torch.Tensor] = [nothing] * shape.layers
+        self._cos = self._sin = nothing
         self.load(state)
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -213,11 +221,11 @@ class Decoder:
         heads, kv_heads, size = shape.heads, shape.kv_heads, shape.head_size
         shared = heads // kv_heads  # query heads that share a key head: they are read as further queries of it
         # padding may run past the context; its results are never read
-        positions_NQ = (starts_N[:, None] + torch.arange(q)).clamp_(max=shape.context - 1)
-        seen = (torch.arange(width) <= positions_NQ[:, :, None])[:, None]
-        mask = torch.where(seen, 0.0, float("-inf")).repeat(1, 1, shared, 1)
+        positions_NQ = (starts_N[:, None] + torch.arange(q, device=self.device)).clamp_(max=shape.context - 1)
+        seen = (torch.arange(width, device=self.device) <= positions_NQ[:, :, None])[:, None]
+        mask = torch.where(seen, 0.0, float("-inf")).to(self.dtype).repeat(1, 1, shared, 1)
         cos, sin = self._cos[positions_NQ], self._sin[positions_NQ]
-        rows_N1 = torch.arange(first_row, first_row + n)[:, None]
+        rows_N1 = torch.arange(first_row, first_row + n, device=self.device)[:, None]
         x = F.embedding(ids_NQ, self._embedding)
         for k, layer in enumerate(self._layers):
             normed = F.rms_norm(x, (shape.hidden,), layer.in_norm, shape.norm_epsilon)
@@ -237,14 +245,14 @@ class Decoder:
                 attn_mask=mask,
             ).view(n, heads, q, size)
             if last_N is not None and k == shape.layers - 1:  # nothing after the last attention looks at other tokens
-                chosen = torch.arange(n)
+                chosen = torch.arange(n, device=self.device)
                 attended, x = attended[chosen, :, last_N][:, :, None], x[chosen, last_N][:, None]
             x = x + F.linear(attended.transpose(1, 2).flatten(2), layer.out, layer.out_bias)
             normed = F.rms_norm(x, (shape.hidden,), layer.mid_norm, shape.norm_epsilon)
             gate, up = F.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
             x = x + F.linear(F.silu(gate) * up, layer.down, layer.down_bias)
         x = x if every else x[:, -1]
-        return F.linear(F.rms_norm(x, (shape.hidden,), self._final_norm, shape.norm_epsilon), self._head)
+        return F.linear(F.rms_norm(x, (shape.hidden,), self._final_norm, shape.norm_epsilon), self._head).float()
 
     @torch.inference_mode()
     def move_row(self, source: int, target: int, tokens: int) -> None:
@@ -262,7 +270,7 @@ class Decoder:
         new_rows = max(held_rows, min(self.rows, -(-rows // 8) * 8))
         for caches in (self.keys, self.values):
             for k, old in enumerate(caches):
-                new = torch.zeros(new_rows, shape.kv_heads, grown, shape.head_size)
+                new = old.new_zeros(new_rows, shape.kv_heads, grown, shape.head_size)
                 if held_rows:
                     new[:held_rows, :, :held] = old
                 caches[k] = new
@@ -271,7 +279,8 @@ class Decoder:
             # The rotation of [x1, x2] is [x1, x2] * cos + [-x2, x1] * sin; a roll swaps the halves, the sign sits in the table.
             angles = torch.arange(grown).float()[:, None] * torch.tensor(shape.frequencies)
             cos, sin = angles.cos() * shape.rope_scale, angles.sin() * shape.rope_scale
-            self._cos, self._sin = torch.cat([cos, cos], -1)[:, None], torch.cat([-sin, sin], -1)[:, None]
+            self._cos = torch.cat([cos, cos], -1)[:, None].to(self.keys[0])
+            self._sin = torch.cat([-sin, sin], -1)[:, None].to(self.keys[0])
 
 
 def check_tensors(state: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:

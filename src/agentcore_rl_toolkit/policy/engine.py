@@ -52,6 +52,7 @@ class Engine:
     ) -> None:
         self.context = decoder.shape.context
         self.vocabulary = decoder.shape.vocabulary
+        self.dtype = str(decoder.dtype).removeprefix("torch.")
         self.dispatch: Dispatcher = dispatch or call_listeners
         self._batch = Batch(decoder, tokenizer, version=version, seed=seed)
         self._waiting: deque[Generation] = deque()
@@ -61,11 +62,17 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="policy-engine", daemon=True)
 
     @classmethod
-    def from_directory(cls, directory: str | Path | None = None, *, max_batch: int = 64, **options: Any) -> Engine:
-        """An engine on a policy directory; None stands for the shipped policy. Raises: ConfigError, PolicyError."""
+    def from_directory(
+        cls, directory: str | Path | None = None, *, max_batch: int = 64, dtype: str | None = None, **options: Any
+    ) -> Engine:
+        """An engine on a policy directory; None stands for the shipped policy, and for the type of numbers that `placement` says.
+
+        Raises: ConfigError, PolicyError.
+        """
         folder = check_directory(directory)
         tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
-        return cls(load_decoder(folder, rows=max_batch), tokenizer, **options)
+        wanted = None if dtype is None else getattr(torch, dtype)
+        return cls(load_decoder(folder, rows=max_batch, dtype=wanted), tokenizer, **options)
 
     def start(self) -> Engine:
         self._thread.start()

@@ -111,6 +111,7 @@ class Sampler:
         params: Sequence[SamplingParams],
         seeded: Sequence[torch.Generator | None],
         histories: Sequence[History] = (),
+        device: str = "cpu",
     ) -> None:
         self._params = params
         self._histories = histories
@@ -118,13 +119,14 @@ class Sampler:
         self._adjustments: _Adjustments | None = None
         self._cuts = any(p.top_p < 1.0 or p.top_k > 0 or p.min_p > 0.0 for p in params)
         self._plain = not self._adjusts and not self._cuts and all(p.temperature == 1.0 for p in params)
-        self._temperatures = torch.tensor([p.temperature for p in params])[:, None]
+        with torch.device(device):
+            self._temperatures = torch.tensor([p.temperature for p in params])[:, None]
+            self._top_k = torch.tensor([p.top_k if p.top_k > 0 else 2**30 for p in params])[:, None]
+            # sums of probabilities may exceed 1 by rounding
+            self._top_p = torch.tensor([p.top_p if p.top_p < 1.0 else 2.0 for p in params])[:, None]
+            self._min_p = torch.tensor([p.min_p for p in params])[:, None]
         self._greedy = self._temperatures[:, 0] == 0.0
-        self._any_greedy = bool(self._greedy.any())
-        self._top_k = torch.tensor([p.top_k if p.top_k > 0 else 2**30 for p in params])[:, None]
-        # sums of probabilities may exceed 1 by rounding
-        self._top_p = torch.tensor([p.top_p if p.top_p < 1.0 else 2.0 for p in params])[:, None]
-        self._min_p = torch.tensor([p.min_p for p in params])[:, None]
+        self._any_greedy = any(p.temperature == 0.0 for p in params)
         self._seeded = [(row, g) for row, g in enumerate(seeded) if g is not None]
 
     @torch.inference_mode()
@@ -132,11 +134,13 @@ class Sampler:
         """Draw a token for each row; seeded rows draw from their own generators, the others from the shared one."""
         logprobs_NV = torch.log_softmax(logits_NV, -1)
         if self._adjusts and self._adjustments is None:
-            self._adjustments = _Adjustments(self._params, self._histories, logits_NV.shape[1])
+            with logits_NV.device:
+                self._adjustments = _Adjustments(self._params, self._histories, logits_NV.shape[1])
         adjusted_NV = logits_NV if self._adjustments is None else self._adjustments.apply(logits_NV)
         uniform_N1 = torch.rand(logprobs_NV.shape[0], 1, generator=generator)
         for row, own in self._seeded:
             uniform_N1[row] = torch.rand(1, generator=own)
+        uniform_N1 = uniform_N1.to(logits_NV.device)  # drawn on the CPU: the same numbers everywhere
         # Inverse transform. 1 - u lies in (0, 1], so a token of probability 0 can never be hit.
         cumulated_NV = (logprobs_NV.exp() if self._plain else self._distribution(adjusted_NV)).cumsum(-1)
         chosen_N = (cumulated_NV < (1 - uniform_N1) * cumulated_NV[:, -1:]).sum(-1)

@@ -34,6 +34,7 @@ class TransformersDecoder:
         ends = end_ids(config.eos_token_id)
         self.shape = Limits(vocabulary=int(config.vocab_size), context=int(context), end_ids=ends)
         self.rows = rows
+        self.device, self.dtype = str(model.device), model.dtype
         self.cache_tokens: int | None = None
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []

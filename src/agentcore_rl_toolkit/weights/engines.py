@@ -114,6 +114,10 @@ class Engine:
         """Which weights it says it has."""
         raise NotImplementedError
 
+    def dtype(self) -> str | None:
+        """The type of numbers that it computes in; None where it does not say."""
+        return None
+
     def sample(self, prompt_ids: list[int], *, n: int, max_tokens: int, seed: int) -> list[Sampled]:
         """Sample at temperature 1 from the whole distribution."""
         body = {
@@ -145,6 +149,9 @@ class PolicyServer(Engine):
 
     def version(self) -> int | None:
         return _number(self._ask("/health", get=True).get("weight_version"))
+
+    def dtype(self) -> str | None:
+        return str(self._ask("/health", get=True)["dtype"])
 
 
 class VLLMServer(Engine):
@@ -181,6 +188,10 @@ class VLLMServer(Engine):
 
     def version(self) -> int | None:
         return _number(self._ask("/weight_info", get=True).get("weight_version"))
+
+    def dtype(self) -> str | None:
+        config = self._ask("/server_info?config_format=json", get=True).get("vllm_config") or {}
+        return str(config["model_config"]["dtype"]).removeprefix("torch.") if config else None
 
 
 class SGLangServer(Engine):

@@ -112,7 +112,7 @@ def test_weights_are_replaced_and_a_reply_that_spans_two_versions_names_both(
     assert after["logprobs"] != before["logprobs"]
     for name in ("nan.safetensors", "nowhere"):
         assert load(name, 12).status_code == 400
-    assert httpx.get(server.url + "/health").json() == {"status": "ok", "weight_version": 11}
+    assert httpx.get(server.url + "/health").json() == {"status": "ok", "weight_version": 11, "dtype": "float32"}
     load("old.safetensors", 0)  # as other tests know them
     assert sampled(server, prompts[0], temperature=0) == [before]
     refused = httpx.post(server.url + "/update_weights", json={"path": "x"})

@@ -27,7 +27,8 @@ class TrlConfig(ServiceSettings):
     Where things are: as in `ServiceSettings`, but `gateway_url` must name a gateway that runs, because TRL may run as several
     processes; `policy_url`, the engine whose weights are replaced as training goes, of the kind `policy_engine` (the built-in
     policy, vLLM or SGLang), or None when TRL itself syncs to a vLLM server (`training: {use_vllm: true, vllm_mode: server,
-    vllm_server_base_url: ...}`). `max_weights_gap` is by how much engine and trainer may differ on a probe after that.
+    vllm_server_base_url: ...}`). `max_weights_gap` is by how much engine and trainer may differ on a probe after that;
+    None: 1e-3, or 1.0 where the engine says that it computes in bfloat16.
     `max_mean_logprob_gap` is by how much the recorded logprobs of a batch and the trainer's may differ on average, before its
     first step; None lets them.
 
@@ -49,7 +50,7 @@ class TrlConfig(ServiceSettings):
     data_path: Path | None = None
     policy_url: str | None = None
     policy_engine: Kind = "policy"
-    max_weights_gap: Positive = 1e-3
+    max_weights_gap: Positive | None = None
     max_mean_logprob_gap: Positive | None = MAX_MEAN_GAP
     output_dir: Path = Path("runs/trl")
     num_generations: GroupSize = 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -32,6 +32,7 @@ class Imitation:
     lora_rank: int | None = None
     tokens_at_once: Count | None = None
     gradient_checkpointing: bool | None = None
+    dtype: Literal["float32", "bfloat16"] | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -66,6 +67,7 @@ def imitate(settings: Imitation, out: Path | None) -> Path:
         lora_rank=settings.lora_rank,
         tokens_at_once=settings.tokens_at_once,
         gradient_checkpointing=settings.gradient_checkpointing,
+        dtype=settings.dtype,
         seed=settings.seed,
     )
     with (run_dir / "metrics.jsonl").open("a") as metrics:

@@ -74,6 +74,7 @@ def train(job: Job, console: Console, *, stack: Stack | None = None) -> dict[str
                 folder=job.run_dir,
                 model=settings.model,
                 engine=settings.engine,
+                dtype=settings.dtype,
                 session_env=settings.session_env,
                 runtime_options=sandbox_words(settings.readable, settings.writable),
             )

@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..._installation import missing_extra
 from ...backends.collection.credit import Credit
@@ -38,7 +38,8 @@ class LocalRun(Credit, JudgeSettings):
     the hub or a GGUF file, None the built-in policy; ``engine`` serves it ("policy" or "vllm"). A step runs ``groups`` inputs,
     ``rollouts`` times each.
     ``learning_rate`` is the peak. ``lora_rank`` 0 trains all weights. ``tokens_at_once`` of a minibatch are computed together;
-    ``gradient_checkpointing`` saves memory. What is None of these follows from the model's size (`by_size`).
+    ``gradient_checkpointing`` saves memory. Engine and trainer multiply matrices in ``dtype``. What is None of these follows
+    from the model's size (`by_size`).
     ``staleness`` weight versions may lie between a rollout's start and its training; with
     ``hold_calls`` weights change between model calls only. Every ``eval_every`` steps the held-out rows are run; 0: before
     and after only.
@@ -63,6 +64,7 @@ class LocalRun(Credit, JudgeSettings):
     lora_rank: Least0 | None = None
     tokens_at_once: Count | None = None
     gradient_checkpointing: bool | None = None
+    dtype: Literal["float32", "bfloat16"] | None = None
     staleness: Least0 = 0
     hold_calls: bool = False
     eval_every: Least0 = 0
@@ -137,8 +139,9 @@ class LocalRun(Credit, JudgeSettings):
 def by_size(model: Path | None, lora_rank: int | None = None) -> dict[str, Any]:
     """The settings that follow from a model's size. Raises: ConfigError when there is too little memory to train it here."""
     if model is None:
-        return {"learning_rate": 5e-4, "lora_rank": 0, "tokens_at_once": 4096, "gradient_checkpointing": False}
-    from ...policy.loading import check_memory, sizes_of
+        small = {"learning_rate": 5e-4, "lora_rank": 0, "tokens_at_once": 4096, "gradient_checkpointing": False}
+        return {**small, "dtype": "float32"}
+    from ...policy.loading import check_memory, placement, sizes_of
 
     sizes = sizes_of(model)
     large = sizes.parameters >= _LARGE
@@ -151,6 +154,7 @@ def by_size(model: Path | None, lora_rank: int | None = None) -> dict[str, Any]:
         "lora_rank": rank,
         "tokens_at_once": 4096 if tiny else 2048,
         "gradient_checkpointing": large,
+        "dtype": str(placement(sizes.parameters)[1]).removeprefix("torch."),
     }
 
 

@@ -198,6 +198,7 @@ def start(
     admin_key: str,
     model: Path | None = None,
     engine: str = "policy",
+    dtype: str | None = None,
     upstream: Upstream | None = None,
     without_model: bool = False,
     own_environment: bool = False,
@@ -210,10 +211,10 @@ def start(
 
     ``services`` must have been made with ``QUIET`` and the gateway's admin key in its environment. The agent runs in this
     environment when that has what the files beside it ask for, else (and with ``own_environment`` always) in one of its own.
-    Records, turns and sessions' logs go below ``folder``. ``engine`` serves the model: "policy" or "vllm"; an ``upstream``
-    takes its place, and ``without_model`` there is neither engine nor gateway. ``session_env`` are the sessions' variables, as
-    K=V, or K for the value that it has here; ``runtime_options`` are further ones of `runtime serve`. ``report(name, url)`` is
-    called for each part that is ready.
+    Records, turns and sessions' logs go below ``folder``. ``engine`` serves the model: "policy" or "vllm", in
+    ``dtype`` (None: its own choice); an ``upstream`` takes its place, and ``without_model`` there is neither engine nor gateway.
+    ``session_env`` are the sessions' variables, as K=V, or K for the value that it has here; ``runtime_options`` are further
+    ones of `runtime serve`. ``report(name, url)`` is called for each part that is ready.
     Raises: ServiceError, LocalRuntimeError, ConfigError.
     """
     from ...runtime.remote import RuntimeView
@@ -226,7 +227,7 @@ def start(
         report(MODEL, NO_TOOLS)
     store = folder / "store"
     store.mkdir(parents=True, exist_ok=True)
-    policy = _launch_engine(services, model, engine) if upstream is None and not without_model else None
+    policy = _launch_engine(services, model, engine, dtype) if upstream is None and not without_model else None
     here = not own_environment and fits_here(agent)
     words = ["runtime", "serve", "--state-dir", str(folder / "sessions"), "--store", f"file://{store}"]
     words += ["--agent", f"{AGENT_NAME}={agent}"] if here else []
@@ -288,13 +289,14 @@ def _offers_tools(model: Path) -> bool:
     return Renderer.from_path(model).facts.tools_shown
 
 
-def _launch_engine(services: Services, model: Path | None, engine: str) -> Service:
+def _launch_engine(services: Services, model: Path | None, engine: str, dtype: str | None) -> Service:
+    numbers = ["--dtype", dtype] if dtype else []
     if engine == "vllm":
-        words = ["policy", "vllm", *(["--model", str(model)] if model else [])]
+        words = ["policy", "vllm", *(["--model", str(model)] if model else []), "--", *numbers]
         doing = "loading the model and answering its first request: a minute or two"
         return services.launch("vLLM", words, doing=doing)
     words = ["policy", "serve", "--threads", str(max(1, (os.cpu_count() or 2) // 2))]
-    words += ["--model", str(model)] if model else []
+    words += [*numbers, *(["--model", str(model)] if model else [])]
     return services.launch("policy server", words, doing=f"loading {model or 'the built-in policy'}")
 
 

@@ -87,7 +87,8 @@ def create_app(engine: Engine, *, admin_key: str | None = None) -> Starlette:
         return JSONResponse({"weight_version": version})
 
     async def health(_: Request) -> Response:
-        body = {"status": "ok" if engine.alive else "failed", "weight_version": engine.weight_version}
+        status = "ok" if engine.alive else "failed"
+        body = {"status": status, "weight_version": engine.weight_version, "dtype": engine.dtype}
         return JSONResponse(body, status_code=200 if engine.alive else 503)
 
     async def models(_: Request) -> Response:

@@ -27,7 +27,7 @@ from .keys import ADMIN_KEY_ENV
 
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig:
-    """Settings of a policy server process. ``port`` 0 takes a free one.
+    """Settings of a policy server process. ``port`` 0 takes a free one. ``dtype``: float32 or bfloat16; None: `placement`'s.
 
     Without an ``admin_key`` one is made and left to this user's clients (`_servers.keys`).
     """
@@ -38,6 +38,7 @@ class ServeConfig:
     ready_file: Path | None = None
     parent_pid: int | None = None
     threads: int = 1
+    dtype: str | None = None
     seed: int | None = None
     allowed_hosts: tuple[str, ...] = ()
     admin_key: str | None = field(default=None, repr=False)
@@ -59,7 +60,7 @@ def serve(config: ServeConfig) -> None:
     raise_file_limit()
     listener = listen(config.host, config.port)
     try:
-        engine = Engine.from_directory(config.weights, seed=config.seed)
+        engine = Engine.from_directory(config.weights, dtype=config.dtype, seed=config.seed)
         # The engine's thread gives the interpreter lock away at every operation; with the default of 5 ms it would wait that long
         # for it whenever the HTTP side is busy.
         sys.setswitchinterval(0.0005)

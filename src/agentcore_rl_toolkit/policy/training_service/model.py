@@ -230,7 +230,7 @@ class PolicyModel:
             engine = self._engines.get(path)
             if engine is None:
                 if path is None:
-                    decoder = load_decoder(self._weights)
+                    decoder = load_decoder(self._weights, dtype=torch.float32)
                 else:
                     decoder = Decoder(DecoderShape.from_config(self._base.config), self._kept_at(path)["weights"])
                 engine = self._engines[path] = Engine(decoder, self._tokenizer, seed=self._seed).start()
