@@ -330,14 +330,19 @@ def probe_of(groups: Sequence[Group]) -> list[int] | None:
     return None
 
 
+def compute_in(model: Any, dtype: str) -> None:
+    """Let a model, and its output head where that is called alone, multiply matrices in this type."""
+    for part in (model, model.get_output_embeddings()):
+        if dtype == "bfloat16":
+            part.forward = torch.autocast(model.device.type, torch.bfloat16)(part.forward)
+
+
 def load_model(model_dir: Path | None, config: Config) -> tuple[Any, Any]:
     """The model to train, on a GPU where there is one, and its tokenizer. Weights and optimizer are float32, whatever `dtype`."""
     model, tokenizer = load_policy(model_dir)
     device, _ = placement(model.num_parameters())
     model = model.to(device)
-    if config.dtype == "bfloat16":
-        for part in (model, model.get_output_embeddings()):
-            part.forward = torch.autocast(device, torch.bfloat16)(part.forward)
+    compute_in(model, config.dtype)
     if config.gradient_checkpointing:
         from transformers.modeling_layers import GradientCheckpointingLayer
 

@@ -151,7 +151,8 @@ class PolicyServer(Engine):
         return _number(self._ask("/health", get=True).get("weight_version"))
 
     def dtype(self) -> str | None:
-        return str(self._ask("/health", get=True)["dtype"])
+        found = self._ask("/health", get=True).get("dtype")
+        return None if found is None else str(found)
 
 
 class VLLMServer(Engine):

@@ -1,0 +1,108 @@
+"""Train on the same rows with TRL, then compare its loss with the loop's on the rollouts that it recorded.
+
+python examples/pretrained/with_trl.py MODEL [--steps 3] [--out runs/pretrained-trl]      # needs the extras local and trl
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from agentcore_rl_toolkit.backends import CollectedRollout, Group, GroupRequest
+from agentcore_rl_toolkit.cli.models import model_folder
+from agentcore_rl_toolkit.cli.training.job import load_loop
+from agentcore_rl_toolkit.cli.training.stack import own
+from agentcore_rl_toolkit.contract import Outcome
+from agentcore_rl_toolkit.runs import Query, RunReader
+from agentcore_rl_toolkit.runs.record import TokenSequence
+
+HERE = Path(__file__).resolve().parent
+DATA = HERE.parents[1] / "runs/pretrained-data/train.jsonl"
+GROUPS, ROLLOUTS, RATE = 6, 6, 1e-5
+
+
+def settings(stack: Any, model: Path, out: Path, steps: int) -> dict[str, Any]:
+    """Of `train --backend trl`: one optimizer step a batch, so that TRL's loss is that of untouched weights."""
+    training = {"max_steps": steps, "learning_rate": RATE, "lr_scheduler_type": "constant", "adam_beta2": 0.99}
+    training |= {"per_device_train_batch_size": 12, "gradient_accumulation_steps": GROUPS * ROLLOUTS // 12}
+    training |= {"shuffle_dataset": False, "disable_tqdm": True}
+    where = {"agent_runtime_arn": stack.agent_arn, "s3_bucket": stack.store, "endpoint_url": stack.runtime_url}
+    where |= {
+        "gateway_url": stack.gateway_url,
+        "policy_url": stack.policy_url,
+        "gateway_admin_key": stack.gateway_admin_key,
+    }
+    rest = {"exp_id": "pretrained-trl", "model": str(model), "data_path": str(DATA), "output_dir": str(out)}
+    return {
+        **where,
+        **rest,
+        "num_generations": ROLLOUTS,
+        "tps_limit": 1000,
+        "training": {**training, "epsilon_high": 0.28},
+    }
+
+
+def recorded(out: Path, step: int) -> list[Group]:
+    """The rollouts of a step as the loop trains on them."""
+    groups: dict[str, list[CollectedRollout]] = {}
+    with RunReader(out) as run:
+        for row in run.rollouts(Query(phase="train", step=step)):
+            found = run.rollout(row["id"]) or {}
+            sequences = []
+            for one in map(TokenSequence.decoded, found["sequences"] or ()):
+                parts = {"loss_mask": one.mask, "logprobs": one.logprobs, "weight_versions": one.versions}
+                sequences.append(SimpleNamespace(token_ids=one.ids, **parts))
+            report = SimpleNamespace(sampled_tokens=sum(sum(s.loss_mask) for s in sequences))
+            rollout = CollectedRollout(
+                session_id=row["session_id"],
+                input_id=row["grp"],
+                index=row["place"],
+                outcome=Outcome(row["outcome"]),
+                reward=row["reward"],
+                record={},
+                trajectory=SimpleNamespace(report=report, sequences=sequences),
+                mask_reason=row["mask_reason"],
+            )
+            groups.setdefault(row["grp"], []).append(rollout)
+    return [
+        Group(input_id=k, rollouts=v, request=GroupRequest(input_id=k, payload={}, n=len(v))) for k, v in groups.items()
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("runs/pretrained-trl"))
+    a = parser.parse_args()
+    model, out = model_folder(a.model), a.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    with own(HERE / "agent.py", folder=out / "services", model=model, dtype="float32") as stack:
+        (out / "trl.json").write_text(json.dumps(settings(stack, model, out, a.steps)))
+        words = ["train", "--backend", "trl", "--config", str(out / "trl.json")]
+        subprocess.run([sys.executable, "-m", "agentcore_rl_toolkit.cli", *words], check=True)
+    events = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    steps = [event for event in events if event["event"] == "step"]
+    loop = load_loop()
+    weights, _ = loop.load_model(model, loop.Config())
+    config = loop.Config(minibatches=1, tokens_at_once=2048, learning_rate=RATE, clip_high=0.28)
+    optimizer = loop.optimizer_of(weights, config)
+    for step, theirs in enumerate(steps):  # the loop goes on from its own update, on what TRL's weights sampled
+        groups = recorded(out, step)
+        ours = loop.train_on(groups, weights, optimizer, 0, config, random.Random(0), version=step)
+        rewards = [r.score or 0.0 for group in groups for r in group.rollouts]
+        print(
+            f"step {step + 1}: reward {sum(rewards) / len(rewards):.2f}, {ours['trained_tokens']} tokens, "
+            f"loss {theirs['loss']:.5f} by TRL, {ours['loss']:.5f} by the loop; "
+            f"gradient norm {theirs['grad_norm']:.4f}, {ours['grad_norm']:.4f}; logprob gap {ours['logprob_gap']:.1e}"
+        )
+
+
+if __name__ == "__main__":
+    main()
