@@ -87,22 +87,27 @@ class PrefixCache:
         if self._pool.numel() == 0:
             keys = self._decoder.keys[0]
             self._pool = keys.new_empty(self._capacity, len(self._decoder.keys), 2, keys.shape[1], BLOCK, keys.shape[3])
-        serial = 0
-        for first in range(0, len(ids) - BLOCK + 1, BLOCK):
-            key = (serial, tuple(ids[first : first + BLOCK]))
+        serial, new, slots = 0, [], []  # the new blocks' numbers in the row, and their places
+        whole = min(len(ids) // BLOCK, self._capacity)
+        for n in range(whole):
+            key = (serial, tuple(ids[n * BLOCK : (n + 1) * BLOCK]))
             slot = self._known.get(key)
             if slot is None:
                 slot = self._free.pop() if self._free else self._known.popitem(last=False)[1]
                 self._known[key] = slot
                 self._serial_of_slot[slot] = self._next_serial
                 self._next_serial += 1
-                block = self._pool[slot]
-                for layer, (keys, values) in enumerate(zip(self._decoder.keys, self._decoder.values, strict=True)):
-                    block[layer, 0] = keys[row, :, first : first + BLOCK]
-                    block[layer, 1] = values[row, :, first : first + BLOCK]
+                new.append(n)
+                slots.append(slot)
             else:
                 self._known.move_to_end(key)
             serial = self._serial_of_slot[slot]
+        if new:
+            for layer, caches in enumerate(zip(self._decoder.keys, self._decoder.values, strict=True)):
+                for kind, cache in enumerate(caches):
+                    heads, size = cache.shape[1], cache.shape[3]
+                    blocks = cache[row, :, : whole * BLOCK].view(heads, whole, BLOCK, size)
+                    self._pool[slots, layer, kind] = blocks[:, new].transpose(0, 1)
 
     def __len__(self) -> int:
         return len(self._known)
