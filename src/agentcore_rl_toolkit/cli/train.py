@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -18,10 +17,10 @@ from .options import as_json, engine_option, from_words, settings_option, with_j
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..backends.primitives.config import PrimitivesConfig
     from .training.settings import LocalRun
     from .training.stack import Stack
 
+T = TypeVar("T")
 BACKENDS = ("loop", "trl", "slime", "verl", "rllm", "tinker", "sagemaker")
 SERVICES = ("tinker", "sagemaker")  # of training: they run in `backends.primitives`, and can be rehearsed
 
@@ -65,7 +64,9 @@ SERVICES = ("tinker", "sagemaker")  # of training: they run in `backends.primiti
 @click.option("--resume", is_flag=True, help="Go on with the newest unfinished run, or with the one in --out.")
 @click.option("--dry-run", is_flag=True, help="With --config of another trainer: check it and print what would run.")
 @click.option(
-    "--rehearse", is_flag=True, help="tinker, sagemaker: train the built-in policy here, without the service."
+    "--rehearse",
+    is_flag=True,
+    help="tinker, sagemaker: train the built-in policy here, without the service; and --agent.",
 )
 @click.option("--stop-session", metavar="NAME", help="Stop a training session of SageMaker that was left running.")
 @as_json
@@ -130,15 +131,20 @@ def command(
         _train_here(flags, config_path, method, out=out, resume=resume, as_json=as_json)
         return
     resume = resume and backend not in SERVICES  # these go on by themselves with what is in their folder
+    agent: Path | None = flags.pop("agent") if rehearse else None
     if any(value not in (None, ()) for value in flags.values()) or resume or out or as_json or config_path is None:
         raise ConfigError(
             f"backend {backend} takes an agent that is deployed, and all its settings from --config FILE "
             f"(docs/backends/{backend}.md); --agent and the options beside it are for --backend loop"
         )
-    from ..backends.settings import read_settings
+    from ..backends.settings import from_mapping, read_settings, with_environment
+    from .servers.rehearsal import NO_AGENT, rehearsed
 
-    if backend == "sagemaker" and read_settings(config_path).get("form") == "job":
-        _train_by_job(config_path, dry_run=dry_run, rehearse=rehearse)
+    values = with_environment(read_settings(config_path))
+    if agent is not None:
+        values |= NO_AGENT
+    if backend == "sagemaker" and values.get("form") == "job":
+        _train_by_job(values, config_path, dry_run=dry_run, rehearse=rehearse, agent=agent)
         return
     from ..backends.rllm.settings import RllmConfig
     from ..backends.sagemaker.config import SageMakerConfig
@@ -153,7 +159,7 @@ def command(
             click.echo(runner.plan(slime_steps).render())
         else:
             per_step = runner.rollout_batch_size * runner.n_samples_per_prompt
-            _show_quotas(runner.agent_runtime_arn, slime_steps * per_step)
+            _show_quotas(runner.agent_runtime_arn, slime_steps * per_step, runner.endpoint_url)
             runner.train(slime_steps)
         return
     planned: int | None = None
@@ -164,14 +170,15 @@ def command(
         "tinker": TinkerConfig,
         "sagemaker": SageMakerConfig,
     }
-    config = kinds[backend].from_file(config_path)
+    kind = kinds[backend]
+    config = from_mapping(kind, values, where=str(config_path)) if backend in SERVICES else kind.from_file(config_path)
     arn = str(config.agentcore.get("agent_runtime_arn")) if backend == "verl" else config.agent_runtime_arn
     if backend == "trl" and config.data_path is None:
         raise ConfigError(f"{config_path}: `data_path` is needed to train from the command line")
     if backend in SERVICES:
         planned = config.steps * config.groups_per_step * config.group_size
     if rehearse:
-        config = _rehearsed(backend, config)
+        config = rehearsed(backend, config)
     plan = config.plan(rehearse=True) if rehearse else config.plan()
     if dry_run:
         click.echo(plan.render())
@@ -179,10 +186,10 @@ def command(
     if plan.needs:
         raise ConfigError(f"cannot start {backend}:\n  " + "\n  ".join(plan.needs))
     if not rehearse:
-        _show_quotas(arn, planned)
+        _show_quotas(arn, planned, getattr(config, "endpoint_url", None))
     if backend in SERVICES:
         click.echo(plan.render())
-        _train_at_service(backend, config, rehearse=rehearse)
+        _train_at_service(backend, config, rehearse=rehearse, agent=agent)
         return
     if plan.command is None:
         from ..backends.trl.adapter import train
@@ -261,100 +268,76 @@ def _running(settings: LocalRun, console: Console) -> Stack | None:
     return serving
 
 
-def _rehearsed(backend: str, config: PrimitivesConfig) -> PrimitivesConfig:
-    """The same run with the built-in policy for its model, in a folder of its own: the service's run does not go on from it."""
-    from ..policy import WEIGHTS_DIR
-
-    hub = "arn:aws:sagemaker:us-west-2:aws:hub-content/SageMakerPublicHub/Model"
-    model = "builtin/policy" if backend == "tinker" else f"{hub}/builtin-policy"
-    folder = config.output_dir / "rehearsal"
-    return dataclasses.replace(config, base_model=model, model_dir=WEIGHTS_DIR, output_dir=folder, gateway_url=None)
-
-
-def _train_at_service(backend: str, config: Any, *, rehearse: bool) -> None:
-    """Train at a service with training verbs. SIGTERM ends a run as Ctrl-C does, so that its session is stopped."""
-    import asyncio
-
+def _train_at_service(backend: str, config: Any, *, rehearse: bool, agent: Path | None) -> None:
+    """Train at a service with training verbs."""
     from ..backends.primitives.run import line, line_of
-    from .training.services import terminated_as_interrupted
+    from .servers.rehearsal import agent_here, local_sagemaker, local_tinker
 
     shown: dict[str, Any] = {
         "on_step": lambda result, groups: click.echo(line(result)),
         "on_evaluated": lambda found: click.echo(line_of(found)),
     }
     with contextlib.ExitStack() as stack:
+        variables = stack.enter_context(local_sagemaker(config.output_dir)) if rehearse and backend != "tinker" else {}
+        if agent is not None:
+            config = stack.enter_context(agent_here(agent, config, variables))
         if backend == "tinker":
             from ..backends.tinker.adapter import run_async as run_tinker
 
-            work = run_tinker(config, **shown, service=_local_service(config.output_dir) if rehearse else None)
+            work = run_tinker(config, **shown, service=local_tinker(config.output_dir) if rehearse else None)
         else:
             from ..backends.sagemaker.adapter import run_async as run_sagemaker
 
-            if rehearse:
-                stack.enter_context(_local_sessions(config.output_dir))
             work = run_sagemaker(config, **shown)
-        stack.enter_context(terminated_as_interrupted())
-        try:
-            asyncio.run(work)
-        except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
-            sys.exit(130)
+        _until_interrupted(work)
 
 
-def _train_by_job(config_path: Path, *, dry_run: bool, rehearse: bool) -> None:
-    """A multi-turn RL job of SageMaker. SIGTERM and Ctrl-C stop it. Raises: ConfigError, TrainingServiceError."""
+def _train_by_job(
+    values: dict[str, Any], config_path: Path, *, dry_run: bool, rehearse: bool, agent: Path | None
+) -> None:
+    """A multi-turn RL job of SageMaker. Raises: ConfigError, TrainingServiceError."""
     from ..backends.sagemaker.job import JobConfig, Jobs
+    from ..backends.settings import from_mapping
     from ..errors import ConfigError
-    from .training.services import terminated_as_interrupted
+    from .servers.rehearsal import agent_here, local_sagemaker, rehearsed
 
-    config = JobConfig.from_file(config_path)
+    values.pop("s3_bucket", None)  # a job keeps no records
+    config = from_mapping(JobConfig, values, where=str(config_path))
+    if rehearse:
+        config = rehearsed("sagemaker", config)
     plan = config.plan()
     click.echo(plan.render())
-    if rehearse:
-        raise ConfigError("a job is rehearsed with `policy serve --as sagemaker`: docs/backends/sagemaker.md")
     if dry_run:
         return
     if plan.needs:
         raise ConfigError("cannot start the job:\n  " + "\n  ".join(plan.needs))
+    with contextlib.ExitStack() as stack:
+        variables = stack.enter_context(local_sagemaker(config.output_dir)) if rehearse else {}
+        if agent is not None:
+            config = stack.enter_context(agent_here(agent, config, variables))
+        package = _until_interrupted(Jobs(config, click.echo).run_async())
+        click.echo(f"model package: {package}")
+
+
+def _until_interrupted(work: Coroutine[Any, Any, T]) -> T:
+    """Do it. Ctrl-C and SIGTERM end it in order, and the process with 130: what runs at the service is stopped."""
+    import asyncio
+
+    from .training.services import terminated_as_interrupted
+
     with terminated_as_interrupted():
         try:
-            click.echo(f"model package: {Jobs(config, click.echo).run()}")
+            return asyncio.run(work)
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             sys.exit(130)
 
 
-def _local_service(folder: Path) -> Any:
-    """The built-in policy by the methods of Tinker's SDK; what it saves is kept in the run's folder."""
-    from ..policy.training_service.clients import LocalService
-    from ..policy.training_service.model import PolicyModel
-
-    return LocalService(PolicyModel(checkpoint_dir=folder / "checkpoints"))
-
-
-@contextlib.contextmanager
-def _local_sessions(folder: Path) -> Iterator[None]:
-    """The local service of training sessions, found by boto3; what it saves is kept in the run's folder."""
-    from .._servers import keys
-    from ..policy.training_service.model import PolicyModel
-    from ..policy.training_service.sagemaker.service import ACCESS_KEY, running
-
-    checkpoints = folder / "checkpoints"
-    model = PolicyModel(checkpoint_dir=checkpoints)
-    with contextlib.closing(model), running(model, checkpoint_dir=checkpoints) as service:
-        os.environ.update(service.endpoints)
-        key_file = keys.leave(keys.RUNTIME, service.url, f"{ACCESS_KEY}:{service.secret}")
-        try:
-            yield
-        finally:
-            keys.forget(key_file)
-
-
-def _show_quotas(arn: str, rollouts: int | None) -> None:
+def _show_quotas(arn: str, rollouts: int | None, endpoint_url: str | None) -> None:
     """The quotas of the agent's account, before the run starts. Raises: ConfigError where nothing can run under them."""
     from ..deploy.quotas import before_a_run
 
-    found = before_a_run(arn, rollouts=rollouts)
+    found = before_a_run(arn, endpoint_url=endpoint_url, rollouts=rollouts)
     if found is not None:
         click.echo(found, err=True)
 

@@ -18,10 +18,11 @@ from agentcore_rl_toolkit.backends.primitives.data import Datum
 from agentcore_rl_toolkit.backends.sagemaker import adapter, session
 from agentcore_rl_toolkit.backends.sagemaker.adapter import SageMakerTraining, chunks, combined
 from agentcore_rl_toolkit.backends.sagemaker.config import SageMakerConfig
+from agentcore_rl_toolkit.cli.doctor.aws import Account
 from agentcore_rl_toolkit.errors import ConfigError, TrainingServiceError
 from agentcore_rl_toolkit.policy.training_service.interface import Example
 from agentcore_rl_toolkit.policy.training_service.model import PolicyModel
-from agentcore_rl_toolkit.policy.training_service.sagemaker.service import Running, running
+from agentcore_rl_toolkit.policy.training_service.sagemaker.service import ACCESS_KEY, Running, running
 from agentcore_rl_toolkit.policy.training_service.scripted import ScriptedModel
 
 HUB = "arn:aws:sagemaker:us-west-2:aws:hub-content/SageMakerPublicHub/Model/m"
@@ -87,6 +88,11 @@ def some_data(n: int, length: int = 6) -> list[Datum]:
     ]
 
 
+def sessions(folder: Path) -> dict[str, dict[str, int] | None]:
+    """The sessions that the run's folder keeps: what each was billed for, None while it may run."""
+    return dict(json.loads((folder / session.FILE).read_text()))
+
+
 def status(name: str) -> str:
     detail = boto3.Session().client("sagemaker").describe_training_session(TrainingSessionName=name)
     return str(detail["TrainingSessionDetail"]["TrainingSessionStatus"])
@@ -101,7 +107,7 @@ async def test_each_operation_is_done_once_and_in_order_whatever_is_refused_or_l
     for _ in range(2):
         forward, step = training.forward_backward(some_data(5), "ppo", {}), training.optim_step(ADAM)
         await forward
-        assert (await step)["billed_train_tokens"] > 0
+        assert (await step)["billed_training_tokens"] > 0
     service.app.faults.clear()
     path = await training.save_weights("w")
     assert path in model.paths
@@ -114,15 +120,25 @@ async def test_the_session_is_named_on_disk_until_it_is_stopped_and_one_that_was
 ) -> None:
     config = config_in(tmp_path)
     await SageMakerTraining.open(config, None)  # and its process is killed
-    left = json.loads((tmp_path / session.FILE).read_text())["session"]
-    assert status(left) == "Running"
+    [left] = sessions(tmp_path)
+    assert (status(left), sessions(tmp_path)[left]) == ("Running", None)
     second = await SageMakerTraining.open(config, None)
     assert left in caplog.text
-    name = json.loads((tmp_path / session.FILE).read_text())["session"]
+    [_, name] = sessions(tmp_path)
     assert (status(left), status(name)) == ("Stopped", "Running")
     await second.close("success")
     assert status(name) == "Stopped"
-    assert not (tmp_path / session.FILE).exists()
+    assert None not in sessions(tmp_path).values()
+
+
+async def test_the_tokens_billed_are_those_of_all_sessions_of_a_run(service: Running, tmp_path: Path) -> None:
+    billed = []
+    for _ in range(2):
+        training = await SageMakerTraining.open(config_in(tmp_path), None)
+        await training.forward_backward(some_data(2), "ppo", {})
+        billed.append((await training.optim_step(ADAM))["billed_training_tokens"])
+        await training.close("success")
+    assert billed == [14, 28]
 
 
 async def test_a_failed_operation_says_why_and_a_start_that_fails_leaves_no_session(
@@ -132,17 +148,36 @@ async def test_a_failed_operation_says_why_and_a_start_that_fails_leaves_no_sess
         await SageMakerTraining.open(
             config_in(tmp_path), "arn:aws:sagemaker:us-west-2:123456789012:model-package/none/1"
         )
-    assert not (tmp_path / session.FILE).exists()
-    sessions = boto3.Session().client("sagemaker").list_training_sessions()["TrainingSessionSummaries"]
-    assert [each["TrainingSessionStatus"] for each in sessions] == ["Failed"]
+    [name] = sessions(tmp_path)
+    assert status(name) == "Failed"
+    assert sessions(tmp_path)[name] is not None
 
 
-async def test_a_session_is_stopped_by_its_name(service: Running, tmp_path: Path) -> None:
-    await SageMakerTraining.open(config_in(tmp_path), None)
-    name = json.loads((tmp_path / session.FILE).read_text())["session"]
-    assert await session.stop_named(name) in ("Stopping", "Stopped")
-    with pytest.raises(ConfigError, match="no training session"):
-        await session.stop_named("another")
+async def test_a_session_is_found_in_its_region_whatever_the_default_is(
+    service: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
+    made = boto3.Session.client
+
+    def routed(self: boto3.Session, name: str, region_name: str = "", **more: Any) -> Any:
+        """As AWS's DNS: nothing of the service is in other regions than its own."""
+        here = {} if region_name == "us-west-2" else {"endpoint_url": empty.url, **credential}
+        return made(self, name, region_name=region_name, **{**more, **here})
+
+    with running(ScriptedModel()) as empty:
+        credential = {"aws_access_key_id": ACCESS_KEY, "aws_secret_access_key": empty.secret}
+        monkeypatch.setattr(boto3.Session, "client", routed)
+        config = config_in(tmp_path)
+        await SageMakerTraining.open(config, None)  # and its process is killed
+        [name] = sessions(tmp_path)
+        [finding] = Account(agent_arn=None, bucket=None, gateway_url=None, gateway_admin_key=None).training()
+        assert name in finding.text
+        assert await session.stop_named(name) in ("Stopping", "Stopped")
+        with pytest.raises(ConfigError, match="no training session"):
+            await session.stop_named("another")
+        second = await SageMakerTraining.open(config, None)
+        assert sessions(tmp_path)[name] is not None
+        await second.close("success")
 
 
 def test_a_large_step_is_cut_into_even_operations_that_lose_nothing() -> None:

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pytest
@@ -75,9 +76,9 @@ class Place:
         found = boto3.Session().client("sagemaker").list_training_sessions()["TrainingSessionSummaries"]
         return [each["TrainingSessionStatus"] for each in found]
 
-    @property
-    def session(self) -> Path:
-        return self.folder / "out" / session.FILE
+    def billed(self) -> list[Any]:
+        """Of each session of the run, its tokens; None for one whose stop is not confirmed."""
+        return list(json.loads((self.folder / "out" / session.FILE).read_text()).values())
 
 
 @pytest.fixture
@@ -124,14 +125,14 @@ def test_a_signal_stops_the_session_at_any_stage(place: Place, number: signal.Si
     assert process.returncode == 130, output
     place.model.release.set()
     assert set(place.statuses()) <= {"Stopping", "Stopped"}
-    assert not place.session.exists()
+    assert None not in place.billed()
 
 
 def test_an_error_stops_the_session(place: Place) -> None:
     output, _ = place.start().communicate(timeout=120)
     assert "error: " in output  # of the gateway that is not there
     assert place.statuses() == ["Stopped"]
-    assert not place.session.exists()
+    assert None not in place.billed()
 
 
 def test_a_killed_run_leaves_a_session_that_doctor_names_and_two_commands_stop(place: Place) -> None:
@@ -142,20 +143,22 @@ def test_a_killed_run_leaves_a_session_that_doctor_names_and_two_commands_stop(p
     process.communicate()
     place.model.release.set()
     assert place.statuses() == ["Running"]
-    name = json.loads(place.session.read_text())["session"]
+    assert place.billed() == [None]
+    [name] = json.loads((place.folder / "out" / session.FILE).read_text())
     account = Account(agent_arn=None, bucket=None, gateway_url=None, gateway_admin_key=None)
-    [finding] = account.training_sessions()
+    [finding] = account.training()
     assert name in finding.text
     assert "--stop-session" in finding.advice
 
     done = CliRunner().invoke(command, ["--stop-session", name], catch_exceptions=False)
     assert name in done.output
     assert set(place.statuses()) <= {"Stopping", "Stopped"}
-    assert account.training_sessions() == []
+    assert account.training() == []
 
     # The run that goes on stops what it finds by itself, then fails at the gateway, too.
     place.model.stage = ""
     output, _ = place.start().communicate(timeout=120)
     assert f"left session {name}" in output
     assert place.statuses() == ["Stopped", "Stopped"]
-    assert not place.session.exists()
+    assert len(place.billed()) == 2
+    assert None not in place.billed()

@@ -25,6 +25,7 @@ from botocore.exceptions import ClientError
 from click.testing import CliRunner
 
 from agentcore_rl_toolkit.backends.sagemaker.job import JobConfig, Jobs
+from agentcore_rl_toolkit.backends.settings import from_mapping
 from agentcore_rl_toolkit.cli.train import command as train_command
 from agentcore_rl_toolkit.errors import TrainingServiceError
 from agentcore_rl_toolkit.policy.training_service.interface import Example
@@ -65,17 +66,20 @@ class Around:
     async def stop(self, arn: str, qualifier: str, session_id: str) -> None:
         self.sessions.remove(session_id)
 
-    async def use(self, path: str | None) -> None:
+    async def use(self, place: str, path: str | None) -> None:
         self.sampler.append(path)
 
-    async def chat(self, trajectory_id: str, request: Mapping[str, Any]) -> AsyncIterator[bytes]:
+    async def leave(self, place: str) -> None:
+        """Nothing is kept."""
+
+    async def chat(self, place: str, trajectory_id: str, request: Mapping[str, Any]) -> AsyncIterator[bytes]:
         if request["stream"]:
             yield b'data: {"choices": []}\n\n'
             yield b"data: [DONE]\n\n"
         else:
             yield json.dumps(REPLY).encode()
 
-    async def sampled(self, trajectory_id: str) -> list[Example]:
+    async def sampled(self, place: str, trajectory_id: str) -> list[Example]:
         inputs = {"target_tokens": [6, 7, 8], "logprobs": [0.0, -0.5, -0.25]}
         return [Example(tokens=[5, 6, 7], inputs={**inputs, "weights": [0.0, 1.0, 1.0], "advantages": [0.0, 1.0, 1.0]})]
 
@@ -383,22 +387,55 @@ def test_the_command_evaluates_trains_and_evaluates(service: Service, settings: 
     assert service.around.payloads[0]["prompt"] == '{"prompt":"0+0"}'
 
 
-def test_an_interrupted_command_stops_its_job_and_the_next_one_finds_it(
-    service: Service, settings: dict[str, Any], tmp_path: Path
+async def test_an_interrupted_command_stops_its_job_and_the_next_one_finds_it(
+    service: Service, settings: dict[str, Any]
 ) -> None:
     service.around.agent = lambda payload: {"status": "in_progress"}
-    file = tmp_path / "job.json"
-    file.write_text(json.dumps(settings))
-    config = JobConfig.from_file(file)
-
-    def interrupt(line: str) -> None:
-        if "is stopping" not in line and "RolloutInfo" in line:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        Jobs(config, interrupt).run()
+    config = from_mapping(JobConfig, settings, where="settings")
+    rolling = asyncio.Event()
+    command = asyncio.create_task(
+        Jobs(config, lambda line: rolling.set() if "RolloutInfo" in line else None).run_async()
+    )
+    await rolling.wait()
+    command.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await command
     with pytest.raises(TrainingServiceError, match=r"sums is Stopped.*Model package: arn:.*model-package/out/1"):
-        Jobs(config, lambda line: None).run()
+        await Jobs(config, lambda line: None).run_async()
+
+
+async def test_a_command_that_is_interrupted_while_its_job_is_made_stops_it(
+    service: Service, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.around.agent = lambda payload: {"status": "in_progress"}
+    asked, go_on, create = asyncio.Event(), threading.Event(), jobs_module.Jobs.create
+
+    def held(jobs: jobs_module.Jobs, request: Mapping[str, Any]) -> jobs_module.Job:
+        loop.call_soon_threadsafe(asked.set)
+        go_on.wait(30)
+        return create(jobs, request)
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(jobs_module.Jobs, "create", held)
+    command = asyncio.create_task(Jobs(from_mapping(JobConfig, settings, where="settings"), print).run_async())
+    await asked.wait()
+    command.cancel()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await command
+    assert (await asyncio.to_thread(service.ended))[0]["JobStatus"] == "Stopped"
+
+
+async def test_a_command_that_finds_its_job_leaves_the_rows_that_the_job_reads(
+    service: Service, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    config = from_mapping(JobConfig, settings, where="settings")
+    await Jobs(config, lambda line: None).run_async()
+    [rows] = (tmp_path / "s3" / "data").iterdir()
+    before = rows.read_bytes()
+    config.data_path.write_text("".join(json.dumps({"prompt": f"{i}*{i}"}) + "\n" for i in range(32)))
+    await Jobs(config, lambda line: None).run_async()
+    assert rows.read_bytes() == before
 
 
 @pytest.mark.system

@@ -44,12 +44,13 @@ class SageMakerTraining:
         self._numbers = itertools.count(1)
         self._in_order = asyncio.Lock()
         self._running: set[asyncio.Task[Any]] = set()
+        self._billed_before = session.billed_before(config.output_dir)
         self._published = ""  # the ARN of the newest weights for sampling
 
     @classmethod
     async def open(cls, config: SageMakerConfig, state: str | None) -> SageMakerTraining:
         """A new session with fresh adapters, or with a saved state. Raises: MissingExtraError, TrainingServiceError."""
-        control, client = Caller(client_of(CONTROL)), client_of(RUNTIME)
+        control, client = Caller(client_of(CONTROL, config.region)), client_of(RUNTIME, config.region)
         name = await session.start(control, config)
         made = cls(control, SessionRuntime(client, name, poll_s=config.poll_s), config)
         if state is not None:
@@ -81,9 +82,8 @@ class SageMakerTraining:
 
         async def stepped() -> Mapping[str, float]:
             metrics: dict[str, float] = (await sent).get("metrics", {})
-            used = (await session.describe(self._control, self._runtime.session)).get("BillableTokenUsage", {})
-            names = {"PrefillTokenCount": "prefill", "SampleTokenCount": "sample", "TrainingTokenCount": "train"}
-            return metrics | {f"billed_{name}_tokens": float(used[key]) for key, name in names.items() if key in used}
+            billed = session.billed(await session.describe(self._control, self._runtime.session))
+            return metrics | {f"billed_{k}_tokens": float(n + self._billed_before[k]) for k, n in billed.items()}
 
         return stepped()
 

@@ -6,19 +6,23 @@ this process. Source: the SDK `sagemaker-train` (`multi_turn_rl_trainer`, `multi
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import json
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import TrainingServiceError
+from ...gateway.sampling_services.sagemaker import CONTROL, Caller, client_of
 from ...store import open_store
 from ..collection.credit import refuse
+from ..collection.recording import Recording, kept, open_recording
 from ..data import encode_payload, read_rows
 from ..llm_judge import JudgeSettings
-from ..settings import Count, Plan, Positive, check, from_mapping, read_settings, with_environment
+from ..settings import Count, Plan, Positive, check, from_mapping
+from .config import needs_of_botocore
 
 Show = Callable[[str], None]
 ACTIVE = ("InProgress", "Stopping")
@@ -57,23 +61,20 @@ class JobConfig:
         check(self)
 
     @classmethod
-    def from_file(cls, path: Path) -> JobConfig:
-        """Read a file; AGENTCORE_AGENT_ARN fills what it leaves out. Raises: ConfigError."""
-        values = with_environment(read_settings(path))
-        refuse(values, "a multi-turn RL job", "SageMaker computes its advantages; `form: session` takes them from here")
-        refuse(
-            values,
-            "a multi-turn RL job",
-            "SageMaker takes the agent's reward; `form: session` has a judge",
-            JudgeSettings,
-        )
-        values.pop("s3_bucket", None)  # a job keeps no records
-        return from_mapping(cls, values, where=str(path))
+    def from_values(cls, values: Mapping[str, Any], *, where: str) -> JobConfig:
+        """Raises: ConfigError on what is not known, or what jobs cannot honour."""
+        job = "a multi-turn RL job"
+        refuse(values, job, "SageMaker computes its advantages; `form: session` takes them from here")
+        refuse(values, job, "SageMaker takes the agent's reward; `form: session` has a judge", JudgeSettings)
+        # A job keeps no records.
+        return from_mapping(cls, {k: v for k, v in values.items() if k != "s3_bucket"}, where=where)
 
     def plan(self) -> Plan:
         """Raises: ConfigError when the data cannot be read."""
         rows, batch = len(read_rows(self.data_path)), int(self.hyperparameters.get("global_batch_size", BATCH))
-        needs = [] if rows >= batch else [f"{self.data_path} has {rows} rows, a step takes {batch} (global_batch_size)"]
+        needs = needs_of_botocore()
+        if rows < batch:
+            needs.append(f"{self.data_path} has {rows} rows, a step takes {batch} (global_batch_size)")
         if self.model_package_group_arn == self.checkpoint_group_arn:
             needs.append("model_package_group_arn and checkpoint_group_arn must be two groups")
         facts = [("form", "a multi-turn RL job"), ("job", self.job_name), ("agent", self.agent_runtime_arn)]
@@ -83,58 +84,66 @@ class JobConfig:
 
 
 class Jobs:
-    """The jobs of one configuration: a training, and evaluations around it."""
+    """The jobs of one configuration: a training, and evaluations around it. ``output_dir`` is a run's folder, with what the API
+    says of them: states, progress, billed tokens, the evaluations' rewards, ``job.json`` at the end.
+    """
 
     def __init__(self, config: JobConfig, show: Show) -> None:
-        import boto3
-
         self._config, self._show = config, show
-        self._control = boto3.Session().client("sagemaker", region_name=config.agent_runtime_arn.split(":")[3])
+        self._control = Caller(client_of(CONTROL, config.agent_runtime_arn.split(":")[3]))
+        self._recording: Recording
 
-    def run(self) -> str:
-        """Evaluate, train, evaluate; the ARN of the model package.
+    async def run_async(self) -> str:
+        """Evaluate, train, evaluate; the ARN of the model package. Cancelled, it stops the job that runs.
 
-        Raises: TrainingServiceError when a job fails; KeyboardInterrupt when it was interrupted, and the job is stopped.
+        Raises: TrainingServiceError when a job fails.
         """
         config = self._config
-        before = self._evaluate("before", config.start_from)
-        groups = {
-            "OutputModelPackageGroupArn": config.model_package_group_arn,
-            "IntermediateCheckpointModelPackageGroupArn": config.checkpoint_group_arn,
-        }
-        parts: dict[str, Any] = {"ModelPackageConfig": groups | self._input(config.start_from)}
-        parts["StoppingCondition"] = {"MaxRuntimeInSeconds": config.max_runtime_s}
-        made = self._job("AgentRFT", config.job_name, config.data_path, config.hyperparameters, parts)
-        package = str(made["OutputModelPackageArn"])
-        after = self._evaluate("after", package)
-        config.output_dir.mkdir(parents=True, exist_ok=True)
+        self._recording = open_recording(config.output_dir, kept(config))
+        try:
+            before = await self._evaluate("before", config.start_from)
+            groups = {
+                "OutputModelPackageGroupArn": config.model_package_group_arn,
+                "IntermediateCheckpointModelPackageGroupArn": config.checkpoint_group_arn,
+            }
+            parts: dict[str, Any] = {"ModelPackageConfig": groups | self._input(config.start_from)}
+            parts["StoppingCondition"] = {"MaxRuntimeInSeconds": config.max_runtime_s}
+            made = await self._job("AgentRFT", config.job_name, config.data_path, config.hyperparameters, parts)
+            package = str(made["OutputModelPackageArn"])
+            after = await self._evaluate("after", package)
+        finally:
+            self._recording.run.close()
+            self._control.close()
         report = {"job": config.job_name, "model_package": package, "before": before, "after": after, **made}
         (config.output_dir / "job.json").write_text(json.dumps(report, indent=2), encoding="utf-8")
         return package
 
-    def _evaluate(self, when: str, package: str | None) -> Any:
+    async def _evaluate(self, when: str, package: str | None) -> Any:
         config = self._config
         if config.eval_data_path is None:
             return None
         parts = {"ModelPackageConfig": self._input(package)}
         name = f"{config.job_name}-{when}"
         values = config.eval_hyperparameters
-        found = self._job("AgentRFTEvaluation", name, config.eval_data_path, values, parts).get("EvaluationMetrics")
+        output = await self._job("AgentRFTEvaluation", name, config.eval_data_path, values, parts)
+        found = output.get("EvaluationMetrics")
+        self._recording.run.event("evaluated", {"when": when, "metrics": found})
         self._show(f"{name}: {found}")
         return found
 
     def _input(self, package: str | None) -> dict[str, str]:
         return {} if package is None else {"InputModelPackageArn": package}
 
-    def _job(
+    async def _job(
         self, category: str, name: str, data: Path, values: Mapping[str, Any], parts: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Make a job, or find it, and follow it to its end; its output."""
         config, training = self._config, category == "AgentRFT"
-        folder = f"{config.output_s3.rstrip('/')}/data/{name}"
-        rows = (json.dumps({"prompt": encode_payload(row)}) + "\n" for row in read_rows(data))
-        open_store(folder).put("rows.jsonl", "".join(rows).encode())
-        source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": f"{folder}/rows.jsonl"}}
+        rows = "".join(json.dumps({"prompt": encode_payload(row)}) + "\n" for row in read_rows(data)).encode()
+        # Named by its content: a job of this name that runs already may read other rows.
+        folder, file = f"{config.output_s3.rstrip('/')}/data", f"{hashlib.sha256(rows).hexdigest()[:32]}.jsonl"
+        await open_store(folder).put_async(file, rows)
+        source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": f"{folder}/{file}"}}
         mlflow = {"MlflowResourceArn": config.mlflow_arn}
         parameters = {k: str(v) for k, v in values.items()}
         model: dict[str, Any] = {"BaseModelArn": config.base_model, "HyperParameters": parameters}
@@ -149,39 +158,54 @@ class Jobs:
             **parts,
         }
         named = {"JobName": name, "JobCategory": category}
+        creating = asyncio.ensure_future(self._create(named, document))
         try:
-            self._control.create_job(
-                **named,
-                RoleArn=config.role_arn,
-                JobConfigSchemaVersion="1.0.0",
-                JobConfigDocument=json.dumps(document),
-            )
-        except self._control.exceptions.ResourceInUse:
-            self._show(f"{name} exists already, and is followed")
-        try:
-            return self._follow(named)
-        except KeyboardInterrupt:
-            self._control.stop_job(**named)
-            self._show(f"{name} is stopping")
+            await asyncio.shield(creating)
+            return await self._follow(named)
+        except asyncio.CancelledError:
+            await asyncio.wait([creating])  # a request that is under way would make a job after the stop
+            await self._stop(named)
             raise
 
-    def _follow(self, named: Mapping[str, str]) -> dict[str, Any]:
+    async def _create(self, named: Mapping[str, str], document: Mapping[str, Any]) -> None:
+        text = json.dumps(document)
+        fixed = {"RoleArn": self._config.role_arn, "JobConfigSchemaVersion": "1.0.0", "JobConfigDocument": text}
+        try:
+            await self._control.call("create_job", **named, **fixed)
+        except TrainingServiceError as e:
+            if e.code != "ResourceInUse":
+                raise
+            self._show(f"{named['JobName']} exists already, and is followed")
+
+    async def _stop(self, named: Mapping[str, str]) -> None:
+        try:
+            await self._control.call("stop_job", **named)
+        except TrainingServiceError as e:
+            self._show(f"{named['JobName']} was not stopped: {e}. If it runs, it costs; the same command follows it")
+        else:
+            self._show(f"{named['JobName']} is stopping")
+
+    async def _follow(self, named: Mapping[str, str]) -> dict[str, Any]:
         """Wait for the end of a job, and show its progress. Raises: TrainingServiceError unless it is completed."""
-        shown = ""
+        shown: dict[str, Any] = {}
         while True:
-            found = self._control.describe_job(**named)
+            found = await self._control.call("describe_job", **named)
             output = json.loads(found.get("JobConfigDocument", "{}")).get("ServiceOutput", {})
             progress = {k: output[k] for k in ("ProgressInfo", "RolloutInfo", "BillableTokenUsage") if k in output}
-            line = f"{named['JobName']}: {found['SecondaryStatus']} {json.dumps(progress) if progress else ''}".rstrip()
-            if line != shown:
-                self._show(shown := line)
+            state = {"job": named["JobName"], "status": found["SecondaryStatus"], **progress}
+            if state != shown:
+                said = f"{named['JobName']}: {found['SecondaryStatus']} {json.dumps(progress) if progress else ''}"
+                self._show(said.rstrip())
+                self._recording.run.event("job", state)
+                shown = state
             if found["JobStatus"] not in ACTIVE:
                 break
-            time.sleep(self._config.poll_s)
+            await asyncio.sleep(self._config.poll_s)
         if found["JobStatus"] != "Completed":
             why = found.get("FailureReason", "no reason is given")
-            kept = output.get("OutputModelPackageArn", "none")
+            package = output.get("OutputModelPackageArn", "none")
             raise TrainingServiceError(
-                f"job {named['JobName']} is {found['JobStatus']}: {why}. Model package: {kept}", code=found["JobStatus"]
+                f"job {named['JobName']} is {found['JobStatus']}: {why}. Model package: {package}",
+                code=found["JobStatus"],
             )
         return dict(output)

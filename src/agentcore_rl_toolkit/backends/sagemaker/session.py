@@ -1,6 +1,7 @@
 """The life of a training session: it bills from its start until it is stopped, so its name is kept from before it exists.
 
-``session.json`` in the run's folder has the name until the stop is confirmed. A run that finds one there stops that session.
+``sessions.json`` in the run's folder has each session of the run with the tokens that it was billed for; null until its stop is
+confirmed. A run that finds such a session there stops it.
 """
 
 from __future__ import annotations
@@ -11,17 +12,21 @@ import logging
 import re
 import secrets
 import time
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..._servers.process import write_private
 from ...errors import ConfigError, TrainingServiceError
 from ...gateway.sampling_services.sagemaker import CONTROL, INVALID, Caller, client_of
 from .config import SageMakerConfig
 
 log = logging.getLogger(__name__)
 
-FILE = "session.json"
+FILE = "sessions.json"
 LIVE = ("Created", "Scheduled", "Running", "Blocked")  # these bill, or will
+REGIONS = ("us-east-1", "us-west-2", "ap-south-1")  # that have training sessions. Source: `sagemaker-train` 1.27.0
 STOP_S = 300.0
 UNKNOWN = "ResourceNotFound"
 _STEP_S = 10.0
@@ -31,7 +36,7 @@ async def start(control: Caller, config: SageMakerConfig) -> str:
     """The name of a new session that runs. One that an earlier run left is stopped first. Raises: TrainingServiceError."""
     await stop_left(control, config.output_dir)
     name = f"{re.sub('[^A-Za-z0-9]+', '-', config.exp_id)[:50].strip('-') or 'run'}-{secrets.token_hex(4)}"
-    (config.output_dir / FILE).write_text(json.dumps({"session": name}), encoding="utf-8")
+    _keep(config.output_dir, name, None)
     creating = asyncio.ensure_future(_create(control, config, name))
     try:
         await asyncio.shield(creating)
@@ -78,57 +83,77 @@ async def describe(control: Caller, name: str) -> Any:
     return (await control.call("describe_training_session", TrainingSessionName=name))["TrainingSessionDetail"]
 
 
+def billed(detail: Mapping[str, Any]) -> dict[str, int]:
+    """The tokens of a session's description, by kind: prefill, sample, training."""
+    counts = detail.get("BillableTokenUsage", {})
+    return {name.removesuffix("TokenCount").lower(): count for name, count in counts.items()}
+
+
+def billed_before(folder: Path) -> Counter[str]:
+    """The tokens of all sessions of the run that are over."""
+    return sum((Counter(tokens) for tokens in _kept(folder).values() if tokens), Counter())
+
+
+def _kept(folder: Path) -> dict[str, dict[str, int] | None]:
+    file = folder / FILE
+    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+
+
+def _keep(folder: Path, name: str, tokens: dict[str, int] | None) -> None:
+    write_private(folder / FILE, json.dumps({**_kept(folder), name: tokens}))
+
+
 async def stop(control: Caller, name: str, folder: Path) -> None:
-    """Stop a session at a run's end and forget its name. Where it cannot be stopped, that is said and the name stays."""
+    """Stop a session at a run's end and keep its bill. Where it cannot be stopped, that is said, and the next run stops it."""
     try:
-        await _stopped(control, name)
+        detail = await _stopped(control, name)
     except Exception as e:
         log.error("session %s may still run, which costs: %s. `agentcore-rl train --stop-session %s`", name, e, name)
     else:
-        (folder / FILE).unlink(missing_ok=True)
+        _keep(folder, name, billed(detail))
 
 
 async def stop_left(control: Caller, folder: Path) -> None:
-    """Stop the session of a run that did not end by itself. Raises: TrainingServiceError."""
-    file = folder / FILE
-    if file.is_file():
-        name = str(json.loads(file.read_text(encoding="utf-8"))["session"])
+    """Stop the sessions of a run that did not end by itself. Raises: TrainingServiceError."""
+    for name in [name for name, tokens in _kept(folder).items() if tokens is None]:
         log.warning("an earlier run in %s left session %s: stopping it", folder, name)
-        await _stopped(control, name)
-        file.unlink()
+        _keep(folder, name, billed(await _stopped(control, name)))
 
 
-async def _stopped(control: Caller, name: str) -> str:
-    """Ask for the stop until the session no longer bills; its status. Raises: TrainingServiceError, TimeoutError."""
+async def _stopped(control: Caller, name: str) -> Mapping[str, Any]:
+    """Ask for the stop until the session no longer bills; its description, empty where SageMaker does not know it.
+
+    Raises: TrainingServiceError, TimeoutError.
+    """
     delay_s = 0.1
     async with asyncio.timeout(STOP_S):
         while True:
             try:
-                status = (await describe(control, name))["TrainingSessionStatus"]
-            except TrainingServiceError as e:
-                if e.code != UNKNOWN:
-                    raise
-                return "unknown to SageMaker"
-            if status not in LIVE:
-                return str(status)
-            try:
+                detail: Mapping[str, Any] = await describe(control, name)
+                if detail["TrainingSessionStatus"] not in LIVE:
+                    return detail
                 await control.call("stop_training_session", TrainingSessionName=name)
             except TrainingServiceError as e:
-                if e.code not in (INVALID, UNKNOWN):  # one that starts cannot be stopped in every state
+                if e.code == UNKNOWN:
+                    return {}
+                if e.code != INVALID:  # one that starts cannot be stopped in every state
                     raise
             await asyncio.sleep(delay_s)
             delay_s = min(_STEP_S, 2 * delay_s)
 
 
 async def stop_named(name: str) -> str:
-    """Stop the session of this name; its status then. Raises: ConfigError where there is none; TrainingServiceError."""
-    control = Caller(client_of(CONTROL))
-    try:
-        await describe(control, name)
-        return await _stopped(control, name)
-    except TrainingServiceError as e:
-        if e.code == UNKNOWN:
-            raise ConfigError(f"there is no training session {name!r} in this account and region") from e
-        raise
-    finally:
-        control.close()
+    """Stop the session of this name, in whichever region it is; its status then. Raises: ConfigError where there is none;
+    TrainingServiceError.
+    """
+    problem: Exception = ConfigError(f"there is no training session {name!r} in this account in {', '.join(REGIONS)}")
+    for region in REGIONS:
+        control = Caller(client_of(CONTROL, region))
+        try:
+            await describe(control, name)
+            return str((await _stopped(control, name)).get("TrainingSessionStatus", "gone"))
+        except TrainingServiceError as e:
+            problem = problem if e.code == UNKNOWN else e
+        finally:
+            control.close()
+    raise problem

@@ -55,11 +55,13 @@ class Account:
             return self.agent_arn.split(":")[3]
         return self.session.region_name or os.environ.get("AWS_REGION")  # boto3 reads AWS_DEFAULT_REGION only
 
-    def client(self, service: str, read_timeout_s: float = DEADLINE_S, attempts: int = 2) -> Any:
+    def client(
+        self, service: str, read_timeout_s: float = DEADLINE_S, attempts: int = 2, region: str | None = None
+    ) -> Any:
         from botocore.config import Config
 
         config = Config(connect_timeout=5, read_timeout=read_timeout_s, retries={"total_max_attempts": attempts})
-        return self.session.client(service, region_name=self.region, config=config)
+        return self.session.client(service, region_name=region or self.region, config=config)
 
     # -- checks
 
@@ -158,19 +160,32 @@ class Account:
             return note("quotas", quotas.line(found), advice)
         return ok("quotas", quotas.line(found))
 
-    def training_sessions(self) -> list[Finding]:
-        """Sessions at SageMaker that were left running. None where this user may not list them: then it made none."""
+    def training(self) -> list[Finding]:
+        """Sessions and jobs at SageMaker that run. None where this user may not list them: then it made none."""
         from botocore.exceptions import BotoCoreError, ClientError
 
-        client, found = self.client("sagemaker"), []
-        if not hasattr(client, "list_training_sessions"):  # botocore before 1.43.112
-            return []
-        with contextlib.suppress(ClientError, BotoCoreError):
-            for status in ("Created", "Scheduled", "Running", "Blocked"):
-                found += client.list_training_sessions(StatusEquals=status)["TrainingSessionSummaries"]
-        advice = "agentcore-rl train --stop-session NAME, unless its run is alive"
-        names = (each["TrainingSessionArn"].rpartition("/")[2] for each in found)
-        return [note("training session", f"{name} runs, which costs", advice) for name in names]
+        from ...backends.sagemaker.session import LIVE, REGIONS
+
+        sessions = [("list_training_sessions", {"StatusEquals": status}) for status in LIVE]
+        categories = ("AgentRFT", "AgentRFTEvaluation")
+        jobs = [("list_jobs", {"JobCategory": each, "StatusEquals": "InProgress"}) for each in categories]
+        advice = {
+            "list_training_sessions": "agentcore-rl train --stop-session NAME, unless its run is alive",
+            "list_jobs": "the command that made it follows it, and stops it at Ctrl-C; else `aws sagemaker stop-job`",
+        }
+        found: dict[str, Finding] = {}  # by ARN
+        for region in dict.fromkeys([*REGIONS, self.region]):
+            client = self.client("sagemaker", region=region)
+            if not hasattr(client, "list_training_sessions"):  # botocore before 1.43.112
+                return []
+            for verb, filters in [*sessions, *(jobs if region == self.region else ())]:
+                with contextlib.suppress(ClientError, BotoCoreError):
+                    for page in client.get_paginator(verb).paginate(**filters):
+                        for each in page.get("TrainingSessionSummaries") or page.get("JobSummaries", []):
+                            arn = each.get("TrainingSessionArn") or each["JobArn"]
+                            text = f"{arn.rpartition('/')[2]} runs, which costs"
+                            found[arn] = note("training", text, advice[verb])
+        return list(found.values())
 
     def gateway(self) -> list[Finding]:
         """Reachable from here, with this key, and its engine answers. From inside a session it may still be out of reach."""
@@ -226,7 +241,7 @@ class Account:
             ("bucket", self.store),
             ("agent", self.runtime),
             ("quotas", self.quotas),
-            ("training sessions", self.training_sessions),
+            ("training", self.training),
             ("gateway", self.gateway),
             ("session", self.inside),
         ]

@@ -10,6 +10,7 @@ import secrets
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,16 @@ class ModelSampler:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
+@dataclass(kw_only=True)
+class Served:
+    """The weights that one job samples, behind a gateway of their own. ``sessions`` are the rollouts that run, by trajectory."""
+
+    gateway: Gateway
+    client: GatewayClient
+    version: int = 0
+    sessions: dict[str, SessionHandle] = field(default_factory=dict)
+
+
 class JobSurroundings:
     """See `policy.training_service.sagemaker.jobs.Surroundings`. Agents are where boto3 finds AgentCore: on this machine,
     AWS_ENDPOINT_URL_BEDROCK_AGENTCORE names the local runtime.
@@ -74,10 +85,7 @@ class JobSurroundings:
 
     def __init__(self, model: TrainableModel, model_dir: Path) -> None:
         self._model, self._model_dir = model, model_dir
-        self._gateway: Gateway | None = None
-        self._client: GatewayClient | None = None
-        self._version = 0
-        self._sessions: dict[str, SessionHandle] = {}
+        self._served: dict[str, Served] = {}
         self._agents: dict[tuple[str, str], Transport] = {}
         self._threads = ThreadPoolExecutor(AT_ONCE, "job-invoke")
 
@@ -117,41 +125,47 @@ class JobSurroundings:
             stop = self._agent(arn, qualifier).stop
             await asyncio.get_running_loop().run_in_executor(self._threads, stop, session_id)
 
-    async def use(self, path: str | None) -> None:
-        if self._client is None:
+    async def use(self, place: str, path: str | None) -> None:
+        if place not in self._served:
             key = secrets.token_urlsafe(24)
             upstream = UpstreamConfig(url="http://in-process.invalid", engine="sagemaker")
             config = GatewayConfig(upstreams=(upstream,), model_dir=str(self._model_dir), admin_key=key)
-            self._gateway = Gateway(config, connect=lambda: ModelSampler(self._model))
-            await self._gateway.start()
-            self._client = GatewayClient(self._gateway.url, admin_key=key)
-        self._version += 1
-        await self._client.set_weight_version_async(self._version, sampler=path or BASE)
+            gateway = Gateway(config, connect=lambda: ModelSampler(self._model))
+            await gateway.start()
+            self._served[place] = Served(gateway=gateway, client=GatewayClient(gateway.url, admin_key=key))
+        served = self._served[place]
+        served.version += 1
+        await served.client.set_weight_version_async(served.version, sampler=path or BASE)
 
-    async def chat(self, trajectory_id: str, request: Mapping[str, Any]) -> AsyncIterator[bytes]:
-        assert self._client is not None, "a job publishes weights before its first rollout"
-        session = self._sessions.get(trajectory_id)
+    async def leave(self, place: str) -> None:
+        if (served := self._served.pop(place, None)) is not None:
+            await served.client.aclose()
+            await served.gateway.stop()
+
+    async def chat(self, place: str, trajectory_id: str, request: Mapping[str, Any]) -> AsyncIterator[bytes]:
+        served = self._served[place]
+        session = served.sessions.get(trajectory_id)
         try:
             if session is None:
-                (session,) = await self._client.create_sessions_async([trajectory_id], train="all")
-                self._sessions[trajectory_id] = session
+                (session,) = await served.client.create_sessions_async([trajectory_id], train="all")
+                served.sessions[trajectory_id] = session
             url = f"{session.base_url}/chat/completions"
             async for piece in stream("POST", url, body=request, key=session.api_key, timeout_s=REPLY_S):
                 yield piece
         except GatewayError as e:
             raise wire.RefusedError(e.message, code=CODES.get(e.status or 0, "InternalServerException")) from e
 
-    async def sampled(self, trajectory_id: str) -> list[Example]:
-        assert self._client is not None
-        self._sessions.pop(trajectory_id, None)
-        captured = (await self._client.fetch_async([trajectory_id]))[trajectory_id]
+    async def sampled(self, place: str, trajectory_id: str) -> list[Example]:
+        served = self._served[place]
+        served.sessions.pop(trajectory_id, None)
+        captured = (await served.client.fetch_async([trajectory_id]))[trajectory_id]
         sequences = build_trajectory(trajectory_id, captured.turns, train="all", temperature=None).sequences
         return [_example(sequence) for sequence in sequences if sequence.trained_tokens]
 
     async def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
-        if self._gateway is not None:
-            await self._gateway.stop()
+        for place in list(self._served):
+            await self.leave(place)
 
 
 def _example(sequence: TrainingSequence) -> Example:

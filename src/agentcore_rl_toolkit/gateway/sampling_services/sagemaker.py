@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,10 +32,11 @@ PATIENCE_S = 300.0  # with a service that throttles, fails or cannot be reached
 INVALID = "ValidationException"
 _FIRST_POLL_S, _GROWTH = 0.1, 1.5
 _LEAST_DELAY_S, _MOST_DELAY_S = 0.25, 4.0
+_REGION = re.compile(r"\.sagemaker(?:-fips)?\.([a-z0-9-]+)\.")  # of an endpoint of AWS
 
 
-def client_of(service: str, endpoint_url: str | None = None) -> Any:
-    """A boto3 client. The key of a local service of this user is found by its address.
+def client_of(service: str, region: str | None, endpoint_url: str | None = None) -> Any:
+    """A boto3 client; region None: the one that boto3 finds. The key of a local service of this user is found by its address.
 
     Raises: MissingExtraError when the installed boto3 does not know the service; ConfigError without a region.
     """
@@ -45,13 +47,14 @@ def client_of(service: str, endpoint_url: str | None = None) -> Any:
     session = boto3.Session()
     settings: dict[str, Any] = {
         "endpoint_url": endpoint_url,
-        "region_name": session.region_name or os.environ.get("AWS_REGION"),  # boto3 reads AWS_DEFAULT_REGION only
+        # boto3 itself reads AWS_DEFAULT_REGION only
+        "region_name": region or session.region_name or os.environ.get("AWS_REGION"),
         "config": Config(retries={"total_max_attempts": 1}, connect_timeout=10, max_pool_connections=CONNECTIONS),
     }
     try:
         made = session.client(service, **settings)
     except UnknownServiceError as e:
-        raise missing_extra("SageMaker Training Sessions need botocore 1.43.112 or later", "sagemaker") from e
+        raise missing_extra("SageMaker's training needs botocore 1.43.112 or later", "sagemaker") from e
     except NoRegionError as e:
         raise ConfigError("SageMaker needs a region: export AWS_REGION") from e
     credential = credential_of_runtime(made.meta.endpoint_url)
@@ -147,7 +150,8 @@ class SageMakerService:
 
     def __init__(self, url: str, text_of: Callable[[Sequence[int]], str]) -> None:
         endpoint, _, session = url.partition(SESSIONS)
-        self._runtime = SessionRuntime(client_of(RUNTIME, endpoint), session)
+        region = _REGION.search(endpoint)
+        self._runtime = SessionRuntime(client_of(RUNTIME, region and region[1], endpoint), session)
         self._text_of = text_of
 
     async def open(self, path: str) -> SageMakerSampler:

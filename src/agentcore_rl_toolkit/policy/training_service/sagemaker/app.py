@@ -3,8 +3,8 @@
 The chat routes ``/training-sessions/{name}/sample`` and ``…/sample-with-response-stream`` are not served: a chat needs a
 renderer, and tokens to train on come from ExecuteSamplingOperation only.
 
-Faults on purpose hit the runtime's requests, each its share of them: ``throttle`` (429, nothing was done) and ``lost`` (the
-request was obeyed, then the connection breaks). ``PUT /_local/faults`` sets the shares.
+Faults on purpose hit the runtime's requests, each its share of them: ``throttle`` and ``error`` (429 and 500, nothing was done),
+``lost`` (the request was obeyed, then the connection breaks). ``PUT /_local/faults`` sets the shares.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .sessions import Service, Session
 from .wire import RefusedError, read
 
 log = logging.getLogger(__name__)
-Faults = dict[Literal["throttle", "lost"], float]
+Faults = dict[Literal["throttle", "error", "lost"], float]
 
 
 class SageMakerApp:
@@ -86,6 +86,8 @@ class SageMakerApp:
         hit = {kind for kind, share in self.faults.items() if self._random.random() < share}
         if "throttle" in hit:
             raise RefusedError("Rate exceeded", code="ThrottlingException")
+        if "error" in hit:
+            raise RefusedError("a planned fault", code="InternalServerException")
         content = self._obey(method, path, body)
         if "lost" in hit:
             raise ConnectionResetError("a planned fault")
@@ -111,7 +113,7 @@ class SageMakerApp:
         return self._sessions[name]
 
     def _control(self, operation: str, body: bytes) -> dict[str, Any]:
-        """A request to the control plane: what the SDK asks for. Lists are whole, newest first."""
+        """A request to the control plane: what the SDK asks for. Lists are newest first."""
         packages, asked = self._service.packages, read(body, dict[str, Any])
         name = asked.get("TrainingSessionName", "")
         match operation:
@@ -127,7 +129,7 @@ class SageMakerApp:
                 part, status = asked.get("NameContains", ""), asked.get("StatusEquals")
                 named = [s.summary() for s in reversed(self._sessions.values()) if part in s.name]
                 found = [s for s in named if status in (None, s["TrainingSessionStatus"])]
-                return {"TrainingSessionSummaries": found}
+                return wire.page("TrainingSessionSummaries", found, asked)
             case "StopTrainingSession":
                 self._session(name).stop()
                 return {}
@@ -138,7 +140,8 @@ class SageMakerApp:
             case "CreateModelPackageGroup":
                 return {"ModelPackageGroupArn": wire.arn(f"model-package-group/{asked['ModelPackageGroupName']}")}
             case "ListModelPackages":
-                return {"ModelPackageSummaryList": packages.summaries(asked.get("ModelPackageGroupName", ""))}
+                found = packages.summaries(asked.get("ModelPackageGroupName", ""))
+                return wire.page("ModelPackageSummaryList", found, asked)
             case "DescribeModelPackage":
                 package = packages.all.get(asked["ModelPackageName"])
                 if package is None:

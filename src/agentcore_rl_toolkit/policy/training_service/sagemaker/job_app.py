@@ -61,7 +61,7 @@ class JobsApp:
         category, status = asked["JobCategory"], asked.get("StatusEquals")
         if target == "ListJobs":
             found = [job.listed() for job in self._jobs.all.values() if job.category == category]
-            return {"JobSummaries": [s for s in found if status in (None, s["JobStatus"])]}
+            return wire.page("JobSummaries", [s for s in found if status in (None, s["JobStatus"])], asked)
         job = self._jobs.all.get((category, asked["JobName"]))
         if job is None:
             raise RefusedError(f"Job {asked['JobName']} does not exist.", code="ResourceNotFound")
@@ -90,7 +90,7 @@ class JobsApp:
 
     async def _sampled(self, trajectory: Trajectory, asked: dict[str, Any]) -> Response:
         trajectory.sample()
-        pieces = self._jobs.chat(trajectory.id, asked)
+        pieces = self._jobs.chat(trajectory.job_arn, trajectory.id, asked)
         first = await anext(pieces)  # an error comes before it, with a status of its own
         if not asked["stream"]:
             return Response(first + b"".join([piece async for piece in pieces]), media_type="application/json")

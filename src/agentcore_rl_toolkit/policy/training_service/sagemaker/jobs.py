@@ -85,15 +85,19 @@ class Surroundings(Protocol):
 
     async def stop(self, arn: str, qualifier: str, session_id: str) -> None: ...
 
-    async def use(self, path: str | None) -> None:
-        """Sample from these weights from now on."""
+    async def use(self, place: str, path: str | None) -> None:
+        """Sample from these weights in a place (a job's ARN) from now on."""
         ...
 
-    def chat(self, trajectory_id: str, request: Mapping[str, Any]) -> AsyncIterator[bytes]:
+    async def leave(self, place: str) -> None:
+        """Forget a place and its rollouts."""
+        ...
+
+    def chat(self, place: str, trajectory_id: str, request: Mapping[str, Any]) -> AsyncIterator[bytes]:
         """The reply to a chat completion, whole or as a stream. Raises: RefusedError."""
         ...
 
-    async def sampled(self, trajectory_id: str) -> list[Example]:
+    async def sampled(self, place: str, trajectory_id: str) -> list[Example]:
         """Its sequences, with all inputs of a loss; ``advantages`` are 1 where the policy sampled, else 0."""
         ...
 
@@ -279,6 +283,8 @@ class Jobs:
             log.exception("job %s failed", job.arn)
             job.failure = str(e) or type(e).__name__
             job.move("Failed", "Failed")
+        finally:
+            await self._around.leave(job.arn)
 
     async def _train(self, job: Job, params: Training, rows: list[str]) -> None:
         size = params.global_batch_size
@@ -295,7 +301,7 @@ class Jobs:
         job.move("Training")
         try:
             for step in range(steps):
-                await self._around.use(await self._save(job, run, checkpoints))
+                await self._around.use(job.arn, await self._save(job, run, checkpoints))
                 epoch, place = divmod(step, per_epoch)
                 batch = random.Random(epoch).sample(rows, len(rows))[place * size : (place + 1) * size]
                 groups = await self._rollouts(job, batch, params.group_size)
@@ -306,7 +312,7 @@ class Jobs:
             job.output["OutputModelPackageArn"] = await self._save(job, run, output)
 
     async def _evaluate(self, job: Job, params: Evaluation, rows: list[str]) -> None:
-        await self._around.use(job.packages.get("InputModelPackageArn"))
+        await self._around.use(job.arn, job.packages.get("InputModelPackageArn"))
         job.move("Evaluating")
         groups = await self._rollouts(job, rows, params.eval_group_size)
         job.output["EvaluationMetrics"] = {"eval/reward/mean": _mean(groups)}
@@ -323,7 +329,7 @@ class Jobs:
         for group in groups:
             for rollout, advantage in zip(group, _advantages(group, params.advantage_method), strict=True):
                 if advantage:
-                    for one in await self._around.sampled(rollout.id):
+                    for one in await self._around.sampled(rollout.job_arn, rollout.id):
                         weighed = {"advantages": [advantage * m for m in one.inputs["advantages"]]}
                         examples.append(Example(tokens=one.tokens, inputs={**one.inputs, **weighed}))
         clips = {"clip_low_threshold": params.clip_low, "clip_high_threshold": params.clip_high}

@@ -5,6 +5,7 @@ Source: botocore's models `sagemaker` (CreateTrainingSession and its siblings) a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -51,6 +52,13 @@ def read(body: bytes, kind: type[T]) -> T:
 
 
 # -- the control plane
+
+
+def page(key: str, found: list[dict[str, Any]], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """A page of a list: ``MaxResults`` entries, 10 unless the request says so, as of AWS's lists; from ``NextToken`` on."""
+    first, size = int(asked.get("NextToken", 0)), asked.get("MaxResults", 10)
+    more = {"NextToken": str(first + size)} if first + size < len(found) else {}
+    return {key: found[first : first + size], **more}
 
 
 class LoraConfig(Struct, rename="pascal"):

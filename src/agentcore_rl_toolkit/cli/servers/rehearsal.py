@@ -1,0 +1,84 @@
+"""Rehearsals of runs at training services: the built-in policy in the service's place, and the agent's file on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ...runtime import LocalRuntime
+
+if TYPE_CHECKING:
+    from ...backends.primitives.config import PrimitivesConfig
+    from ...backends.sagemaker.job import JobConfig
+
+T = TypeVar("T", "PrimitivesConfig", "JobConfig")
+MODEL = "arn:aws:sagemaker:us-west-2:aws:hub-content/SageMakerPublicHub/Model/builtin-policy"
+# For settings that name no agent: `agent_here` starts it, and has its name.
+NO_AGENT = {
+    "agent_runtime_arn": "arn:aws:bedrock-agentcore:us-west-2:000000000000:runtime/rehearsal",
+    "s3_bucket": "file:///rehearsal",
+}
+
+
+def rehearsed(backend: str, config: T) -> T:
+    """The same run with the built-in policy for its model, in a folder of its own: the service's run does not go on from it."""
+    from ...policy import WEIGHTS_DIR
+
+    folder = config.output_dir / "rehearsal"
+    changes: dict[str, Any] = {"base_model": "builtin/policy" if backend == "tinker" else MODEL, "output_dir": folder}
+    if hasattr(config, "model_dir"):
+        changes |= {"model_dir": WEIGHTS_DIR, "gateway_url": None}
+    else:
+        changes |= {"output_s3": f"file://{folder.resolve()}/s3", "start_from": None, "poll_s": 1.0}
+    return dataclasses.replace(config, **changes)
+
+
+@contextlib.contextmanager
+def agent_here(agent: Path, config: T, environment: Mapping[str, str]) -> Iterator[T]:
+    """The run with an agent's file on a local runtime, whose sessions get the variables of the local service."""
+    records = (config.output_dir / "records").resolve()
+    records.mkdir(parents=True, exist_ok=True)
+    options = ["--store", str(records), *(word for name in environment for word in ("--session-env", name))]
+    with LocalRuntime({"rehearsal": agent}, options, env={**os.environ, **environment}) as runtime:
+        changes: dict[str, Any] = {"agent_runtime_arn": runtime.arns["rehearsal"]}
+        if hasattr(config, "endpoint_url"):
+            changes |= {"endpoint_url": runtime.url, "s3_bucket": records.as_uri()}
+            changes |= {"gateway_host": "127.0.0.1", "gateway_public_url": None}
+        else:
+            os.environ["AWS_ENDPOINT_URL_BEDROCK_AGENTCORE"] = runtime.url
+        yield dataclasses.replace(config, **changes)
+
+
+def local_tinker(folder: Path) -> Any:
+    """The built-in policy by the methods of Tinker's SDK; what it saves is kept in the run's folder."""
+    from ...policy.training_service.clients import LocalService
+    from ...policy.training_service.model import PolicyModel
+
+    return LocalService(PolicyModel(checkpoint_dir=folder / "checkpoints"))
+
+
+@contextlib.contextmanager
+def local_sagemaker(folder: Path) -> Iterator[Mapping[str, str]]:
+    """The local service of training sessions and jobs, found by boto3; what it saves is kept in the run's folder. Yields the
+    variables of its clients in other processes.
+    """
+    from ..._servers import keys
+    from ...policy import WEIGHTS_DIR
+    from ...policy.training_service.model import PolicyModel
+    from ...policy.training_service.sagemaker.service import ACCESS_KEY, running
+    from .job_surroundings import JobSurroundings
+
+    checkpoints = folder / "checkpoints"
+    model = PolicyModel(checkpoint_dir=checkpoints)
+    around = JobSurroundings(model, WEIGHTS_DIR)
+    with contextlib.closing(model), running(model, checkpoint_dir=checkpoints, around=around) as service:
+        os.environ.update(service.endpoints)
+        key_file = keys.leave(keys.RUNTIME, service.url, f"{ACCESS_KEY}:{service.secret}")
+        try:
+            yield service.environment
+        finally:
+            keys.forget(key_file)
