@@ -13,8 +13,10 @@ import pytest
 
 pytest.importorskip("torch")
 
+from agentcore_rl_toolkit.backends.collection.collect import collect
+from agentcore_rl_toolkit.backends.collection.samples import to_samples
 from agentcore_rl_toolkit.backends.primitives.client import Adam
-from agentcore_rl_toolkit.backends.primitives.data import Datum
+from agentcore_rl_toolkit.backends.primitives.data import Datum, to_data
 from agentcore_rl_toolkit.backends.sagemaker import adapter, session
 from agentcore_rl_toolkit.backends.sagemaker.adapter import SageMakerTraining, chunks, combined
 from agentcore_rl_toolkit.backends.sagemaker.config import SageMakerConfig
@@ -24,6 +26,8 @@ from agentcore_rl_toolkit.policy.training_service.interface import Example
 from agentcore_rl_toolkit.policy.training_service.model import PolicyModel
 from agentcore_rl_toolkit.policy.training_service.sagemaker.service import ACCESS_KEY, Running, running
 from agentcore_rl_toolkit.policy.training_service.scripted import ScriptedModel
+
+from ..recorded import Replay, recorded_episodes, requests_for
 
 HUB = "arn:aws:sagemaker:us-west-2:aws:hub-content/SageMakerPublicHub/Model/m"
 ADAM = Adam(learning_rate=1e-3, beta1=0.9, beta2=0.95, grad_clip_norm=0.0)
@@ -190,10 +194,15 @@ def test_a_large_step_is_cut_into_even_operations_that_lose_nothing() -> None:
     assert combined(results, [2, 1]).metrics == {"a": 2.0, "loss:sum": 5.0}
 
 
-async def test_the_loss_is_the_one_that_tinker_computes_of_the_same_data(
+async def test_the_loss_of_64_episodes_is_the_one_that_tinker_computes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = some_data(6, length=20)
+    """`test_equality` has the data of the same episodes."""
+    episodes = recorded_episodes()
+    replay = Replay(episodes)
+    groups = collect(requests_for(episodes), client=replay.client, gateway=replay.gateway)
+    data, _ = to_data(to_samples(groups))
+    assert len(data) == 61
     examples = [
         Example(
             tokens=d.tokens,
@@ -208,11 +217,8 @@ async def test_the_loss_is_the_one_that_tinker_computes_of_the_same_data(
             monkeypatch.setenv(name, value)
         training = await SageMakerTraining.open(config_in(tmp_path, poll_s=0.1), None)
         for loss in ("importance_sampling", "ppo", "cispo"):
-            _, wanted = model.forward_backward("tinker", examples, loss, {}, False)
-            model.optim_step("tinker", {"learning_rate": 1e-3})
-            passed, step = training.forward_backward(data, loss, {}), training.optim_step(ADAM)
-            found = (await passed).metrics["actor/pg_loss"] * len(data)
-            assert found == pytest.approx(wanted["loss:sum"], abs=1e-4, rel=1e-4)
-            await step
+            _, wanted = model.forward_backward("tinker", examples, loss, {}, True)
+            found = (await training.forward_backward(data, loss, {})).metrics["actor/pg_loss"] * len(data)
+            assert found == pytest.approx(wanted["loss:sum"], abs=1e-4)
         await training.close("success")
     await asyncio.to_thread(model.close)
