@@ -43,6 +43,13 @@ def test_a_rehearsal_needs_no_key_and_takes_the_built_in_policy(monkeypatch: pyt
     rehearsed = CliRunner().invoke(command, [*words, "--rehearse"], catch_exceptions=False).output
     assert "missing on this machine" not in rehearsed
     assert "Model/builtin-policy" in rehearsed
+    words = ["--backend", "sagemaker", "--config", str(EXAMPLES / "sagemaker" / "job.yaml"), "--dry-run"]
+    monkeypatch.delenv("AGENTCORE_AGENT_ARN")
+    here = [*words, "--rehearse", "--agent", "app.py"]  # which is started with the run
+    assert "Model/builtin-policy" in CliRunner().invoke(command, here, catch_exceptions=False).output
+    with pytest.raises(ConfigError, match="missing `agent_runtime_arn`"):
+        CliRunner().invoke(command, words, catch_exceptions=False)
+    monkeypatch.setenv("AGENTCORE_AGENT_ARN", "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/math")
     words = ["--backend", "tinker", "--config", str(EXAMPLES / "tinker" / "gsm8k.yaml"), "--dry-run"]
     real = CliRunner().invoke(command, words, catch_exceptions=False).output
     assert "TINKER_API_KEY in the environment" in real

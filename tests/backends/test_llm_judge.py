@@ -332,7 +332,7 @@ def test_trainers_that_cannot_have_a_judge_refuse_it_with_the_reason(tmp_path: P
     with pytest.raises(ConfigError, match="rLLM cannot take judge: its own engine"):
         RllmConfig.from_file(file)
     with pytest.raises(ConfigError, match="a multi-turn RL job cannot take judge: SageMaker"):
-        JobConfig.from_file(file)
+        JobConfig.from_values({"judge": "rubric.md"}, where="job.toml")
 
 
 async def test_a_run_keeps_the_judges_words_and_imitation_takes_the_final_reward(tmp_path: Path, judge: Any) -> None:

@@ -297,12 +297,10 @@ def _train_by_job(
 ) -> None:
     """A multi-turn RL job of SageMaker. Raises: ConfigError, TrainingServiceError."""
     from ..backends.sagemaker.job import JobConfig, Jobs
-    from ..backends.settings import from_mapping
     from ..errors import ConfigError
     from .servers.rehearsal import agent_here, local_sagemaker, rehearsed
 
-    values.pop("s3_bucket", None)  # a job keeps no records
-    config = from_mapping(JobConfig, values, where=str(config_path))
+    config = JobConfig.from_values(values, where=str(config_path))
     if rehearse:
         config = rehearsed("sagemaker", config)
     plan = config.plan()

@@ -25,7 +25,6 @@ from botocore.exceptions import ClientError
 from click.testing import CliRunner
 
 from agentcore_rl_toolkit.backends.sagemaker.job import JobConfig, Jobs
-from agentcore_rl_toolkit.backends.settings import from_mapping
 from agentcore_rl_toolkit.cli.train import command as train_command
 from agentcore_rl_toolkit.errors import TrainingServiceError
 from agentcore_rl_toolkit.policy.training_service.interface import Example
@@ -391,7 +390,7 @@ async def test_an_interrupted_command_stops_its_job_and_the_next_one_finds_it(
     service: Service, settings: dict[str, Any]
 ) -> None:
     service.around.agent = lambda payload: {"status": "in_progress"}
-    config = from_mapping(JobConfig, settings, where="settings")
+    config = JobConfig.from_values(settings, where="settings")
     rolling = asyncio.Event()
     command = asyncio.create_task(
         Jobs(config, lambda line: rolling.set() if "RolloutInfo" in line else None).run_async()
@@ -417,7 +416,7 @@ async def test_a_command_that_is_interrupted_while_its_job_is_made_stops_it(
 
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(jobs_module.Jobs, "create", held)
-    command = asyncio.create_task(Jobs(from_mapping(JobConfig, settings, where="settings"), print).run_async())
+    command = asyncio.create_task(Jobs(JobConfig.from_values(settings, where="settings"), print).run_async())
     await asked.wait()
     command.cancel()
     go_on.set()
@@ -429,7 +428,7 @@ async def test_a_command_that_is_interrupted_while_its_job_is_made_stops_it(
 async def test_a_command_that_finds_its_job_leaves_the_rows_that_the_job_reads(
     service: Service, settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    config = from_mapping(JobConfig, settings, where="settings")
+    config = JobConfig.from_values(settings, where="settings")
     await Jobs(config, lambda line: None).run_async()
     [rows] = (tmp_path / "s3" / "data").iterdir()
     before = rows.read_bytes()
