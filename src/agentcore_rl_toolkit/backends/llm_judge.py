@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from itertools import count, takewhile
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -110,8 +110,7 @@ class _Scores(BaseModel):
     scores: list[_Score]
 
 
-@dataclass(frozen=True, kw_only=True)
-class JudgeScore:
+class JudgeScore(NamedTuple):
     """The score of one rollout, from 0 to 1, and the judge's words for it."""
 
     score: float

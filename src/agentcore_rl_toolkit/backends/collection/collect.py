@@ -58,7 +58,6 @@ T = TypeVar("T")
 # long as the client waits out refusals of the runtime.
 STANDSTILL_S = 600.0
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.05, 2.0  # how often a rollout that waits for the pace is looked at
-GROUPS_SCORED_AT_ONCE = 8  # two calls each
 GATEWAY_LOOK_S = 2.0  # how often several gateways are looked at
 
 
@@ -157,7 +156,6 @@ class _Collection:
         self.rollouts = [_Rollout(g, i) for g, r in enumerate(requests) for i in range(r.n + config.extra_rollouts)]
         self.judged: dict[str, CollectedRollout] = {}
         self.scored: dict[int, asyncio.Task[Group]] = {}  # by group, where there is a judge
-        self.scoring = asyncio.Semaphore(GROUPS_SCORED_AT_ONCE)
         self.usable_G = [0] * len(requests)
         self.queued = len(self.rollouts)  # neither started nor ended
         self.places = places or Places(config.max_concurrent)
@@ -453,8 +451,7 @@ class _Collection:
                 ended.put_nowait(None)
 
     async def _score(self, group: int, judge: JudgeSettings) -> Group:
-        async with self.scoring:
-            found = await scored(self._group(group), judge)
+        found = await scored(self._group(group), judge)
         for rollout in found.rollouts:
             self._report(rollout, found.request)
         return found

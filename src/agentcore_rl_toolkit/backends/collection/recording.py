@@ -161,7 +161,7 @@ def as_row(
     if detail is not None and detail.per_turn is not None:
         parts["per_turn"] = detail.per_turn
     if rollout.judge_score is not None:
-        parts["judge"] = asdict(rollout.judge_score)
+        parts["judge"] = rollout.judge_score._asdict()
     return Rollout(
         session_id=rollout.session_id,
         phase=phase,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import logging
 from dataclasses import replace
 from typing import Any
@@ -12,7 +14,13 @@ from ...logs import WarnsOnceAMinute
 from ..llm_judge import JudgeScore, JudgeSettings, dialogue_of, judge_group
 from .groups import CollectedRollout, Group, Reward
 
+AT_ONCE = 8  # groups of a process; two calls each
 _warnings = WarnsOnceAMinute(logging.getLogger(__name__))
+
+
+@functools.lru_cache
+def _places(loop: asyncio.AbstractEventLoop) -> asyncio.Semaphore:
+    return asyncio.Semaphore(AT_ONCE)
 
 
 async def scored(group: Group, settings: JudgeSettings) -> Group:
@@ -27,7 +35,8 @@ async def scored(group: Group, settings: JudgeSettings) -> Group:
     usage: dict[str, float] = {}
     dialogues_G = [dialogue_of(getattr(r.capture, "dialogue", None), r.record) for r in read]
     try:
-        scores_G = await judge_group(group.request.payload, dialogues_G, settings, usage)
+        async with _places(asyncio.get_running_loop()):
+            scores_G = await judge_group(group.request.payload, dialogues_G, settings, usage)
     except JudgeError as e:
         _warnings.warning("the rollouts of %s are masked: %s", group.input_id, e)
         usage["failed"] = 1

@@ -19,7 +19,6 @@ from ...runs import Rollout, RunWriter
 from ...trajectory import Trajectory, build_trajectory
 
 Fetch = Callable[[str], Any]  # what the gateway recorded of a session; None where it knows none
-JUDGED_AT_ONCE = 8  # inputs
 
 
 def keep(run: RunWriter, item: BatchItem, payload: Mapping[str, Any], fetch: Fetch | None) -> None:
@@ -47,16 +46,10 @@ def judge_items(
         if item.success:
             groups[str(item.input_id)].rollouts.append(_collected(item, fetch))
 
-    async def each() -> list[Group]:
-        limit = asyncio.Semaphore(JUDGED_AT_ONCE)
+    async def every() -> list[Group]:
+        return await asyncio.gather(*(scored(group, settings) for group in groups.values()))
 
-        async def one(group: Group) -> Group:
-            async with limit:
-                return await scored(group, settings)
-
-        return await asyncio.gather(*map(one, groups.values()))
-
-    judged = asyncio.run(each())
+    judged = asyncio.run(every())
     for group in judged:
         for rollout in group.rollouts:
             record = {k: v for k, v in (rollout.record or {}).items() if k not in ("rewards", "reward")}
