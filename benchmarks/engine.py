@@ -28,7 +28,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: threads that wait would count as CPU time
@@ -43,6 +42,7 @@ from agentcore_rl_toolkit.policy import WEIGHTS_DIR
 from agentcore_rl_toolkit.policy.decoder import Decoder, DecoderShape
 from agentcore_rl_toolkit.policy.engine import Engine
 from agentcore_rl_toolkit.policy.sampling import SamplingParams
+from agentcore_rl_toolkit.trajectory import Turn, build_trajectory
 
 ROOT = Path(__file__).resolve().parents[1]
 VLLM_PYTHON = Path(os.environ.get("AGENTCORE_RL_ENGINE_PYTHON") or ROOT / ".venvs/vllm/bin/python")
@@ -181,13 +181,17 @@ def rollouts(groups: int, size: int) -> list[Group]:
     for g in range(groups):
         members = []
         for index in range(size):
-            sequence = SimpleNamespace(
-                token_ids=[rng.randrange(49152) for _ in range(150)],
-                loss_mask=[0] * 125 + [1] * 25,
-                logprobs=[None] * 125 + [-11.0] * 25,
-                weight_versions=[None] * 150,
+            ids = [rng.randrange(49152) for _ in range(150)]
+            turn = Turn(
+                turn_id="t",
+                index=0,
+                prompt_ids=ids[:125],
+                completion_ids=ids[125:],
+                logprobs=[-11.0] * 25,
+                finish_reason="stop",
+                weight_version_first=0,
+                weight_version_last=0,
             )
-            trajectory = SimpleNamespace(report=SimpleNamespace(sampled_tokens=25), sequences=[sequence])
             rollout = CollectedRollout(
                 session_id=f"{g}-{index}",
                 input_id=str(g),
@@ -195,7 +199,7 @@ def rollouts(groups: int, size: int) -> list[Group]:
                 outcome=Outcome.OK,
                 reward=float(index % 2),
                 record={},
-                trajectory=trajectory,
+                trajectory=build_trajectory(f"{g}-{index}", [turn]),
             )
             members.append(rollout)
         request = GroupRequest(input_id=str(g), payload={}, n=size)

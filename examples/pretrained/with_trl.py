@@ -11,7 +11,6 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from agentcore_rl_toolkit.backends import CollectedRollout, Group, GroupRequest
@@ -21,6 +20,7 @@ from agentcore_rl_toolkit.cli.training.stack import own
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.runs import Query, RunReader
 from agentcore_rl_toolkit.runs.record import TokenSequence
+from agentcore_rl_toolkit.trajectory import Turn, build_trajectory
 
 HERE = Path(__file__).resolve().parent
 DATA = HERE.parents[1] / "runs/pretrained-data/train.jsonl"
@@ -54,11 +54,20 @@ def recorded(out: Path, step: int) -> list[Group]:
     with RunReader(out) as run:
         for row in run.rollouts(Query(phase="train", step=step)):
             found = run.rollout(row["id"]) or {}
-            sequences = []
+            turns = []
             for one in map(TokenSequence.decoded, found["sequences"] or ()):
-                parts = {"loss_mask": one.mask, "logprobs": one.logprobs, "weight_versions": one.versions}
-                sequences.append(SimpleNamespace(token_ids=one.ids, **parts))
-            report = SimpleNamespace(sampled_tokens=sum(sum(s.loss_mask) for s in sequences))
+                first = one.prompt_length
+                turn = Turn(
+                    turn_id="t",
+                    index=0,
+                    prompt_ids=one.ids[:first],
+                    completion_ids=one.ids[first:],
+                    logprobs=[value for value in one.logprobs or () if value is not None],
+                    finish_reason=one.finish_reason,
+                    weight_version_first=row["weight_min"],
+                    weight_version_last=row["weight_max"],
+                )
+                turns.append(turn)
             rollout = CollectedRollout(
                 session_id=row["session_id"],
                 input_id=row["grp"],
@@ -66,7 +75,7 @@ def recorded(out: Path, step: int) -> list[Group]:
                 outcome=Outcome(row["outcome"]),
                 reward=row["reward"],
                 record={},
-                trajectory=SimpleNamespace(report=report, sequences=sequences),
+                trajectory=build_trajectory(row["session_id"], turns),
                 mask_reason=row["mask_reason"],
             )
             groups.setdefault(row["grp"], []).append(rollout)

@@ -196,7 +196,7 @@ def test_matrices_multiply_in_bfloat16_and_everything_kept_is_float32(loop: Modu
     for dtype in ("float32", "bfloat16"):
         model, tokenizer = loop.load_model(None, loop.Config(dtype=dtype))
         optimizer = loop.optimizer_of(model, loop.Config())
-        logprobs_BT, _ = loop.token_logprobs(model, loop.build_batch([(sequence, 1.0)], tokenizer.pad_token_id))
+        logprobs_BT, _ = loop.token_logprobs(model, loop.build_batch([(sequence, ())], tokenizer.pad_token_id))
         logprobs_BT.sum().backward()
         optimizer.step()
         kept = [t for p in model.parameters() for t in (p, p.grad, optimizer.state[p]["exp_avg"])]
