@@ -13,7 +13,8 @@ import tinker
 
 from agentcore_rl_toolkit.gateway.testing import Fault
 from agentcore_rl_toolkit.policy.training_service.clients import LocalService, Result
-from agentcore_rl_toolkit.policy.training_service.scripted import ScriptedModel
+
+from ..policy.training_service.scripted import ScriptedModel
 
 
 @dataclass

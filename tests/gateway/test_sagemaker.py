@@ -19,7 +19,8 @@ from agentcore_rl_toolkit.gateway.sampling_services.sagemaker import RUNTIME, SE
 from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.policy.training_service.interface import Completion
 from agentcore_rl_toolkit.policy.training_service.sagemaker.service import Running, running
-from agentcore_rl_toolkit.policy.training_service.scripted import ScriptedModel
+
+from ..policy.training_service.scripted import ScriptedModel
 
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 ARN = "arn:aws:sagemaker:us-west-2:123456789012:model-package/run/{}"

@@ -25,8 +25,8 @@ from agentcore_rl_toolkit.errors import ConfigError, TrainingServiceError
 from agentcore_rl_toolkit.policy.training_service.interface import Example
 from agentcore_rl_toolkit.policy.training_service.model import PolicyModel
 from agentcore_rl_toolkit.policy.training_service.sagemaker.service import ACCESS_KEY, Running, running
-from agentcore_rl_toolkit.policy.training_service.scripted import ScriptedModel
 
+from ...policy.training_service.scripted import ScriptedModel
 from ..recorded import Replay, recorded_episodes, requests_for
 
 HUB = "arn:aws:sagemaker:us-west-2:aws:hub-content/SageMakerPublicHub/Model/m"

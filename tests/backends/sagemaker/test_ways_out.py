@@ -23,7 +23,8 @@ from agentcore_rl_toolkit.cli.doctor.aws import Account
 from agentcore_rl_toolkit.cli.train import command
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR
 from agentcore_rl_toolkit.policy.training_service.sagemaker.service import running
-from agentcore_rl_toolkit.policy.training_service.scripted import ScriptedModel
+
+from ...policy.training_service.scripted import ScriptedModel
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 

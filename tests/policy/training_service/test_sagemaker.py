@@ -29,9 +29,9 @@ from botocore.validate import ParamValidator
 from agentcore_rl_toolkit.policy.training_service.interface import TrainableModel
 from agentcore_rl_toolkit.policy.training_service.model import PolicyModel
 from agentcore_rl_toolkit.policy.training_service.sagemaker.service import ACCESS_KEY, Running, running
-from agentcore_rl_toolkit.policy.training_service.scripted import ScriptedModel
 
 from ..conftest import start
+from .scripted import ScriptedModel
 
 ROLE = "arn:aws:iam::123456789012:role/trainer"
 BASE = "arn:aws:sagemaker:us-west-2:aws:hub-content/SageMakerPublicHub/Model/openai-reasoning-gpt-oss-20b/1.2.3"

@@ -30,8 +30,8 @@ from agentcore_rl_toolkit.errors import TrainingServiceError
 from agentcore_rl_toolkit.policy.training_service.interface import Example
 from agentcore_rl_toolkit.policy.training_service.sagemaker import jobs as jobs_module
 from agentcore_rl_toolkit.policy.training_service.sagemaker.service import ACCESS_KEY, Running, running
-from agentcore_rl_toolkit.policy.training_service.scripted import ScriptedModel
 
+from .scripted import ScriptedModel
 from .test_sagemaker import BASE, ROLE, check_response
 
 ARN = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/sums-0123456789"

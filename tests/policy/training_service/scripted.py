@@ -8,8 +8,8 @@ from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from ...errors import ConfigError
-from .interface import Completion, Example
+from agentcore_rl_toolkit.errors import ConfigError
+from agentcore_rl_toolkit.policy.training_service.interface import Completion, Example
 
 
 def logprob_of(token: int) -> float:
