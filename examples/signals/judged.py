@@ -35,6 +35,7 @@ def main() -> int:
     parser.add_argument(
         "--right", type=float, default=0.9, help="share of the answers that the judge is right about [%(default)s]"
     )
+    parser.add_argument("--by", nargs="+", choices=["code", "judge"], default=["code", "judge"], help="[both]")
     parser.add_argument("--out", type=Path, default=Path("runs/judged"), help="[%(default)s]")
     given = parser.parse_args()
     found: dict[str, list[float]] = {"code": [], "judge": []}
@@ -44,7 +45,8 @@ def main() -> int:
         threading.Thread(target=judge.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{judge.server_port}/v1"
         by_judge = (f"judge={HERE / 'rubric.md'}", f"judge_url={url}", "judge_model=scripted")
-        for name, settings in (("code", ()), ("judge", by_judge)):
+        for name in given.by:
+            settings = by_judge if name == "judge" else ()
             began_s = time.monotonic()
             events = quickstart(given.out / f"{name}-{seed}", seed, *settings)
             after, before = (
@@ -57,9 +59,9 @@ def main() -> int:
             took_s = time.monotonic() - began_s
             print(f"{name:<9}{seed:>6}{before:>8.3f}{after:>7.3f}{calls:>15}{read:>13}{took_s:>9.0f}", flush=True)
         judge.shutdown()
-    means = {name: statistics.fmean(values) for name, values in found.items()}
-    print(f"mean of {len(given.seeds)} seeds: code {means['code']:.3f}, judge {means['judge']:.3f}")
-    return int(means["code"] - means["judge"] > MOST_APART)
+    means = {name: statistics.fmean(values) for name, values in found.items() if values}
+    print(f"mean of {len(given.seeds)} seeds: {', '.join(f'{name} {mean:.3f}' for name, mean in means.items())}")
+    return int(len(means) == 2 and means["code"] - means["judge"] > MOST_APART)
 
 
 if __name__ == "__main__":
