@@ -295,16 +295,20 @@ def test_every_trainer_hands_its_judge_to_the_collection(judge: Any) -> None:
     assert service_settings(settings).collect_config().judged_by == settings
 
 
-async def test_rollouts_that_a_trainer_asks_for_one_by_one_are_judged_as_a_group(judge: Any) -> None:
+async def test_rollouts_that_a_trainer_asks_for_one_by_one_are_judged_as_a_group(tmp_path: Path, judge: Any) -> None:
     settings, server = judge(by_length)
     replay = Replay([returned("x" * 100 * (n + 1)) for n in range(8)], by_input=False)
-    service = RolloutService(service_settings(settings), replay.client, replay.gateway)
+    kept = dataclasses.replace(service_settings(settings), record_dir=str(tmp_path / "run"))
+    service = RolloutService(kept, replay.client, replay.gateway)
     wanted = [service.roll({"prompt": "do it"}, group=place // 4, n=4) for place in range(8)]
     rollouts = await asyncio.gather(*wanted)
     assert len({rollout.session_id for rollout in rollouts}) == 8
     assert len({rollout.reward for rollout in rollouts}) == 8
     assert [len(shown(body)["attempts"]) for _, body in server.calls] == [4] * 4
     assert not service._shared
+    service.close()
+    with RunReader(tmp_path / "run") as run:
+        assert [(e["event"], e["calls"]) for e in run.metrics()] == [("judged", 2)] * 2
 
 
 async def test_a_group_that_a_trainer_aborts_is_stopped_when_the_last_one_goes(judge: Any) -> None:

@@ -270,6 +270,8 @@ class RolloutService:
             places=self.places,
             recording=self.recording.at(phase, step) if self.recording is not None else None,
         )
+        if self.recording is not None and group.judge_usage:
+            self.recording.run.event("judged", {"phase": phase, "step": step, **group.judge_usage})
         return group
 
     def begins(self, step: int, *, evaluations_from: int) -> None:

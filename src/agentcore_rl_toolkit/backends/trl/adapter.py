@@ -340,7 +340,12 @@ def batch_metrics(groups: Sequence[Group], stats: ConvertStats) -> dict[str, flo
         "side_call_tokens": summary.side_call_tokens,
         "other_sampling_tokens": sum(summary.other_sampling.values()),
     }
-    counts = {"outcome": summary.outcomes, "cause": summary.causes, "policy_failure": summary.policy_failures}
+    counts = {
+        "outcome": summary.outcomes,
+        "cause": summary.causes,
+        "policy_failure": summary.policy_failures,
+        "judge": summary.judge,
+    }
     metrics |= {f"{kind}/{name}": n for kind, found in counts.items() for name, n in found.items()}
     metrics |= {f"metric/{name}": value for name, value in summary.metrics.items()}
     metrics |= {"reward_all": summary.score_mean, "reward_ok": summary.ok_mean}
