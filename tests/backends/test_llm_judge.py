@@ -143,6 +143,23 @@ async def test_what_a_judge_is_shown_is_bounded_and_stays_in_its_attempt(
     assert sorted(a["id"] for a in shown(server.calls[0][1])["attempts"]) == ["1", "2"]
 
 
+async def test_a_judge_reads_the_calls_of_tools_in_every_dialect(judge: Any) -> None:
+    settings, server = judge(by_length)
+    dialogues: list[list[dict[str, Any]]] = [
+        [{"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "{1}"}}]}],
+        [{"role": "assistant", "content": [{"type": "tool_use", "name": "add", "input": {"a": 2}}]}],
+        [{"type": "function_call", "name": "add", "arguments": "{3}"}, {"type": "function_call_output", "output": "4"}],
+    ]
+    await judge_group({}, dialogues, settings, {})
+    [read] = [b for _, b in server.calls if "{1}" in shown(b)["attempts"][0]["dialogue"]]
+    texts = [attempt["dialogue"] for attempt in shown(read)["attempts"]]
+    assert texts == [
+        "assistant: add({1})",
+        "assistant: add({'a': 2})",
+        "function_call: add({3})\nfunction_call_output: 4",
+    ]
+
+
 async def test_the_reward_is_the_judges_or_a_mix_with_the_agents_own(judge: Any) -> None:
     settings, _ = judge(by_length)
     [group] = await collected([returned("x" * 100), returned("x" * 900)], settings)  # agents without a reward
