@@ -178,6 +178,7 @@ ROOMS = {
     ],
     "backends": [
         *(
+            "gepa",
             "rllm",
             "sagemaker",
             "slime",

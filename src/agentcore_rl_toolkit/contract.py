@@ -45,6 +45,9 @@ MAX_KEY_BYTES = 1024  # S3's own limit on a key
 IdValue = str | int | float  # an experiment or input id as a caller writes it; in a key it stands as `str` writes it
 
 TRAIN_FIELD = "train"  # of the `_rollout` block, and of a record's own block: the rule of what trains
+TEXTS_FIELD = (
+    "texts"  # of the `_rollout` block: texts to try, by name; of a record's own block: those that the agent read
+)
 POLICY_REWARD_FIELD = "policy_reward"  # of a record's own block: what the agent declares for failures of the policy
 TRAIN_RULES = ("all", "task", "main")  # any other word is a tag; `trajectory.selection` says what each means
 DEFAULT_TRAIN = "task"

@@ -27,7 +27,7 @@
     ├── LocalRuntimeError                   the local AgentCore Runtime failed
     │   └── AgentLoadError                  an agent file did not import (the message carries its traceback)
     ├── PolicyError                         the built-in policy or its server failed
-    ├── TrainingServiceError                a training service refused or failed
+    ├── TrainingServiceError                a training service, or a reflection model, refused or failed
     ├── JudgeError                          a judge gave no usable scores
     └── WeightsError                        new weights did not arrive at an engine
 

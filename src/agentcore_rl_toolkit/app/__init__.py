@@ -5,5 +5,6 @@ from __future__ import annotations
 from ..contract import RolloutConfig
 from .app import AgentCoreRLApp
 from .settings import AgentSettings
+from .texts import rollout_text
 
-__all__ = ["AgentCoreRLApp", "AgentSettings", "RolloutConfig"]
+__all__ = ["AgentCoreRLApp", "AgentSettings", "RolloutConfig", "rollout_text"]

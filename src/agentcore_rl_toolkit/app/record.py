@@ -23,6 +23,7 @@ from ..contract import (
     REDACTED,
     ROLLOUT_FIELD,
     SECRET_KEYS,
+    TEXTS_FIELD,
     TRAIN_FIELD,
     Cause,
     Outcome,
@@ -165,6 +166,7 @@ class RolloutInfo:
     secrets: tuple[str, ...] = field(default=(), repr=False)
     started_s: float
     train: str | None = None  # what client or agent wants trained
+    texts: dict[str, str] = field(default_factory=dict)  # read with `rollout_text`; filled while the agent runs
 
 
 def check_policy_reward(value: PolicyReward) -> PolicyReward:
@@ -299,6 +301,8 @@ def _info(
     }
     if info.train is not None:
         block[TRAIN_FIELD] = info.train
+    if info.texts:
+        block[TEXTS_FIELD] = dict(info.texts)
     if conversions:
         block["conversions"] = dict(conversions)
     return {INFO_FIELD: block}

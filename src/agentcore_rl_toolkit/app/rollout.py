@@ -33,6 +33,7 @@ from .causes import Blame, blame, elsewhere
 from .record import PolicyReward, RolloutInfo, describe, error_body, success_body
 from .runner import AgentRunner
 from .settings import AgentSettings
+from .texts import READ
 
 logger = logging.getLogger(__name__)
 
@@ -137,6 +138,7 @@ class Rollout:
         names = {n: str(v) for n, v in (("input_id", config.input_id), ("exp_id", config.exp_id)) if v is not None}
         with log_context(session_id=self._session_id, **names):
             context = contextvars.copy_context()
+            context.run(READ.set, self.info.texts if self.info else None)
             ids = {"session.id": self._session_id, "agentcore_rl.input_id": config.input_id}
             self._span = start_span("rollout", {**ids, "agentcore_rl.exp_id": config.exp_id}, context)
             self._agent = runner.start(self._func, self._args, context, f"rollout-{self.name}")

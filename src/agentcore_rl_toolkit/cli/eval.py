@@ -22,7 +22,7 @@ from ..contract import Cause
 from ..errors import ConfigError, GatewayError, LocalRuntimeError
 from ..store import parse_url
 from .models import WORDS, Model, model_option
-from .options import as_json, from_environment, sandbox_words, with_judge, with_sessions
+from .options import F, as_json, from_environment, sandbox_words, with_judge, with_sessions
 from .output.commands import nearby, program
 from .output.failures import Failure, explain
 from .output.terminal import visible
@@ -56,32 +56,31 @@ class Target:
     stack: Stack | None = None
 
 
+def with_agent(command: F) -> F:
+    """Add to a command the options of rollouts of an agent over a data set."""
+    file, folder = click.Path(path_type=Path, exists=True, dir_okay=False), click.Path(path_type=Path, file_okay=False)
+    model = f"A local agent's model: {WORDS}; none: it has its own. [default: the built-in policy]"
+    out = "Folder, whose name begins the records' keys. [default: runs/COMMAND-DATA, then COMMAND-DATA-2, ...]"
+    for option in (
+        click.option("--resume", is_flag=True, help="Go on with the last run of this data, or the one in --out."),
+        click.option("--out", type=folder, help=out),
+        click.option(
+            "--bucket", help="Bucket or store URL for results. [default for a local agent: a folder of --out]"
+        ),
+        model_option(type=Model(besides=NO_MODEL), metavar="MODEL|none", help=model),
+        click.option("--data", required=True, type=file, help="JSONL; each line is a payload."),
+        click.option(
+            "--agent", metavar="ARN|FILE", help="The agent. [default: that of `agentcore-rl up` in this folder]"
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 @click.command()
-@click.option(
-    "--agent",
-    metavar="ARN|FILE",
-    help="The agent. [default: that of `agentcore-rl up` in this folder]",
-)
-@click.option(
-    "--data",
-    required=True,
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="JSONL; each line is a payload.",
-)
-@model_option(
-    type=Model(besides=NO_MODEL),
-    metavar="MODEL|none",
-    help=f"A local agent's model: {WORDS}; none: it has its own. [default: the built-in policy]",
-)
-@click.option("--bucket", help="Bucket or store URL for results [default for a local agent: a folder under --out].")
+@with_agent
 @click.option("--concurrency", default=16, show_default=True, type=click.IntRange(min=1), help="Rollouts at a time.")
 @click.option("--repeat", default=1, show_default=True, type=click.IntRange(min=1), help="Rollouts per line.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for results, whose name begins the records' keys [default: runs/eval-DATA, then eval-DATA-2, ...].",
-)
-@click.option("--resume", is_flag=True, help="Go on with the last run of this data, or the one in --out.")
 @click.option("--base-url", help="Model endpoint; its key is AGENTCORE_RL_MODEL_API_KEY.")
 @click.option("--model-id", help="Model name handed to the agent.")
 @from_environment("--api-key", "AGENTCORE_RL_MODEL_API_KEY")
@@ -108,51 +107,42 @@ def command(**options: Any) -> None:
     """
     from ..client.evaluation import read_rows
     from ..runs import write_config
-    from .training.services import ServiceError
 
-    _check(options)
+    check_options(options)
     rows = read_rows(options["data"])
-    exp_id, out = _experiment(options)
+    exp_id, out = experiment(options)
     ledger = out / "ledger.jsonl"
     out.mkdir(parents=True, exist_ok=True)
     shown = ["agent", "data", "model", "repeat", "model_id", "base_url", "sampling_params", "timeout"]
     shown += ["judge", "judge_url", "judge_model", "judge_weight"]
     write_config(out, {"kind": "eval", "exp_id": exp_id, **{n: options[n] for n in shown if options[n] is not None}})
-    try:
-        with _target(options, out) as target:
-            failures = _evaluate(target, rows, exp_id, out, ledger, options)
-    except KeyboardInterrupt:
-        go_on = _goes_on(exp_id, out_given=options["out"] is not None)
-        click.echo(f"\nstopped; what is finished is in {nearby(out)}. To go on:\n    {go_on}", err=True)
-        sys.exit(130)
-    except (LocalRuntimeError, ServiceError) as e:
-        from .training.stack import explain
-
-        click.echo(visible(f"error: {explain(e)}"), err=True)
-        sys.exit(1)
+    with open_target(options, exp_id, out) as target:
+        failures = _evaluate(target, rows, exp_id, out, ledger, options)
     if failures:
         sys.exit(1)
 
 
-def _experiment(options: dict[str, Any]) -> tuple[str, Path]:
-    """Name and folder: of --out, else the next free ones, with --resume the last that are taken. Raises: ConfigError."""
-    first = f"eval-{options['data'].stem}"
+def experiment(options: dict[str, Any], kind: str = "eval", begun: str = "ledger.jsonl") -> tuple[str, Path]:
+    """Name and folder: of --out, else the next free ones, with --resume the last that are taken. ``begun`` is a file that taken
+    ones have. Raises: ConfigError.
+    """
+    first = f"{kind}-{options['data'].stem}"
     if options["out"]:
         out: Path = options["out"].resolve()
-        if (out / "ledger.jsonl").exists() and not options["resume"]:
+        if (out / begun).exists() and not options["resume"]:
             raise ConfigError(f"{nearby(out)} holds a run; go on with --resume, or choose another --out")
         return re.sub(r"[^A-Za-z0-9_-]", "-", out.name)[:99] or first, out
     last = ""
     for number in itertools.count(1):
         exp_id = first if number == 1 else f"{first}-{number}"
-        if not (Path("runs") / exp_id / "ledger.jsonl").exists():
+        if not (Path("runs") / exp_id / begun).exists():
             break
         last = exp_id
     exp_id = last or first if options["resume"] else exp_id
     return exp_id, (Path("runs") / exp_id).resolve()
 
 
-def _check(options: dict[str, Any]) -> None:
+def check_options(options: dict[str, Any]) -> None:
     """Check the options before anything is made or started. Raises: ConfigError."""
     if options["bucket"]:
         parse_url(options["bucket"])
@@ -347,6 +337,26 @@ def most_frequent(items: Sequence[BatchItem]) -> str:
         if reward_of(i) is None and i.cause != Cause.POLICY
     ]
     return explain(failures, len(items))
+
+
+@contextlib.contextmanager
+def open_target(options: dict[str, Any], exp_id: str, out: Path) -> Iterator[Target]:
+    """The agent of a command. Ctrl-C in the block ends the process with the command that goes on, a failure of the services with
+    their own words.
+    """
+    from .training.services import ServiceError
+    from .training.stack import explain
+
+    try:
+        with _target(options, out) as target:
+            yield target
+    except KeyboardInterrupt:
+        go_on = _goes_on(exp_id, out_given=options["out"] is not None)
+        click.echo(f"\nstopped; what is finished is in {nearby(out)}. To go on:\n    {go_on}", err=True)
+        sys.exit(130)
+    except (LocalRuntimeError, ServiceError) as e:
+        click.echo(visible(f"error: {explain(e)}"), err=True)
+        sys.exit(1)
 
 
 @contextlib.contextmanager

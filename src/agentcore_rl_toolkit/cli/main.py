@@ -35,6 +35,12 @@ _COMMANDS: dict[str, tuple[str, str, str, str]] = {
     "policy": (".servers.policy", "group", "The small built-in policy behind an OpenAI-compatible server.", "policy"),
     "eval": (".eval", "command", "Run an agent over a data set and summarise its rewards.", "local"),
     "train": (".train", "command", "Train an agent: here, or with another trainer.", "local"),
+    "optimize": (
+        ".optimize",
+        "command",
+        "Search for better texts of an agent: the prompt of a hosted model.",
+        "optimize",
+    ),
     "deploy": (".deploy", "command", "Deploy an agent to AgentCore Runtime on AWS, and take it away.", ""),
     "view": (".view", "command", "Look at runs in the browser: rewards, rollouts, every token.", "view"),
     "runs": (".runs", "group", "Look at runs in the terminal: list, show.", ""),

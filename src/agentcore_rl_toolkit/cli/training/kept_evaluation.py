@@ -24,7 +24,7 @@ Fetch = Callable[[str], Any]  # what the gateway recorded of a session; None whe
 def keep(run: RunWriter, item: BatchItem, payload: Mapping[str, Any], fetch: Fetch | None) -> None:
     """Write one rollout. What the gateway recorded is asked for on the writer's thread."""
     ended_s = time.time()
-    run.rollout(lambda: _row(item, dataclasses.replace(_collected(item, fetch), ended_s=ended_s), payload))
+    run.rollout(lambda: row_of(item, dataclasses.replace(collected(item, fetch), ended_s=ended_s), payload))
 
 
 def judge_items(
@@ -33,10 +33,12 @@ def judge_items(
     payloads: Mapping[str, Mapping[str, Any]],
     fetch: Fetch | None,
     settings: JudgeSettings,
+    phase: str = "eval",
+    step: int | None = None,
 ) -> tuple[list[BatchItem], Mapping[str, float]]:
     """Judge the rollouts of each input and write them again. Returns the items with these rewards in their records, and costs.
 
-    Where the judge fails, a record has no reward, and the item's ``error`` says why.
+    The judge's words are in the records, too. Where it fails, a record has no reward, and the item's ``error`` says why.
     """
     named = {item.index or 0: item for item in items}
     groups = {
@@ -44,7 +46,7 @@ def judge_items(
     }
     for item in items:
         if item.success:
-            groups[str(item.input_id)].rollouts.append(_collected(item, fetch))
+            groups[str(item.input_id)].rollouts.append(collected(item, fetch))
 
     async def every() -> list[Group]:
         return await asyncio.gather(*(scored(group, settings) for group in groups.values()))
@@ -55,18 +57,23 @@ def judge_items(
             record = {k: v for k, v in (rollout.record or {}).items() if k not in ("rewards", "reward")}
             if rollout.reward_detail is not None:
                 record["rewards"] = {"reward": rollout.reward, **rollout.reward_detail.metrics}
+            if rollout.judge_score is not None:
+                record["judge"] = rollout.judge_score.reason
             item = dataclasses.replace(named[rollout.index], result=record, error=rollout.reason)
             named[rollout.index] = item
-            run.rollout(_row(item, rollout, group.request.payload))
+            run.rollout(row_of(item, rollout, group.request.payload, phase, step))
     return list(named.values()), summarize(judged).judge
 
 
-def _row(item: BatchItem, rollout: CollectedRollout, payload: Mapping[str, Any]) -> Rollout:
-    row = as_row(rollout, GroupRequest(input_id=str(item.input_id), payload=payload), phase="eval")
+def row_of(
+    item: BatchItem, rollout: CollectedRollout, payload: Mapping[str, Any], phase: str = "eval", step: int | None = None
+) -> Rollout:
+    """The row of an item in the run's folder."""
+    row = as_row(rollout, GroupRequest(input_id=str(item.input_id), payload=payload), phase=phase, step=step)
     return dataclasses.replace(row, attempt=item.attempt, error=item.error, traceback=item.traceback)
 
 
-def _collected(item: BatchItem, fetch: Fetch | None) -> CollectedRollout:
+def collected(item: BatchItem, fetch: Fetch | None) -> CollectedRollout:
     """The item as trainers have it."""
     capture: Any = None
     trajectory: Trajectory | None = None

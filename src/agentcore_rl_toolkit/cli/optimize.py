@@ -1,0 +1,257 @@
+"""`agentcore-rl optimize`: search for better texts of an agent, such as its system prompt, with rollouts."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..app.record import RESERVED
+from ..backends.collection.recording import input_key
+from ..backends.gepa.adapter import Scored, search
+from ..backends.gepa.reflection import Reflection
+from ..backends.gepa.settings import SearchSettings
+from ..backends.llm_judge import JudgeSettings
+from ..client import BatchItem
+from ..client.evaluation import EvalRow, as_facts, interval, read_rows, score_of, summarise
+from ..contract import INFO_FIELD, TEXTS_FIELD
+from ..errors import ConfigError, RolloutError
+from ..runs import read_config, read_metrics, write_config
+from ..runs.record import text_of
+from .eval import Opened, check_options, experiment, most_frequent, open_rollouts, open_target, with_agent
+from .options import from_environment, settings_of, settings_option
+from .output.commands import nearby
+from .output.terminal import visible
+from .training.kept_evaluation import collected, judge_items, row_of
+
+FILE = "rollout_texts.json"
+SHOWN = 4000  # characters of a payload, a dialogue or a result that the reflection model sees
+ROWS = click.Path(path_type=Path, exists=True, dir_okay=False)
+# What stands in a record beside the agent's own result, and its feedback.
+COUNTED = ("rollouts", "reflections", "input_tokens", "output_tokens", "judge_calls", "judge_usd")
+OURS = (*RESERVED, "status_code", "stop_reason", "outcome", "traceback", "feedback", "judge")
+
+
+@click.command()
+@with_agent
+@click.option("--eval-data", required=True, type=ROWS, help="The same, never searched with: run before and after.")
+@click.option("--reflect-url", required=True, help="OpenAI-compatible API of the model that proposes texts.")
+@click.option("--reflect-model", required=True, help="Its name there; its key is AGENTCORE_RL_REFLECT_KEY.")
+@from_environment("--reflect-key", "AGENTCORE_RL_REFLECT_KEY")
+@click.option("--text", "names", multiple=True, metavar="NAME", help="A text to change; repeatable. [default: all]")
+@click.option("--max-rollouts", type=click.IntRange(min=1), help="Rollouts in all. [default: 500]")
+@click.option("--session-env", multiple=True, metavar="K=V", help="A variable of every local session; repeatable.")
+@settings_option
+def command(words: tuple[str, ...], **options: Any) -> None:
+    """Search for better texts of an agent whose model is not trained.
+
+    The agent reads its texts with `rollout_text`. A reflection model sees rollouts with their rewards and proposes texts; GEPA
+    keeps those that do better on other rows. The best go to OUT/rollout_texts.json, which a deployed agent reads beside its
+    code. The reward on --eval-data is printed before and after, with 95 % intervals; OUT/summary.json has it, too.
+
+    Settings of --set: batch, perfect, concurrency, retries, timeout_s, sampling_params, seed, max_usd, usd_per_rollout,
+    usd_per_million_input, usd_per_million_output.
+
+    \b
+    Example:
+        agentcore-rl optimize --agent ARN --bucket NAME --data train.jsonl --eval-data eval.jsonl
+            --reflect-url https://HOST/v1 --reflect-model NAME
+    """
+    options |= {"base_url": None, "sampling_params": None, "readable": (), "writable": ()}
+    budget = () if options["max_rollouts"] is None else (f"max_rollouts={options['max_rollouts']}",)
+    settings = settings_of((*words, *budget), SearchSettings)
+    rows, held_out = read_rows(options["data"]), read_rows(options["eval_data"])
+    check_options(options)
+    both = {input_key(row.payload) for row in rows} & {input_key(row.payload) for row in held_out}
+    if both:
+        raise ConfigError(
+            f"{len(both)} rows of --eval-data are in --data too; it needs rows that the search never sees"
+        )
+    random.Random(settings.seed).shuffle(rows)
+    learned, compared = rows[: len(rows) // 2], rows[len(rows) // 2 :]
+    least = 1 + 2 * len(held_out) + 2 * len(compared) + 2 * settings.batch
+    if not learned or not settings.allows(dict.fromkeys(COUNTED, 0), least):
+        raise ConfigError(
+            f"--data has {len(rows)} rows and --eval-data {len(held_out)}: the search needs two of the first at least, and "
+            f"{least} rollouts for one proposal, within --max-rollouts and max_usd"
+        )
+    exp_id, out = experiment(options, "optimize", "metrics.jsonl")
+    out.mkdir(parents=True, exist_ok=True)
+    shown = ("agent", "data", "eval_data", "reflect_url", "reflect_model", "model", "names")
+    used = input_key({"rows": [row.payload for row in (*learned, *compared, *held_out)]})
+    config = {"kind": "optimize", "exp_id": exp_id, "rows": used, "settings": asdict(settings)}
+    config |= {name: options[name] for name in shown}
+    write_config(out, config)
+    if read_config(out)["rows"] != used:
+        raise ConfigError(f"{nearby(out)} is a run with other rows, or another seed: choose another --out")
+    given = {} if settings.sampling_params is None else {"sampling_params": dict(settings.sampling_params)}
+    with (
+        open_target(options, exp_id, out) as target,
+        open_rollouts(target, exp_id, out, given, settings.max_rollouts, settings.concurrency) as opened,
+    ):
+        facts = _Optimisation(opened, out, settings, options).run(learned, compared, held_out)
+    (out / "summary.json").write_text(json.dumps(facts, indent=2) + "\n")
+    click.echo(visible(_report(facts)))
+    click.echo(f"results: {nearby(out)}", err=True)
+
+
+class _Optimisation:
+    """One run: before, the search, after. What an earlier part of it did stands in its folder and is not done again."""
+
+    def __init__(self, opened: Opened, out: Path, settings: SearchSettings, options: dict[str, Any]) -> None:
+        self._opened, self._out, self._settings, self._options = opened, out, settings, options
+        self._events = read_metrics(out)
+        self._spent: dict[str, float] = dict.fromkeys(COUNTED, 0)
+        for event in self._events:
+            self._add({name: event[name] for name in COUNTED if event["event"] == "spent" and name in event})
+        self._steps = sum(event["event"] == "tried" for event in self._events)
+
+    def run(self, learned: list[EvalRow], compared: list[EvalRow], held_out: list[EvalRow]) -> dict[str, Any]:
+        """Returns what was found. Raises: ConfigError, RolloutError, TrainingServiceError."""
+        kept, options = self._opened.kept, self._options
+        url, model, key = options["reflect_url"], options["reflect_model"], options["reflect_key"]
+        reflection = Reflection(url, model, key, spent=self._count)
+        before = next((event for event in self._events if event["event"] == "before"), None)
+        kept.forget(from_step=self._steps, phases=("after",) if before else ("before", "after"))
+        if before is None:
+            reflection("Answer with one word: ready")  # an endpoint that refuses costs no rollout
+            before = self._held_out("before", held_out, self._texts_read(learned[0]))
+        proposal = 2 * self._settings.batch + len(compared)
+        found = search(
+            {name: before["texts"][name] for name in options["names"] or before["texts"]},
+            learned,
+            compared,
+            self._search_step,
+            reflection,
+            stop=lambda: not self._settings.allows(self._spent, proposal + len(held_out)),
+            settings=self._settings,
+            folder=self._out / "gepa",
+        )
+        (self._out / "candidates.json").write_text(json.dumps(found, indent=2) + "\n")
+        facts: dict[str, Any] = {"before": before["summary"], "after": None, "gain": None, "texts": None}
+        best = max(found, key=lambda candidate: candidate["mean"])  # the first of equals
+        if best is not found[0]:
+            after = self._held_out("after", held_out, best["texts"])
+            pairs = zip(before["scores"], after["scores"], strict=True)
+            gains = [late - early for early, late in pairs if early is not None and late is not None]
+            low, high = interval(gains)
+            gain = {"mean": statistics.fmean(gains) if gains else None, "low": low, "high": high, "rows": len(gains)}
+            facts |= {"after": after["summary"], "gain": gain, "texts": before["texts"] | best["texts"]}
+            (self._out / FILE).write_text(json.dumps(facts["texts"], indent=2, ensure_ascii=False) + "\n")
+        return {
+            **facts,
+            "candidates": len(found),
+            "spent": {**self._spent, "usd": self._settings.usd(self._spent) or None},
+        }
+
+    def _add(self, cost: Mapping[str, float]) -> None:
+        for name, value in cost.items():
+            self._spent[name] += value
+
+    def _count(self, **cost: float) -> None:
+        self._add(cost)
+        self._opened.kept.event("spent", cost)
+
+    def _texts_read(self, row: EvalRow) -> dict[str, str]:
+        """The texts that the agent reads, by name. Raises: ConfigError where none, or not each of --text, is; RolloutError."""
+        [first] = self._evaluate([row], {}, "eval")
+        if first.score is None:
+            raise RolloutError(f"the first rollout has no score: {most_frequent([first.item])}")
+        read: dict[str, str] = (first.item.result or {}).get(INFO_FIELD, {}).get(TEXTS_FIELD, {})
+        unread = [name for name in self._options["names"] if name not in read] or ([] if read else ["NAME"])
+        if unread:
+            raise ConfigError(
+                f"the agent does not read the text {unread[0]!r} (it reads: {', '.join(read) or 'none'}): let it call "
+                f'rollout_text(payload, "{unread[0]}", "the text of today")'
+            )
+        return read
+
+    def _held_out(self, phase: str, rows: list[EvalRow], texts: Mapping[str, str]) -> dict[str, Any]:
+        """Run the rows that the search never sees."""
+        began_s = time.monotonic()
+        results = self._evaluate(rows, texts, phase)
+        summary = summarise([r.item for r in results], time.monotonic() - began_s)
+        click.echo(visible(f"{phase}: {summary}"), err=True)
+        facts = {"texts": texts, "scores": [r.score for r in results], "summary": as_facts(summary)}
+        self._opened.kept.event(phase, facts)
+        return facts
+
+    def _search_step(self, rows: Sequence[EvalRow], texts: Mapping[str, str]) -> list[Scored]:
+        results = self._evaluate(rows, texts, "train", self._steps)
+        scores = [r.score for r in results if r.score is not None]
+        if 2 * len(scores) < len(rows):
+            why = most_frequent([r.item for r in results])
+            raise RolloutError(
+                f"most rollouts with a text have no score ({why}); the same command with --resume goes on"
+            )
+        each = [(row.input_id, r.score) for row, r in zip(rows, results, strict=True)]
+        self._opened.kept.event("tried", {"step": self._steps, "texts": texts, "scores": each})
+        self._steps += 1
+        mean = statistics.fmean(scores)
+        click.echo(f"{self._spent['rollouts']} rollouts: mean reward {mean:.4f} of {len(rows)} rows", err=True)
+        return results
+
+    def _evaluate(
+        self, rows: Sequence[EvalRow], texts: Mapping[str, str], phase: str, step: int | None = None
+    ) -> list[Scored]:
+        opened, settings = self._opened, self._settings
+        items = opened.client.map(
+            [row.payload for row in rows],
+            settings.concurrency,
+            timeout=settings.timeout_s,
+            input_ids=[row.input_id for row in rows],
+            overrides=[{TEXTS_FIELD: dict(texts)}] * len(rows),
+            retries=settings.retries,
+            prepare=opened.prepare,
+            log_interval=0,
+        )
+        self._count(rollouts=sum(item.attempt for item in items))
+        rollouts = [collected(item, opened.fetch) for item in items]
+        for row, item, rollout in zip(rows, items, rollouts, strict=True):
+            opened.kept.rollout(row_of(item, rollout, row.payload, phase, step))
+        judge = JudgeSettings.of(settings)
+        if judge is not None:
+            payloads = {row.input_id: row.payload for row in rows}
+            items, cost = judge_items(opened.kept, items, payloads, opened.fetch, judge, phase, step)
+            self._count(judge_calls=cost.get("calls", 0), judge_usd=cost.get("cost", 0))
+        dialogues = [getattr(rollout.capture, "dialogue", None) for rollout in rollouts]
+        return [_scored(row, i, dialogue) for row, i, dialogue in zip(rows, items, dialogues, strict=True)]
+
+
+def _scored(row: EvalRow, item: BatchItem, dialogue: Sequence[Mapping[str, Any]] | None) -> Scored:
+    """A rollout, and what the reflection model sees of it."""
+    score, record = score_of(item), item.result or {}
+    result = {name: value for name, value in record.items() if name not in OURS and not name.startswith("_")}
+    said = [f"{m.get('role')}: {text_of(m)}" for m in dialogue or ()]
+    feedback = [f"The reward is {score}.", item.error, record.get("feedback"), record.get("judge")]
+    shown = {
+        "Inputs": json.dumps(row.payload, ensure_ascii=False),
+        "Generated Outputs": "\n".join([*said, json.dumps(result, ensure_ascii=False)]),
+        "Feedback": "\n".join(str(part) for part in feedback if part),
+    }
+    return Scored(item=item, score=score, shown={heading: _cut(text) for heading, text in shown.items()})
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[: SHOWN // 2]}\n[...]\n{text[-SHOWN // 2 :]}"
+
+
+def _report(facts: Mapping[str, Any]) -> str:
+    """The result for people."""
+    gain, spent = facts["gain"], facts["spent"]
+    usd = f", ${spent['usd']:.2f}" if spent["usd"] else ""
+    counts = f"{spent['rollouts']} rollouts, {spent['reflections']} reflections{usd}"
+    if gain is None:
+        return f"no better text was found ({counts}): the agent keeps its own"
+    means = [
+        f"reward {s['mean']:.4f} (95 % interval {s['low']:.4f} to {s['high']:.4f}) {when}"
+        for when, s in (("before", facts["before"]), ("after", facts["after"]), (f"more on {gain['rows']} rows", gain))
+    ]
+    return "\n".join([*means, counts, f"put {FILE} beside the agent's code"])

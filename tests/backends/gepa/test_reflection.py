@@ -1,0 +1,94 @@
+"""The reflection model: what is taken of its answers, and that a failing one is asked no more."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit.backends.gepa.reflection import Reflection
+from agentcore_rl_toolkit.errors import TrainingServiceError
+
+
+def completion(text: str | None, usage: Any) -> str:
+    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+    return json.dumps(
+        {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
+    )
+
+
+USAGE = {"prompt_tokens": 30, "completion_tokens": 4, "total_tokens": 34}
+
+
+class Endpoint(ThreadingHTTPServer):
+    """Answers every request with the same status and body, and keeps their keys."""
+
+    status, body, kind = 200, "", "application/json"
+
+    def __init__(self) -> None:
+        self.keys: list[str | None] = []
+        super().__init__(("127.0.0.1", 0), Answers)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+
+class Answers(BaseHTTPRequestHandler):
+    server: Endpoint
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.server.keys.append(self.headers["authorization"])
+        self.send_response(self.server.status)
+        self.send_header("content-type", self.server.kind)
+        self.send_header("content-length", str(len(self.server.body)))
+        self.end_headers()
+        self.wfile.write(self.server.body.encode())
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    with Endpoint() as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def test_an_answer_is_text_and_its_tokens_are_counted(endpoint: Endpoint) -> None:
+    endpoint.body = completion("a better text", USAGE)
+    spent: list[dict[str, int]] = []
+    reflection = Reflection(endpoint.url, "m", "a-key", spent=lambda **cost: spent.append(cost))
+    assert reflection("improve this") == "a better text"
+    assert spent == [{"reflections": 1, "input_tokens": 30, "output_tokens": 4}]
+    assert endpoint.keys == ["Bearer a-key"]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "body", "said"),
+    [
+        (401, "application/json", '{"error": {"message": "wrong key"}}', "wrong key"),
+        (404, "text/plain", "no such page", "no such page"),
+        (200, "text/html", "<html>hello</html>", "OpenAI's chat API"),
+        (200, "application/json", "{", "OpenAI's chat API"),
+        (200, "application/json", '{"choices": []}', "OpenAI's chat API"),
+        (200, "application/json", completion(None, USAGE), "no text"),
+        (200, "application/json", completion("text", None), "count its tokens"),
+    ],
+)
+def test_rubbish_and_refusals_are_errors_and_it_is_asked_no_more(
+    endpoint: Endpoint, status: int, kind: str, body: str, said: str
+) -> None:
+    endpoint.status, endpoint.kind, endpoint.body = status, kind, body
+    reflection = Reflection(endpoint.url, "m", None, spent=lambda **cost: pytest.fail("nothing was answered"))
+    for _ in range(2):
+        with pytest.raises(TrainingServiceError, match=rf"(?s){endpoint.url}.*{said}.*--reflect-url"):
+            reflection("improve this")
+    assert len(endpoint.keys) == 1
