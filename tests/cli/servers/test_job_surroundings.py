@@ -9,11 +9,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from agentcore_rl_toolkit.policy.training_service.scripted import ScriptedModel
-
 from agentcore_rl_toolkit.cli.servers.job_surroundings import JobSurroundings
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR
 from agentcore_rl_toolkit.policy.training_service.interface import Completion
+
+from ...policy.training_service.scripted import ScriptedModel
 
 
 class Asked(ScriptedModel):
