@@ -201,6 +201,21 @@ def test_the_v1_manager_writes_rows_and_final_tags_and_masked_rollouts_move_no_a
     assert seen == len(rows) == len(result["tags"])
 
 
+def test_verl_takes_an_advantage_for_each_token(tmp_path: Path) -> None:
+    out = tmp_path / "tokens.json"
+    command = [verl_python(), "-W", "ignore", str(Path(__file__).parent / "real_tokens.py"), str(out)]
+    subprocess.run(command, check=True, timeout=RUN_S, env={**os.environ, "HF_HUB_OFFLINE": "1"}, cwd=tmp_path)
+    result = json.loads(out.read_text())
+    # A rollout's longest sequence comes last with verl.
+    wanted = sorted(result["wanted"], key=lambda row: (row[0], sum(map(bool, row[1]))))
+    found = sorted(result["rows"], key=lambda row: (row[0], sum(map(bool, row[1]))))
+    assert len(found) == len(wanted) > 8
+    for (session, row), (_, advantages) in zip(found, wanted, strict=True):
+        assert row[: len(advantages)] == pytest.approx(advantages, abs=1e-6), session
+        assert not any(row[len(advantages) :])
+    assert any(len({a for a in row if a}) > 1 for _, row in found)
+
+
 def test_the_runs_folder_has_the_advantages_logprobs_and_entropy_of_verls_trainer(
     found: dict[str, Any], is_what_the_docs_say: Callable[[Path, str], None]
 ) -> None:
