@@ -200,8 +200,6 @@ def _report(
 ) -> None:
     from dotenv import set_key
 
-    from ..deploy import cost
-
     if not dry_run and done.arn is not None:
         for name, value in ((ARN, done.arn), ("AGENTCORE_S3_BUCKET", settings.store), ("AWS_REGION", region)):
             if value is not None:
@@ -221,7 +219,7 @@ def _report(
     if dry_run:
         click.echo("would write .env: AGENTCORE_AGENT_ARN, AGENTCORE_S3_BUCKET and AWS_REGION. Nothing was changed")
     elif done.arn is not None:
-        click.echo(f"{done.arn} (version {done.version}), written to .env\n{cost.line(1000)}")
+        click.echo(f"{done.arn} (version {done.version}), written to .env")
 
 
 def forget_agent(path: Path, name: str) -> bool:

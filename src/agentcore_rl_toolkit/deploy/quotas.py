@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ConfigError
-from . import cost
 
 LARGE_REGIONS = ("us-east-1", "us-west-2")
 SESSIONS_ELSEWHERE = 2500
@@ -95,7 +94,7 @@ def line(q: Quotas, *, rollouts: int | None = None, concurrent: int | None = Non
     )
     if rollouts is not None:
         minutes = math.ceil(rollouts / min(q.new_sessions_per_min, q.requests_per_s * 60))
-        text += f"; to start {rollouts:,} rollouts takes about {minutes:,} min; {cost.line(rollouts)}"
+        text += f"; to start {rollouts:,} rollouts takes about {minutes:,} min"
     if concurrent is not None and concurrent > q.sessions:
         text += f"; {q.sessions:,} of the {concurrent:,} rollouts asked for run at once"
     return text
