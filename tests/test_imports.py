@@ -190,7 +190,7 @@ ROOMS = {
             "_gateway_process",
             "collection",
         ),
-        *("_portal", "llm_judge", "settings", "data"),
+        *("_portal", "llm_judge", "chat", "settings", "data"),
     ],
     "policy": [
         *(

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.backends import llm_judge
+from agentcore_rl_toolkit.backends import chat, llm_judge
 from agentcore_rl_toolkit.backends.collection.collect import collect_async
 from agentcore_rl_toolkit.backends.collection.groups import CollectConfig, Group, GroupRequest, check_usable, summarize
 from agentcore_rl_toolkit.backends.collection.recording import open_recording
@@ -64,7 +64,7 @@ def serve(scripted: ModuleType) -> Iterator[Serve]:
 @pytest.fixture
 def judge(tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[JudgeSettings, Any]]:
     """Settings of a judge that answers so, and its server. Tries follow each other at once."""
-    monkeypatch.setattr(llm_judge, "backoff_s", lambda *_, **__: 0.0)
+    monkeypatch.setattr(chat, "backoff_s", lambda *_, **__: 0.0)
     (tmp_path / "rubric.md").write_text("Longer is better.")
 
     def make(answer: Callable[[dict[str, Any]], tuple[int, str]], **more: Any) -> tuple[JudgeSettings, Any]:

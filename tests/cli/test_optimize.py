@@ -229,5 +229,7 @@ def test_an_endpoint_that_refuses_costs_no_rollout(optimize: Optimize, runtime: 
     before = runtime.requests["invoke"]
     done = optimize(copies_the_rule, url=f"{runtime.url}/v1")  # it speaks another API
     assert done.returncode == 1
-    assert re.search(rf"reflection model scripted at {runtime.url}/v1 .*--reflect-url", done.stderr), done.stderr
+    assert re.search(rf"reflection model scripted at {runtime.url}/v1: status 404.*--reflect-url", done.stderr), (
+        done.stderr
+    )
     assert runtime.requests["invoke"] == before

@@ -11,10 +11,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import count, takewhile
+from itertools import takewhile
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, NamedTuple
@@ -22,17 +21,14 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..client.data_plane.pacing import backoff_s
 from ..contract import redact
-from ..errors import ConfigError, GatewayError, JudgeError
+from ..errors import ConfigError, JudgeError, UpstreamError
 from ..runs.record import text_of
+from .chat import TOKENS, ask
 from .data import read_text
 from .settings import NotNegative, Positive, check
 
 KEY = "AGENTCORE_RL_JUDGE_KEY"
-TRIES = 3
-TOKENS = ("prompt_tokens", "completion_tokens")
-_PASSING = (None, 408, 409, 425, 429)  # and 500 and above: another try may help
 MOST_CHARACTERS = 200_000  # of a group in one call: about 50,000 tokens
 _OWN = ("rewards", "reward", "metrics", "status_code", "stop_reason")  # of a record: what the agent thinks of itself
 
@@ -197,51 +193,26 @@ def _cut(text: str, most: int) -> str:
 
 
 async def _ask(body: Any, attempts: int, settings: JudgeSettings, usage: dict[str, float]) -> list[_Score]:
-    """The scores in the order of the attempts. Raises: JudgeError after the last try."""
-    for attempt in count(1):
-        try:
-            return _read(await _reply(body, settings, usage), attempts)
-        except JudgeError as e:
-            if attempt == TRIES or not (e.status in _PASSING or e.status >= 500):
-                raise JudgeError(f"the judge {settings.judge_model}: {e}", status=e.status) from e
-            await asyncio.sleep(backoff_s(attempt, jitter=random.random()))
-    raise AssertionError
+    """The scores in the order of the attempts. Raises: JudgeError."""
+    key, timeout_s = os.environ.get(KEY), settings.judge_timeout_s
 
+    def read(text: str) -> list[_Score]:
+        return _read(text, attempts)
 
-async def _reply(body: Any, settings: JudgeSettings, usage: dict[str, float]) -> str:
-    """The text of one answer. Raises: JudgeError."""
-    from ..gateway.http.client import error_message, request
-
-    key = os.environ.get(KEY)
-    url = f"{str(settings.judge_url).rstrip('/')}/chat/completions"
-    usage["calls"] = usage.get("calls", 0) + 1
     try:
-        status, data = await request("POST", url, body=body, key=key, timeout_s=settings.judge_timeout_s)
-    except GatewayError as e:
-        raise JudgeError(str(e)) from e
-    if status != 200:
-        said = error_message(data)
-        raise JudgeError(f"status {status}: {said.replace(key, '***') if key else said}", status=status)
-    try:
-        answer = json.loads(data)
-        text = str(answer["choices"][0]["message"]["content"])
-    except (ValueError, LookupError, TypeError) as e:
-        raise JudgeError(f"no chat completion: {data[:200].decode('utf-8', 'replace')}") from e
-    counted = answer.get("usage") or {}  # some endpoints count no tokens
-    for name in TOKENS:
-        if isinstance(counted.get(name), int):
-            usage[name] = usage.get(name, 0) + counted[name]
-    return text
+        return await ask(str(settings.judge_url), body, key=key, timeout_s=timeout_s, usage=usage, read=read)
+    except UpstreamError as e:
+        raise JudgeError(f"the judge {settings.judge_model}: {e}", status=e.status) from e
 
 
 def _read(text: str, attempts: int) -> list[_Score]:
-    """Raises: JudgeError when it is not one score from 0 to 1 for each attempt."""
+    """Raises: UpstreamError when it is not one score from 0 to 1 for each attempt."""
     try:
         found = _Scores.model_validate_json(text).scores
     except ValidationError as e:
-        raise JudgeError(f"not the JSON that was asked for ({e.errors()[0]['msg']}): {text[:200]!r}") from e
+        raise UpstreamError(f"not the JSON that was asked for ({e.errors()[0]['msg']}): {text[:200]!r}") from e
     by_id = {one.id: one for one in found}
     ids = [str(n) for n in range(1, attempts + 1)]
     if len(found) != attempts or set(by_id) != set(ids):
-        raise JudgeError(f"scores for the attempts {[one.id for one in found]}, not for 1 to {attempts}")
+        raise UpstreamError(f"scores for the attempts {[one.id for one in found]}, not for 1 to {attempts}")
     return [by_id[i] for i in ids]

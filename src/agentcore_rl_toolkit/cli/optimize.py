@@ -85,12 +85,12 @@ def command(words: tuple[str, ...], **options: Any) -> None:
     exp_id, out = experiment(options, "optimize", "metrics.jsonl")
     out.mkdir(parents=True, exist_ok=True)
     shown = ("agent", "data", "eval_data", "reflect_url", "reflect_model", "model", "names")
-    used = input_key({"rows": [row.payload for row in (*learned, *compared, *held_out)]})
+    used = input_key({"rows": [row.payload for row in (*learned, *compared, *held_out)], "names": options["names"]})
     config = {"kind": "optimize", "exp_id": exp_id, "rows": used, "settings": asdict(settings)}
     config |= {name: options[name] for name in shown}
     write_config(out, config)
-    if read_config(out)["rows"] != used:
-        raise ConfigError(f"{nearby(out)} is a run with other rows, or another seed: choose another --out")
+    if read_config(out).get("rows") != used:
+        raise ConfigError(f"{nearby(out)} is a run with other rows, texts or another seed: choose another --out")
     given = {} if settings.sampling_params is None else {"sampling_params": dict(settings.sampling_params)}
     with (
         open_target(options, exp_id, out) as target,

@@ -1,28 +1,26 @@
-"""The model that proposes better texts, behind OpenAI's chat API."""
+"""The model that proposes better texts."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from ..._installation import require
-from ...errors import TrainingServiceError
+from ...errors import TrainingServiceError, UpstreamError
+from ..chat import TOKENS, ask
 
 DEADLINE_S = 600.0  # a reasoning model writes for minutes
-RETRIES = 4  # by the client library, with its backoff
 
 
 class Reflection:
     """Asks the model; GEPA calls it with a prompt. ``spent`` is called with what each answer cost.
 
-    ``error`` is the first failure after all retries. From then on every call fails at once: GEPA itself would go on and spend
+    ``error`` is the first failure after all tries. From then on every call fails at once: GEPA itself would go on and spend
     rollouts.
     """
 
     def __init__(self, url: str, model: str, key: str | None, *, spent: Callable[..., None]) -> None:
-        self._openai = require("openai", extra="optimize")
-        self._settings = {"base_url": url, "api_key": key or "none", "timeout": DEADLINE_S, "max_retries": RETRIES}
-        self._url, self._model, self._spent = url, model, spent
+        self._url, self._model, self._key, self._spent = url, model, key, spent
         self.error: TrainingServiceError | None = None
 
     def __call__(self, prompt: str | list[dict[str, Any]]) -> str:
@@ -30,19 +28,20 @@ class Reflection:
         if self.error is not None:
             raise self.error
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        body, usage = {"model": self._model, "messages": messages}, dict.fromkeys(TOKENS, 0.0)
+
+        def read(text: str) -> str:
+            if not text.strip() or not usage["prompt_tokens"]:
+                raise UpstreamError("the answer has no text, or does not count its tokens")
+            return text
+
         try:
-            with self._openai.OpenAI(**self._settings) as client:
-                reply = client.chat.completions.create(model=self._model, messages=messages)
-            text, usage = str(reply.choices[0].message.content or ""), reply.usage
-            if usage is None or not text.strip():
-                raise ValueError(
-                    f"the answer has no text, or does not count its tokens: {reply.to_json(indent=None)[:500]}"
-                )
-        except (self._openai.OpenAIError, AttributeError, LookupError, TypeError, ValueError) as e:
+            text = asyncio.run(ask(self._url, body, key=self._key, timeout_s=DEADLINE_S, usage=usage, read=read))
+        except UpstreamError as e:
             self.error = TrainingServiceError(
-                f"the reflection model {self._model} at {self._url} does not answer as OpenAI's chat API does: "
-                f"{e.__cause__ or e}. Check --reflect-url, --reflect-model and AGENTCORE_RL_REFLECT_KEY; --resume goes on"
+                f"the reflection model {self._model} at {self._url}: {e}. Check --reflect-url, --reflect-model and "
+                "AGENTCORE_RL_REFLECT_KEY; --resume goes on"
             )
             raise self.error from e
-        self._spent(reflections=1, input_tokens=usage.prompt_tokens, output_tokens=usage.completion_tokens)
+        self._spent(reflections=1, input_tokens=usage["prompt_tokens"], output_tokens=usage["completion_tokens"])
         return text

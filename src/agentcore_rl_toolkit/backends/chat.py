@@ -1,0 +1,67 @@
+"""Asks a model behind OpenAI's chat API: a judge, or a model that proposes texts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Mapping
+from itertools import count
+from typing import Any, TypeVar
+
+from ..client.data_plane.pacing import backoff_s
+from ..errors import GatewayError, UpstreamError
+
+T = TypeVar("T")
+TRIES = 3
+TOKENS = ("prompt_tokens", "completion_tokens")
+_PASSING = (None, 408, 409, 425, 429)  # and 500 and above: another try may help
+
+
+async def ask(
+    url: str,
+    body: Mapping[str, Any],
+    *,
+    key: str | None,
+    timeout_s: float,
+    usage: dict[str, float],
+    read: Callable[[str], T],
+) -> T:
+    """What ``read`` makes of the answer to a request; it raises UpstreamError for an answer that should be asked for again.
+
+    ``url`` is as https://host/v1. ``usage`` counts ``calls``, ``prompt_tokens`` and ``completion_tokens`` as the endpoint reports
+    them.
+    Raises: UpstreamError after the last try.
+    """
+    for attempt in count(1):
+        try:
+            return read(await _reply(f"{url.rstrip('/')}/chat/completions", body, key, timeout_s, usage))
+        except UpstreamError as e:
+            if attempt == TRIES or not (e.status in _PASSING or e.status >= 500):
+                raise
+            await asyncio.sleep(backoff_s(attempt, jitter=random.random()))
+    raise AssertionError
+
+
+async def _reply(url: str, body: Mapping[str, Any], key: str | None, timeout_s: float, usage: dict[str, float]) -> str:
+    """The text of one answer. Raises: UpstreamError."""
+    from ..gateway.http.client import error_message, request
+
+    usage["calls"] = usage.get("calls", 0) + 1
+    try:
+        status, data = await request("POST", url, body=body, key=key, timeout_s=timeout_s)
+    except GatewayError as e:
+        raise UpstreamError(str(e)) from e
+    if status != 200:
+        said = error_message(data)
+        raise UpstreamError(f"status {status}: {said.replace(key, '***') if key else said}", status=status)
+    try:
+        answer = json.loads(data)
+        text = str(answer["choices"][0]["message"]["content"] or "")
+    except (ValueError, LookupError, TypeError) as e:
+        raise UpstreamError(f"no chat completion: {data[:200].decode('utf-8', 'replace')}") from e
+    counted = answer.get("usage") or {}  # some endpoints count no tokens
+    for name in TOKENS:
+        if isinstance(counted.get(name), int):
+            usage[name] = usage.get(name, 0) + counted[name]
+    return text
