@@ -43,31 +43,6 @@ def report(ok: bool, skipped: str | None = None, code: int = 0) -> str:
     return f"open(report, 'w').write({json.dumps(made)!r}); print('said'); sys.exit({code})"
 
 
-def test_one_table_of_all_and_code_1_when_any_fails(
-    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    examples, out = tmp_path / "examples", tmp_path / "all.json"
-    example(examples, "works", report(ok=True))
-    example(examples, "fails", report(ok=False, code=1))
-    example(examples, "dies", "raise SystemExit('no such luck')")
-    example(examples, "lies", report(ok=True, code=3))
-    example(examples, "silent", "")
-    example(examples, "absent", report(ok=True, skipped="no Maven"))
-    arguments = ["--json", str(out), "--logs", str(tmp_path / "logs"), "--examples", str(examples)]
-    assert script.main(arguments) == 1
-    printed = capsys.readouterr().out
-    assert "no such luck" in printed
-    assert "skipped: no Maven" in printed
-    written = json.loads(out.read_text())
-    assert [row["note"] for row in written["rows"] if "note" in row] == ["skipped: no Maven", "failed", "failed"]
-    failed = {check["name"].partition(":")[0] for check in written["checks"] if not check["ok"]}
-    assert failed == {"fails", "dies", "lies", "silent"}
-    assert script.main([*arguments, "works", "absent"]) == 0
-    assert "1 of 1 checks passed" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        script.main([*arguments, "nowhere"])
-
-
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in (ROOT / "examples").glob("*/proof.py")))
 def test_an_example_has_what_examples_have(name: str) -> None:
     folder = ROOT / "examples" / name

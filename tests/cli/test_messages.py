@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,12 @@ import pytest
 from rich.console import Console
 
 from agentcore_rl_toolkit.app.causes import elsewhere
-from agentcore_rl_toolkit.backends.collection.judge import _reward
 from agentcore_rl_toolkit.cli import main
-from agentcore_rl_toolkit.cli.invoke import _stack
 from agentcore_rl_toolkit.cli.output.failures import Failure, explain
 from agentcore_rl_toolkit.cli.training.display import Display
-from agentcore_rl_toolkit.cli.training.job import load_loop
 from agentcore_rl_toolkit.cli.training.report import Report
-from agentcore_rl_toolkit.cli.training.stack import Stack
-from agentcore_rl_toolkit.cli.training.stack import explain as explain_error
 from agentcore_rl_toolkit.client.data_plane.transport import InvokeFailedError, parse_reply
 from agentcore_rl_toolkit.contract import Cause
-from agentcore_rl_toolkit.errors import ConfigError, LocalRuntimeError
 from agentcore_rl_toolkit.isolation.hints import hint
 from agentcore_rl_toolkit.runs import RunWriter
 from agentcore_rl_toolkit.runs.record import Rollout
@@ -62,37 +55,10 @@ def test_failed_rows_are_explained_by_their_most_frequent_error_and_its_line() -
     assert "the rewards were equal" not in out.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("record", "why"),
-    [
-        ({}, "neither `rewards` nor `reward`"),
-        ({"rewards": None}, "`rewards` is None: return a number"),
-        ({"rewards": {"exact": 1.0}}, r"`rewards` is a dict without a number as `reward`, it has \['exact'\]"),
-    ],
-)
-def test_a_record_without_a_reward(record: dict[str, Any], why: str) -> None:
-    _, error = _reward(record, "s", "i", required=True)
-    assert error is not None
-    assert re.search(why, str(error))
-
-
 def test_an_entrypoint_of_the_plain_app_is_named() -> None:
     for body in (b'{"result": 5}', b'"forty-two"'):
         with pytest.raises(InvokeFailedError, match=r"@app\.rollout_entrypoint in place of @app\.entrypoint"):
             parse_reply(body, "s")
-
-
-def test_session_env_beside_up_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(Stack, "running", lambda: object())
-    with pytest.raises(ConfigError, match="give the options to `up`"), _stack(None, None, ["A=1"], [], tmp_path):
-        pass
-
-
-def test_a_log_that_is_gone_is_not_named() -> None:
-    error = LocalRuntimeError(
-        "it did not start: boom\nIts log (/tmp/x-1/logs/a.log) ends with:\nit did not start: boom; output: /tmp/x-1/b"
-    )
-    assert explain_error(error, gone="/tmp/x-1") == "it did not start: boom\nIts log ends with:\nit did not start: boom"
 
 
 def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,40 +72,6 @@ def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     said = capsys.readouterr().err
     assert said.startswith("error: the disk is full (")
     assert said.count("\n") == 1
-
-
-def test_tool_use_is_read_from_the_dialogue_where_the_agent_does_not_say() -> None:
-    class Item:
-        def __init__(self, **fields: object) -> None:
-            self.__dict__.update(fields)
-
-    used = load_loop().used_a_tool
-    called = [{"role": "assistant", "tool_calls": [{"function": {"name": "add"}}]}]
-    offers, none = [Item(tools=["add"])], [Item(tools=[])]
-    assert used(Item(record={"metrics": {"tool_calls": 0}}, capture=None)) is False
-    assert used(Item(record={}, capture=Item(turns=offers, dialogue=called))) is True
-    assert used(Item(record=None, capture=Item(turns=offers, dialogue=[]))) is False
-    assert used(Item(record={}, capture=Item(turns=none, dialogue=[]))) is None
-
-
-def test_one_input_before_and_after_is_one_input(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    rows = {"before": {"2": 1.0, "1": 0.5}, "after": {"3": 0.0, "1": 0.5}}
-
-    class Reader:
-        def __init__(self, folder: Path) -> None: ...
-        def __enter__(self) -> Reader:
-            return self
-
-        def __exit__(self, *raised: object) -> None: ...
-        def inputs(self, phase: str, step: None) -> dict[str, dict[str, Any]]:
-            return {key: {"reward": reward, "first": f"{phase}/{key}"} for key, reward in rows[phase].items()}
-
-        def rollout(self, name: str) -> dict[str, Any]:
-            return {"grp": name}
-
-    (tmp_path / "rollouts.sqlite").touch()
-    monkeypatch.setattr("agentcore_rl_toolkit.cli.training.report.RunReader", Reader)
-    assert [rollout["grp"] for _, rollout in Report(tmp_path).telling_input()] == ["before/1", "after/1"]
 
 
 def test_the_end_of_a_run_explains_what_failed(tmp_path: Path) -> None:

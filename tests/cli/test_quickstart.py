@@ -28,9 +28,6 @@ def small(**settings: int) -> tuple[str, ...]:
     return tuple(word for name, value in settings.items() for word in ("--set", f"{name}={value}"))
 
 
-SMALL = ("--steps", "2", *small(groups=2, rollouts=4, held_out=12))
-
-
 _started: list[subprocess.Popen[str]] = []
 
 
@@ -256,41 +253,6 @@ def test_a_killed_service_ends_the_run(tmp_path: Path, with_killed_service: dict
     assert "killed by signal 9" in ended.output
     assert has_step(ended.run_dir), "what was finished stays"
     assert_nothing_left(ended.run_dir)
-
-
-@pytest.mark.nightly
-def test_an_agent_that_fails_to_import_is_answered_with_its_traceback(tmp_path: Path) -> None:
-    broken = tmp_path / "broken_app.py"
-    broken.write_text("import json\nimport a_module_that_is_not_there\n")
-    process = start(tmp_path / "run", *SMALL, "--agent", str(broken))
-    output = finish(process, 150)
-    assert process.returncode == 1
-    assert "a_module_that_is_not_there" in output.split("error: ", 1)[1]
-    assert "broken_app.py" in "".join(output.split())  # lines are broken at the terminal's width
-    assert_nothing_left(tmp_path / "run")
-
-
-@pytest.mark.nightly
-def test_an_agent_that_raises_is_masked_and_the_run_goes_on(tmp_path: Path) -> None:
-    line = '    rollout = payload["_rollout"]\n'
-    fails = (
-        '    if sum(map(ord, rollout["api_key"])) % 4 == 0:\n        raise RuntimeError("the tool backend is down")\n'
-    )
-    flaky = changed_agent(tmp_path, line, line + fails)
-    run_dir = tmp_path / "run"
-    process = start(run_dir, *SMALL, "--agent", str(flaky))
-    output = finish(process)
-    assert process.returncode == 0, output
-    summary = json.loads((run_dir / "summary.json").read_text())
-    assert summary["outcomes"]["agent_error"] > 0
-    assert summary["lost_rollouts"] == 0
-    assert summary["trained_token_share"] == 1.0
-    with RunReader(run_dir) as kept:
-        failed = [kept.rollout(row["id"]) for row in kept.rollouts(Query(outcome="cause:agent"), limit=1000)]
-    assert len(failed) == summary["causes"]["agent"]
-    assert all((r["outcome"], r["reward"], r["score"]) == ("agent_error", None, 0.0) for r in failed)
-    assert all("the tool backend is down" in r["error"] for r in failed)
-    assert all("the tool backend is down" in r["detail"]["traceback"] for r in failed)
 
 
 def test_resume_without_a_run_says_what_to_do(

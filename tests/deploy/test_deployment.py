@@ -8,8 +8,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
-import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
@@ -195,57 +193,6 @@ def test_the_examples_are_deployed_as_their_pages_say(account: dict[str, str], m
         assert done.exit_code == 0, (page, done.output)
         assert f"would build examples/{page.parent.name} " in done.output
         assert f'"agentRuntimeName": "{page.parent.name}"' in done.output
-
-
-@pytest.mark.system
-def test_the_command_killed_while_it_makes_the_agent_goes_on_and_writes_env(
-    account: dict[str, str], agent_folder: Path, tmp_path: Path
-) -> None:
-    (tmp_path / ".env").write_text("# mine\nOTHER=1\nAGENTCORE_AGENT_ARN=old\n")
-    run = [
-        sys.executable,
-        "-m",
-        "agentcore_rl_toolkit.cli",
-        "deploy",
-        "--image",
-        f"local://{account['agent']}",
-    ]
-    run += ["--bucket", f"s3://{BUCKET}/exp/", "--name", "killed", "--smoke", '{"prompt": "abc"}']
-    first = subprocess.Popen(
-        run, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env={**os.environ, "PYTHONUNBUFFERED": "1"}
-    )
-    assert first.stdout is not None
-    for line in first.stdout:
-        if "agent killed: is made" in line:
-            first.kill()
-            break
-    first.stdout.close()
-    assert first.wait(60) == -signal.SIGKILL
-    done = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "one rollout: ok" in done.stdout
-    lines = (tmp_path / ".env").read_text().splitlines()
-    [arn] = [line.partition("=")[2] for line in lines if line.startswith("AGENTCORE_AGENT_ARN=")]
-    assert ":runtime/killed-" in arn
-    assert lines[:2] == ["# mine", "OTHER=1"]
-    assert f"AGENTCORE_S3_BUCKET=s3://{BUCKET}/exp/" in lines
-    found = boto3.client("s3").list_objects_v2(Bucket=BUCKET, Prefix="exp/agentcore-rl-smoke/")
-    assert found["KeyCount"] == 1
-    policy = boto3.client("iam").get_role_policy(RoleName="agentcore-rl-killed", PolicyName="agentcore-rl")[
-        "PolicyDocument"
-    ]
-    assert policy["Statement"][-1]["Resource"] == f"arn:aws:s3:::{BUCKET}/exp/*"
-    done = subprocess.run(
-        [*run, "--smoke", "none"], capture_output=True, text=True, cwd=tmp_path, timeout=300, check=False
-    )
-    assert "is up to date" in done.stdout, done.stdout + done.stderr
-    assert "is updated" not in done.stdout
-    done = subprocess.run([*run, "--remove"], capture_output=True, text=True, cwd=tmp_path, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "left: the bucket" in done.stdout
-    assert "AGENTCORE_AGENT_ARN in .env: is removed" in done.stdout
-    assert (tmp_path / ".env").read_text().splitlines()[:2] == ["# mine", "OTHER=1"]
-    assert "AGENTCORE_AGENT_ARN" not in (tmp_path / ".env").read_text()
 
 
 ALL_OPTIONS = {

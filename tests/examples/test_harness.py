@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -102,29 +101,3 @@ def test_a_proof_runs_solvers_through_the_stack_and_fails_with_its_checks(tmp_pa
         "note": "quick True",
     }
     assert [check["ok"] for check in written["checks"]] == [True, False]
-
-
-def test_a_proof_without_a_check_fails(harness: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = harness.parser().parse_args(["--json", str(tmp_path / "report.json")])
-    proof = harness.Proof(example=tmp_path, framework="none", options=options)
-    with pytest.raises(SystemExit):
-        proof.__exit__(None, None, None)
-    assert "FAILED  the proof checks something" in capsys.readouterr().out
-
-
-def test_a_proof_that_is_ended_ends_its_training_in_order(tmp_path: Path) -> None:
-    ended = tmp_path / "ended"
-    training = (
-        f"import pathlib, signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
-        f"print('trains', flush=True)\nsignal.sigwait([signal.SIGTERM])\npathlib.Path({str(ended)!r}).touch()"
-    )
-    words = (
-        f"import sys\nsys.path.insert(0, {str(EXAMPLES)!r})\nimport harness\nharness.end_in_order_on_sigterm()\n"
-        f"harness._run_to_its_end([sys.executable, '-c', {training!r}])"
-    )
-    with subprocess.Popen([sys.executable, "-W", "ignore", "-c", words], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "trains\n"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 128 + signal.SIGTERM
-    assert ended.exists()

@@ -12,52 +12,11 @@ from agentcore_rl_toolkit.errors import ConfigError, GatewayError
 from agentcore_rl_toolkit.gateway import GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.client.one import OneGateway
 
-URLS = ["http://one", "http://two", "http://three"]
-
 
 def client_of(*gateways: OneGateway) -> GatewayClient:
     client = GatewayClient([gateway.url for gateway in gateways])
     client._all = gateways
     return client
-
-
-def fleet(count: int = 3) -> GatewayClient:
-    return GatewayClient(URLS[:count])
-
-
-def opened(these: GatewayClient, gateway: OneGateway, *names: str) -> None:
-    for name in names:
-        these._opened(gateway, name)
-
-
-def test_sessions_go_to_the_gateway_with_the_fewest_open_ones() -> None:
-    these = fleet()
-    first, second, third = these._all
-    opened(these, first, "a0", "a1", "a2", "a3")
-    opened(these, second, "b")
-    shares = these._spread([f"new-{i}" for i in range(7)], these._all)
-    assert {g.url: len(names) for g, names in shares.items()} == {second.url: 3, third.url: 4}
-    these._ended(["a0", "a1", "a2"])
-    assert [len(g.open) for g in these._all] == [1, 1, 0]
-
-
-def test_between_equals_the_sessions_id_decides_and_not_the_order_of_the_gateways() -> None:
-    these = fleet()
-    firsts = {next(iter(these._spread([f"session-{i}"], these._all))).url for i in range(64)}
-    assert firsts == set(URLS)
-    orders = [these._spread(["session-7"], each) for each in (these._all, these._all[::-1])]
-    assert len({next(iter(shares)).url for shares in orders}) == 1
-
-
-def test_a_session_that_none_is_known_to_have_is_asked_of_all_and_an_open_one_goes_where_it_is() -> None:
-    these = fleet(2)
-    first, second = these._all
-    opened(these, second, "mine", "another")
-    assert these._by_owner(["mine", "unknown"]) == {second: ["mine", "unknown"], first: ["unknown"]}
-    assert these._spread(["mine"], these._all) == {second: ["mine"]}
-    assert these._spread(["mine"], [first]) == {first: ["mine"]}
-    these._opened(first, "mine")
-    assert (first.open, second.open) == ({"mine"}, {"another"})
 
 
 class Scripted(OneGateway):

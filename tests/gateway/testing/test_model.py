@@ -10,9 +10,8 @@ import openai
 import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
-from agentcore_rl_toolkit.gateway.testing import Cut, ScriptedModel, ToolCall
+from agentcore_rl_toolkit.gateway.testing import ScriptedModel, ToolCall
 
 TEXT = "Two lines,\n\n  the second  indented.\n#### 1,042\n"
 ARGUMENTS = {"expression": "2 + 3", "nested": {"list": [1, None, "a  b\nc"]}}
@@ -84,37 +83,3 @@ async def test_texts_and_calls_arrive_as_they_were_decided(
     assert len(capture.turns) == 3
     assert all(turn.trainable for turn in capture.turns)
     assert model.errors == []
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-async def test_a_cut_text_says_that_it_ran_out_of_tokens(
-    model: ScriptedModel, session: SessionHandle, stream: bool
-) -> None:
-    model.decide = lambda messages, tools: Cut("and so on\n and")
-    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as caller:
-        asked: Any = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
-        if not stream:
-            [choice] = (await caller.chat.completions.create(**asked)).choices
-            assert (choice.message.content, choice.finish_reason) == ("and so on\n and", "length")
-            return
-        chunks = [chunk.choices[0] async for chunk in await caller.chat.completions.create(**asked, stream=True)]
-    assert "".join(choice.delta.content or "" for choice in chunks) == "and so on\n and"
-    assert chunks[-1].finish_reason == "length"
-
-
-@pytest.mark.parametrize(
-    "wrong", [ZeroDivisionError("in the script"), [], ["not a call"]], ids=["raises", "no", "text"]
-)
-async def test_a_broken_script_is_an_error_and_not_a_reply(
-    model: ScriptedModel, session: SessionHandle, wrong: Any
-) -> None:
-    def decide(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> Any:
-        if isinstance(wrong, Exception):
-            raise wrong
-        return wrong
-
-    model.decide = decide
-    with pytest.raises(openai.BadRequestError, match=r"ZeroDivisionError|must return a text, a Cut text or a list"):
-        await chat(session, [{"role": "user", "content": "hello"}], False)
-    [error] = model.errors
-    assert isinstance(error, ZeroDivisionError | ConfigError)
