@@ -9,9 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +17,7 @@ import psutil
 import pytest
 
 from agentcore_rl_toolkit.cli.main import main
+from agentcore_rl_toolkit.cli.training.services import ServiceError, Services
 from agentcore_rl_toolkit.runs import Query, RunReader, TokenSequence
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(800)]
@@ -200,34 +199,6 @@ def assert_all_is_there(run_dir: Path, steps: int = STEPS) -> None:
         assert all(step["logprob_gap"] is None or step["logprob_gap"] <= 1e-3 for step in found)
 
 
-# Their deaths are seen in one way. Without the policy the others go on waiting, so this is the one that could hang the run.
-VICTIMS = ("policy", "gateway", "runtime") if os.environ.get("AGENTCORE_RL_NIGHTLY") else ("policy",)
-
-
-@dataclass(frozen=True)
-class Ended:
-    run_dir: Path
-    code: int
-    output: str
-
-
-def kill_services(folder: Path, victims: Sequence[str]) -> dict[str, Ended]:
-    """A run for each victim, which is killed after a step. They come up together: that is most of their work."""
-    arguments = ("--steps", "1000", *small(held_out=2, groups=1, rollouts=2))
-    runs = {victim: start(folder / victim, *arguments) for victim in victims}
-    for victim, process in runs.items():
-        wait_for(partial(has_step, folder / victim), 240, process)
-    servers = {victim: server_of(process, victim) for victim, process in runs.items()}
-
-    def end(victim: str) -> Ended:
-        servers[victim].kill()
-        output = finish(runs[victim], 90)  # of a run of a thousand steps
-        return Ended(folder / victim, runs[victim].returncode, output)
-
-    with ThreadPoolExecutor(len(runs)) as pool:
-        return dict(zip(victims, pool.map(end, victims), strict=True))
-
-
 def has_step(run_dir: Path) -> bool:
     return any(e["event"] == "step" for e in events(run_dir))
 
@@ -239,20 +210,29 @@ def server_of(process: subprocess.Popen[str], name: str) -> psutil.Process:
     return server
 
 
-@pytest.fixture(scope="module")
-def with_killed_service(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
-    return kill_services(tmp_path_factory.mktemp("killed"), VICTIMS)
+@pytest.mark.nightly
+def test_a_killed_policy_ends_the_run(tmp_path: Path) -> None:
+    """Without it the others would go on waiting: this is the one that could hang the run."""
+    run_dir = tmp_path / "run"
+    process = start(run_dir, "--steps", "1000", *small(held_out=2, groups=1, rollouts=2))
+    wait_for(partial(has_step, run_dir), 240, process)
+    server_of(process, "policy").kill()
+    output = finish(process, 90)  # of a run of a thousand steps
+    assert process.returncode == 1, output
+    assert "policy" in output.split("error: ", 1)[1]
+    assert "killed by signal 9" in output
+    assert has_step(run_dir), "what was finished stays"
+    assert_nothing_left(run_dir)
 
 
-@pytest.mark.parametrize("victim", VICTIMS)
-def test_a_killed_service_ends_the_run(tmp_path: Path, with_killed_service: dict[str, Ended], victim: str) -> None:
-    # A second try of the test has a run of its own.
-    ended = with_killed_service.pop(victim, None) or kill_services(tmp_path, [victim])[victim]
-    assert ended.code == 1, ended.output
-    assert victim in ended.output.split("error: ", 1)[1]
-    assert "killed by signal 9" in ended.output
-    assert has_step(ended.run_dir), "what was finished stays"
-    assert_nothing_left(ended.run_dir)
+def test_a_killed_service_ends_what_waits_for_it(tmp_path: Path) -> None:
+    with Services(tmp_path) as services:
+        service = services.launch("gateway", ["gateway", "serve"])
+        services.wait_ready(service)
+        threading.Timer(0.2, service.process.kill).start()
+        with pytest.raises(ServiceError, match="the gateway was killed by signal 9 during the run"), services.watched():
+            threading.Event().wait(60)
+    assert_nothing_left(tmp_path)
 
 
 def test_resume_without_a_run_says_what_to_do(
