@@ -252,6 +252,6 @@ def _report(facts: Mapping[str, Any]) -> str:
         return f"no better text was found ({counts}): the agent keeps its own"
     means = [
         f"reward {s['mean']:.4f} (95 % interval {s['low']:.4f} to {s['high']:.4f}) {when}"
-        for when, s in (("before", facts["before"]), ("after", facts["after"]), (f"more on {gain['rows']} rows", gain))
+        for when, s in (("before", facts["before"]), ("after", facts["after"]), (f"gained on {gain['rows']} rows", gain))
     ]
     return "\n".join([*means, counts, f"put {FILE} beside the agent's code"])
