@@ -149,6 +149,15 @@ def test_a_run_that_ended_early_goes_on_and_repeats_nothing_that_is_known(optimi
         assert sum(step["rollouts"] for step in reader.steps()) == facts["spent"]["rollouts"]
 
 
+def test_a_text_that_hardly_a_rollout_ends_with_stops_the_search(optimize: Optimize, tmp_path: Path) -> None:
+    rows = [{"id": f"t{n}", "rule": "tax", "lost": 1} for n in range(4)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = optimize(copies_the_rule)
+    assert done.returncode == 1
+    assert re.search("no score for most of 3 rollouts; --resume goes on.*the model's endpoint hung up", done.stderr)
+    assert not (tmp_path / "run" / "rollout_texts.json").exists()
+
+
 def test_proposals_that_are_rubbish_leave_the_agent_its_text(optimize: Optimize, tmp_path: Path) -> None:
     done = optimize(lambda messages, tools: "As a language model I cannot help.", "--max-rollouts", "40")
     assert done.returncode == 0, done.stderr

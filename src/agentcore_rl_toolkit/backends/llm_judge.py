@@ -30,7 +30,17 @@ from .settings import NotNegative, Positive, check
 
 KEY = "AGENTCORE_RL_JUDGE_KEY"
 MOST_CHARACTERS = 200_000  # of a group in one call: about 50,000 tokens
-_OWN = ("rewards", "reward", "metrics", "status_code", "stop_reason")  # of a record: what the agent thinks of itself
+# Of a record: what the agent thinks of itself, and what is no result.
+_OF_AGENT = (
+    "rewards",
+    "reward",
+    "metrics",
+    "feedback",
+    "status_code",
+    "stop_reason",
+    "outcome",
+)  # what it thinks of itself
+_KEYS = ("payload", "input_id", "s3_bucket", "result_key")  # beside the result
 
 INSTRUCTIONS = """\
 You compare attempts of an AI agent at one task. Give each attempt a score from 0 to 1 by the rubric below.
@@ -119,7 +129,7 @@ def dialogue_of(
     """What a judge reads of a rollout: its dialogue, else what the agent returned, without the agent's own reward."""
     if dialogue:
         return list(dialogue)
-    shown = {k: v for k, v in (record or {}).items() if k not in _OWN and not k.startswith("_")}
+    shown = {k: v for k, v in (record or {}).items() if k not in _OF_AGENT + _KEYS and not k.startswith("_")}
     return [{"role": "assistant", "content": json.dumps(redact(shown), ensure_ascii=False, default=str)}]
 
 
@@ -161,10 +171,10 @@ def _question(
     begin = [at[0] for at in takewhile(lambda at: at[0].get("role") != "assistant", alike)]
     share = MOST_CHARACTERS // (len(dialogues) + 2)
     shown = {
-        "task": _cut(json.dumps(redact(payload), ensure_ascii=False, default=str), share),
-        "all attempts begin with": _cut(_text(begin), share),
+        "task": cut(json.dumps(redact(payload), ensure_ascii=False, default=str), share),
+        "all attempts begin with": cut(transcript(begin), share),
         "attempts": [
-            {"id": str(n), "dialogue": _cut(_text(dialogue[len(begin) :]), share)}
+            {"id": str(n), "dialogue": cut(transcript(dialogue[len(begin) :]), share)}
             for n, dialogue in enumerate(dialogues, 1)
         ],
     }
@@ -180,11 +190,12 @@ def _question(
     }
 
 
-def _text(messages: Sequence[Mapping[str, Any]]) -> str:
+def transcript(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Messages as text, a line each."""
     return "\n".join(f"{m.get('role') or m.get('type')}: {text_of(m)}" for m in messages)
 
 
-def _cut(text: str, most: int) -> str:
+def cut(text: str, most: int) -> str:
     """The text, or its beginning and end where it is longer."""
     if len(text) <= most:
         return text

@@ -13,18 +13,16 @@ from typing import Any
 
 import click
 
-from ..app.record import RESERVED
 from ..backends.collection.recording import input_key
 from ..backends.gepa.adapter import Scored, search
 from ..backends.gepa.reflection import Reflection
 from ..backends.gepa.settings import SearchSettings
-from ..backends.llm_judge import JudgeSettings
+from ..backends.llm_judge import JudgeSettings, cut, dialogue_of, transcript
 from ..client import BatchItem
 from ..client.evaluation import EvalRow, as_facts, interval, read_rows, score_of, summarise
-from ..contract import INFO_FIELD, TEXTS_FIELD
+from ..contract import INFO_FIELD, TEXTS_FIELD, redact
 from ..errors import ConfigError, RolloutError
 from ..runs import read_config, read_metrics, write_config
-from ..runs.record import text_of
 from .eval import Opened, check_options, experiment, most_frequent, open_rollouts, open_target, with_agent
 from .options import from_environment, settings_of, settings_option
 from .output.commands import nearby
@@ -34,9 +32,7 @@ from .training.kept_evaluation import collected, judge_items, row_of
 FILE = "rollout_texts.json"
 SHOWN = 4000  # characters of a payload, a dialogue or a result that the reflection model sees
 ROWS = click.Path(path_type=Path, exists=True, dir_okay=False)
-# What stands in a record beside the agent's own result, and its feedback.
 COUNTED = ("rollouts", "reflections", "input_tokens", "output_tokens", "judge_calls", "judge_usd")
-OURS = (*RESERVED, "status_code", "stop_reason", "outcome", "traceback", "feedback", "judge")
 
 
 @click.command()
@@ -109,8 +105,8 @@ class _Optimisation:
         self._opened, self._out, self._settings, self._options = opened, out, settings, options
         self._events = read_metrics(out)
         self._spent: dict[str, float] = dict.fromkeys(COUNTED, 0)
-        for event in self._events:
-            self._add({name: event[name] for name in COUNTED if event["event"] == "spent" and name in event})
+        for cost in (event for event in self._events if event["event"] == "spent"):
+            self._spent = {name: so_far + cost.get(name, 0) for name, so_far in self._spent.items()}
         self._steps = sum(event["event"] == "tried" for event in self._events)
 
     def run(self, learned: list[EvalRow], compared: list[EvalRow], held_out: list[EvalRow]) -> dict[str, Any]:
@@ -151,19 +147,14 @@ class _Optimisation:
             "spent": {**self._spent, "usd": self._settings.usd(self._spent) or None},
         }
 
-    def _add(self, cost: Mapping[str, float]) -> None:
+    def _count(self, **cost: float) -> None:
         for name, value in cost.items():
             self._spent[name] += value
-
-    def _count(self, **cost: float) -> None:
-        self._add(cost)
         self._opened.kept.event("spent", cost)
 
     def _texts_read(self, row: EvalRow) -> dict[str, str]:
-        """The texts that the agent reads, by name. Raises: ConfigError where none, or not each of --text, is; RolloutError."""
+        """The texts that the agent reads, by name. Raises: ConfigError where there is none, or not each of --text."""
         [first] = self._evaluate([row], {}, "eval")
-        if first.score is None:
-            raise RolloutError(f"the first rollout has no score: {most_frequent([first.item])}")
         read: dict[str, str] = (first.item.result or {}).get(INFO_FIELD, {}).get(TEXTS_FIELD, {})
         unread = [name for name in self._options["names"] if name not in read] or ([] if read else ["NAME"])
         if unread:
@@ -185,22 +176,17 @@ class _Optimisation:
 
     def _search_step(self, rows: Sequence[EvalRow], texts: Mapping[str, str]) -> list[Scored]:
         results = self._evaluate(rows, texts, "train", self._steps)
-        scores = [r.score for r in results if r.score is not None]
-        if 2 * len(scores) < len(rows):
-            why = most_frequent([r.item for r in results])
-            raise RolloutError(
-                f"most rollouts with a text have no score ({why}); the same command with --resume goes on"
-            )
         each = [(row.input_id, r.score) for row, r in zip(rows, results, strict=True)]
         self._opened.kept.event("tried", {"step": self._steps, "texts": texts, "scores": each})
         self._steps += 1
-        mean = statistics.fmean(scores)
+        mean = statistics.fmean(r.score for r in results if r.score is not None)
         click.echo(f"{self._spent['rollouts']} rollouts: mean reward {mean:.4f} of {len(rows)} rows", err=True)
         return results
 
     def _evaluate(
         self, rows: Sequence[EvalRow], texts: Mapping[str, str], phase: str, step: int | None = None
     ) -> list[Scored]:
+        """Run rows with texts. Raises: RolloutError when most rollouts have no score."""
         opened, settings = self._opened, self._settings
         items = opened.client.map(
             [row.payload for row in rows],
@@ -222,25 +208,22 @@ class _Optimisation:
             items, cost = judge_items(opened.kept, items, payloads, opened.fetch, judge, phase, step)
             self._count(judge_calls=cost.get("calls", 0), judge_usd=cost.get("cost", 0))
         dialogues = [getattr(rollout.capture, "dialogue", None) for rollout in rollouts]
-        return [_scored(row, i, dialogue) for row, i, dialogue in zip(rows, items, dialogues, strict=True)]
+        results = [_scored(row, i, dialogue) for row, i, dialogue in zip(rows, items, dialogues, strict=True)]
+        if 2 * sum(r.score is None for r in results) > len(results):
+            raise RolloutError(f"no score for most of {len(rows)} rollouts; --resume goes on. {most_frequent(items)}")
+        return results
 
 
 def _scored(row: EvalRow, item: BatchItem, dialogue: Sequence[Mapping[str, Any]] | None) -> Scored:
     """A rollout, and what the reflection model sees of it."""
     score, record = score_of(item), item.result or {}
-    result = {name: value for name, value in record.items() if name not in OURS and not name.startswith("_")}
-    said = [f"{m.get('role')}: {text_of(m)}" for m in dialogue or ()]
-    feedback = [f"The reward is {score}.", item.error, record.get("feedback"), record.get("judge")]
+    words = [f"The reward is {score}.", item.error, record.get("feedback"), record.get("judge")]
     shown = {
-        "Inputs": json.dumps(row.payload, ensure_ascii=False),
-        "Generated Outputs": "\n".join([*said, json.dumps(result, ensure_ascii=False)]),
-        "Feedback": "\n".join(str(part) for part in feedback if part),
+        "Inputs": json.dumps(redact(row.payload), ensure_ascii=False),
+        "Generated Outputs": transcript(dialogue_of(dialogue, record)),
+        "Feedback": "\n".join(str(part) for part in words if part),
     }
-    return Scored(item=item, score=score, shown={heading: _cut(text) for heading, text in shown.items()})
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= SHOWN else f"{text[: SHOWN // 2]}\n[...]\n{text[-SHOWN // 2 :]}"
+    return Scored(item=item, score=score, shown={heading: cut(text, SHOWN) for heading, text in shown.items()})
 
 
 def _report(facts: Mapping[str, Any]) -> str:
@@ -252,6 +235,10 @@ def _report(facts: Mapping[str, Any]) -> str:
         return f"no better text was found ({counts}): the agent keeps its own"
     means = [
         f"reward {s['mean']:.4f} (95 % interval {s['low']:.4f} to {s['high']:.4f}) {when}"
-        for when, s in (("before", facts["before"]), ("after", facts["after"]), (f"gained on {gain['rows']} rows", gain))
+        for when, s in (
+            ("before", facts["before"]),
+            ("after", facts["after"]),
+            (f"gained on {gain['rows']} rows", gain),
+        )
     ]
     return "\n".join([*means, counts, f"put {FILE} beside the agent's code"])
