@@ -226,13 +226,13 @@ def overloaded(body: dict[str, Any]) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("answer", "why", "tries"),
     [
-        (prose, "not the JSON that was asked for", 3),
-        (out_of_range, "less than or equal to 1", 3),
-        (not_a_number, "finite number", 3),
-        (one_missing, "scores for the attempts", 3),
-        (unknown_id, "scores for the attempts", 3),
+        (prose, "not the JSON that was asked for", 4),
+        (out_of_range, "less than or equal to 1", 4),
+        (not_a_number, "finite number", 4),
+        (one_missing, "scores for the attempts", 4),
+        (unknown_id, "scores for the attempts", 4),
         (refused, "status 401: Incorrect API key: ***", 1),
-        (overloaded, "status 503: try later", 3),
+        (overloaded, "status 503: try later", 4),
     ],
 )
 async def test_a_judge_that_fails_masks_the_group_and_says_why(

@@ -13,7 +13,7 @@ from ..client.data_plane.pacing import backoff_s
 from ..errors import GatewayError, UpstreamError
 
 T = TypeVar("T")
-TRIES = 3
+TRIES, FIRST_PAUSE_S = 4, 2.0  # up to 14 s in all: endpoints limit requests
 TOKENS = ("prompt_tokens", "completion_tokens")
 _PASSING = (None, 408, 409, 425, 429)  # and 500 and above: another try may help
 
@@ -39,7 +39,7 @@ async def ask(
         except UpstreamError as e:
             if attempt == TRIES or not (e.status in _PASSING or e.status >= 500):
                 raise
-            await asyncio.sleep(backoff_s(attempt, jitter=random.random()))
+            await asyncio.sleep(backoff_s(attempt, base_s=FIRST_PAUSE_S, jitter=random.random()))
     raise AssertionError
 
 

@@ -30,16 +30,8 @@ from .settings import NotNegative, Positive, check
 
 KEY = "AGENTCORE_RL_JUDGE_KEY"
 MOST_CHARACTERS = 200_000  # of a group in one call: about 50,000 tokens
-# Of a record: what the agent thinks of itself, and what is no result.
-_OF_AGENT = (
-    "rewards",
-    "reward",
-    "metrics",
-    "feedback",
-    "status_code",
-    "stop_reason",
-    "outcome",
-)  # what it thinks of itself
+# Of a record: what the agent thinks of itself.
+_OF_AGENT = (*("rewards", "reward", "metrics", "feedback"), *("status_code", "stop_reason", "outcome"))
 _KEYS = ("payload", "input_id", "s3_bucket", "result_key")  # beside the result
 
 INSTRUCTIONS = """\

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.backends import llm_judge
+from agentcore_rl_toolkit.backends import chat
 from agentcore_rl_toolkit.backends.service import RolloutService
 from agentcore_rl_toolkit.backends.slime import generate as module
 from agentcore_rl_toolkit.backends.slime import rollout
@@ -92,7 +92,7 @@ async def test_a_judge_reads_the_whole_group_that_slime_asks_for_one_by_one(
 ) -> None:
     """A judge that nobody serves: every rollout of both groups is masked by it."""
     (tmp_path / "rubric.md").write_text("good")
-    monkeypatch.setattr(llm_judge, "TRIES", 1)
+    monkeypatch.setattr(chat, "TRIES", 1)
     named = {"judge": str(tmp_path / "rubric.md"), "judge_url": "http://127.0.0.1:9/v1", "judge_model": "m"}
     args = arguments(**named, n_samples_per_prompt=2)
     replay = Replay(recorded_episodes(4, per_group=2), by_input=False)
