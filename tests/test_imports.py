@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "client": {"store", "logs", "proof", "_portal", "_servers"},
     "trajectory": set(),
     "deploy": {"client", "_installation"},
-    "runs": {"logs"},
+    "runs": {"_installation", "logs"},
     "messages": {"_installation"},
     "gateway": {
         "messages",

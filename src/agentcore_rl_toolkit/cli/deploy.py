@@ -200,6 +200,8 @@ def _report(
 ) -> None:
     from dotenv import set_key
 
+    from ..deploy import cost
+
     if not dry_run and done.arn is not None:
         for name, value in ((ARN, done.arn), ("AGENTCORE_S3_BUCKET", settings.store), ("AWS_REGION", region)):
             if value is not None:
@@ -219,7 +221,7 @@ def _report(
     if dry_run:
         click.echo("would write .env: AGENTCORE_AGENT_ARN, AGENTCORE_S3_BUCKET and AWS_REGION. Nothing was changed")
     elif done.arn is not None:
-        click.echo(f"{done.arn} (version {done.version}), written to .env")
+        click.echo(f"{done.arn} (version {done.version}), written to .env\n{cost.line(1000)}")
 
 
 def forget_agent(path: Path, name: str) -> bool:

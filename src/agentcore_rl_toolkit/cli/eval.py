@@ -296,7 +296,7 @@ def open_rollouts(
 ) -> Iterator[Opened]:
     """Check what the rollouts need, and open it. Raises: ConfigError."""
     from ..client import RolloutClient
-    from ..runs import RunWriter, TokenTexts, in_flight
+    from ..runs import RunWriter, SpanSender, TokenTexts, in_flight
 
     away = target.endpoint_url is None
     if away:
@@ -312,7 +312,7 @@ def open_rollouts(
     with (
         contextlib.ExitStack() as exits,
         _model_of(target, overrides) as (prepare, fetch, sessions),
-        RunWriter(out, texts=texts) as kept,
+        RunWriter(out, texts=texts, spans=SpanSender.from_env()) as kept,
         RolloutClient(
             target.arn,
             target.bucket,

@@ -113,7 +113,9 @@ def show(
 @click.argument("run", required=False)
 @click.option("--min-reward", type=float, metavar="X", help="Rollouts with at least this reward. [default: all usable]")
 @click.option("--best-of-group", is_flag=True, help="The best rollout of each group alone.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Where to. [default: sft.jsonl]")
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), help="A .jsonl or .parquet file. [default: sft.jsonl]"
+)
 def export(run: str | None, min_reward: float | None, best_of_group: bool, out: Path | None) -> None:
     """Write the training sequences of RUN's good rollouts: the exact ids that were sampled, and which of them train.
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ConfigError
+from . import cost
 
 LARGE_REGIONS = ("us-east-1", "us-west-2")
 SESSIONS_ELSEWHERE = 2500
@@ -94,7 +95,7 @@ def line(q: Quotas, *, rollouts: int | None = None, concurrent: int | None = Non
     )
     if rollouts is not None:
         minutes = math.ceil(rollouts / min(q.new_sessions_per_min, q.requests_per_s * 60))
-        text += f"; to start {rollouts:,} rollouts takes about {minutes:,} min"
+        text += f"; to start {rollouts:,} rollouts takes about {minutes:,} min; {cost.line(rollouts)}"
     if concurrent is not None and concurrent > q.sessions:
         text += f"; {q.sessions:,} of the {concurrent:,} rollouts asked for run at once"
     return text

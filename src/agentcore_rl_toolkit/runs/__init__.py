@@ -5,6 +5,7 @@ from .folder import METRICS, ROLLOUTS, find_run, find_runs, is_run, read_config,
 from .in_flight import in_flight, read_in_flight
 from .reader import Query, RunReader
 from .record import Rollout, TokenSequence
+from .spans import SpanSender
 from .writer import RunWriter, TokenTexts
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Rollout",
     "RunReader",
     "RunWriter",
+    "SpanSender",
     "TokenSequence",
     "TokenTexts",
     "demonstrations",

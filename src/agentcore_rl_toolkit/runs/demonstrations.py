@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ..errors import ConfigError, MissingExtraError
 from .reader import Query, RunReader
 from .record import TokenSequence
 
@@ -41,7 +42,17 @@ def demonstrations(
 
 
 def write_demonstrations(rows: Iterable[dict[str, Any]], target: Path) -> int:
-    """Write them as JSON, one a line; returns how many."""
-    lines = [json.dumps(row) + "\n" for row in rows]
-    target.write_text("".join(lines))
-    return len(lines)
+    """Write them to a .jsonl or .parquet file; returns how many. Raises: ConfigError, MissingExtraError without pyarrow."""
+    rows = list(rows)
+    if target.suffix == ".jsonl":
+        target.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif target.suffix == ".parquet":
+        try:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+        except ImportError as e:
+            raise MissingExtraError("writing Parquet needs pyarrow. Install it with:\n    pip install pyarrow") from e
+        pq.write_table(pa.Table.from_pylist(rows), target)
+    else:
+        raise ConfigError(f"{target.name} must end in .jsonl or .parquet")
+    return len(rows)

@@ -24,6 +24,7 @@ from ..logs import WarnsOnceAMinute
 from .folder import METRICS, ROLLOUTS
 from .record import DETAIL, DIALOGUE, TOKENS, Rollout, TokenSequence, numbers_of, pack, searched_text, tools_of, unpack
 from .schema import open_to_write
+from .spans import SpanSender
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,8 @@ class TokenTexts:
 class RunWriter:
     """Appends to one run. Any thread may call it; nothing it does raises or waits, but `flush` and `close`.
 
-    Beyond ``max_gb`` the oldest rollouts lose their tokens, then the rest but their row; each such row says so.
+    Beyond ``max_gb`` the oldest rollouts lose their tokens, then the rest but their row; each such row says so. ``spans`` gets
+    each rollout too, and is closed with the run.
     Raises: ConfigError when the folder holds a run of a newer version; OSError when it cannot be made.
     """
 
@@ -101,9 +103,11 @@ class RunWriter:
         *,
         max_gb: float = 20.0,
         texts: TokenTexts | None = None,
+        spans: SpanSender | None = None,
     ) -> None:
         self.folder, self.texts = folder, texts
         self._limit = max_gb * 2**30
+        self._spans = spans
         folder.mkdir(parents=True, exist_ok=True)
         self.written = self.dropped = self.failed = 0
         self._known: set[int] = set()  # token ids whose text is written
@@ -233,6 +237,8 @@ class RunWriter:
             self._write(batch)
         if self._database is not None:
             self._write([self._counts])
+            if self._spans is not None:
+                self._spans.close()
             with contextlib.suppress(sqlite3.Error):
                 self._database.close()
 
@@ -279,7 +285,16 @@ class RunWriter:
         made = given if isinstance(given, Rollout) else given()
         for rollout in [made] if isinstance(made, Rollout) else made:
             self._insert(database, rollout)
+            self._send_spans(rollout)
             self.written += 1
+
+    def _send_spans(self, rollout: Rollout) -> None:
+        if self._spans is None:
+            return
+        try:
+            self._spans.send({**vars(rollout), "grp": rollout.group})
+        except Exception as e:  # whatever an exporter does: the rollout itself is kept
+            self._warnings.warning("spans of a rollout were not sent: %s: %s", type(e).__name__, e)
 
     def _insert(self, database: sqlite3.Connection, rollout: Rollout) -> None:
         before = database.execute("SELECT id FROM rollouts WHERE session_id = ?", (rollout.session_id,)).fetchone()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import AgentCoreRLError
-from ...runs import Rollout, RunWriter, TokenSequence, TokenTexts, in_flight, write_config
+from ...runs import Rollout, RunWriter, SpanSender, TokenSequence, TokenTexts, in_flight, write_config
 from ...trajectory import SIDE_CALLS
 from ..data import encode_payload
 from .groups import CollectedRollout, GroupRequest
@@ -127,10 +127,10 @@ def open_recording(
     """A recording into a folder, which is made where it is not there. Close its ``run`` at the end.
 
     ``config`` is kept in `config.json` unless one is there; ``tokenizer`` is a folder with `tokenizer.json`, for the texts of
-    tokens.
+    tokens. Where the environment names an OpenTelemetry collector, each rollout is sent there as spans.
     """
     texts = TokenTexts(tokenizer) if tokenizer is not None else None
-    run = RunWriter(folder, texts=texts)
+    run = RunWriter(folder, texts=texts, spans=SpanSender.from_env())
     write_config(folder, config)
     return Recording(run=run, session_log=session_log)
 

@@ -1,0 +1,33 @@
+"""The cost of rollouts on AgentCore Runtime. Arithmetic only."""
+
+from __future__ import annotations
+
+import math
+
+# us-east-1 and us-west-2. Sources: the pricing pages of Bedrock AgentCore and S3, November 2026. AgentCore charges CPU that was
+# used, and memory at its highest use so far, by the second.
+PRICES_OF = "November 2026"
+VCPU_HOUR, GB_HOUR = 0.0895, 0.00945
+S3_WRITE, S3_READ = 0.005 / 1000, 0.0004 / 1000  # PUT and LIST, GET
+LEAST_GB = 0.125  # memory that a session is charged for at least
+HEARTBEAT_S, LISTING_S = 30.0, 1.0
+
+
+def dollars(
+    rollouts: int, *, minutes: float = 5.0, cpu_s: float = 12.0, memory_gb: float = 0.5, concurrent: int = 128
+) -> float:
+    """The price of a run, without the model. An agent that mostly waits for its model uses little CPU: 0.5 s a turn."""
+    session_s = minutes * 60
+    cpu = rollouts * cpu_s / 3600 * VCPU_HOUR
+    memory = rollouts * session_s / 3600 * max(memory_gb, LEAST_GB) * GB_HOUR
+    duration_s = rollouts / concurrent * session_s + session_s
+    writes = rollouts * (1 + math.ceil(session_s / HEARTBEAT_S)) + duration_s / LISTING_S
+    return cpu + memory + writes * S3_WRITE + rollouts * S3_READ
+
+
+def line(rollouts: int) -> str:
+    """The price of rollouts of the usual size, for people."""
+    return (
+        f"{rollouts:,} rollouts of 5 min, 12 s of CPU and 0.5 GB cost about ${dollars(rollouts):,.2f} on AgentCore Runtime "
+        f"(prices of {PRICES_OF}; without the model)"
+    )
