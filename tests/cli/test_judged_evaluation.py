@@ -56,7 +56,8 @@ def test_an_evaluation_has_the_judges_rewards_in_its_results_and_its_run(tmp_pat
     assert facts["judge"]["calls"] == len(server.calls) == 4
     assert {shown(body)["task"] for _, body in server.calls} == {json.dumps(p) for p in PAYLOADS.values()}
     lines = [json.loads(line) for line in (tmp_path / "run" / "results.jsonl").read_text().splitlines()]
-    assert lines[1]["record"] == {"answer": "what it returned", "rewards": {"reward": 1.0, "judge": 1.0}}
+    record = {"answer": "what it returned", "judge": "because 1.0 / because 1.0"}
+    assert lines[1]["record"] == {**record, "rewards": {"reward": 1.0, "judge": 1.0}}
     with RunReader(tmp_path / "run") as run:
         rows = [run.rollout(row["id"]) or {} for row in run.rollouts()]
     assert [(row["reward"], row["score"]) for row in rows] == [(0.25, 0.25), (1.0, 1.0)] * 2 + [(None, 0.0)]
