@@ -453,8 +453,7 @@ def _served(folder: Path) -> AbstractContextManager[tuple[Any, Clients]]:
     def serving() -> Iterator[tuple[Any, Clients]]:
         folder.mkdir()
         process = start(folder, "--as", "sagemaker", "--checkpoint-dir", str(folder.parent / "kept"))
-        lines = Path(process.ready["credentials_file"]).read_text().splitlines()
-        secret = next(line for line in lines if "secret" in line).partition(" = ")[2]
+        secret = Path(process.ready["secret_file"]).read_text()
         try:
             yield process, Clients(process.url, secret)
         finally:

@@ -274,6 +274,17 @@ def test_a_lenient_service_leaves_such_rollouts_out() -> None:
         assert service.ended()[0]["JobStatus"] == "Completed"
 
 
+def test_a_batch_without_any_reward_ends_the_job(service: Service) -> None:
+    def agent(payload: dict[str, Any]) -> Any:
+        service.runtime.complete_rollout(**service.ids(payload), Status="failed")
+        return {}
+
+    service.around.agent = agent
+    service.create(rollout_max_retries="1")
+    found, _ = service.ended()
+    assert found["FailureReason"] == "no rollout of a batch has a reward: CompleteRollout said failed"
+
+
 def test_reports_are_taken_once_and_in_order(service: Service) -> None:
     answers: list[str] = []
 

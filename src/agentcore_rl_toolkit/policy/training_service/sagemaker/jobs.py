@@ -345,18 +345,19 @@ class Jobs:
 
     async def _rollouts(self, job: Job, prompts: Sequence[str], size: int) -> list[list[Trajectory]]:
         """A group for each prompt: its rollouts with a reward. Raises: RolloutFailedError."""
-        places = asyncio.Semaphore(job.params.rollout_max_concurrency)
+        places, failed = asyncio.Semaphore(job.params.rollout_max_concurrency), "no rollout ended"
         groups: list[list[Trajectory]] = [[] for _ in prompts]
         info = job.output["RolloutInfo"] = {"Completed": 0, "Total": len(prompts) * size}
 
         async def one(group: list[Trajectory], prompt: str) -> None:
+            nonlocal failed
             async with places:
                 for _ in range(1 + job.params.rollout_max_retries):
                     try:
                         group.append(await self._rollout(job, prompt))
                         break
                     except RolloutFailedError as e:
-                        log.warning("a rollout of %s failed: %s", job.arn, e)
+                        log.warning("a rollout of %s failed: %s", job.arn, failed := str(e))
                         if e.fatal and self._strict:
                             raise
             info["Completed"] += 1
@@ -368,6 +369,8 @@ class Jobs:
                         tasks.create_task(one(group, prompt))
         except ExceptionGroup as e:
             raise e.exceptions[0] from None
+        if not any(groups):
+            raise RolloutFailedError(f"no rollout of a batch has a reward: {failed}")
         return groups
 
     async def _rollout(self, job: Job, prompt: str) -> Trajectory:

@@ -138,12 +138,13 @@ def serve(
         ) as service,
         tempfile.TemporaryDirectory(prefix="agentcore-rl-sagemaker-") as folder,
     ):
-        file = Path(folder) / "credentials"
-        write_private(file, f"[default]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {service.secret}\n")
+        file = Path(folder) / "secret"
+        write_private(file, service.secret)
         if config.ready_file is not None:
-            write_ready(config.ready_file, {"url": service.url, "pid": os.getpid(), "credentials_file": str(file)})
+            write_ready(config.ready_file, {"url": service.url, "pid": os.getpid(), "secret_file": str(file)})
         print(f"SageMaker Training Sessions and multi-turn RL jobs at {service.url}", file=sys.stderr)
-        for name, value in {**service.endpoints, "AWS_SHARED_CREDENTIALS_FILE": str(file)}.items():
+        secret = {"AWS_SECRET_ACCESS_KEY": f"$(cat {file})"}  # which stays out of logs
+        for name, value in {**service.environment, **secret}.items():
             print(f"  export {name}={value}", file=sys.stderr, flush=True)
         asyncio.run(_until_stopped(config.parent_pid))
 
