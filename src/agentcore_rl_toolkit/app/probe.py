@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import platform
 import time
 import urllib.error
@@ -24,7 +25,7 @@ from ..contract import PROBE_EXPERIMENT, PROBE_FIELD, PROBED, REDACTED, ROLLOUT_
 from ..errors import AgentCoreRLError, ContractError, StorePermissionError
 from ..store import ObjectStore, url_matches
 from .record import find_secrets
-from .settings import AgentSettings
+from .settings import PREFIX, AgentSettings
 
 STORE_S, GATEWAY_S = 10.0, 10.0
 MAX_REPLY_BYTES, MAX_MODELS, MAX_TEXT = 2**20, 20, 300
@@ -40,7 +41,9 @@ async def answer(
     config = _asked_for(payload, settings)
     key = result_key(PROBE_EXPERIMENT, str(config.input_id), session_id)
     bucket = str(config.s3_bucket)
-    store, gateway = await asyncio.gather(_store(store_for(bucket)[0], key), asyncio.to_thread(_gateway, config))
+    store, gateway, jobs = await asyncio.gather(
+        _store(store_for(bucket)[0], key), asyncio.to_thread(_gateway, config), asyncio.to_thread(_jobs, payload)
+    )
     report = {
         "toolkit": version("agentcore-rl-toolkit"),
         "python": platform.python_version(),
@@ -48,6 +51,7 @@ async def answer(
         "time_s": time.time(),
         "store": store,
         "gateway": gateway,
+        "jobs": jobs,
     }
     clean = json.dumps(report)
     for secret in find_secrets(config, key, session_id):
@@ -110,6 +114,27 @@ def _gateway(config: RolloutConfig) -> dict[str, Any]:
     except OSError as e:
         return _found(False, _first_line(e), reached=False)
     return _found(True, "reached, and the key is accepted", reached=True, models=models)
+
+
+def _jobs(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Whether an agent of SageMaker's jobs may report to them. It asks about a job that does not exist, and must hear that."""
+    serves = any(name.startswith(f"{PREFIX}SAGEMAKER_") for name in os.environ)
+    given = payload[PROBE_FIELD].get("job_arn") if isinstance(payload[PROBE_FIELD], Mapping) else None
+    if not serves or not isinstance(given, str):
+        return _found(None, "not asked")
+    from .sagemaker.job import job_rollout
+    from .sagemaker.runtime import JobCallError, JobRuntime
+
+    job = job_rollout({"prompt": "", "metadata": {"jobArn": given, "rolloutId": PROBE_EXPERIMENT}})
+    if job is None:
+        return _found(None, "not asked")
+    try:
+        JobRuntime(job).call("complete_rollout", TrajectoryId=job.trajectory_id, Status="failed")
+    except JobCallError as e:
+        return _found(e.status in (400, 404), _first_line(e))
+    except AgentCoreRLError as e:
+        return _found(False, _first_line(e))
+    return _found(True, "answered")
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

@@ -7,6 +7,7 @@ import functools
 import http.client
 import json
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from openai import OpenAI
 from agentcore_rl_toolkit import PolicyFailure
 from agentcore_rl_toolkit.app import AgentCoreRLApp, AgentSettings
 from agentcore_rl_toolkit.app.sagemaker.relay import Relay
+from agentcore_rl_toolkit.cli.doctor import aws
 from agentcore_rl_toolkit.errors import AgentCoreRLError, ConfigError
 
 from ..conftest import StartAgent, new_session, wait_for
@@ -217,6 +219,23 @@ async def test_a_reward_that_the_job_refuses_fails_the_call(jobs: JobServer) -> 
     jobs.fault = lambda name: 400 if name == "UpdateReward" else None
     with pytest.raises(AgentCoreRLError, match="could not be reported"):
         await invoke(jobs.payload(new_id(), {"prompt": "x", "answer": "4"}))
+
+
+@pytest.mark.parametrize(("fault", "level"), [(404, "ok"), (403, "fail")])
+async def test_a_probe_says_whether_the_role_may_report(
+    jobs: JobServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: int, level: str
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKERJOBRUNTIME", jobs.url)
+    block = {"exp_id": "agentcore-rl-doctor", "input_id": "i", "s3_bucket": f"file://{tmp_path}", "proof_key": "p" * 64}
+    jobs.fault = lambda _: fault
+
+    async def findings() -> list[tuple[str, str]]:
+        report = (await invoke({"_probe": {"job_arn": JOB}, "_rollout": block}))["probe"]
+        return [(found.name, found.level) for found in aws.findings(report, block, time.time(), time.time())]
+
+    assert "session jobs" not in dict(await findings())  # an agent that serves none
+    monkeypatch.setenv("AGENTCORE_RL_SAGEMAKER_FAILURES", "failed")
+    assert ("session jobs", level) in await findings()
 
 
 @pytest.mark.system

@@ -284,7 +284,9 @@ def ask(client: Any, arn: str, session_id: str, rollout: Mapping[str, Any]) -> l
     """Start a session, ask it, stop it. ``client``: a boto3 client of ``bedrock-agentcore`` without retries."""
     from botocore.exceptions import BotoCoreError, ClientError
 
-    body = json.dumps({PROBE_FIELD: {}, ROLLOUT_FIELD: dict(rollout)}).encode()
+    place = arn.split(":")  # no job of this name exists
+    job_arn = ":".join([*place[:2], "sagemaker", *place[3:5], f"job/AgentRFT/{PROBE_EXPERIMENT}"])
+    body = json.dumps({PROBE_FIELD: {"job_arn": job_arn}, ROLLOUT_FIELD: dict(rollout)}).encode()
     asked_s = time.time()
     try:
         reply = client.invoke_agent_runtime(
@@ -312,6 +314,12 @@ def findings(report: Mapping[str, Any], rollout: Mapping[str, Any], asked_s: flo
         _clock(float(report["time_s"]), asked_s, answered_s),
         _store(report["store"], str(rollout["s3_bucket"])),
     ]
+    jobs = report.get("jobs", {"ok": None})
+    if jobs["ok"]:
+        found.append(ok("session jobs", "its role may report to SageMaker's multi-turn RL jobs"))
+    elif jobs["ok"] is not None:
+        advice = "allow what the statement Jobs of `agentcore-rl deploy iam` has, for the agent's execution role"
+        found.append(fail("session jobs", jobs["text"], advice))
     gateway = report["gateway"]
     if gateway["ok"] is None:
         return found
