@@ -93,6 +93,7 @@ def show(
                 "name": reader.name,
                 "config": dict(reader.config()),
                 "steps": steps,
+                "jobs": list({e["job"]: e for e in reader.metrics() if e.get("event") == "job"}.values()),
                 "not_kept": reader.counters(),
             }
             click.echo(json.dumps(facts, indent=2) if as_json else visible("\n".join(_overview(facts))))
@@ -145,6 +146,9 @@ def _overview(run: Mapping[str, Any]) -> Iterator[str]:
             f"{s['at']:10}{s['rollouts']:>9}{_number(s['reward']):>9}{_number(s['reward_spread']):>8}{s['usable']:>8}"
             f"{_number(s['tokens_mean'], 0):>9}{_small(s['gap_max']):>9}  {ends}"
         )
+    for job in run["jobs"]:  # of SageMaker, as they were last seen
+        facts = ({k: v} for k, v in job.items() if k not in ("event", "job", "status"))
+        yield f"{job['job']}  {job['status']}  {'  '.join(map(json.dumps, facts))}"
     for reason, count in run["not_kept"].items():
         yield f"not kept: {count} rollouts ({reason.removeprefix('not_kept_')})"
 

@@ -25,6 +25,7 @@ from botocore.exceptions import ClientError
 from click.testing import CliRunner
 
 from agentcore_rl_toolkit.backends.sagemaker.job import JobConfig, Jobs
+from agentcore_rl_toolkit.cli.runs import show
 from agentcore_rl_toolkit.cli.train import command as train_command
 from agentcore_rl_toolkit.errors import TrainingServiceError
 from agentcore_rl_toolkit.policy.training_service.interface import Example
@@ -392,6 +393,9 @@ def test_the_command_evaluates_trains_and_evaluates(service: Service, settings: 
     report = json.loads((tmp_path / "run" / "job.json").read_text())
     assert done.output.splitlines()[-1] == f"model package: {report['model_package']}"
     assert report["before"].keys() == report["after"].keys() == {"eval/reward/mean"}
+    shown = CliRunner().invoke(show, [str(tmp_path / "run")], catch_exceptions=False).output
+    assert 'sums  Completed  {"ProgressInfo": {"CurrentStep": 1' in shown
+    assert 'sums-after  Completed  {"RolloutInfo": {"Completed": 32, "Total": 32}}  {"EvaluationMetrics":' in shown
     [*_, last] = service.control.list_jobs(JobCategory="AgentRFTEvaluation")["JobSummaries"]
     assert (last["JobName"], last["JobStatus"]) == ("sums-after", "Completed")
     assert service.around.payloads[0]["prompt"] == '{"prompt":"0+0"}'

@@ -26,6 +26,7 @@ from .config import needs_of_botocore
 
 Show = Callable[[str], None]
 ACTIVE = ("InProgress", "Stopping")
+SHOWN = ("ProgressInfo", "RolloutInfo", "BillableTokenUsage", "EvaluationMetrics")
 BATCH = 128  # global_batch_size of a job that names none
 
 
@@ -126,10 +127,7 @@ class Jobs:
         name = f"{config.job_name}-{when}"
         values = config.eval_hyperparameters
         output = await self._job("AgentRFTEvaluation", name, config.eval_data_path, values, parts)
-        found = output.get("EvaluationMetrics")
-        self._recording.run.event("evaluated", {"when": when, "metrics": found})
-        self._show(f"{name}: {found}")
-        return found
+        return output.get("EvaluationMetrics")
 
     def _input(self, package: str | None) -> dict[str, str]:
         return {} if package is None else {"InputModelPackageArn": package}
@@ -191,7 +189,7 @@ class Jobs:
         while True:
             found = await self._control.call("describe_job", **named)
             output = json.loads(found.get("JobConfigDocument", "{}")).get("ServiceOutput", {})
-            progress = {k: output[k] for k in ("ProgressInfo", "RolloutInfo", "BillableTokenUsage") if k in output}
+            progress = {name: output[name] for name in SHOWN if name in output}
             state = {"job": named["JobName"], "status": found["SecondaryStatus"], **progress}
             if state != shown:
                 said = f"{named['JobName']}: {found['SecondaryStatus']} {json.dumps(progress) if progress else ''}"
