@@ -1,8 +1,5 @@
 """Both APIs on one port: the control plane (JSON 1.1, `X-Amz-Target`) and the runtime (rest-json).
 
-The chat routes ``/training-sessions/{name}/sample`` and ``…/sample-with-response-stream`` are not served: a chat needs a
-renderer, and tokens to train on come from ExecuteSamplingOperation only.
-
 Faults on purpose hit the runtime's requests, each its share of them: ``throttle`` and ``error`` (429 and 500, nothing was done),
 ``lost`` (the request was obeyed, then the connection breaks). ``PUT /_local/faults`` sets the shares.
 """
@@ -97,17 +94,15 @@ class SageMakerApp:
         missing = "ResourceNotFoundException"
         match [method, *path]:
             case ["POST", "v1", "training-sessions", name, "operations"]:
-                return {"operationId": self._session(name, missing).train(read(body, wire.TrainingOperation))}
+                return {"operationId": self.session(name, missing).train(read(body, wire.TrainingOperation))}
             case ["POST", "v1", "training-sessions", name, "sampling-operations"]:
-                return {"operationId": self._session(name, missing).sample(read(body, wire.SamplingOperation))}
+                return {"operationId": self.session(name, missing).sample(read(body, wire.SamplingOperation))}
             case ["GET", "v1", "training-sessions", name, "operations" | "sampling-operations", operation]:
-                return self._session(name, missing).answer(operation)
-            case ["POST", "training-sessions", _, _]:
-                what = "The local service has no chat routes; sample tokens by ExecuteSamplingOperation."
-                raise RefusedError(what, code=missing)
+                return self.session(name, missing).answer(operation)
         raise RefusedError(f"There is no {method} /{'/'.join(path)}.", code=missing)
 
-    def _session(self, name: str, missing: str = "ResourceNotFound") -> Session:
+    def session(self, name: str, missing: str = "ResourceNotFound") -> Session:
+        """Raises: RefusedError when there is none."""
         if name not in self._sessions:
             raise RefusedError(f"Training session {name} does not exist.", code=missing)
         return self._sessions[name]
@@ -124,17 +119,17 @@ class SageMakerApp:
                 self._sessions[name] = session
                 return {"TrainingSessionArn": session.summary()["TrainingSessionArn"]}
             case "DescribeTrainingSession":
-                return {"TrainingSessionDetail": {"TrainingSessionName": name, **self._session(name).described()}}
+                return {"TrainingSessionDetail": {"TrainingSessionName": name, **self.session(name).described()}}
             case "ListTrainingSessions":
                 part, status = asked.get("NameContains", ""), asked.get("StatusEquals")
                 named = [s.summary() for s in reversed(self._sessions.values()) if part in s.name]
                 found = [s for s in named if status in (None, s["TrainingSessionStatus"])]
                 return wire.page("TrainingSessionSummaries", found, asked)
             case "StopTrainingSession":
-                self._session(name).stop()
+                self.session(name).stop()
                 return {}
             case "DeleteTrainingSession":
-                self._session(name).check_transition("Deleting", "Stopped", "Failed")
+                self.session(name).check_transition("Deleting", "Stopped", "Failed")
                 del self._sessions[name]
                 return {}
             case "CreateModelPackageGroup":

@@ -1,11 +1,15 @@
-"""The routes of jobs, in front of those of training sessions: the control plane's (JSON 1.1), and the job runtime's.
+"""The routes of jobs, in front of those of training sessions: the control plane's (JSON 1.1), and the job runtime's. And the
+chat routes of sessions, which need a gateway as jobs do.
 
 The job runtime takes both forms of each route: the job in a header or in the body, a signature or a bearer token.
 """
 
 from __future__ import annotations
 
+import asyncio
+import re
 import time
+import uuid
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -21,6 +25,7 @@ from .wire import RefusedError, read
 
 CONTROL = ("CreateJob", "DescribeJob", "StopJob", "ListJobs")
 STREAM = "/sample-with-response-stream"
+CHAT = re.compile("/training-sessions/([^/]+)(/sample|/sample-with-response-stream)")
 RUNTIME = ("/sample", STREAM, "/v1/chat/completions", "/complete-rollout", "/update-reward")
 
 
@@ -29,18 +34,25 @@ class JobsApp:
 
     def __init__(self, jobs: Jobs, *, credential: tuple[str, str], rest: SageMakerApp) -> None:
         self._jobs, self._credential, self._rest = jobs, credential, rest
+        self._chats: set[str | None] = set()  # the weights that a place of their own samples
+        self._opening = asyncio.Lock()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         request = Request(scope, receive)
         target = request.headers.get("x-amz-target", "").removeprefix("SageMaker.")
-        if target not in CONTROL and scope["path"] not in RUNTIME:
+        chat = CHAT.fullmatch(scope["path"])
+        if target not in CONTROL and scope["path"] not in RUNTIME and chat is None:
             await self._rest(scope, receive, send)
             return
         body = await request.body()
         try:
             self._check(request, body)
             asked = read(body, dict[str, Any])
-            response = _json(self._control(target, asked)) if target else await self._run(request, asked)
+            if chat is not None:
+                arn = request.headers.get("x-amzn-sagemaker-model-package")
+                response = await self._chat(chat[1], arn, {**asked, "stream": chat[2] == STREAM})
+            else:
+                response = _json(self._control(target, asked)) if target else await self._run(request, asked)
         except (RefusedError, KeyError, msgspec.ValidationError) as e:
             code = e.code if isinstance(e, RefusedError) else "ValidationException"
             response = _json({"__type": code, "message": str(e)}, wire.STATUS.get(code, 400))
@@ -90,17 +102,28 @@ class JobsApp:
 
     async def _sampled(self, trajectory: Trajectory, asked: dict[str, Any]) -> Response:
         trajectory.sample()
-        pieces = self._jobs.chat(trajectory.job_arn, trajectory.id, asked)
-        first = await anext(pieces)  # an error comes before it, with a status of its own
-        if not asked["stream"]:
-            return Response(first + b"".join([piece async for piece in pieces]), media_type="application/json")
+        return await _reply(self._jobs.around.chat(trajectory.job_arn, trajectory.id, asked), asked["stream"])
 
-        async def whole() -> AsyncIterator[bytes]:
-            yield first
-            async for piece in pieces:
-                yield piece
+    async def _chat(self, session: str, arn: str | None, asked: dict[str, Any]) -> Response:
+        path = self._rest.session(session).weights(arn)
+        async with self._opening:
+            if path not in self._chats:
+                await self._jobs.around.use(f"chat {path}", path)
+                self._chats.add(path)
+        return await _reply(self._jobs.around.chat(f"chat {path}", f"chat-{uuid.uuid4()}", asked), asked["stream"])
 
-        return StreamingResponse(whole(), media_type="text/event-stream")
+
+async def _reply(pieces: AsyncIterator[bytes], stream: bool) -> Response:
+    first = await anext(pieces)  # an error comes before it, with a status of its own
+    if not stream:
+        return Response(first + b"".join([piece async for piece in pieces]), media_type="application/json")
+
+    async def whole() -> AsyncIterator[bytes]:
+        yield first
+        async for piece in pieces:
+            yield piece
+
+    return StreamingResponse(whole(), media_type="text/event-stream")
 
 
 def _json(content: dict[str, Any], status: int = 200) -> Response:

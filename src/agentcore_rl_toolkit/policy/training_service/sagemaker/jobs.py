@@ -243,8 +243,7 @@ class Jobs:
     ) -> None:
         self.all: dict[tuple[str, str], Job] = {}
         self.trajectories: dict[str, Trajectory] = {}
-        self.chat = around.chat
-        self._model, self._packages, self._around = model, packages, around
+        self._model, self._packages, self.around = model, packages, around
         self._endpoint, self._strict = endpoint, strict
 
     def create(self, asked: Mapping[str, Any]) -> Job:
@@ -269,7 +268,7 @@ class Jobs:
         try:
             async with asyncio.timeout(job.limit_s):
                 job.move("Downloading")
-                rows = await self._around.prompts(job.uri)
+                rows = await self.around.prompts(job.uri)
                 if isinstance(job.params, Training):
                     await self._train(job, job.params, rows)
                 else:
@@ -284,7 +283,7 @@ class Jobs:
             job.failure = str(e) or type(e).__name__
             job.move("Failed", "Failed")
         finally:
-            await self._around.leave(job.arn)
+            await self.around.leave(job.arn)
 
     async def _train(self, job: Job, params: Training, rows: list[str]) -> None:
         size = params.global_batch_size
@@ -301,7 +300,7 @@ class Jobs:
         job.move("Training")
         try:
             for step in range(steps):
-                await self._around.use(job.arn, await self._save(job, run, checkpoints))
+                await self.around.use(job.arn, await self._save(job, run, checkpoints))
                 epoch, place = divmod(step, per_epoch)
                 batch = random.Random(epoch).sample(rows, len(rows))[place * size : (place + 1) * size]
                 groups = await self._rollouts(job, batch, params.group_size)
@@ -312,7 +311,7 @@ class Jobs:
             job.output["OutputModelPackageArn"] = await self._save(job, run, output)
 
     async def _evaluate(self, job: Job, params: Evaluation, rows: list[str]) -> None:
-        await self._around.use(job.arn, job.packages.get("InputModelPackageArn"))
+        await self.around.use(job.arn, job.packages.get("InputModelPackageArn"))
         job.move("Evaluating")
         groups = await self._rollouts(job, rows, params.eval_group_size)
         job.output["EvaluationMetrics"] = {"eval/reward/mean": _mean(groups)}
@@ -329,7 +328,7 @@ class Jobs:
         for group in groups:
             for rollout, advantage in zip(group, _advantages(group, params.advantage_method), strict=True):
                 if advantage:
-                    for one in await self._around.sampled(rollout.job_arn, rollout.id):
+                    for one in await self.around.sampled(rollout.job_arn, rollout.id):
                         weighed = {"advantages": [advantage * m for m in one.inputs["advantages"]]}
                         examples.append(Example(tokens=one.tokens, inputs={**one.inputs, **weighed}))
         clips = {"clip_low_threshold": params.clip_low, "clip_high_threshold": params.clip_high}
@@ -391,14 +390,14 @@ class Jobs:
             return await self._rewarded(rollout, session, payload, params.rollout_timeout)
         finally:
             rollout.status = rollout.status or "timed out"
-            await self._around.stop(*session)
+            await self.around.stop(*session)
 
     async def _rewarded(
         self, rollout: Trajectory, session: tuple[str, str, str], payload: Mapping[str, Any], limit_s: float
     ) -> Trajectory:
         try:
             async with asyncio.timeout(limit_s):
-                answer = await self._around.invoke(*session, payload)
+                answer = await self.around.invoke(*session, payload)
                 if isinstance(answer, dict) and answer.get("status") == "error":
                     raise RolloutFailedError("The agent signaled that the trajectory failed", fatal=True)
                 await rollout.completed.wait()
