@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ class Around:
 
     async def sampled(self, place: str, trajectory_id: str) -> list[Example]:
         inputs = {"target_tokens": [6, 7, 8], "logprobs": [0.0, -0.5, -0.25]}
-        return [Example(tokens=[5, 6, 7], inputs={**inputs, "weights": [0.0, 1.0, 1.0], "advantages": [0.0, 1.0, 1.0]})]
+        return [Example(tokens=[5, 6, 7], inputs={**inputs, "weights": [0.0, 1.0, 1.0], "advantages": [0, 1, 2]})]
 
     async def close(self) -> None:
         """Nothing is open."""
@@ -264,6 +264,36 @@ def test_a_failed_rollout_is_tried_again_under_a_new_id(service: Service) -> Non
     service.create()
     found, _ = service.ended()
     assert (found["JobStatus"], len(service.around.payloads)) == ("Completed", 65)
+
+
+def test_turns_are_compared_with_the_same_turns_of_the_group(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[list[float]] = []
+
+    def forward_backward(run: str, data: Sequence[Example], *_: Any) -> tuple[list[list[float]], dict[str, float]]:
+        trained.extend(example.inputs["advantages"] for example in data)
+        return [], {"loss:sum": 0.0}
+
+    def agent(payload: dict[str, Any]) -> Any:
+        ids = service.ids(payload)
+        for _ in range(2):
+            service.runtime.sample(**ids, Body=b'{"messages": []}')
+        service.runtime.complete_rollout(**ids, Status="ready")
+        with pytest.raises(ClientError, match="1 values for 2 sampling requests"):
+            service.runtime.update_reward(**ids, Rewards=[1.0])
+        group = [p["metadata"]["rolloutId"] for p in list(service.around.payloads) if p["prompt"] == payload["prompt"]]
+        first = float(group.index(ids["TrajectoryId"]) % 2)
+        service.runtime.update_reward(**ids, Rewards=[first, 1.0 - first])
+        return {}
+
+    monkeypatch.setattr(service.model, "forward_backward", forward_backward)
+    service.around.agent = agent
+    service.create(advantage_method="group_based_per_turn")
+    assert service.ended()[0]["JobStatus"] == "Completed"
+    assert len(trained) == 64
+    assert {tuple(round(A, 3) for A in advantages_T) for advantages_T in trained} == {
+        (0, 0.707, -0.707),
+        (0, -0.707, 0.707),
+    }
 
 
 def test_a_lenient_service_leaves_such_rollouts_out() -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...backends.collection.credit import turns_of
 from ...backends.data import read_rows
 from ...client.data_plane.transport import Transport
 from ...errors import AgentCoreRLError, GatewayError
@@ -159,8 +160,12 @@ class JobSurroundings:
         served = self._served[place]
         served.sessions.pop(trajectory_id, None)
         captured = (await served.client.fetch_async([trajectory_id]))[trajectory_id]
-        sequences = build_trajectory(trajectory_id, captured.turns, train="all", temperature=None).sequences
-        return [_example(sequence) for sequence in sequences if sequence.trained_tokens]
+        trajectory = build_trajectory(trajectory_id, captured.turns, train="all", temperature=None)
+        turns = [[0] * len(sequence.token_ids) for sequence in trajectory.sequences]
+        for number, (index, begin, end) in enumerate(turns_of(trajectory, captured), 1):
+            turns[index][begin:end] = [number] * (end - begin)
+        both = zip(trajectory.sequences, turns, strict=True)
+        return [_example(sequence, turns_T) for sequence, turns_T in both if sequence.trained_tokens]
 
     async def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -168,10 +173,9 @@ class JobSurroundings:
             await self.leave(place)
 
 
-def _example(sequence: TrainingSequence) -> Example:
+def _example(sequence: TrainingSequence, turns_T: list[int]) -> Example:
     """Position i predicts token i + 1."""
-    mask = [float(m) for m in sequence.loss_mask[1:]]
     logprobs = [0.0 if lp is None else lp for lp in sequence.logprobs[1:]]
-    inputs: dict[str, list[Any]] = {"target_tokens": sequence.token_ids[1:]}
-    inputs |= {"weights": mask, "logprobs": logprobs, "advantages": mask}
+    inputs: dict[str, list[Any]] = {"target_tokens": sequence.token_ids[1:], "logprobs": logprobs}
+    inputs |= {"weights": [float(m) for m in sequence.loss_mask[1:]], "advantages": turns_T[1:]}
     return Example(tokens=sequence.token_ids[:-1], inputs=inputs)

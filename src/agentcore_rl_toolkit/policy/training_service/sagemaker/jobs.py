@@ -58,7 +58,7 @@ class Evaluation(Rollouts, kw_only=True, forbid_unknown_fields=True):
 class Training(Rollouts, kw_only=True, forbid_unknown_fields=True):
     global_batch_size: Annotated[int, Meta(ge=32, le=128, multiple_of=32)] = 128
     group_size: Annotated[int, Meta(ge=2, le=32)] = 8
-    advantage_method: Literal["group_based", "rloo"] = "group_based"
+    advantage_method: Literal["group_based", "group_based_per_turn", "rloo"] = "group_based"
     loss_fn: Literal["ppo", "importance_sampling", "cispo"] = "ppo"
     clip_low: wire.Fraction = 0.8
     clip_high: Annotated[float, Meta(ge=1, le=10)] = 1.2
@@ -98,7 +98,7 @@ class Surroundings(Protocol):
         ...
 
     async def sampled(self, place: str, trajectory_id: str) -> list[Example]:
-        """Its sequences, with all inputs of a loss; ``advantages`` are 1 where the policy sampled, else 0."""
+        """Its sequences, with all inputs of a loss; ``advantages`` are the turn that sampled a token, from 1, else 0."""
         ...
 
     async def close(self) -> None: ...
@@ -118,9 +118,10 @@ class Trajectory:
 
     id: str
     job_arn: str
+    per_turn: bool  # its rewards are one for each sample; else the last counts
     samples: int = 0
     status: str | None = None
-    reward: float | None = None
+    rewards: list[float] = field(default_factory=list)
     tokens: set[str] = field(default_factory=set)
     completed: asyncio.Event = field(default_factory=asyncio.Event)
     rewarded: asyncio.Event = field(default_factory=asyncio.Event)
@@ -144,14 +145,16 @@ class Trajectory:
         self.completed.set()
 
     def update(self, rewards: list[float], token: str) -> None:
-        """Take rewards, of which the last counts. Raises: RefusedError when there is none, it is not completed, or has one."""
+        """Take rewards. Raises: RefusedError when there is none, it is not completed, or has some."""
         if token in self.tokens:
             return
-        if self.status not in REPORTED or self.reward is not None:
+        if self.status not in REPORTED or self.rewards:
             raise RefusedError("Trajectory is not in valid status for a reward", code="ConflictException")
         if not rewards:
             raise RefusedError("Rewards is empty")
-        self.reward = rewards[-1]
+        if self.per_turn and len(rewards) != self.samples:
+            raise RefusedError(f"Rewards has {len(rewards)} values for {self.samples} sampling requests")
+        self.rewards = rewards
         self.tokens.add(token)
         self.rewarded.set()
 
@@ -326,11 +329,10 @@ class Jobs:
         """One update of the weights; how many tokens it took. Gradients are of sums over tokens."""
         examples: list[Example] = []
         for group in groups:
-            for rollout, advantage in zip(group, _advantages(group, params.advantage_method), strict=True):
-                if advantage:
-                    for one in await self.around.sampled(rollout.job_arn, rollout.id):
-                        weighed = {"advantages": [advantage * m for m in one.inputs["advantages"]]}
-                        examples.append(Example(tokens=one.tokens, inputs={**one.inputs, **weighed}))
+            for rollout, A in zip(group, _advantages(group, params.advantage_method), strict=True):
+                for one in await self.around.sampled(rollout.job_arn, rollout.id) if any(A) else ():
+                    weighed = [A[min(turn, len(A)) - 1] if turn else 0.0 for turn in one.inputs["advantages"]]
+                    examples.append(Example(tokens=one.tokens, inputs={**one.inputs, "advantages": weighed}))
         clips = {"clip_low_threshold": params.clip_low, "clip_high_threshold": params.clip_high}
         for first in range(0, len(examples), PASS):
             data = examples[first : first + PASS]
@@ -374,7 +376,9 @@ class Jobs:
 
     async def _rollout(self, job: Job, prompt: str) -> Trajectory:
         """One try. Raises: RolloutFailedError."""
-        params, rollout = job.params, Trajectory(id=str(uuid.uuid4()), job_arn=job.arn)
+        params = job.params
+        per_turn = isinstance(params, Training) and params.advantage_method == "group_based_per_turn"
+        rollout = Trajectory(id=str(uuid.uuid4()), job_arn=job.arn, per_turn=per_turn)
         self.trajectories[rollout.id] = rollout
         session = (*job.agent, f"rollout-{rollout.id}")
         payload = {
@@ -416,9 +420,20 @@ class Jobs:
         return rollout
 
 
-def _advantages(group: Sequence[Trajectory], method: str) -> list[float]:
+def _advantages(group: Sequence[Trajectory], method: str) -> list[list[float]]:
+    """The advantages of each rollout's turns; the last is that of all turns after it."""
+    if method != "group_based_per_turn":
+        return [[A] for A in _compared([rollout.rewards[-1] for rollout in group], method)]
+    found: list[list[float]] = [[] for _ in group]
+    for turn in range(max(len(rollout.rewards) for rollout in group) if group else 0):
+        there = [i for i, rollout in enumerate(group) if turn < len(rollout.rewards)]
+        for i, A in zip(there, _compared([group[i].rewards[turn] for i in there], method), strict=True):
+            found[i].append(A)
+    return found
+
+
+def _compared(rewards_G: Sequence[float], method: str) -> list[float]:
     """Rewards less their mean, in standard deviations, or ("rloo") less the mean of the others."""
-    rewards_G = [rollout.reward or 0.0 for rollout in group]
     if len(rewards_G) < 2:
         return [0.0] * len(rewards_G)
     mean = statistics.fmean(rewards_G)
@@ -427,5 +442,5 @@ def _advantages(group: Sequence[Trajectory], method: str) -> list[float]:
 
 
 def _mean(groups: Sequence[Sequence[Trajectory]]) -> float | None:
-    rewards = [rollout.reward for group in groups for rollout in group if rollout.reward is not None]
+    rewards = [rollout.rewards[-1] for group in groups for rollout in group]
     return statistics.fmean(rewards) if rewards else None
