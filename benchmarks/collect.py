@@ -25,7 +25,6 @@ from typing import Any
 
 from agentcore_rl_toolkit.backends import CollectConfig, Group, GroupRequest, collect_async, to_samples
 from agentcore_rl_toolkit.backends.primitives.data import to_data
-from agentcore_rl_toolkit.backends.rllm.convert import to_rllm
 from agentcore_rl_toolkit.backends.slime.convert import to_slime
 from agentcore_rl_toolkit.backends.trl.convert import to_trl
 from agentcore_rl_toolkit.backends.verl.convert import to_verl
@@ -126,7 +125,6 @@ def slime(groups: list[Group]) -> Any:
 CONVERTERS: dict[str, Callable[[list[Group]], Any]] = {
     "slime": slime,
     "verl": lambda groups: [to_verl(r) for g in groups for r in g.rollouts],
-    "rllm": lambda groups: [to_rllm(r) for g in groups for r in g.rollouts],
     "tinker": lambda groups: to_data(to_samples(groups)),
     "trl": lambda groups: to_trl(groups, num_generations=GROUP, filler_id=0),
 }

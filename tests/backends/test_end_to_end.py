@@ -24,7 +24,6 @@ from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.backends.collection.collect import collect, collect_async
 from agentcore_rl_toolkit.backends.collection.groups import CollectConfig, Group, GroupRequest
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
-from agentcore_rl_toolkit.backends.rllm.convert import to_rllm
 from agentcore_rl_toolkit.backends.trl.convert import REWARD_KEY, to_trl
 from agentcore_rl_toolkit.backends.verl.convert import to_verl
 from agentcore_rl_toolkit.contract import Cause, Outcome
@@ -183,5 +182,4 @@ async def test_an_engine_that_stays_away_is_never_the_agents_failure(place: Plac
         assert "no inference server" in (rollout.traceback or "")
         assert rollout.score is None
         assert to_verl(rollout) == []
-        assert to_rllm(rollout)["trajectories"] == []
     assert to_trl([found], num_generations=2, filler_id=0)[0][REWARD_KEY] == [None, None]

@@ -10,9 +10,7 @@ from rLLM git 9beb6e0, verl's, Tinker's and SageMaker's forms are plain data (ve
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import json
 import math
 import statistics
 import struct
@@ -28,7 +26,6 @@ from agentcore_rl_toolkit.backends.collection.credit import Credit
 from agentcore_rl_toolkit.backends.collection.groups import CollectConfig, CollectedRollout, Group, summarize
 from agentcore_rl_toolkit.backends.collection.samples import Sample, rollout_samples, to_samples
 from agentcore_rl_toolkit.backends.primitives.data import to_datum
-from agentcore_rl_toolkit.backends.rllm.convert import groups_to_rllm, to_rllm
 from agentcore_rl_toolkit.backends.sagemaker.adapter import datum as sagemaker_datum
 from agentcore_rl_toolkit.backends.slime.convert import NOTE, to_slime
 from agentcore_rl_toolkit.backends.slime.hooks import (
@@ -345,32 +342,6 @@ def read_verl(groups: list[Group], credit: Credit) -> dict[str, list[Neutral]]:
     return found
 
 
-def merge_steps(steps: list[dict[str, Any]]) -> tuple[list[int], list[int], list[float], list[float]]:
-    """rLLM's merge of steps whose prompt extends what came before."""
-    tokens = list(steps[0]["prompt_ids"])
-    mask, logprobs, advantages = [0] * len(tokens), [], []
-    for step in steps:
-        prompt = step["prompt_ids"]
-        assert prompt[: len(tokens)] == tokens, "rLLM would start a new row here"
-        assert len(step["logprobs"]) == len(step["response_ids"]) > 0, "rLLM asserts on this"
-        mask += [0] * (len(prompt) - len(tokens)) + [1] * len(step["response_ids"])
-        tokens = [*prompt, *step["response_ids"]]
-        logprobs += step["logprobs"]
-        # With `use_precomputed_advantage` rLLM takes a step's advantages as they are, one per sampled token.
-        assert len(step["advantage"]) == len(step["response_ids"])
-        advantages += step["advantage"]
-    return tokens, mask, logprobs, advantages
-
-
-def read_rllm(groups: list[Group], credit: Credit) -> dict[str, list[Neutral]]:
-    found: dict[str, list[Neutral]] = {}
-    for episode in groups_to_rllm(groups, credit=credit, expert_shape=SHAPE):
-        session = found[episode["metadata"]["session_id"]] = []
-        for trajectory in episode["trajectories"]:
-            session.append(Neutral(*map(tuple, merge_steps(trajectory["steps"]))))
-    return found
-
-
 def read_primitives(groups: list[Group], credit: Credit) -> dict[str, list[Neutral]]:
     found: dict[str, list[Neutral]] = {r.session_id: [] for g in groups for r in g.rollouts}
     for sample in to_samples(groups, credit=credit):
@@ -407,7 +378,6 @@ READERS: dict[str, Callable[[list[Group], Credit], dict[str, list[Neutral]]]] = 
     "core": read_core,
     "slime": read_slime,
     "verl": read_verl,
-    "rllm": read_rllm,
     "primitives": read_primitives,
     "sagemaker": read_sagemaker,
 }
@@ -513,11 +483,8 @@ def test_expert_routing_reaches_every_backend_that_replays_it(groups: list[Group
         rows = len(sample.token_ids) - 1
         (slime,) = to_slime(rollout, SlimeSample(index=0), args=ReplayArgs)
         (verl,) = to_verl(rollout, expert_shape=SHAPE)
-        matrices = to_rllm(rollout, expert_shape=SHAPE)["trajectories"][0]["steps"][-1]["routing_matrices"]
-        assert json.loads(matrices[0]) == {"shape": list(SHAPE), "dtype": "int32"}
         assert flat(slime.rollout_routed_experts.tolist()) == numbers
         assert flat(verl["routed_experts"]) == numbers
-        assert [n for (n,) in struct.iter_unpack("<i", base64.b64decode(matrices[1]))] == numbers
         assert len(slime.rollout_routed_experts) == len(verl["routed_experts"]) == rows
 
 

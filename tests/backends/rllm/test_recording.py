@@ -1,7 +1,8 @@
-"""rLLM's episodes, in the shape that `to_rllm` gives them, into a run's folder. No rLLM needed."""
+"""rLLM's episodes into a run's folder. No rLLM needed."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.backends.collection.collect import collect
-from agentcore_rl_toolkit.backends.rllm import groups_to_rllm
+from agentcore_rl_toolkit.backends.collection.samples import to_samples
 from agentcore_rl_toolkit.backends.rllm.recording import Recorder
 from agentcore_rl_toolkit.errors import WeightsError
 from agentcore_rl_toolkit.runs import RunReader, TokenSequence
@@ -23,29 +24,39 @@ from ..recorded import Replay, recorded_episodes, requests_for
 
 
 def episodes() -> list[Any]:
-    """Two groups of four as rLLM has them after its advantages."""
+    """Two groups of four as rLLM has them after its advantages: a trajectory for each sequence, a step for each trained span."""
     recorded = recorded_episodes(8, per_group=4)
     replay = Replay(recorded)
-    made = []
-    for given in groups_to_rllm(collect(requests_for(recorded), client=replay.client, gateway=replay.gateway)):
-        trajectories = []
-        for trajectory in given["trajectories"]:
-            steps = [
-                SimpleNamespace(
-                    id=f"{trajectory['uid']}-{n}",
-                    model_output=None,
-                    chat_completions=[
-                        {"role": "user", "content": "How many?"},
-                        {"role": "assistant", "content": f"{n}"},
-                    ],
-                    **step,
+    groups = collect(requests_for(recorded), client=replay.client, gateway=replay.gateway)
+    made: dict[str, Any] = {}
+    for sample in to_samples(groups):
+        episode = made.setdefault(
+            sample.session_id,
+            SimpleNamespace(session_id=sample.session_id, trajectories=[], metadata={}, termination_reason="ENV_DONE"),
+        )
+        uid, ids, start = f"{sample.session_id}-{sample.sequence_index}", sample.token_ids, len(sample.prompt_ids)
+        steps = []
+        for trained, span in itertools.groupby(range(len(sample.response_mask)), sample.response_mask.__getitem__):
+            at = list(span)
+            begin, end = at[0], at[-1] + 1
+            if trained:
+                steps.append(
+                    SimpleNamespace(
+                        id=f"{uid}-{len(steps)}",
+                        model_output=None,
+                        chat_completions=[
+                            {"role": "user", "content": "How many?"},
+                            {"role": "assistant", "content": f"{len(steps)}"},
+                        ],
+                        prompt_ids=ids[: start + begin],
+                        response_ids=ids[start + begin : start + end],
+                        logprobs=sample.response_logprobs[begin:end],
+                        weight_version=sample.weight_versions[begin],
+                        advantage=sample.advantages[begin:end],
+                    )
                 )
-                for n, step in enumerate(trajectory["steps"])
-            ]
-            trajectories.append(SimpleNamespace(**{**trajectory, "steps": steps}))
-        ids = {"session_id": given["metadata"]["session_id"], "termination_reason": "ENV_DONE"}
-        made.append(SimpleNamespace(**{**given, "trajectories": trajectories}, **ids))
-    return [episode for episode in made if episode.trajectories]
+        episode.trajectories.append(SimpleNamespace(uid=uid, reward=sample.reward, steps=steps))
+    return list(made.values())
 
 
 class Ended:
