@@ -138,6 +138,7 @@ def _more_examples(test: Any) -> None:
 # Files that one worker gets, one after the other, because they share what is costly to make.
 ONE_AFTER_THE_OTHER = {
     "tests/runtime/containers/test_node.py": "containers",  # one engine and one image for both
+    "tests/runtime/containers/test_host_files.py": "containers",
     "tests/deploy/test_image.py": "containers",
 }
 

@@ -1,8 +1,8 @@
 """The isolation tiers of the local runtime, and the Bubblewrap sandbox of the first one.
 
 ``process``: one sandbox per agent version; its sessions are forks of the template inside it. ``none``: no sandbox.
-The first one protects this user's files from a policy's mistakes; code that is not trusted belongs into an image, of which each
-session is a container, or on AgentCore.
+``container``: a container per session, in Docker or Podman. The first one protects this user's files from a policy's mistakes;
+code that is not trusted belongs into the last one, or on AgentCore.
 
 The system's folders, the interpreter, this package, the agent's project and the folders of ``--readable`` are read-only inside;
 the folders of the sessions and of ``--writable``, and the store, are writable. Network, processes and users are as outside.
@@ -26,8 +26,8 @@ from typing import Literal
 from ..errors import AgentLoadError, ConfigError
 from .project import Project
 
-TierName = Literal["process", "none"]
-TIERS: tuple[TierName, ...] = ("process", "none")
+TierName = Literal["process", "none", "container"]
+TIERS: tuple[TierName, ...] = ("process", "none", "container")
 INSTALL = "on Debian and Ubuntu: apt-get install bubblewrap"
 BWRAP_S = 30.0
 TMP_BYTES = 2**30  # of /tmp, which all sessions of a version share; a session's own TMPDIR is on disk

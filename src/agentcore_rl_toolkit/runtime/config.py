@@ -18,7 +18,7 @@ from .api.quotas import PROFILES, QuotaProfile
 class IsolationConfig:
     """The parts of this machine that sessions may use.
 
-    ``tier``: auto (process where Bubblewrap is, else none), process or none. ``readable`` and ``writable``: folders
+    ``tier``: auto (process where Bubblewrap is, else none), process, none or container. ``readable`` and ``writable``: folders
     that sessions may use besides their own and the agent's project. ``store``: the folder of the ``file://`` store that they
     write their records to. ``memory_bytes``: the limit of each process of a session, in a container that of the session;
     None: no limit.

@@ -51,6 +51,8 @@ class LocalNode:
         self.tier, why = await asyncio.to_thread(choose_tier, self._config.isolation.tier)
         if why is not None:
             log.warning("sessions have no sandbox, nothing keeps them from this user's files: %s", why)
+        if self.tier == "container":
+            await self._containers().open()
 
     @property
     def writable(self) -> tuple[Path, ...] | None:
@@ -59,7 +61,7 @@ class LocalNode:
 
     async def prepare(self, agent: Agent) -> None:
         """Load the agent's template, or see to its image. Raises: AgentLoadError with its traceback."""
-        if agent.image is not None:
+        if self._in_container(agent):
             await self._containers().prepare(agent)
         else:
             await self._template(agent)
@@ -68,7 +70,7 @@ class LocalNode:
         """Fork a session, or start a container. Raises: AgentLoadError, LocalRuntimeError."""
         for path in (session.log_path, session.directory, Path(session.socket_path)):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if session.agent.image is not None:
+        if self._in_container(session.agent):
             return await self._containers().start_session(session)
         template = await self._template(session.agent)
         return template.spawn(session.name, session.socket_path, session.directory, session.log_path)
@@ -90,7 +92,7 @@ class LocalNode:
 
     async def forget(self, agent: Agent) -> None:
         """End an agent version's template and with it its sessions."""
-        if agent.image is not None:
+        if self._in_container(agent):
             await self._containers().forget(agent)
             return
         key = (agent.runtime_id, agent.version)
@@ -110,6 +112,9 @@ class LocalNode:
         await asyncio.gather(*(t.close() for t in self._templates.values()))
         if self._container_node is not None:
             await self._container_node.close()
+
+    def _in_container(self, agent: Agent) -> bool:
+        return agent.image is not None or self.tier == "container"
 
     def _containers(self) -> ContainerNode:
         if self._container_node is None:

@@ -64,10 +64,10 @@ _SERVE_OPTIONS = [
     ),
     click.option(
         "--isolation",
-        type=click.Choice(["auto", "process", "none"]),
+        type=click.Choice(["auto", "process", "none", "container"]),
         default="auto",
         show_default=True,
-        help="process: a Bubblewrap sandbox per agent; auto: process where it is available.",
+        help="process: a Bubblewrap sandbox per agent; container: a container per session; auto: process where it is available.",
     ),
     click.option(
         "--runtime",

@@ -1,4 +1,4 @@
-"""Sessions that are containers: one per session, of an agent's image.
+"""Sessions that are containers: one per session, of an agent's image, or of the machine's own files for an agent given by path.
 
 A container is created, started, and reached through a port that is published on 127.0.0.1; the session table asks its server
 until it is healthy. Every container carries this runtime's root folder as a label, by which the next runtime removes what a
@@ -21,6 +21,7 @@ from ...errors import AgentLoadError, ConfigError, LocalRuntimeError, MissingExt
 from ..agents.agent import Agent
 from ..config import IsolationConfig
 from ..sessions.session import INHERITED, Session
+from . import host_files
 from .client import Engine, fetch
 from .process import AGENT_PORT, ContainerProcess
 
@@ -80,7 +81,10 @@ class ContainerNode:
         """See to the agent's image. Raises: AgentLoadError with the reason."""
         try:
             await self.open()
-            found = await fetch(self.engine, str(agent.image))
+            if agent.image is not None:
+                found = await fetch(self.engine, agent.image)
+            else:
+                found = await host_files.prepare(self.engine)
         except (ConfigError, LocalRuntimeError, MissingExtraError) as e:
             raise AgentLoadError(f"agent {agent.name}: {e}") from e
         self._images[agent.runtime_id, agent.version] = found
@@ -154,7 +158,11 @@ class ContainerNode:
             "Labels": {RUNTIME_LABEL: str(self._root), MACHINE_LABEL: _machine()},
             "HostConfig": host,
         }
-        settings["Env"] = [f"{k}={v}" for k, v in env.items() if k not in INHERITED or k in agent.env]
+        if agent.image is None:
+            host_files.add(session, settings, env)
+        else:
+            env = {k: v for k, v in env.items() if k not in INHERITED or k in agent.env}
+        settings["Env"] = [f"{k}={v}" for k, v in env.items()]
         return settings
 
 

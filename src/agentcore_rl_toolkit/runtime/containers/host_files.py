@@ -1,0 +1,107 @@
+"""Containers for agents given by path: an empty image with the machine's programs and the agent's environment, read-only."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import platform
+import tarfile
+from pathlib import Path
+from typing import Any
+
+from ...isolation.project import Project, link_files
+from ...isolation.sandbox import interpreter_paths, project_of
+from ..sessions.session import Session
+from .client import Engine, fetch
+
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+IMAGE = "localhost/agentcore-rl/host:2"
+PACKAGE = Path(__file__).resolve().parents[2]
+TMP_BYTES = 2**30
+_SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_EMPTY = ("dev", "etc", "home", "mnt", "opt", "proc", "root", "run", "sys", "tmp", "usr", "var")
+# Of /etc only what programs need to run; the engine brings hosts, hostname and resolv.conf.
+_ETC = (
+    *("alternatives", "ca-certificates", "ca-certificates.conf", "group", "ld.so.cache", "ld.so.conf", "ld.so.conf.d"),
+    *("localtime", "mime.types", "nsswitch.conf", "os-release", "passwd", "pki", "protocols", "services", "ssl"),
+    "timezone",
+)
+
+
+async def prepare(engine: Engine) -> str:
+    """The id of the empty image. Raises: EngineError."""
+    if await engine.image(IMAGE) is None:
+        await engine.load_image(_image(_empty_layer(), IMAGE))
+    return await fetch(engine, IMAGE)
+
+
+def add(session: Session, settings: dict[str, Any], env: dict[str, str]) -> None:
+    """Add to a container's settings what makes it run the agent's script. Fills the session's folder, too. Blocks."""
+    agent, directory = session.agent, session.directory
+    (directory / "tmp").mkdir(mode=0o700)
+    project = Project.of(agent.script)
+    link_files(project.shown, str(directory))
+    env |= {"HOME": str(directory), "PWD": str(directory), "TMPDIR": f"{directory}/tmp"}
+    env.setdefault("PYTHONPATH", os.pathsep.join(project.import_paths))
+    what = ["-m", project.module] if project.package else [str(agent.script)]
+    host = settings["HostConfig"]
+    shown = [*interpreter_paths(agent.python), PACKAGE, project_of(agent.script), *_system()]
+    tmp_bytes = TMP_BYTES if "Memory" not in host else min(TMP_BYTES, host["Memory"] // 2)  # it is memory
+    settings |= {"Cmd": [str(agent.python), *what], "Entrypoint": [], "WorkingDir": str(directory)}
+    host |= {
+        "Binds": [*(f"{p}:{p}:ro" for p in _outermost(shown)), f"{directory}:{directory}", *host["Binds"]],
+        "CapDrop": ["ALL"],
+        "ReadonlyRootfs": True,
+        "Tmpfs": {"/tmp": f"rw,nosuid,nodev,size={tmp_bytes}"},
+    }
+    if os.geteuid() != 0:
+        settings["User"] = f"{os.getuid()}:{os.getgid()}"
+
+
+def _system() -> list[Path]:
+    etc = [Path("/etc") / name for name in _ETC]
+    top = [Path("/", name) for name in _SYSTEM if not Path("/", name).is_symlink()]
+    return [Path("/usr"), *top, *etc, Path("/opt"), Path("/nix/store")]
+
+
+def _outermost(paths: list[Path]) -> list[Path]:
+    """Each path that exists once, and none that lies below another: the outer mount shows it already."""
+    unique = sorted({p for p in paths if p.exists()})
+    return [p for p in unique if not any(p != other and p.is_relative_to(other) for other in unique)]
+
+
+def _empty_layer() -> bytes:
+    """A root file system of empty folders, and of the links that this machine has in place of its /bin and /lib."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name in _EMPTY:
+            folder = tarfile.TarInfo(name)
+            folder.type, folder.mode = tarfile.DIRTYPE, 0o1777 if name == "tmp" else 0o755
+            tar.addfile(folder)
+        for name in _SYSTEM:
+            link = Path("/", name)
+            if link.is_symlink():
+                entry = tarfile.TarInfo(name)
+                entry.type, entry.linkname = tarfile.SYMTYPE, os.readlink(link)
+                tar.addfile(entry)
+    return out.getvalue()
+
+
+def _image(layer: bytes, name: str) -> bytes:
+    """An image of one layer, as an archive that engines load. Source: Docker Image Specification v1.2."""
+    config = {
+        "architecture": _ARCHITECTURES.get(platform.machine(), platform.machine()),
+        "os": "linux",
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
+    }
+    manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
+    files = {"config.json": config, "manifest.json": manifest}
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for path, data in {"layer.tar": layer, **{k: json.dumps(v).encode() for k, v in files.items()}}.items():
+            entry = tarfile.TarInfo(path)
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+    return out.getvalue()
