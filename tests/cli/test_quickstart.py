@@ -210,7 +210,7 @@ def server_of(process: subprocess.Popen[str], name: str) -> psutil.Process:
     return server
 
 
-@pytest.mark.nightly
+@pytest.mark.system
 def test_a_killed_policy_ends_the_run(tmp_path: Path) -> None:
     """Without it the others would go on waiting: this is the one that could hang the run."""
     run_dir = tmp_path / "run"
