@@ -179,6 +179,11 @@ class Engine:
         async with self.asked(PULL_TIMEOUT_S) as docker:
             await docker.images.pull(name)
 
+    async def load_image(self, archive: bytes) -> None:
+        """Take an image from an archive as ``docker save`` writes it."""
+        async with self.asked() as docker:
+            await docker.images.import_image(archive)
+
 
 def _usual_places() -> list[str]:
     """Addresses to try."""
