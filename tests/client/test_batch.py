@@ -83,7 +83,7 @@ def test_denied_record_fails_that_item_alone(make_client: MakeClient, store_url:
     assert items[1].outcome is Outcome.INVALID
 
 
-@pytest.mark.parametrize("how", ["break", "raise", "with"])
+@pytest.mark.parametrize("how", ["break", "raise"])
 def test_leaving_early_stops_every_session(client: RolloutClient, runtime: ScriptedRuntime, how: str) -> None:
     batch = client.run_batch([{"script": {"hang": n > 0}} for n in range(10)], 6)
 
@@ -91,12 +91,9 @@ def test_leaving_early_stops_every_session(client: RolloutClient, runtime: Scrip
         if how == "break":
             for _ in batch:
                 break
-        elif how == "raise":
+        else:
             for _ in batch:
                 raise KeyError("user code")
-        else:
-            with batch.run() as run:
-                next(run)
 
     if how == "raise":
         with pytest.raises(KeyError):
@@ -113,10 +110,6 @@ async def test_leaving_an_async_batch_early_stops_every_session(
 ) -> None:
     async for _ in client.run_batch_async([{"script": {"hang": n > 0}} for n in range(6)], 6):
         break
-    await client.flush_async()
-    assert runtime.live == []
-    async with client.run_batch_async([{"script": {"hang": n > 0}} for n in range(6)], 6).run() as run:
-        await anext(run)
     await client.flush_async()
     assert runtime.live == []
 

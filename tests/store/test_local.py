@@ -81,7 +81,7 @@ def test_a_full_disk_is_retried_and_then_told(tmp_path: Path) -> None:
         "from agentcore_rl_toolkit.errors import StoreError\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
-        "store = open_store('file://' + sys.argv[1], retry=RetryPolicy(first_delay_s=0.01))\n"
+        "store = open_store('file://' + sys.argv[1])\nstore.retry = RetryPolicy(first_delay_s=0.01)\n"
         "store.put('small', b'x' * 1000)\n"
         "try:\n"
         "    store.put('large', b'x' * 1001, timeout_s=0.2)\n"

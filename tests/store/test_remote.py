@@ -27,7 +27,9 @@ def s3_error(code: str) -> bytes:
 
 @pytest.fixture
 def remote(scripted: Any) -> ObjectStore:
-    return open_store("the-bucket", retry=QUICK)
+    store = open_store("the-bucket")
+    store.retry = QUICK
+    return store
 
 
 @pytest.mark.parametrize(
@@ -130,7 +132,8 @@ async def test_retries_end_at_the_deadline_and_say_why(scripted: Any, remote: Ob
 
 
 async def test_a_server_that_never_answers_costs_one_try_and_not_the_operation(scripted: Any) -> None:
-    store = open_store("the-bucket", retry=RetryPolicy(attempt_s=0.4, first_delay_s=0.01))
+    store = open_store("the-bucket")
+    store.retry = RetryPolicy(attempt_s=0.4, first_delay_s=0.01)
 
     done = threading.Event()
 
@@ -148,7 +151,8 @@ async def test_a_server_that_never_answers_costs_one_try_and_not_the_operation(s
 
 
 async def test_an_endpoint_given_in_code_wins_and_one_that_is_down_is_a_passing_fault(scripted: Any) -> None:
-    store = open_store("the-bucket", endpoint_url="http://127.0.0.1:9", retry=QUICK)
+    store = open_store("the-bucket", endpoint_url="http://127.0.0.1:9")
+    store.retry = QUICK
     with pytest.raises(StoreError, match="did not succeed within"):
         await store.put_async("k", b"", timeout_s=0.3)
     assert scripted.requests == []

@@ -10,7 +10,7 @@ import asyncio
 from typing import Any
 
 from ..errors import ObjectNotFoundError, ObjectTooLargeError, StoreError
-from ..store import ObjectInfo, ObjectStore, RetryPolicy
+from ..store import ObjectInfo, ObjectStore
 from ..store.base import check_size
 from ..store.retry import TransientStoreError
 
@@ -20,8 +20,8 @@ _FINAL = {"AccessDenied", "NoSuchBucket", "InvalidAccessKeyId", "SignatureDoesNo
 class S3ClientStore(ObjectStore):
     """A bucket behind a boto3-like client; it can put records and read them back."""
 
-    def __init__(self, client: Any, bucket: str, *, retry: RetryPolicy | None = None) -> None:
-        super().__init__(f"s3://{bucket}", retry=retry)
+    def __init__(self, client: Any, bucket: str) -> None:
+        super().__init__(f"s3://{bucket}")
         self._client, self._bucket = client, bucket
 
     async def _put(self, key: str, body: bytes, create_only: bool, durable: bool) -> None:

@@ -1,6 +1,6 @@
 """Rollout client: starts agents on AgentCore Runtime and collects their results."""
 
-from .batch import AsyncBatchResult, BatchItem, BatchProgress, BatchResult, BatchRun
+from .batch import AsyncBatchResult, BatchItem, BatchProgress, BatchResult
 from .future import RolloutFuture
 from .ledger import FileLedger
 from .records.replay import Replayed, replay_async
@@ -12,7 +12,6 @@ __all__ = [
     "BatchItem",
     "BatchProgress",
     "BatchResult",
-    "BatchRun",
     "Deadlines",
     "FileLedger",
     "Replayed",

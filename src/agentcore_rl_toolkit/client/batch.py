@@ -252,7 +252,7 @@ class BatchRun:
     """One pass over a batch: iterate it with `for` or `async for`.
 
     Leaving it early stops every session it started: on `break` (when the loop drops the iterator), on an exception, on
-    Ctrl-C, on `close()`, or at the end of a `with` block.
+    Ctrl-C, or on `close()`.
     """
 
     def __init__(
@@ -330,22 +330,6 @@ class BatchRun:
         self._over = True
         if self._left:
             self._portal.post(self._feed.abort)
-
-    async def aclose(self) -> None:
-        """Async `close`."""
-        self.close()
-
-    def __enter__(self) -> BatchRun:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> BatchRun:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if not getattr(self, "_over", True):
@@ -466,10 +450,6 @@ class BatchResult:
         return self._size
 
     def __iter__(self) -> Iterator[BatchItem]:
-        return self._start()
-
-    def run(self) -> BatchRun:
-        """The run as an object, to use in a `with` block."""
         return self._start()
 
 

@@ -29,12 +29,6 @@ _HOW_TO_SIGN = (
 )
 
 
-def credential_from_env(environment: Mapping[str, str]) -> tuple[str, str] | None:
-    """Access key and secret as AWS's own clients find them in the environment; None when there are none."""
-    key, secret = environment.get("AWS_ACCESS_KEY_ID"), environment.get("AWS_SECRET_ACCESS_KEY")
-    return (key, secret) if key and secret else None
-
-
 class RuntimeView:
     """Talks to one runtime. Every method raises LocalRuntimeError when it cannot be reached or refuses.
 
@@ -45,7 +39,10 @@ class RuntimeView:
     def __init__(self, url: str, credential: tuple[str, str] | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
-        self._credential = credential or keys.credential_of_runtime(url) or credential_from_env(os.environ)
+        self._credential = credential or keys.credential_of_runtime(url)
+        key, secret = (os.environ.get(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"))
+        if self._credential is None and key and secret:
+            self._credential = key, secret
 
     @classmethod
     def find(cls, url: str | None = None) -> RuntimeView:

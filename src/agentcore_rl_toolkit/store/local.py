@@ -26,7 +26,7 @@ from typing import TypeVar
 
 from ..errors import ConfigError, ObjectExistsError, ObjectNotFoundError, StoreError, StorePermissionError
 from .base import ObjectInfo, ObjectStore, check_key, check_size, utc
-from .retry import RetryPolicy, TransientStoreError
+from .retry import TransientStoreError
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -54,8 +54,8 @@ _TEMP = re.compile(r"\.tmp-[0-9a-f]{16}")
 class LocalStore(ObjectStore):
     """``file:///directory``. The directory is made on the first put."""
 
-    def __init__(self, url: str, root: str, *, retry: RetryPolicy | None = None) -> None:
-        super().__init__(url, retry=retry)
+    def __init__(self, url: str, root: str) -> None:
+        super().__init__(url)
         self._root = root.rstrip("/")
 
     def check_writable(self, key: str) -> str:

@@ -8,7 +8,6 @@ import time
 
 from ..errors import ObjectExistsError, ObjectNotFoundError
 from .base import ObjectInfo, ObjectStore, check_size, utc
-from .retry import RetryPolicy
 
 _spaces: dict[str, dict[str, tuple[bytes, float]]] = {}
 _lock = threading.Lock()
@@ -20,8 +19,8 @@ class MemoryStore(ObjectStore):
     A forked child starts with a copy of them and goes its own way.
     """
 
-    def __init__(self, url: str, name: str, prefix: str, *, retry: RetryPolicy | None = None) -> None:
-        super().__init__(url, retry=retry)
+    def __init__(self, url: str, name: str, prefix: str) -> None:
+        super().__init__(url)
         self._prefix = prefix
         with _lock:
             self._objects = _spaces.setdefault(name, {})

@@ -23,7 +23,7 @@ from ..errors import (
     UnlistableError,
 )
 from .base import ObjectInfo, ObjectStore, check_size
-from .retry import RetryPolicy, TransientStoreError
+from .retry import TransientStoreError
 
 T = TypeVar("T")
 
@@ -89,9 +89,8 @@ class RemoteStore(ObjectStore):
         prefix: str,
         endpoint_url: str | None = None,
         region: str | None = None,
-        retry: RetryPolicy | None = None,
     ) -> None:
-        super().__init__(url, retry=retry)
+        super().__init__(url)
         self._scheme, self._bucket, self._prefix = scheme, bucket, prefix
         self._endpoint_url, self._region = endpoint_url, region
         self._opened: tuple[int, Any] | None = None

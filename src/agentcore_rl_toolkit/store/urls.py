@@ -10,7 +10,6 @@ from urllib.parse import quote, unquote
 from ..errors import ConfigError
 from .base import ObjectStore
 from .local import LocalStore  # at import, so that forked sessions need not load it one by one
-from .retry import RetryPolicy
 
 # S3's general rules; capitals, underscores and up to 255 characters are in old buckets of us-east-1 only, but they are there.
 _BUCKET = re.compile(r"(?!\d+(?:\.\d+){3}$)(?!.*\.\.)[a-zA-Z0-9][a-zA-Z0-9._-]{1,253}[a-zA-Z0-9]")
@@ -65,29 +64,22 @@ def parse_url(url_or_bucket: str) -> StoreURL:
     return StoreURL(scheme=scheme, bucket=bucket, prefix="/".join(parts) + "/" if parts else "")
 
 
-def open_store(
-    url_or_bucket: str,
-    *,
-    endpoint_url: str | None = None,
-    region: str | None = None,
-    retry: RetryPolicy | None = None,
-) -> ObjectStore:
+def open_store(url_or_bucket: str, *, endpoint_url: str | None = None, region: str | None = None) -> ObjectStore:
     """Open the store a URL or plain bucket name stands for; nothing is contacted before its first operation.
 
     Args:
         endpoint_url: S3 endpoint; default from the environment (``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``).
         region: S3 region; default from the environment or the AWS configuration.
-        retry: deadlines and backoff of every operation.
 
     Raises: ConfigError on a URL that cannot be read.
     """
     url = parse_url(url_or_bucket)
     if url.scheme == "file":
-        return LocalStore(str(url), url.prefix, retry=retry)
+        return LocalStore(str(url), url.prefix)
     if url.scheme == "memory":
         from .memory import MemoryStore
 
-        return MemoryStore(str(url), url.bucket, url.prefix, retry=retry)
+        return MemoryStore(str(url), url.bucket, url.prefix)
     from .remote import RemoteStore
 
     return RemoteStore(
@@ -97,7 +89,6 @@ def open_store(
         prefix=url.prefix,
         endpoint_url=endpoint_url,
         region=region,
-        retry=retry,
     )
 
 
