@@ -50,9 +50,9 @@ class ObjectStore(ABC):
 
     url: str
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, retry: RetryPolicy | None = None) -> None:
         self.url = url
-        self.retry = RetryPolicy()
+        self.retry = retry or RetryPolicy()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.url}>"
