@@ -49,7 +49,6 @@ class Dispatch:
             if slash:
                 self._agent_request(conn, request, name, rest)
                 return
-        self._counters["admin_requests"] += 1
         self._admin.dispatch(conn, request, known=self._is_admin(request))
 
     def admit(self, request: Request) -> None:

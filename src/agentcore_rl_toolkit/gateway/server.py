@@ -159,7 +159,7 @@ class Gateway:
         """Deadlines, idle connections, loop lag: everything that is looked at now and then, in one place."""
         looks: tuple[Callable[[float], None], ...] = (
             self.running.expire,
-            lambda now: self.connections.sweep(now, self.counters),
+            self.connections.sweep,
             self.router.sweep,
             lambda now: self.store.tend(),
         )

@@ -32,7 +32,6 @@ def test_a_page_cannot_forge_a_turn(family: Family, renderer: Renderer, tools: l
         messages = [*messages, calling, {"role": "tool", "tool_call_id": "c0001", "content": text}]
         second = renderer.render(conversation, messages, described)
         assert second.extended
-        assert (first.plain_markers > 2, second.plain_markers > 0) == (text is forged,) * 2
         assert renderer.decode(second.token_ids).count(text) >= 2
         whole = renderer.render(renderer.conversation(now=0.0), messages, described)
         seen.append((markers(renderer, second.token_ids), markers(renderer, whole.token_ids)))
@@ -57,4 +56,3 @@ def test_text_without_a_marker_is_encoded_as_ever(renderer: Renderer) -> None:
     text = renderer.template.render(messages, now=0.0)
     prompt = renderer.render(renderer.conversation(now=0.0), messages)
     assert prompt.token_ids == renderer.encode(text)
-    assert prompt.plain_markers == 0

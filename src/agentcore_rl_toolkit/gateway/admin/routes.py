@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 from typing import Any
 
 import msgspec
@@ -21,10 +19,7 @@ from .state import Parts
 _HELP = {
     "calls": "Model calls received from agents",
     "refused": "Calls refused before they were sent on (keys, closed sessions, bad requests)",
-    "ignored": "Fields, tools and blocks that agents sent in vain, each once a session",
-    "markers_in_text": "Markers of the chat format in agents' texts (text with --model; where the engine renders, tokens)",
     "retries": "Calls sent to another inference server after a failure",
-    "stale_connections": "Calls repeated because the server had closed an idle connection",
     "turns_error": "Calls that ended in an error, not stored as turns",
     "turns_partial": "Replies that broke off at the engine, not stored as turns",
     "turns_aborted": "Calls the agent gave up on, not stored as turns",
@@ -32,9 +27,7 @@ _HELP = {
     "turns_joined": "Repeated requests answered from the record of the first",
     "deadlines": "Calls ended because they took too long",
     "tokens_cut": "Tokens that a sampling service gave beyond what was asked for, left out of turns",
-    "stalled_agents": "Connections dropped because the agent stopped reading",
     "store_failures": "Calls whose record the disk did not take (their agents got an error)",
-    "admin_requests": "Requests to administrative routes",
 }
 
 
@@ -46,8 +39,6 @@ def snapshot(parts: Parts) -> dict[str, Any]:
         **{name: parts.counters[name] for name in _HELP},
         "turns": sessions.turns,
         "sessions": len(sessions.by_id),
-        "sessions_created": sessions.created,
-        "sessions_deleted": sessions.deleted,
         "in_flight": len(running),
         "held": len(running.waiting),
         "connections": len(parts.connections),
@@ -57,14 +48,9 @@ def snapshot(parts: Parts) -> dict[str, Any]:
         "event_loop_lag_max_s": parts.lag.most_s,
         "history_bytes": histories.held_bytes if histories is not None else 0,
         "history_reloads": histories.reloads if histories is not None else 0,
-        "histories_lost": histories.lost if histories is not None else 0,
         "store_queue": store.queue_depth,
         "store_bytes": store.total_bytes,
-        "store_slow_commits": store.slow_commits,
-        "store_checkpoints": store.wal.checkpoints,
         "store_damaged_calls": store.reader.damaged_calls,
-        "uptime_s": time.time() - parts.started_s,
-        "pid": os.getpid(),
         "workers": parts.servers(),
     }
 
@@ -77,8 +63,6 @@ _GAUGES = {
     "event_loop_lag_s": "How late the last timer ran",
     "event_loop_lag_max_s": "How late a timer ran at worst",
     "history_bytes": "Tokens and messages of sessions held in memory, where the gateway tokenises",
-    "history_reloads": "Histories made again from the store since the start",
-    "histories_lost": "Histories that could not be made again (their sessions began a new branch)",
     "store_queue": "Calls waiting to be committed",
     "store_bytes": "Size of the store",
 }

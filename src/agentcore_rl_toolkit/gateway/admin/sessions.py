@@ -144,7 +144,6 @@ def described(session: Session, now_s: float) -> dict[str, Any]:
         "closed_s": session.closed_s,
         "turns": session.turns,
         "errors": session.errors,
-        "ignored": list(session.ignored),
         "records": session.records,
         "last_call_s": session.last_call_s,
         "metadata": session.settings.metadata,

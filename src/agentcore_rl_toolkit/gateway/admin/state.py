@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -97,7 +97,6 @@ class Parts:
     token_mode: Any  # `token_calls.mode.TokenMode`, or None
     samplers: Samplers | None
     state: StoredState
-    started_s: float = field(default_factory=time.time)
 
     def servers(self) -> list[dict[str, Any]]:
         """The inference servers, as routes show them."""

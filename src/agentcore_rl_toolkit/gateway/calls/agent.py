@@ -316,7 +316,7 @@ class TranslatingAgent(AgentSide):
         allowed: Collection[str],
     ) -> None:
         """Read what is asked for. ``as_sent`` gives messages the form in which the server, and the record, has them. Fields that
-        stand in no table go to the engine if they are ``allowed``, and are ignored else.
+        nothing here reads go to the engine if they are ``allowed``, and are left out else.
 
         Raises: RequestError.
         """
@@ -326,11 +326,7 @@ class TranslatingAgent(AgentSide):
         else:
             self.asked, self.long = translate(request, known, self.speaks, as_sent)
         self.n, self.reply_id, asked = self.asked.n, new_id("chatcmpl-"), self.asked
-        for name, value in asked.unknown.items():
-            if name in allowed:
-                asked.sampling.other[name] = value
-            else:
-                asked.ignored.append(name)
+        asked.sampling.other |= {name: value for name, value in asked.unknown.items() if name in allowed}
 
     def as_chat(self, as_sent: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> Fields:
         """The request as a chat completion, without its messages if they are in `long`."""

@@ -239,7 +239,6 @@ class Call:
     def broke(self, error: Exception) -> None:
         """Fail the call after an unexpected error here, so that the agent does not wait for its own deadline."""
         log.error("call %s of session %s broke", self.call_id, self.session.id, exc_info=error)
-        self._context.counters["broken_calls"] += 1
         if self.ended:
             return
         self._stop()

@@ -6,16 +6,12 @@ import itertools
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable
 
 from ..config import GatewayConfig
 from ..sessions.registry import Sessions
-from ..sessions.session import Session
 from ..upstreams.router import Router
 from .outage import Outage
 from .running import RunningCalls
-
-_MOST_IGNORED = 100  # names of one session: an agent may make them up
 
 
 class Context:
@@ -32,14 +28,7 @@ class Context:
         self.sessions = sessions
         self.router = router
         self.running = RunningCalls(config.limits, counters)
-        self.outage = Outage(router, self.running, config.limits, counters)
+        self.outage = Outage(router, self.running, config.limits)
         self.started_s = time.time()
         prefix = secrets.token_hex(5)  # ids of one run of the gateway must not meet those of the last one
         self.call_ids = (f"{prefix}-{n:x}" for n in itertools.count())
-
-    def ignored(self, session: Session, names: Iterable[str]) -> None:
-        """Count what an agent sends in vain, each name once a session."""
-        for name in names:
-            if name[:80] not in session.ignored and len(session.ignored) < _MOST_IGNORED:
-                session.ignored[name[:80]] = None
-                self.counters["ignored"] += 1

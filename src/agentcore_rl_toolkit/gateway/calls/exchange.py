@@ -200,12 +200,10 @@ class Exchange(Transport):
         if worker is None:
             return
         try:
-            if reused and not began:
+            if reused and not began and self._session.worker is worker and not worker.draining:
                 # The server closed an idle connection at the moment we used it. It did not see the request.
-                self._context.counters["stale_connections"] += 1
-                if self._session.worker is worker and not worker.draining:
-                    self._owner.route()
-                    return
+                self._owner.route()
+                return
             why = "the inference server closed the connection before its reply was whole"
             worker.failed(time.monotonic(), unreachable=True, why=why)
             self._again(worker, why, once_more=not self._second)

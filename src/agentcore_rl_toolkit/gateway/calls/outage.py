@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Coroutine
 from typing import Any
 
@@ -37,11 +36,10 @@ class _WeightInfo(msgspec.Struct):
 class Outage:
     """Lets calls wait and probes the servers. Without `Limits.outage_s` calls fail at once and no server is probed."""
 
-    def __init__(self, router: Router, running: RunningCalls, limits: Limits, counters: Counter[str]) -> None:
+    def __init__(self, router: Router, running: RunningCalls, limits: Limits) -> None:
         self._router = router
         self._running = running
         self._limits = limits
-        self._counters = counters
         self._waiting: dict[RunningCall, float] = {}  # until when
         self._looking: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -74,7 +72,6 @@ class Outage:
         if self._looking is None or self._looking.done():
             log.warning("no inference server is up: calls wait for up to %g s", self._limits.outage_s)
             self._looking = self._start(self._look())
-        self._counters["held_for_a_server"] += 1
         call.become(State.HELD)
         self._waiting[call] = until
         return until

@@ -29,9 +29,6 @@ _to_json = msgspec.json.Encoder().encode
 _TRUE = msgspec.Raw(b"true")
 _ONE = msgspec.Raw(b"1")
 _NULL = b"null"
-# Marks that open a turn: in an agent's text they become tokens where the engine renders. Counted in what is new of a request.
-_OPENING = "<|im_start|> <|start_header_id|> <|start|> <|user|> <|assistant|> <｜User｜> <｜Assistant｜>"
-_MARKERS = tuple(mark.encode() for mark in _OPENING.split())
 
 
 class RelayedChat:
@@ -54,15 +51,11 @@ class RelayedChat:
 
     def understand(self, body: bytes) -> Fields:
         agent, context, translating = self._agent, self._context, self._translating
-        context.counters["markers_in_text"] += sum(map(body.count, _MARKERS))
         if translating is not None:
             translating.understand(body, self._session.texts.translated, _as_sent, context.allow_fields)
-            context.ignored(self._session, translating.asked.ignored)
             return translating.as_chat(_as_sent)
         more = context.allow_fields if context.engine != "openai" else None
-        ignored: list[str] = []
-        agent.n = passthrough.check(body, agent.fields, more=more, ignored=ignored)
-        context.ignored(self._session, ignored)
+        agent.n = passthrough.check(body, agent.fields, more=more)
         return agent.fields
 
     def compose(self, fields: Fields, path: bytes) -> None:

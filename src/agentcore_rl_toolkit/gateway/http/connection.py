@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -413,13 +413,12 @@ class OpenConnections:
     def forget(self, conn: AgentConnection) -> None:
         self._open.discard(conn)
 
-    def sweep(self, now: float, counters: Counter[str]) -> None:
+    def sweep(self, now: float) -> None:
         """End connections on which nothing happens any more."""
         limits = self.limits
         for conn in self:
             head_since = conn.reader.head_since
             if conn.paused_since is not None and now - conn.paused_since > STALLED_S:
-                counters["stalled_agents"] += 1
                 conn.transport.abort()
             elif conn.busy:
                 continue

@@ -43,8 +43,6 @@ class Sessions:
         self.by_id: dict[bytes, Session] = {}
         self.limit = limit
         self.model_id = model_id  # of sessions whose settings name none
-        self.created = 0
-        self.deleted = 0
         self.turns = 0
         self.closing: Callable[[Session], None] | None = None  # called with a session that will make no further call
         self._secret = secret
@@ -74,7 +72,6 @@ class Sessions:
         store.next_session += 1
         self.by_id[name] = session
         self._tombstones.pop(name, None)
-        self.created += 1
         self._put(session)
         return session
 
@@ -180,7 +177,6 @@ class Sessions:
             self.store.delete_session(session.number)
             self.bury(name)
             gone.append(session)
-        self.deleted += len(gone)
         return gone
 
     def bury(self, name: bytes) -> None:

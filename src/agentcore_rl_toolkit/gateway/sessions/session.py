@@ -62,7 +62,6 @@ class Session:
         self.turns = 0
         self.errors = 0
         self.refused = 0  # requests that are entries of it and no calls
-        self.ignored: dict[str, None] = {}  # fields, tools and blocks that its agent sent in vain
         self.inflight: set[Any] = set()  # its running calls (`calls.running.RunningCall`)
         self.worker: Worker | None = None
         self.texts = Texts()

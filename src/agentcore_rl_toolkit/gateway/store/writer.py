@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 _PROBE_BYTES = 64 * 2**10  # what a disk that refused must take before it counts as one with room
 _RETRY_S = 0.1  # how soon a disk that refused is tried again
 _LOCKED_S = 5.0  # how long another program may hold the file before calls are refused
-_SLOW_S = 0.02
 _REST_S = 0.02  # between two tries of a locked file, and of removing calls
 _SLICE_S = 0.005  # for so long at a time: the loop has other work
 _REMOVED_AT_ONCE = 64
@@ -122,7 +121,6 @@ class WriteAheadLog:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self.longest_bytes = WAL_BYTES
-        self.checkpoints = 0
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -144,7 +142,6 @@ class WriteAheadLog:
     async def _checkpoint(self) -> None:
         try:
             await asyncio.to_thread(self._move)
-            self.checkpoints += 1
         except sqlite3.Error as e:
             log.error("moving the write-ahead log into the store failed: %s", trouble(e, self._path))
 
@@ -171,7 +168,6 @@ class Store:
         self.path = None if directory is None else directory / FILE
         self.failed: OSError | None = None
         self.on_refused: Callable[[Any], None] | None = None
-        self.slow_commits = 0
         self._lock = None if directory is None else _hold(directory)
         try:
             if directory is not None:
@@ -257,15 +253,12 @@ class Store:
         if self.failed is not None and time.monotonic() < self._retry_at:
             self._refuse(calls, self.failed)
             return
-        started = time.monotonic()
         try:
             self._queue.write(self._database, calls)
         except sqlite3.Error as e:
             self._failed(calls, e)
         else:
             self._stored(calls)
-        if time.monotonic() - started > _SLOW_S:
-            self.slow_commits += 1
 
     def _stored(self, calls: list[QueuedCall]) -> None:
         self._locked_since = 0.0

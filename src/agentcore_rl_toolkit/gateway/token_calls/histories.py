@@ -64,7 +64,6 @@ class Histories:
         self._first_call = first_call
         self.held_bytes = 0
         self.reloads = 0
-        self.lost = 0  # histories whose records could not be read
         self._sessions = sessions
         self._renderer = renderer
         self._of: OrderedDict[bytes, History] = OrderedDict()  # by session: those in memory, longest quiet first
@@ -120,7 +119,6 @@ class Histories:
         except (CaptureError, GatewayError, msgspec.DecodeError, KeyError, TypeError, AttributeError, IndexError) as e:
             # Damage on disk, or calls that another mode of the gateway recorded: the agent's call is worth more than
             # its prefix, and the branch that now begins is counted in the session's report.
-            self.lost += 1
             log.warning("the history of session %s cannot be made from its records: %r", session.id, e)
             return self._renderer.conversation(now=session.created_s)
 

@@ -40,7 +40,7 @@ class Prompt:
     ``json`` are the ids as JSON. The session's history is pinned from `pin` to `release`.
     """
 
-    __slots__ = ("_conversation", "_history", "_mode", "json", "plain_markers", "raw", "rendered")
+    __slots__ = ("_conversation", "_history", "_mode", "json", "raw", "rendered")
 
     def __init__(self, mode: TokenMode) -> None:
         self._mode = mode
@@ -48,7 +48,6 @@ class Prompt:
         self._conversation: Conversation | None = None
         self.rendered: RenderedPrompt | None = None
         self.raw: list[int] | None = None
-        self.plain_markers = 0  # that its new messages hold as text
         self.json = b"[]"
 
     def pin(self, session: Session) -> None:
@@ -70,7 +69,6 @@ class Prompt:
         prompt = self.rendered = renderer.render(
             conversation, asked.messages, asked.tools or None, asked.template_options() or None
         )
-        self.plain_markers = prompt.plain_markers
         asked.counted = Usage(prompt_tokens=prompt.length, cached_tokens=prompt.reused_tokens)
         self.json = prompt.json
 
@@ -138,7 +136,6 @@ class TokenSampling:
         allowed = self._context.allow_fields
         agent.understand(body, session.texts.translated, list, allowed)
         asked = agent.asked
-        self._context.ignored(session, asked.ignored)
         impose(asked, session.settings.sampling_params)
         agent.n = asked.n
         self._live = agent.stream and self._engine.streams
@@ -190,7 +187,6 @@ class TokenSampling:
                 known = isinstance(error, RequestError)
                 owner.fail(error if known else RequestError(f"the prompt cannot be rendered: {error}"))  # type: ignore[arg-type]
             else:
-                self._context.counters["markers_in_text"] += self._prompt.plain_markers
                 self._write()
                 owner.go()
         except RequestError as e:

@@ -50,8 +50,6 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Mo
     if system:
         texts = [system] if isinstance(system, str) else _text_blocks(system, "system")
         kept = [text for text in (_BILLING.sub("", text) for text in texts) if text]
-        if kept != texts:
-            fields.ignored.append("x-anthropic-billing-header")
         if kept:
             messages.append({"role": "system", "content": "\n".join(kept)})
     lead = len(messages)
@@ -59,14 +57,14 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Mo
     if not asked:
         raise RequestError("messages must not be empty", param="messages")
     for i, message in enumerate(asked):
-        messages += _message(message, f"messages[{i}]", fields.ignored)
+        messages += _message(message, f"messages[{i}]")
     if messages[-1]["role"] == "assistant":
         raise unsupported(
             f"messages[{len(asked) - 1}]", "an answer cannot be begun for the model; end with a user message"
         )
     tools: list[dict[str, Any]] = []
     for path, tool in fields.tools():
-        tools += _tool(tool, path, fields.ignored)
+        tools += _tool(tool, path)
     choice, parallel = _tool_choice(fields.take("tool_choice", dict), tools)
     template_kwargs = _thinking(fields)
     effort, output_format = _output(fields)
@@ -91,20 +89,16 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Mo
         template_kwargs=template_kwargs,
         lead=lead,
     )
-    request.unknown, request.ignored = fields.settle("anthropic"), fields.ignored
+    request.unknown = fields.settle("anthropic")
     return request
 
 
 def _edits_nothing(fields: Fields) -> None:
     """Take edits that keep all. Raises: RequestError for one that would change the history."""
-    management = fields.take("context_management", dict)
-    if management is None:
-        return
-    edits = management.get("edits") or []
-    if not isinstance(edits, list) or any(not isinstance(edit, dict) or edit.get("keep") != "all" for edit in edits):
+    edits = fields.inside("context_management").take("edits", list) or []
+    if any(not isinstance(edit, dict) or edit.get("keep") != "all" for edit in edits):
         why = "the gateway does not edit the history: leave out edits that clear it, or clear it in the agent"
         raise unsupported("context_management", why)
-    fields.ignored.append("context_management")
 
 
 def _thinking(fields: Fields) -> dict[str, Any]:
@@ -119,7 +113,6 @@ def _thinking(fields: Fields) -> dict[str, Any]:
     if kind not in ("enabled", "disabled", "adaptive"):
         raise unsupported("thinking.type", "it must be enabled, disabled or adaptive")
     inner.integer("budget_tokens", 0)
-    inner.rest("display")
     return {"enable_thinking": kind != "disabled"}
 
 
@@ -127,7 +120,6 @@ def _output(fields: Fields) -> tuple[str | None, dict[str, Any] | None]:
     config = fields.inside("output_config")
     effort = config.take("effort", str)
     shape = config.take("format", dict) or fields.take("output_format", dict)
-    config.rest()
     if shape is None:
         return effort, None
     if shape.get("type") != "json_schema" or not isinstance(shape.get("schema"), dict):
@@ -145,7 +137,7 @@ def _text_blocks(blocks: list[Any], path: str) -> list[str]:
     return texts
 
 
-def _message(message: Any, path: str, ignored: list[str]) -> list[dict[str, Any]]:
+def _message(message: Any, path: str) -> list[dict[str, Any]]:
     """One Anthropic message -> canonical ones: tool results become messages of their own, in front of the user's
     text.
     """
@@ -158,7 +150,7 @@ def _message(message: Any, path: str, ignored: list[str]) -> list[dict[str, Any]
     if not isinstance(content, list):
         raise RequestError(f"{path}.content must be a string or a list of blocks", param=f"{path}.content")
     if role == "assistant":
-        return [_assistant(content, path, ignored)]
+        return [_assistant(content, path)]
     if role == "system":
         return [{"role": "system", "content": "\n".join(_text_blocks(content, f"{path}.content"))}]
     results: list[dict[str, Any]] = []
@@ -240,7 +232,7 @@ def _image_url(source: Any, path: str) -> str:
     raise unsupported(f"{path}.source", f"image sources of type {kind!r} are not taken")
 
 
-def _assistant(content: list[Any], path: str, ignored: list[str]) -> dict[str, Any]:
+def _assistant(content: list[Any], path: str) -> dict[str, Any]:
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
@@ -259,9 +251,7 @@ def _assistant(content: list[Any], path: str, ignored: list[str]) -> dict[str, A
                 raise RequestError(f"{where}.input must be an object", param=f"{where}.input")
             function = {"name": text_member(block, "name", where), "arguments": json.dumps(given, ensure_ascii=False)}
             calls.append({"id": text_member(block, "id", where), "type": "function", "function": function})
-        elif kind is not None:
-            ignored.append(f"block {kind}")
-        else:
+        elif kind is None:
             raise RequestError(f"{where}.type is required", param=f"{where}.type")
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
     if thoughts:
@@ -271,10 +261,9 @@ def _assistant(content: list[Any], path: str, ignored: list[str]) -> dict[str, A
     return message
 
 
-def _tool(tool: dict[str, Any], path: str, ignored: list[str]) -> list[dict[str, Any]]:
+def _tool(tool: dict[str, Any], path: str) -> list[dict[str, Any]]:
     """The function that the model is given; nothing for a tool of the provider's own."""
     if tool.get("type", "custom") not in ("custom", None):
-        ignored.append(f"tool {tool['type']}")
         return []
     function: dict[str, Any] = {"name": text_member(tool, "name", path)}
     if tool.get("description"):

@@ -123,8 +123,7 @@ class ModelRequest(msgspec.Struct, kw_only=True):
     echo_fields: dict[str, Any] = {}  # what the Responses dialect repeats in its answer
     forms: dict[str, ToolForm] = {}  # by name of the function: tools that the agent declared in another form
     lead: int = 0  # messages in front that stand for a field beside the list
-    ignored: list[str] = []  # what was left out, or asked for in vain
-    unknown: dict[str, Any] = {}  # fields that stand in no table
+    unknown: dict[str, Any] = {}  # fields that nothing here reads
 
     def template_options(self) -> dict[str, Any]:
         """Variables for the model's chat template: what the agent passed, and its reasoning effort where templates look."""

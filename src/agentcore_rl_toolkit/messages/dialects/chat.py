@@ -53,7 +53,7 @@ def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
     )
     if request.top_logprobs and not request.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
-    request.unknown, request.ignored = fields.settle("chat"), fields.ignored
+    request.unknown = fields.settle("chat")
     return request
 
 
@@ -128,7 +128,6 @@ def parse_tools(fields: Fields) -> tuple[list[dict[str, Any]], str, bool | None]
         if kind == "custom":
             raise unsupported(f"{path}.type", "use a function with one string, or the Responses API")
         if kind != "function":
-            fields.ignored.append(f"tool {kind}")
             continue
         function = tool.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -148,7 +147,6 @@ def tool_choice(fields: Fields, tools: list[dict[str, Any]], *path: str) -> str:
         return choice
     if choice.get("type") == "allowed_tools":
         mode = choice.get("mode") or (choice.get("allowed_tools") or {}).get("mode")
-        fields.ignored.append("tool_choice.allowed_tools")
         return "required" if mode == "required" and tools else "auto"
     if choice.get("type") not in ("function", "custom"):
         raise unsupported("tool_choice.type", "only functions can be asked for; leave it to the model (auto)")

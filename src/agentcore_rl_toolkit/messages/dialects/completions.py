@@ -44,7 +44,7 @@ def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
         response_format=check_response_format(fields.take("response_format", dict), "response_format"),
         sampling=sampling,
     )
-    request.unknown, request.ignored = fields.settle("completions"), fields.ignored
+    request.unknown = fields.settle("completions")
     return request
 
 

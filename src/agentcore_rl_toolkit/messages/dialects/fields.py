@@ -9,7 +9,7 @@ import msgspec
 
 from ..errors import NOT_JSON, RequestError, unsupported
 from .canonical import Sampling
-from .rules import BY_FIELD, IGNORED, REFUSED
+from .rules import REFUSED
 
 T = TypeVar("T")
 
@@ -51,15 +51,13 @@ def text_member(item: dict[str, Any], name: str, path: str) -> str:
 class Fields:
     """A JSON object whose members are taken one by one; `settle` says what becomes of the others.
 
-    An explicit null counts as absent, as it does for the providers. ``ignored`` names what the agent asked for in vain; the
-    objects inside of a request share its list.
+    An explicit null counts as absent, as it does for the providers.
     """
 
-    def __init__(self, data: Any, path: str = "", *, ignored: list[str] | None = None) -> None:
+    def __init__(self, data: Any, path: str = "") -> None:
         if not isinstance(data, dict):
             raise RequestError(f"{path or 'the body'} must be an object, not {_kind(data)}", param=path or None)
         self.path = path
-        self.ignored: list[str] = [] if ignored is None else ignored
         self._left = {name: value for name, value in data.items() if value is not None}
 
     def __bool__(self) -> bool:
@@ -139,27 +137,13 @@ class Fields:
 
     def inside(self, field: str) -> Fields:
         """The members of an object that is a member; empty when it is absent."""
-        return Fields(self.take(field, dict) or {}, self.name(field), ignored=self.ignored)
+        return Fields(self.take(field, dict) or {}, self.name(field))
 
     def settle(self, dialect: str) -> dict[str, Any]:
-        """Do with the members that are left what the dialect's table says. Returns those that stand in no table.
-
-        Raises: RequestError for one that is refused.
-        """
-        rules = BY_FIELD[dialect]
-        for name in rules.keys() & self._left.keys():
-            rule = rules[name]
-            if rule.action == REFUSED:
-                self.refuse(name, rule.why, unless=rule.unless)
-                continue
-            value = self._left.pop(name)
-            if rule.action == IGNORED and value not in rule.unless and value not in ([], {}, "", False):
-                self.ignored.append(name)
+        """The members that are left. Raises: RequestError for one that the dialect refuses."""
+        for name, refusal in REFUSED[dialect].items():
+            self.refuse(name, refusal.why, unless=refusal.unless)
         return self._left
-
-    def rest(self, *taken: str) -> None:
-        """Ignore what is left of an object inside of a request; ``taken`` is not worth counting."""
-        self.ignored += [self.name(name) for name in self._left if name not in taken]
 
     def template_kwargs(self) -> dict[str, Any]:
         """Variables for the chat template. Raises: RequestError when they would take the place of the request's own."""

@@ -1,6 +1,6 @@
 """Checks of an OpenAI request that is passed on to a chat or completions endpoint without being read whole.
 
-An unknown field is left out and counted: an engine might do something with it that the record does not show. The gateway refuses
+An unknown field is left out: an engine might do something with it that the record does not show. The gateway refuses
 fields that would make the record wrong (several prompts in one call, beams instead of samples) and fields that reach beyond the
 call (where the engine gets its cache from, which request an id belongs to). `dialects.rules` has both.
 
@@ -15,7 +15,7 @@ import msgspec
 
 from ..errors import RequestError, unsupported
 from .fields import ENGINE_PARAMETERS
-from .rules import BY_FIELD, REFUSED
+from .rules import REFUSED
 
 Fields = dict[str, msgspec.Raw]
 
@@ -70,9 +70,9 @@ _FORMS = _SAID | frozenset(
 )
 
 
-def check(body: bytes, fields: Fields, *, more: Collection[str] | None, ignored: list[str]) -> int:
+def check(body: bytes, fields: Fields, *, more: Collection[str] | None) -> int:
     """How many choices are asked for. ``more`` are fields to let pass beside the known ones, None lets all pass; the others
-    are taken out of ``fields``, and named in ``ignored``.
+    are taken out of ``fields``.
 
     Raises: RequestError that names the field.
     """
@@ -82,7 +82,7 @@ def check(body: bytes, fields: Fields, *, more: Collection[str] | None, ignored:
         except UnicodeDecodeError as e:
             raise RequestError(f"the request body is not UTF-8: {e.reason} at byte {e.start}") from e
     if more is not None and not KNOWN.issuperset(fields):
-        ignored += _without_the_unknown(fields, more)
+        _leave_out_the_unknown(fields, more)
     stream = fields.get("stream")
     if stream is not None and bytes(stream) not in (b"true", b"false", b"null"):
         raise RequestError("stream must be true or false", param="stream")
@@ -130,16 +130,11 @@ def number(value: msgspec.Raw) -> int | None:
     return int(text) if text.isdigit() and len(text) <= _LONGEST_NUMBER else None
 
 
-def _without_the_unknown(fields: Fields, more: Collection[str]) -> list[str]:
-    left_out = []
+def _leave_out_the_unknown(fields: Fields, more: Collection[str]) -> None:
     for name in fields.keys() - KNOWN - set(more):
-        value, rule = bytes(fields.pop(name)), BY_FIELD["chat"].get(name)
-        if value in _NOTHING or (rule is not None and value in map(msgspec.json.encode, rule.unless)):
-            continue
-        if rule is not None and rule.action == REFUSED:
-            raise unsupported(name, rule.why)
-        left_out.append(name)
-    return left_out
+        value, refusal = bytes(fields.pop(name)), REFUSED["chat"].get(name)
+        if refusal is not None and value not in (*_NOTHING, *map(msgspec.json.encode, refusal.unless)):
+            raise unsupported(name, refusal.why)
 
 
 def _one_prompt(text: bytes) -> None:

@@ -32,9 +32,6 @@ from .canonical import (
 from .chat import tool_choice
 from .fields import Fields, decode_body, text_member
 
-# Extra output that clients ask for as a matter of habit, and that is given anyway.
-_INCLUDES = ("reasoning.encrypted_content", "message.output_text.logprobs")
-
 
 def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
     """Read a responses request. Raises: RequestError that names the field."""
@@ -50,20 +47,15 @@ def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
     if isinstance(asked, str):
         messages.append({"role": "user", "content": asked})
     else:
-        messages += input_messages(asked, fields.ignored)
+        messages += input_messages(asked)
     if not messages:
         raise RequestError("input must not be empty", param="input")
     tools: list[dict[str, Any]] = []
     for path, tool in fields.tools():
-        tools += tool_forms.functions(tool, path, forms, fields.ignored)
-    text = fields.inside("text")
-    response_format = _text_format(text.take("format", dict))
-    text.rest()
-    reasoning = fields.inside("reasoning")
-    effort = reasoning.take("effort", str)
-    reasoning.rest("summary", "generate_summary", "context")
+        tools += tool_forms.functions(tool, path, forms)
+    response_format = _text_format(fields.inside("text").take("format", dict))
+    effort = fields.inside("reasoning").take("effort", str)
     includes = fields.strings("include")
-    fields.ignored += [f"include {name}" for name in includes if name not in _INCLUDES]
     top = fields.integer("top_logprobs", 0, 20) or 0
     request = ModelRequest(
         dialect="responses",
@@ -84,7 +76,7 @@ def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
         lead=lead,
         echo_fields={name: data.get(name) for name in _ECHOED.split() if data.get(name) is not None},
     )
-    request.unknown, request.ignored = fields.settle("responses"), fields.ignored
+    request.unknown = fields.settle("responses")
     return request
 
 
@@ -94,8 +86,8 @@ _ECHOED = """
 """
 
 
-def input_messages(items: list[Any], ignored: list[str]) -> list[dict[str, Any]]:
-    """Input items -> canonical messages; ``ignored`` learns the types of those that are left out.
+def input_messages(items: list[Any]) -> list[dict[str, Any]]:
+    """Input items -> canonical messages; items of other types are left out.
 
     One turn of the model comes back as several items (reasoning, message, function calls); they are joined into one
     assistant message."""
@@ -139,13 +131,6 @@ def input_messages(items: list[Any], ignored: list[str]) -> list[dict[str, Any]]
                 raise RequestError(f"{path}.output is required", param=f"{path}.output")
             content = _content(tool_forms.output_of(item), f"{path}.output")
             messages.append({"role": "tool", "tool_call_id": _call_id(item, path), "content": content})
-        else:
-            summary = _unsealed(item.get("encrypted_content")) if kind.startswith("compaction") else ""
-            if summary:
-                turn = None
-                messages.append({"role": "user", "content": summary})
-            else:
-                ignored.append(f"item {kind}")
     return messages
 
 

@@ -46,8 +46,8 @@ _PARAMETERS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
 }
 
 
-def functions(tool: Any, path: str, forms: dict[str, ToolForm], ignored: list[str]) -> list[dict[str, Any]]:
-    """The functions that stand for a tool; ``forms`` learns their names. Raises: RequestError."""
+def functions(tool: Any, path: str, forms: dict[str, ToolForm]) -> list[dict[str, Any]]:
+    """The functions that stand for a tool, none for a hosted one; ``forms`` learns their names. Raises: RequestError."""
     if not isinstance(tool, dict):
         raise RequestError(f"{path} must be an object", param=path)
     kind = str(tool.get("type"))
@@ -56,11 +56,10 @@ def functions(tool: Any, path: str, forms: dict[str, ToolForm], ignored: list[st
         forms[kind] = ToolForm(kind, kind)
         return [_function(kind, description, properties, required)]
     if kind not in ("function", "custom", "namespace"):
-        ignored.append(f"tool {kind}")
         return []
     name = text_member(tool, "name", path)
     if kind == "namespace":
-        return _flattened(tool, name, path, forms, ignored)
+        return _flattened(tool, name, path, forms)
     if kind == "custom":
         forms[name] = ToolForm(kind, name)
         shape, described = tool.get("format") or {}, str(tool.get("description") or "")
@@ -76,13 +75,11 @@ def _function(name: str, description: str, properties: dict[str, Any], required:
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
-def _flattened(
-    tool: dict[str, Any], namespace: str, path: str, forms: dict[str, ToolForm], ignored: list[str]
-) -> list[dict[str, Any]]:
+def _flattened(tool: dict[str, Any], namespace: str, path: str, forms: dict[str, ToolForm]) -> list[dict[str, Any]]:
     inner: dict[str, ToolForm] = {}
     found: list[dict[str, Any]] = []
     for i, each in enumerate(tool.get("tools") or []):
-        for function in functions(each, f"{path}.tools[{i}]", inner, ignored):
+        for function in functions(each, f"{path}.tools[{i}]", inner):
             name = function["function"]["name"]
             kind = inner[name].kind if name in inner else "function"
             flat = flat_name(namespace, name)

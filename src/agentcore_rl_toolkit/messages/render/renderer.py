@@ -35,15 +35,13 @@ class RenderedPrompt:
 
     ``reused_tokens`` lead it that were prompted or sampled in an earlier turn (``parent_turn``) and are repeated
     exactly. ``branch_reason`` is one of `trajectory.BRANCH_REASONS`, None when the prompt simply goes on.
-    ``extended`` is False when everything was rendered anew. ``plain_markers`` counts markers in what was rendered for it that
-    stayed text (`plain_text`)."""
+    ``extended`` is False when everything was rendered anew."""
 
     asked: KnownPrompt = field(repr=False)
     reused_tokens: int
     parent_turn: str | None
     branch_reason: str | None
     extended: bool
-    plain_markers: int = 0
 
     @property
     def length(self) -> int:
@@ -140,7 +138,6 @@ class Renderer:
             root = self.root(messages, conversation, tools, options)
             reason = conversation.branch_reason(match, root, messages)
             asked = conversation.asked.get(match.digest)
-            plain_markers = 0
             if asked is None:
                 suffix = self._suffix(match, messages, tools, options, conversation.now)
                 if suffix is None:
@@ -151,7 +148,6 @@ class Renderer:
                     text, ids = suffix
                     buffer = self._continued(match)
                     buffer.extend(ids)
-                plain_markers = self._plain.count(text)
                 asked = conversation.add_prompt(
                     match, root, buffer, opens_reasoning=self._opens(text), extended=suffix is not None
                 )
@@ -163,7 +159,6 @@ class Renderer:
             parent_turn=base.turn_id if base is not None else None,
             branch_reason=reason,
             extended=asked.extended,
-            plain_markers=plain_markers,
         )
 
     def commit(

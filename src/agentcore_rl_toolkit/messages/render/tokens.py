@@ -64,10 +64,6 @@ class PlainText:
     def _covered(self, match: re.Match[str]) -> str:
         return f"{self._word}_{self._places[match[0]]}\ue0f1"
 
-    def count(self, text: str) -> int:
-        """Masked markers in what a template wrote."""
-        return text.count(self._word)
-
     def shown(self, text: str) -> str:
         """The text with its markers."""
         return self._masked.sub(lambda match: self._texts[int(match[1])], text)
