@@ -100,7 +100,7 @@ def main() -> None:
     steps = [event for event in events if event["event"] == "step"]
     loop = load_loop()
     weights, _ = loop.load_model(model, loop.Config())
-    config = loop.Config(minibatches=1, tokens_at_once=2048, learning_rate=RATE, clip_high=0.28)
+    config = loop.Config(minibatches=1, tokens_at_once=2048, learning_rate=RATE, max_logprob_gap=1.0)
     optimizer = loop.optimizer_of(weights, config)
     for step, theirs in enumerate(steps):  # the loop goes on from its own update, on what TRL's weights sampled
         groups = recorded(out, step)
@@ -108,8 +108,8 @@ def main() -> None:
         rewards = [r.score or 0.0 for group in groups for r in group.rollouts]
         print(
             f"step {step + 1}: reward {sum(rewards) / len(rewards):.2f}, {ours['trained_tokens']} tokens, "
-            f"loss {theirs['loss']:.5f} by TRL, {ours['loss']:.5f} by the loop; "
-            f"gradient norm {theirs['grad_norm']:.4f}, {ours['grad_norm']:.4f}; logprob gap {ours['logprob_gap']:.1e}"
+            f"loss {theirs['loss']:.5f} by TRL, {ours['loss'] or 0:.5f} by the loop; "
+            f"gradient norm {theirs['grad_norm']:.4f}, {ours['grad_norm'] or 0:.4f}; logprob gap {ours['logprob_gap']}"
         )
 
 
