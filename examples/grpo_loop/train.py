@@ -58,6 +58,7 @@ from agentcore_rl_toolkit.backends.collection.groups import WHOLE_DISTRIBUTION
 from agentcore_rl_toolkit.backends.collection.teacher import teacher_at
 from agentcore_rl_toolkit.backends.data import read_rows
 from agentcore_rl_toolkit.backends.llm_judge import JudgeSettings
+from agentcore_rl_toolkit.client.evaluation import interval
 from agentcore_rl_toolkit.errors import AgentCoreRLError, CaptureError
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR, load_policy, problems
@@ -398,7 +399,8 @@ async def evaluate(
     )
     if when == "before":
         check_usable(groups)
-    observe("evaluated", {"when": when, "version": version, **summarise(groups)})
+    scores = [rollout.score for group in groups for rollout in group.rollouts if rollout.score is not None]
+    observe("evaluated", {"when": when, "version": version, **summarise(groups), "reward_interval": interval(scores)})
 
 
 def training_begins(done: int, config: Config, observe: Observer) -> None:

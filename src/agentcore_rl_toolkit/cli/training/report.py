@@ -64,6 +64,8 @@ class Report:
             # All inputs, failures of agent and policy as 0; then those that ended ok. Of each, how many there are.
             "held_out_reward_before": before.get("reward"),
             "held_out_reward_after": after.get("reward"),
+            "held_out_interval_before": before.get("reward_interval"),  # of 95 %
+            "held_out_interval_after": after.get("reward_interval"),
             "held_out_scored_before": before.get("scored", 0),
             "held_out_scored_after": after.get("scored", 0),
             "held_out_reward_ok_before": before.get("reward_ok"),

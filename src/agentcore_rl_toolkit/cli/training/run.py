@@ -147,6 +147,8 @@ def print_end(console: Console, job: Job, report: Report, summary: dict[str, Any
         for name, reward, n in (("reward", "reward", "scored"), ("of those that ended ok", "reward_ok", "ok")):
             cells = [share_of(summary[f"held_out_{reward}_{w}"], summary[f"held_out_{n}_{w}"]) for w in WHEN]
             table.add_row(name, *cells)
+        bounds = [summary[f"held_out_interval_{w}"] or (None, None) for w in WHEN]
+        table.add_row("95 % interval of the first", *(f"{share(low)} to {share(high)}" for low, high in bounds))
         if summary["tool_use_before"] is not None:
             table.add_row("uses a tool", share(summary["tool_use_before"]), share(summary["tool_use_after"]))
         console.print(table)
