@@ -6,8 +6,6 @@ import contextlib
 import io
 import json
 import os
-import re
-import shlex
 import subprocess
 import sys
 import threading
@@ -27,7 +25,6 @@ from agentcore_rl_toolkit.runtime.local import LocalRuntime
 
 ROOT = Path(__file__).parents[2]
 AGENT = ROOT / "examples" / "strands_math_agent" / "arithmetic_app.py"
-GUIDE = ROOT / "docs" / "your-agent.md"
 ADMIN_KEY = "trainers-secret"
 BUCKET = f"records-{uuid.uuid4()}"  # moto's state is the process's
 
@@ -111,33 +108,6 @@ def account(moto: str) -> dict[str, str]:
         "AWS_ENDPOINT_URL": moto,
         "AGENTCORE_S3_BUCKET": BUCKET,
     }
-
-
-@pytest.mark.system
-def test_an_account_in_order_passes_and_nothing_is_left_in_the_bucket(
-    tmp_path: Path, account: dict[str, str], moto: str
-) -> None:
-    keys = {name: account[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION")}
-    variables = {**keys, "AWS_ENDPOINT_URL_S3": moto, "AWS_ALLOW_HTTP": "true"}
-    options = [word for name, value in variables.items() for word in ("--session-env", f"{name}={value}")]
-    with LocalRuntime({"math": AGENT}, [*options, "--callers", "any"]) as runtime:
-        arn = runtime.arns["math"]
-        (tmp_path / ".env").write_text(f"AGENTCORE_AGENT_ARN={arn}\n")
-        control = {f"AWS_ENDPOINT_URL_BEDROCK_AGENTCORE{part}": runtime.url for part in ("", "_CONTROL")}
-        code, found = doctor(tmp_path, "--aws", **account, **control)
-        [lines] = re.findall(r"```bash\n(agentcore-rl doctor\n.*?)```", GUIDE.read_text(), re.DOTALL)
-        for line in lines.splitlines():  # as the guide has them
-            ended, answer = run(shlex.split(line), tmp_path, {**account, **control})
-            assert ended == 0, answer
-            assert "none failed" in answer
-    assert code == 0, found
-    for name in ("credentials", "agent", "bucket"):
-        assert found[name]["level"] == "ok", found[name]
-    assert "READY" in found["agent"]["text"]
-    s3 = boto3.client(
-        "s3", endpoint_url=moto, aws_access_key_id="testing", aws_secret_access_key="testing", region_name="us-west-2"
-    )
-    assert s3.list_objects_v2(Bucket=BUCKET)["KeyCount"] == 0
 
 
 @pytest.mark.parametrize(

@@ -83,10 +83,3 @@ def test_a_program_that_fails_says_whether_the_policy_ran_out(
     with pytest.raises(RuntimeError, match="ended with code 3") as failed:
         run(cli, tmp_path, monkeypatch, f'echo "{said}"; exit 3')
     assert failed.value.ran_out_of == ran_out_of
-
-
-def test_a_payload_that_is_none_is_refused(cli: SimpleNamespace) -> None:
-    assert cli.task.Task.of({"prompt": "x"}).program == "claude"
-    for changes, why in (({"files": {"../x": ""}}, "outside"), ({"program": "emacs"}, "program"), ({"x": 1}, "x")):
-        with pytest.raises(ValueError, match=why):
-            cli.task.Task.of({"prompt": "x", **changes})

@@ -123,18 +123,3 @@ def test_the_reward_counts_what_was_done_not_what_was_so_before(
     )
     assert appworld.reward.AppWorldReward()(evaluation=evaluation) == whole
     assert appworld.reward.AppWorldReward(partial=True)(evaluation=evaluation) == partial
-
-
-def test_a_payload_names_its_task_and_nothing_else(appworld: SimpleNamespace) -> None:
-    request = appworld.request.TaskRequest
-    assert request.of({"task_id": "82e2fac_1", "_rollout": {}}).task_id == "82e2fac_1"
-    for payload, entries in (
-        ({"task_id": {"toolUse": {}}}, "not a toolUse block"),
-        ({"task_id": "../../x"}, "task_id"),
-        ({"task_id": "82e2fac_1", "extra": 1}, "extra"),
-        ({}, "task_id"),
-    ):
-        with pytest.raises(ValueError, match=entries):
-            request.of(payload)
-    with pytest.raises(TypeError, match="must be an object"):
-        request.of([])

@@ -60,18 +60,6 @@ def changed(old: str, new: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "after",
-    [
-        changed("class CartTest {", "class CartTest {\n  // a comment with assertEquals(1, 2) and {\n"),
-        changed("assertTrue(cart().has", "org.junit.Assert.assertTrue( cart ( ).has"),
-        changed("@Test public void smoke", "@Test public void more() { assertTrue(true); }\n  @Test public void smoke"),
-    ],
-)
-def test_formatting_comments_and_further_tests_are_no_weakening(agent: SimpleNamespace, after: str) -> None:
-    assert agent.java_sources.weaker(TEST, after, must_change=False) == []
-
-
-@pytest.mark.parametrize(
     ("after", "why"),
     [
         (None, "was deleted"),
@@ -95,42 +83,6 @@ def test_a_weakened_test_is_found(agent: SimpleNamespace, after: str | None, why
 
 
 POM = b"<project><properties><a>1</a></properties><modules><module>core</module></modules></project>"
-
-
-@pytest.mark.parametrize(
-    "pom",
-    [
-        POM.replace(b"<a>1</a>", b"<skipTests>true</skipTests>"),
-        POM.replace(b"<a>1</a>", b"<maven.test.skip>true</maven.test.skip>"),
-        POM.replace(b"<a>1</a>", b"<maven.test.failure.ignore>true</maven.test.failure.ignore>"),
-        POM.replace(b"</project>", b"<build><testSourceDirectory>none</testSourceDirectory></build></project>"),
-        POM.replace(b"<module>core</module>", b""),
-        *(
-            POM.replace(
-                b"</project>",
-                b"<build><plugins><plugin><artifactId>maven-surefire-plugin</artifactId><configuration>%b</configuration></plugin>"
-                b"</plugins></build></project>" % setting,
-            )
-            for setting in (
-                b"<testFailureIgnore>true</testFailureIgnore>",
-                b"<excludes><exclude>**/*Test.java</exclude></excludes>",
-                b"<test>OneTest</test>",
-                b"<skip>true</skip>",
-                b"<additionalClasspathElements><e>fake</e></additionalClasspathElements>",
-            )
-        ),
-        POM.replace(
-            b"</project>",
-            b"<build><plugins><plugin><artifactId>maven-antrun-plugin</artifactId></plugin></plugins></build></project>",
-        ),
-    ],
-)
-def test_a_build_that_leaves_tests_out_is_a_weakening(agent: SimpleNamespace, pom: bytes) -> None:
-    project = agent.java_project.JavaProject(name="x", files={"pom.xml": POM})
-    assert agent.reward.weakenings(project, {"pom.xml": pom}) != []
-    # What was there before is none.
-    before = agent.java_project.JavaProject(name="x", files={"pom.xml": pom})
-    assert agent.reward.weakenings(before, {"pom.xml": pom}) == []
 
 
 def test_tests_and_start_up_configuration_are_judged_as_they_were(agent: SimpleNamespace) -> None:
@@ -219,21 +171,6 @@ def test_commands_see_a_home_of_their_own_and_no_secret(
         assert "out/passwd" not in agent.java_project.read_tree(workspace.tree)
         folder = workspace.tree.parent
     assert not folder.exists()
-
-
-@pytest.mark.parametrize(
-    ("payload", "why"),
-    [
-        ({"project": {"toolUse": {"name": "shell", "input": {}}}}, "project"),
-        ({"project": "stock", "prompt": [{"toolUse": {"name": "shell", "input": {}}}]}, "prompt"),
-        ({"project": "stock", "projct": "x"}, "projct"),
-        ({}, "either a project or a repo_uri"),
-        ({"project": "stock", "repo_uri": "s3://b/k"}, "either a project or a repo_uri"),
-    ],
-)
-def test_a_payload_that_is_none_is_refused(agent: SimpleNamespace, payload: dict[str, object], why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        agent.payload.MigrationRequest.of({**payload, "_rollout": {"exp_id": "x"}})
 
 
 def test_a_project_comes_from_an_archive_and_nothing_leads_out_of_it(agent: SimpleNamespace, tmp_path: Path) -> None:

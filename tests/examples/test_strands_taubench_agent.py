@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -110,34 +110,6 @@ def test_demonstrations_of_partly_repaired_tasks_earn_everything_and_show_no_tes
     assert all(d["repaired"] + d["left"] == d["published"] for d in shown)
     assert sum(d["repaired"] > 0 for d in shown) > 37
     assert [d for d in shown if d["repaired"] and d["held out"]] == []
-
-
-def test_the_share_of_the_gold_actions_is_worth_what_the_row_says_and_nothing_in_evaluation(
-    benchmark: dict[str, Any],
-) -> None:
-    share = benchmark["part"]
-    assert share == pytest.approx(1 / len(benchmark["gold"]))
-    train, test = benchmark["rows"]
-    assert (train["partial_credit"], test.get("partial_credit")) == (0.5, None)
-    reward = _module("reward").BenchmarkReward()
-    for row, earned in ((train, 0.5 * share), (test, 0.0)):
-        credit = _module("request").Request.of(row).partial_credit
-        scores = SimpleNamespace(published=0.0, actions=0.0, share=share)
-        assert reward(scores=scores, partial_credit=credit) == pytest.approx(earned)
-
-
-def test_a_payload_that_is_no_task_is_refused_with_the_key_that_is_wrong() -> None:
-    request = _module("request").Request
-    good = {"task_id": "t", "rendering": "compact", "_rollout": {"base_url": "http://127.0.0.1"}}
-    assert request.of(good).task_id == "t"
-    for wrong, key in (
-        ({"task_id": {"toolUse": {"name": "x", "input": {}}}}, "task_id"),
-        ({"task_id": "t", "max_turns": "many"}, "max_turns"),
-        ({"task_id": "t", "prompt": "hello"}, "prompt"),
-        ({}, "task_id"),
-    ):
-        with pytest.raises(ValueError, match=rf"  {key}: "):
-            request.of(wrong)
 
 
 def test_a_model_plays_the_user_by_the_guidelines_and_ends_with_their_mark() -> None:

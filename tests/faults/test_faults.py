@@ -83,15 +83,6 @@ def test_killed_session_is_lost_and_its_runtime_says_why(world: Any, row: Row) -
 
 
 @pytest.mark.system
-def test_bursts_of_throttling_are_waited_out(world: Any, row: Row) -> None:
-    client = world.client(exp("429"), "throttled")
-    items = client.map([{"run_s": 0.1}] * 10, timeout=60)
-    outcomes = judge(world, row, "429 and 402 on every second request", client, items, 10)
-    assert outcomes == {"ok": 10}
-    assert client.stats["refused"] >= 5
-
-
-@pytest.mark.system
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_dropped_connection_does_not_run_an_agent_twice(world: Any, row: Row, when: str) -> None:
     client = world.client(exp("drop"), f"dropped_{when}")
@@ -101,24 +92,6 @@ def test_dropped_connection_does_not_run_an_agent_twice(world: Any, row: Row, wh
         assert outcomes == {"ok": 8}
     else:  # half of the requests vanished: nobody can know, so nobody is asked again
         assert outcomes == {"ok": 4, "lost": 4}
-
-
-@pytest.mark.system
-def test_lost_requests_succeed_with_a_retry(world: Any, row: Row) -> None:
-    client = world.client(exp("drop"), "dropped_before", on_failure="retry", retries=4)
-    items = client.map([{"run_s": 0.2}] * 4, timeout=60)
-    assert judge(world, row, "the same, with retries", client, items, 4) == {"ok": 4}
-
-
-@pytest.mark.system
-@pytest.mark.parametrize("agent", ["broken_start", "failing"])
-def test_internal_error_of_the_runtime_costs_time_only(world: Any, row: Row, agent: str) -> None:
-    """No second attempt is asked for: the same sessions are invoked again, and each agent runs once."""
-    client = world.client(exp("500"), agent)
-    items = client.map([{"run_s": 0.2}] * 6, 3, timeout=60)
-    assert judge(world, row, f"500 from the runtime ({agent})", client, items, 6) == {"ok": 6}
-    assert [item.attempt for item in items] == [1] * 6
-    assert client.stats["server_errors"] >= 2
 
 
 DEATHS = [

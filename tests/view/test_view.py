@@ -176,17 +176,6 @@ def test_filters_orders_and_keys(shown: Shown) -> None:
     page.wait_for_selector("#dialogue:has-text('There are 5 lamps')")
 
 
-@pytest.mark.system
-def test_a_group_is_side_by_side_with_advantages_and_its_first_difference(shown: Shown) -> None:
-    page = shown.at("#/run/loop/rollout/1")
-    page.click("#group")
-    page.wait_for_selector(".member")
-    assert page.locator(".member").count() == 4
-    assert "advantage -0.500" in page.inner_text(".member >> nth=0")
-    assert page.inner_text(".member >> nth=1 >> mark").startswith("1 lamps")
-    assert page.inner_text(".member >> nth=1 >> .judge").startswith("The judge gave 1: Lamp 1. <script>")
-
-
 def test_a_rollout_shows_its_fidelity_and_its_raw_record(shown: Shown) -> None:
     page = shown.at("#/run/loop/rollout/1")
     reply = page.locator("h2:text-is('Fidelity') + .card")
@@ -308,22 +297,6 @@ def test_an_exported_run_opens_from_disk(shown: Shown, tmp_path: Path) -> None:
     page.select_option("[name=first]", "loop@before")
     page.select_option("[name=second]", "loop@after")
     page.wait_for_selector("#page:has-text('2 inputs in both: 1 better, 0 worse')")
-
-
-@pytest.mark.system
-def test_dark_and_light_have_contrast(shown: Shown) -> None:
-    page = shown.at("#/run/loop/rollout/1")
-    measure = """(s) => { const e = document.querySelector(s);
-      const linear = (y) => (y <= 0.03928 ? y / 12.92 : ((y + 0.055) / 1.055) ** 2.4);
-      const lum = (c) => { const v = c.match(/[\\d.]+/g).slice(0, 3).map((x) => linear(x / 255));
-        return 0.2126 * v[0] + 0.7152 * v[1] + 0.0722 * v[2]; };
-      let b = e; while (getComputedStyle(b).backgroundColor === "rgba(0, 0, 0, 0)") b = b.parentElement;
-      const [x, y] = [lum(getComputedStyle(e).color), lum(getComputedStyle(b).backgroundColor)];
-      return (Math.max(x, y) + 0.05) / (Math.min(x, y) + 0.05); }"""
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)
-        for selector in ("h1", ".fact span", ".good", "#group", ".tokens .context", "[data-at='0:3']"):
-            assert page.evaluate(measure, selector) >= 4.5, (scheme, selector)
 
 
 @pytest.mark.system
