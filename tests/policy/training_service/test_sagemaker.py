@@ -370,9 +370,9 @@ SAMPLE = {"prompt": model_input(PROMPT), "numSamples": 1, "samplingParams": {"ma
         (backward(clip_high_threshold=0.5), "clip_high_threshold"),
         (backward(temperature=1.0), "temperature"),
         (backward(loss="dro"), "lossFnName"),
-        ({"optimizerStep": {"adamParamsConfig": {"learningRate": 0.0}}}, "learningRate"),
+        ({"optimizerStep": {"adamParamsConfig": {"learningRate": -0.1}}}, "learningRate"),
         ({"optimizerStep": {"adamParamsConfig": {"learningRate": 0.1}}}, "learningRate"),
-        ({"loadState": {"modelPackageArn": GROUP, "loadOptimizer": True}}, "modelPackageArn"),
+        ({"loadState": {"modelPackageArn": NOWHERE}}, "loadOptimizer"),
         ({**STEP, "saveState": {}}, "exactly one"),
         ({}, "exactly one"),
         ({"sample": {**SAMPLE, "samplingParams": {"maxTokens": 511}}}, "maxTokens"),
@@ -380,7 +380,7 @@ SAMPLE = {"prompt": model_input(PROMPT), "numSamples": 1, "samplingParams": {"ma
         ({"sample": {**SAMPLE, "numSamples": 0}}, "numSamples"),
         ({"sample": {**SAMPLE, "topkPromptLogprobs": 2}}, "topkPromptLogprobs"),
         ({"sample": {**SAMPLE, "includePromptLogprobs": True}}, "includePromptLogprobs"),
-        ({"computeLogprobs": {"prompt": {"chunks": []}}}, "chunks"),
+        ({"computeLogprobs": {"prompt": {"chunks": [{"tokens": ["1"], "type": "encoded_text"}]}}}, "tokens"),
     ],
 )
 def test_requests_beyond_the_limits_are_refused_and_use_no_number(

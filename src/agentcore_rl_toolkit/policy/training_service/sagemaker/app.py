@@ -23,6 +23,11 @@ from .sessions import Service, Session
 from .wire import RefusedError, read
 
 log = logging.getLogger(__name__)
+OPERATIONS = (
+    *(f"{verb}TrainingSession" for verb in ("Create", "Describe", "Stop", "Delete")),
+    *("ListTrainingSessions", "CreateModelPackageGroup", "ListModelPackages", "DescribeModelPackage"),
+    *("ListHubContents", "DescribeHubContent"),
+)
 Faults = dict[Literal["throttle", "error", "lost"], float]
 
 
@@ -94,9 +99,9 @@ class SageMakerApp:
         missing = "ResourceNotFoundException"
         match [method, *path]:
             case ["POST", "v1", "training-sessions", name, "operations"]:
-                return {"operationId": self.session(name, missing).train(read(body, wire.TrainingOperation))}
+                return {"operationId": self.session(name, missing).train(_operation(body, "Training"))}
             case ["POST", "v1", "training-sessions", name, "sampling-operations"]:
-                return {"operationId": self.session(name, missing).sample(read(body, wire.SamplingOperation))}
+                return {"operationId": self.session(name, missing).sample(_operation(body, "Sampling"))}
             case ["GET", "v1", "training-sessions", name, "operations" | "sampling-operations", operation]:
                 return self.session(name, missing).answer(operation)
         raise RefusedError(f"There is no {method} /{'/'.join(path)}.", code=missing)
@@ -109,13 +114,15 @@ class SageMakerApp:
 
     def _control(self, operation: str, body: bytes) -> dict[str, Any]:
         """A request to the control plane: what the SDK asks for. Lists are newest first."""
-        packages, asked = self._service.packages, read(body, dict[str, Any])
+        if operation not in OPERATIONS:
+            raise RefusedError(f"The local service has no {operation}.", code="UnknownOperationException")
+        packages, asked = self._service.packages, wire.request(body, wire.CONTROL, operation)
         name = asked.get("TrainingSessionName", "")
         match operation:
             case "CreateTrainingSession":
                 if name in self._sessions:
                     raise RefusedError(f"Training session {name} already exists.", code="ResourceInUse")
-                session = Session(self._service, read(body, wire.CreateTrainingSession))
+                session = Session(self._service, asked)
                 self._sessions[name] = session
                 return {"TrainingSessionArn": session.summary()["TrainingSessionArn"]}
             case "DescribeTrainingSession":
@@ -144,6 +151,8 @@ class SageMakerApp:
                 return package
             case "ListHubContents":
                 return {"HubContentSummaries": [hub_content(self._service.model.base_model.replace("/", "-"))]}
-            case "DescribeHubContent":
-                return described_hub_content(asked["HubContentName"], self._tokenizer)
-        raise RefusedError(f"The local service has no {operation}.", code="UnknownOperationException")
+        return described_hub_content(asked["HubContentName"], self._tokenizer)
+
+
+def _operation(body: bytes, kind: str) -> dict[str, Any]:
+    return wire.request(body, wire.RUNTIME, f"Execute{kind}Operation")

@@ -21,7 +21,7 @@ from ...._servers import sigv4
 from . import wire
 from .app import SageMakerApp
 from .jobs import Jobs, Trajectory
-from .wire import RefusedError, read
+from .wire import RefusedError
 
 CONTROL = ("CreateJob", "DescribeJob", "StopJob", "ListJobs")
 STREAM = "/sample-with-response-stream"
@@ -47,7 +47,7 @@ class JobsApp:
         body = await request.body()
         try:
             self._check(request, body)
-            asked = read(body, dict[str, Any])
+            asked = wire.request(body, wire.CONTROL, target) if target else wire.read(body, dict[str, Any])
             if chat is not None:
                 arn = request.headers.get("x-amzn-sagemaker-model-package")
                 response = await self._chat(chat[1], arn, {**asked, "stream": chat[2] == STREAM})

@@ -15,11 +15,11 @@ import secrets
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import msgspec
+from botocore import xform_name
 
 from ....errors import ConfigError
 from ..interface import Example, TrainableModel
@@ -28,6 +28,8 @@ from . import wire
 from .control import Packages
 from .wire import RefusedError
 
+PASSES = ("forward", "forwardBackward")
+NOT_COMPUTED = ("includePromptLogprobs", "topkPromptLogprobs")
 KEPT_SAMPLES = 4_000  # results of sampling operations that can still be asked for
 
 
@@ -78,9 +80,9 @@ class Service:
 class Session:
     """One training session. Its requests come from one thread."""
 
-    def __init__(self, service: Service, asked: wire.CreateTrainingSession) -> None:
+    def __init__(self, service: Service, asked: dict[str, Any]) -> None:
         self.asked = asked
-        self.name = asked.training_session_name
+        self.name: str = asked["TrainingSessionName"]
         self.created_s = time.time()
         self.ended_s: float | None = None
         self._service, self._model = service, service.model
@@ -115,7 +117,7 @@ class Session:
         numbers = {"LastReceivedSequenceNumber": self._last_number, "BillableTokenUsage": counts}
         ended = {"EndTime": self.ended_s, "ErrorDetails": self._error}
         known = {name: value for name, value in ended.items() if value is not None}
-        return {**msgspec.to_builtins(self.asked), **self.summary(), **numbers, **known}
+        return {**self.asked, **self.summary(), **numbers, **known}
 
     def summary(self) -> dict[str, Any]:
         """Its entry in ListTrainingSessions."""
@@ -138,30 +140,35 @@ class Session:
 
     # -- the runtime
 
-    def train(self, asked: wire.TrainingOperation) -> str:
+    def train(self, asked: Mapping[str, Any]) -> str:
         """The id of a training operation: a new one, or the one that this client token and number came with before."""
-        kind, config = asked.operation_config.member
-        number, operation_id = asked.sequence_number, f"train-{asked.sequence_number}"
+        [(kind, config)] = asked["operationConfig"].items()
+        if kind in PASSES:
+            wire.check_loss(config)
+        number, token = asked["sequenceNumber"], asked.get("clientToken")
+        operation_id = f"train-{number}"
         known = self._training.get(operation_id)
         if known is None:
             self._check_open()
-            operation = self._training[operation_id] = Operation(kind, asked.client_token)
+            operation = self._training[operation_id] = Operation(kind, token)
             self._last_number = max(self._last_number, number)
             self._service.operations.submit(self._run, number, lambda: self._in_turn(operation, config))
-        elif asked.client_token is None or known.token != asked.client_token:
+        elif token is None or known.token != token:
             raise RefusedError(f"sequence number {number} was used by another operation")
         return operation_id
 
-    def sample(self, asked: wire.SamplingOperation) -> str:
+    def sample(self, asked: Mapping[str, Any]) -> str:
         """The id of a new sampling operation."""
-        kind, config = asked.operation_config.member
+        [(kind, config)] = asked["operationConfig"].items()
+        if config.keys() & NOT_COMPUTED:
+            raise RefusedError(f"{', '.join(NOT_COMPUTED)} are not computed here")
         self._check_open()
         self._samples += 1
         operation = self._sampling[f"sample-{self._samples}"] = Operation(kind)
         if len(self._sampling) > KEPT_SAMPLES:
             self._sampling.popitem(last=False)
-        path = config.model_package_arn or self._latest
-        self._service.samplers.submit(operation.run, lambda: self._sampled(path, config))
+        path = config.get("modelPackageArn") or self._latest
+        self._service.samplers.submit(operation.run, lambda: self._sampled(kind, path, config))
         return f"sample-{self._samples}"
 
     def weights(self, arn: str | None) -> str | None:
@@ -206,41 +213,41 @@ class Session:
 
     def _trained(self, kind: str, config: Any) -> dict[str, Any]:
         """Do a training operation; its result. Raises: ConfigError, and what the model raises."""
-        match config:
-            case wire.Pass():
-                data = [_example(datum, config.loss_fn_name) for datum in config.datum_list]
-                clips = msgspec.structs.asdict(config.loss_fn_config)
-                forward_only = kind == "forward"
-                _, metrics = self._model.forward_backward(self._run, data, config.loss_fn_name, clips, forward_only)
+        match kind:
+            case "forward" | "forwardBackward":
+                loss = config["lossFnName"]
+                data = [_example(datum, loss) for datum in config["datumList"]]
+                clips = config.get("lossFnConfig", {})
+                _, metrics = self._model.forward_backward(self._run, data, loss, clips, kind == "forward")
                 tokens = sum(len(example.tokens) for example in data)
                 self._count(Training=tokens)
-                loss = {"actor/pg_loss": metrics["loss:sum"] / len(data)}
-                return {"metrics": loss, "tokenUsage": {"trainingTokens": tokens}}
-            case wire.OptimizerStep():
-                metrics = self._model.optim_step(self._run, msgspec.structs.asdict(config.adam_params_config))
+                mean = {"actor/pg_loss": metrics["loss:sum"] / len(data)}
+                return {"metrics": mean, "tokenUsage": {"trainingTokens": tokens}}
+            case "optimizerStep":
+                metrics = self._model.optim_step(self._run, _named(config["adamParamsConfig"]))
                 return {"metrics": {"actor/grad_norm": metrics["grad_norm:mean"]}}
-            case wire.Load():
-                self._check_saved(config.model_package_arn)
-                self._model.load(self._run, config.model_package_arn, config.load_optimizer)
+            case "loadState":
+                self._check_saved(config["modelPackageArn"])
+                self._model.load(self._run, config["modelPackageArn"], config["loadOptimizer"])
                 return {}
-        group, packages = self.asked.model_package_group_arn or self.name, self._service.packages
+        group, packages = self.asked.get("ModelPackageGroupArn", self.name), self._service.packages
         arn = packages.next_arn(group.rpartition("/")[2])
-        checkpoint, base = kind == "saveState", self.asked.model_config.base_model_arn
+        checkpoint, base = kind == "saveState", self.asked["ModelConfig"]["BaseModelArn"]
         (self._model.save if checkpoint else self._model.publish)(self._run, arn)
-        packages.add(arn, description=config.description, checkpoint=checkpoint, base_model_arn=base)
+        packages.add(arn, description=config.get("description", ""), checkpoint=checkpoint, base_model_arn=base)
         self._latest = arn
         return {"modelPackageArn": arn}
 
-    def _sampled(self, path: str | None, config: Any) -> dict[str, Any]:
+    def _sampled(self, kind: str, path: str | None, config: Any) -> dict[str, Any]:
         """Do a sampling operation; its result. Raises: ConfigError, and what the model raises."""
         self._check_saved(path)
-        if isinstance(config, wire.Load):
+        if kind == "loadWeightsForSampling":
             return {}
-        ids = config.prompt.ids
-        if not isinstance(config, wire.Sample):
+        ids = _ids(config["prompt"])
+        if kind == "computeLogprobs":
             self._count(Prefill=len(ids))
             return {"logprobs": [None, *self._model.logprobs(path, ids)]}
-        done = self._model.sample(path, ids, config.num_samples, msgspec.structs.asdict(config.sampling_params))
+        done = self._model.sample(path, ids, config["numSamples"], _named(config["samplingParams"]))
         self._count(Prefill=len(ids) * len(done), Sample=sum(len(c.ids) for c in done))
         sequences = [
             {
@@ -258,15 +265,24 @@ class Session:
             raise ConfigError(f"model package {path} does not exist")
 
 
-def _example(datum: wire.Datum, loss: str) -> Example:
+def _named(members: Mapping[str, Any]) -> dict[str, Any]:
+    """With the names of `TrainableModel`."""
+    return {xform_name(name): value for name, value in members.items()}
+
+
+def _ids(model_input: Mapping[str, Any]) -> list[int]:
+    return [token for chunk in model_input["chunks"] for token in chunk["tokens"]]
+
+
+def _example(datum: Mapping[str, Any], loss: str) -> Example:
     """Raises: ConfigError on an input that is missing or has another length than the tokens."""
-    tokens = datum.model_input.ids
-    inputs = {str(name): tensor.data for name, tensor in datum.loss_fn_inputs.items()}
+    tokens, tensors = _ids(datum["modelInput"]), datum.get("lossFnInputs", {})
     needed = ("target_tokens", "weights") + (() if loss == "cross_entropy" else ("logprobs", "advantages"))
-    missing = [name for name in needed if name not in inputs]
+    missing = [name for name in needed if name not in tensors]
     if missing:
         raise ConfigError(f"{loss} needs {', '.join(missing)}")
-    for name, tensor in datum.loss_fn_inputs.items():
-        if len(tensor.data) != len(tokens) or tensor.shape not in (None, [len(tokens)]):
-            raise ConfigError(f"{name} has {len(tensor.data)} values of shape {tensor.shape} for {len(tokens)} tokens")
-    return Example(tokens=tokens, inputs=inputs)
+    for name, tensor in tensors.items():
+        n, shape = len(tensor["data"]), tensor.get("shape", [len(tokens)])
+        if n != len(tokens) or shape != [n]:
+            raise ConfigError(f"{name} has {n} values of shape {shape} for {len(tokens)} tokens")
+    return Example(tokens=tokens, inputs={name: tensor["data"] for name, tensor in tensors.items()})
