@@ -97,7 +97,7 @@ async def test_a_gateway_that_its_trainer_started_is_started_again(
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     made = settings(runtime, tmp_path, gateway_patience_s=60)
-    service = await asyncio.to_thread(RolloutService.open, made, lambda: ["http://127.0.0.1:9"], "sglang")
+    service = await asyncio.to_thread(RolloutService.open, made, lambda: ["http://127.0.0.1:9"], "vllm")
     try:
         gateway = service.gateway
         assert isinstance(gateway, GatewayClient)

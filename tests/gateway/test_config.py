@@ -29,3 +29,8 @@ def test_an_admin_key_that_everyone_has_or_nobody_can_send_is_refused() -> None:
 def test_an_upstream_that_cannot_be_asked_is_refused(settings: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         UpstreamConfig(**settings)
+
+
+def test_sglang_takes_token_ids_alone() -> None:
+    with pytest.raises(ConfigError, match="--model"):
+        GatewayConfig(engine="sglang")

@@ -14,6 +14,7 @@ from ..errors import ConfigError
 
 Engine = Literal["policy", "vllm", "sglang", "sglang-experts", "tinker", "sagemaker", "openai"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
+_TOKENS_ONLY = ("sglang", "sglang-experts")  # SGLang's chat gives no token ids
 SAMPLING_SERVICES = frozenset({"tinker", "sagemaker"})  # one service for a gateway, sampled by its client library
 ADMIN_KEY_ENV = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
 BUILT_IN = Path(__file__).parents[1] / "policy" / "weights"  # tokenizer and chat template of the built-in policy
@@ -178,6 +179,8 @@ class GatewayConfig:
                 f"engine {self.kind} takes token ids and stands alone: give --model DIR (tokenizer and chat template), and "
                 "no other upstream"
             )
+        if self.kind in _TOKENS_ONLY and self.model_dir is None:
+            raise ConfigError("SGLang's chat gives no token ids: give --model DIR (tokenizer and chat template)")
         if self.model_dir is None and (self.template is not None or self.parser is not None):
             name = "template" if self.template is not None else "parser"
             raise ConfigError(

@@ -17,7 +17,6 @@ from ..errors import CaptureError
 MAGIC = b"\x93NUMPY"
 # numpy's names for the kinds of whole numbers -> those of `array`
 _KINDS = {"i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "i8": "q", "u8": "Q"}
-_ALIGNED = 64
 
 
 def shape_of(data: bytes) -> tuple[int, ...] | None:
@@ -47,13 +46,6 @@ def int32_of(data: bytes) -> bytes:
 
 def pack(numbers: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(numbers)}i", *numbers)
-
-
-def as_file(shape: Sequence[int], numbers: Sequence[int]) -> bytes:
-    """int32 numbers with their shape, as `numpy.save` writes them."""
-    header = repr({"descr": "<i4", "fortran_order": False, "shape": tuple(shape)}).encode()
-    size = -(-(len(MAGIC) + 4 + len(header) + 1) // _ALIGNED) * _ALIGNED - len(MAGIC) - 4
-    return b"%b\x01\x00%b%b\n%b" % (MAGIC, struct.pack("<H", size), header.ljust(size - 1), pack(numbers))
 
 
 def _header(data: bytes) -> tuple[tuple[int, ...], str, int]:

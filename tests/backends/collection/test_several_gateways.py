@@ -176,7 +176,7 @@ async def test_a_trainer_starts_several_gateways_and_one_that_dies_comes_back_wi
             gateway_store=str(tmp_path / "turns"),
             gateway_patience_s=60,
         )
-        service = await asyncio.to_thread(RolloutService.open, settings, lambda: ["http://127.0.0.1:9"], "sglang")
+        service = await asyncio.to_thread(RolloutService.open, settings, lambda: ["http://127.0.0.1:9"], "vllm")
         try:
             gateway = service.gateway
             assert isinstance(gateway, GatewayClient)

@@ -237,11 +237,7 @@ async def test_a_field_of_the_operators_engine_passes_in_every_dialect_and_other
     [
         ("vllm", {"regex": "a"}, "regex"),
         ("vllm", {"stop_regex": "a"}, "stop_regex"),
-        ("sglang", {"structured_outputs": {"regex": "a"}}, "structured_outputs"),
-        ("sglang", {"bad_words": ["a"]}, "bad_words"),
-        ("sglang-experts", {"guided_json": {"type": "object"}}, "guided_json"),
         ("vllm", {"regex": None, "ebnf": "", "bad_words": ["a"]}, None),
-        ("sglang", {"bad_words": [], "truncate_prompt_tokens": None, "regex": "a"}, None),
         ("openai", {"regex": "a", "structured_outputs": {}}, None),
     ],
 )

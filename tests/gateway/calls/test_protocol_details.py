@@ -145,8 +145,8 @@ NAMED = {**LATE, "type": "BadRequestError", "param": None, "code": 400}
 @pytest.mark.parametrize(
     ("kind", "renders", "dialect"),
     [
-        ("sglang", False, "chat"),
-        ("sglang", False, "anthropic"),
+        ("vllm", False, "chat"),
+        ("vllm", False, "anthropic"),
         ("vllm", True, "chat"),
         ("sglang", True, "chat"),
         ("sglang", True, "completions"),

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -101,51 +99,6 @@ def test_what_is_no_reply_is_an_error(body: bytes) -> None:
 def test_what_is_no_token_id_is_an_error(text: bytes) -> None:
     with pytest.raises(CaptureError):
         parse_ids(text)
-
-
-def test_routed_experts_in_lists_are_kept_as_an_array() -> None:
-    reply = {
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": "x"},
-                "finish_reason": "stop",
-                "token_ids": [1],
-                "logprobs": {"content": [{"logprob": -1.0}]},
-                "routed_experts": [[[3, 4]]],
-            }
-        ],
-        "prompt_token_ids": [2],
-    }
-    kept = read_reply(json.dumps(reply).encode()).choices[0].routed_experts
-    assert kept is not None
-    assert np.load(io.BytesIO(kept)).tolist() == [[[3, 4]]]
-
-
-@pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("streamed", [False, True])
-def test_routed_experts_and_weight_version_are_found_where_sglang_puts_them(n: int, streamed: bool) -> None:
-    choices: list[dict[str, Any]] = [
-        {
-            "index": i,
-            "message": {"role": "assistant", "content": "w1"},
-            "finish_reason": "stop",
-            "token_ids": [1],
-            "logprobs": {"content": [{"logprob": -1.0}]},
-        }
-        for i in range(n)
-    ]
-    beside = {"sglext": {"routed_experts": "AAAA", "cached_tokens_details": None}}
-    if streamed:
-        chunks: list[dict[str, Any]] = [{"prompt_token_ids": [2], "choices": choices}, {"choices": [], **beside}]
-        chunks.append({"choices": [], "usage": {"completion_tokens": n}})
-        captured = read_stream([b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks])
-    else:
-        reply = {"prompt_token_ids": [2], "choices": choices, **beside, "metadata": {"weight_version": "7"}}
-        captured = read_reply(json.dumps(reply).encode())
-        assert (captured.weight_version_first, captured.weight_version_last) == (7, 7)
-    assert captured.problem is None
-    assert [c.routed_experts for c in captured.choices] == ([b"\0\0\0"] if n == 1 else [None, None])
 
 
 @pytest.mark.parametrize("read", [read_reply, lambda body: read_stream([b"data: " + body + b"\n\n"])])

@@ -61,7 +61,7 @@ class RelayedChat:
     def compose(self, fields: Fields, path: bytes) -> None:
         """Asks for the tokens whatever the agent asked for; a plain OpenAI endpoint has none to give."""
         context, long = self._context, self._agent.long
-        field = passthrough.foreign(fields, context.engine, context.allow_fields)
+        field = passthrough.foreign(fields, context.allow_fields) if context.engine == "vllm" else None
         if field is not None:
             raise unsupported(field, f"the inference engine ({context.engine}) has no such ability")
         if self._translating is not None:

@@ -71,18 +71,7 @@ class Choice(Numbered, gc=False):
     routed_experts: msgspec.Raw = ABSENT
     weight_version_first: int | str | None = None  # the built-in policy's
     weight_version_last: int | str | None = None
-    stop_reason: msgspec.Raw = ABSENT  # vLLM's
-    matched_stop: msgspec.Raw = ABSENT  # SGLang's
-
-
-class Sglext(msgspec.Struct, gc=False):
-    """The extra fields of SGLang's OpenAI endpoints: in a whole reply, or in an event of their own at the end."""
-
-    routed_experts: msgspec.Raw = ABSENT
-
-
-class _Metadata(msgspec.Struct, gc=False):
-    weight_version: int | str | None = None  # SGLang's place for it
+    stop_reason: msgspec.Raw = ABSENT
 
 
 class Event(msgspec.Struct, gc=False):
@@ -93,13 +82,11 @@ class Event(msgspec.Struct, gc=False):
     weight_version: int | str | None = None
     usage: msgspec.Raw = ABSENT
     error: msgspec.Raw = ABSENT
-    sglext: Sglext | None = None
 
 
 class _Reply(Event, gc=False):
     id: str | None = None
     model: str | None = None
-    metadata: _Metadata | None = None
 
 
 class _Usage(msgspec.Struct, gc=False):
@@ -125,8 +112,6 @@ def read_reply(body: bytes, *, entries: bool = False) -> Captured:
     except NOT_JSON as e:
         raise CaptureError(f"the engine's reply cannot be read: {e}") from e
     version = version_of(reply.weight_version)
-    if version is None and reply.metadata is not None:
-        version = version_of(reply.metadata.weight_version)
     captured = Captured(
         choices=[],
         prompt=prompt if prompt is not None else brackets(reply.prompt_token_ids),
@@ -146,7 +131,6 @@ def read_reply(body: bytes, *, entries: bool = False) -> Captured:
             captured.prompt = brackets(choice.prompt_token_ids)
         captured.choices.append(_choice(captured, choice, entries=entries))
     put(captured, found)
-    add_experts(captured, reply.sglext)
     check(captured)
     return captured
 
@@ -169,8 +153,7 @@ def _choice(captured: Captured, choice: Choice, *, entries: bool) -> ChoiceRecor
         _parse_status(message),
     )
     record.routed_experts = experts(captured, choice.routed_experts)
-    if choice.stop_reason is not ABSENT or choice.matched_stop is not ABSENT:
-        record.stop_sequence = stop_sequence(choice.stop_reason, choice.matched_stop)
+    record.stop_sequence = stop_sequence(choice.stop_reason)
     if entries and (words := own_words(choice.logprobs)) is not None:
         record.agent_logprobs = _encode(words)
     return record
@@ -193,18 +176,9 @@ def check_text(body: bytes) -> None:
         body.decode()
 
 
-def stop_sequence(*reasons: msgspec.Raw) -> str | None:
+def stop_sequence(reason: msgspec.Raw) -> str | None:
     """The stop string that an engine names as the reason of an answer's end; not the id of a stop token."""
-    for reason in reasons:
-        if bytes(reason)[:1] == b'"':
-            return _str.decode(reason)
-    return None
-
-
-def add_experts(captured: Captured, response: Sglext | None) -> None:
-    """SGLang names no choice with the experts, so they are known to belong to one only if there is no other."""
-    if response is not None and len(captured.choices) == 1 and captured.choices[0].routed_experts is None:
-        captured.choices[0].routed_experts = experts(captured, response.routed_experts)
+    return _str.decode(reason) if reason is not ABSENT and bytes(reason)[:1] == b'"' else None
 
 
 def choice_record(

@@ -24,9 +24,7 @@ from .reply import (
     Choice,
     Event,
     Message,
-    Sglext,
     ToolPiece,
-    add_experts,
     check,
     check_text,
     choice_record,
@@ -96,7 +94,6 @@ class StreamReader:
         self._captured = Captured(choices=[])
         self._entries = entries
         self._parts: dict[int, _Parts] = {}
-        self._sglext: Sglext | None = None
         self.begun = False
         self._block: list[Event] = []  # of which the parts do not know yet
 
@@ -157,8 +154,6 @@ class StreamReader:
             if event.usage is not ABSENT or event.error is not ABSENT:
                 captured.usage = raw(event.usage) or captured.usage
                 captured.error = raw(event.error) or captured.error
-            if event.sglext is not None:
-                self._sglext = event.sglext
         choices = [choice for event in events for choice in event.choices]
         indices = {choice.index for choice in choices}
         for index in indices:
@@ -188,7 +183,6 @@ class StreamReader:
         for index in sorted(parts):
             captured.choices.append(parts[index].whole(captured, index))
         put(captured, [parts[index].versions for index in sorted(parts)])
-        add_experts(captured, self._sglext)
         check(captured)
         return captured
 
@@ -219,7 +213,7 @@ def _deltas(event: Event, *, entries: bool) -> Iterator[Delta]:
         if entries and (words := own_words(choice.logprobs)) is not None:
             delta.logprob_entries = chat_entries(words)
         if choice.finish_reason is not None:
-            delta.stop_sequence = stop_sequence(choice.stop_reason, choice.matched_stop)
+            delta.stop_sequence = stop_sequence(choice.stop_reason)
         yield delta
     if event.usage is not ABSENT and (counted := raw(event.usage)) is not None:
         yield Delta(choice=event.choices[-1].index if event.choices else 0, usage=usage_of(counted))
@@ -260,7 +254,7 @@ class _Parts:
         for choice in choices:
             if choice.finish_reason is not None:
                 self.finish_reason = choice.finish_reason
-                self.stop_sequence = stop_sequence(choice.stop_reason, choice.matched_stop)
+                self.stop_sequence = stop_sequence(choice.stop_reason)
             if choice.routed_experts is not ABSENT:
                 self.experts = choice.routed_experts
 

@@ -4,7 +4,7 @@ An unknown field is left out: an engine might do something with it that the reco
 fields that would make the record wrong (several prompts in one call, beams instead of samples) and fields that reach beyond the
 call (where the engine gets its cache from, which request an id belongs to). `dialects.rules` has both.
 
-Source: request models of OpenAI's API, vLLM (entrypoints/openai) and SGLang (srt/entrypoints/openai/protocol.py), 2026-11.
+Source: request models of OpenAI's API and vLLM (entrypoints/openai), 2026-11. SGLang's endpoints get no such requests.
 """
 
 from __future__ import annotations
@@ -36,23 +36,11 @@ _VLLM = """
     return_tokens_as_token_ids routed_experts_prompt_start session_id stream_interval structured_outputs
     top_k truncation_side vllm_xargs watermarking
 """
-_SGLANG = """
-    custom_params ebnf extra_key images_config input_ids json_schema max_dynamic_patch min_dynamic_patch ngram_corpus_id
-    reasoning regex return_cached_tokens_details return_hidden_states return_meta_info return_prompt_token_ids
-    return_routed_experts routed_experts_start_len separate_reasoning stop_regex stream_reasoning task use_audio_in_video
-"""
-KNOWN = ENGINE_PARAMETERS | frozenset(f"{_OPENAI} {_VLLM} {_SGLANG}".split())
-
-# What shapes a prompt or an answer and one kind of engine only takes: the other passes over it without a word.
-_ONLY_VLLM = """
-    allowed_token_ids bad_words chat_template documents guided_choice guided_grammar guided_json guided_regex
-    include_stop_str_in_output logits_processors repetition_detection structured_outputs thinking_token_budget
-    truncate_prompt_tokens vllm_xargs
-"""
-_ONLY_SGLANG = "custom_params ebnf input_ids json_schema no_stop_trim regex stop_regex task"
-_PARTICULAR = {"vllm": frozenset(_ONLY_VLLM.split()), "sglang": frozenset(_ONLY_SGLANG.split())}
-_PARTICULAR["sglang-experts"] = _PARTICULAR["sglang"]
-_ANY_PARTICULAR = _PARTICULAR["vllm"] | _PARTICULAR["sglang"]
+# What shapes a prompt or an answer at SGLang; vLLM passes over it without a word.
+_SGLANG = frozenset(
+    ["custom_params", "ebnf", "input_ids", "json_schema", "no_stop_trim", "regex", "stop_regex", "task"]
+)
+KNOWN = ENGINE_PARAMETERS | _SGLANG | frozenset(f"{_OPENAI} {_VLLM}".split())
 
 _NOTHING = (b"null", b"false", b"[]", b"{}", b'""')
 _SAID = frozenset({"tool_choice", "response_format"})
@@ -113,14 +101,11 @@ def constrained(fields: Fields) -> bool:
     )
 
 
-def foreign(fields: Fields, engine: str, more: Collection[str]) -> str | None:
-    """The first field that asks for something and that this kind of engine does not take, but for those in ``more``.
-    Engines of no known kind judge for themselves.
-    """
-    own = _PARTICULAR.get(engine)
-    if own is None or _ANY_PARTICULAR.isdisjoint(fields):
+def foreign(fields: Fields, more: Collection[str]) -> str | None:
+    """The first field that asks for something and that vLLM does not take, but for those in ``more``."""
+    if _SGLANG.isdisjoint(fields):
         return None
-    found = (name for name in fields if name in _ANY_PARTICULAR and name not in own and name not in more)
+    found = (name for name in fields if name in _SGLANG and name not in more)
     return next((name for name in found if bytes(fields[name]) not in _NOTHING), None)
 
 
