@@ -153,7 +153,8 @@ MEASUREMENTS = {f.__name__: f for f in (detection, collection, cold_starts, cpu,
 
 def serve() -> None:
     """The scripted data plane, in a process of its own."""
-    from agentcore_rl_toolkit.client.testing import ScriptedRuntime
+    sys.path.append(str(ROOT / "tests"))
+    from scripted_runtime import ScriptedRuntime
 
     with ScriptedRuntime() as runtime:
         print(json.dumps({"url": runtime.url, "arn": runtime.arn}), flush=True)

@@ -167,7 +167,6 @@ ROOMS = {
     ],
     "client": [
         *(
-            "testing",
             "metrics",
             "rollouts",
             "evaluation",

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentcore_rl_toolkit.client.testing import TEST_CREDENTIALS
 from agentcore_rl_toolkit.gateway.client import ADMIN_KEY_ENV
 
 from .trainer import BUCKET
 
 HERE = Path(__file__).parent
+TEST_CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-west-2"}
 CREDENTIAL = (TEST_CREDENTIALS["AWS_ACCESS_KEY_ID"], TEST_CREDENTIALS["AWS_SECRET_ACCESS_KEY"])
 KEPT = (".json", ".alive")  # records, and heartbeats of sessions that were killed before theirs
 SERVERS = ("model", "gateway", "runtime")

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 from moto.server import ThreadedMotoServer
 
-from agentcore_rl_toolkit.client.testing import ScriptedRuntime
 from agentcore_rl_toolkit.contract import INFO_FIELD, Cause, Outcome, record_cause, record_outcome
+from scripted_runtime import ScriptedRuntime
 
 pytestmark = pytest.mark.system
 ROLLOUTS = 50

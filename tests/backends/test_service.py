@@ -22,9 +22,9 @@ from agentcore_rl_toolkit.backends import _gateway_process
 from agentcore_rl_toolkit.backends.collection.collect import collect_async
 from agentcore_rl_toolkit.backends.collection.groups import CollectConfig, Group, GroupRequest
 from agentcore_rl_toolkit.backends.service import RolloutService, ServiceSettings
-from agentcore_rl_toolkit.client.testing import ScriptedRuntime
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.gateway import GatewayClient
+from scripted_runtime import ScriptedRuntime
 
 from .recorded import Episode, Replay
 

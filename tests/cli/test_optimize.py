@@ -13,9 +13,9 @@ import pytest
 import uvicorn
 
 from agentcore_rl_toolkit import AgentCoreRLApp, rollout_text
-from agentcore_rl_toolkit.client.testing import ARN, TEST_CREDENTIALS, ScriptedRuntime
 from agentcore_rl_toolkit.gateway.testing import ScriptedModel
 from agentcore_rl_toolkit.runs import RunReader, read_metrics
+from scripted_runtime import ARN, TEST_CREDENTIALS, ScriptedRuntime
 
 from ..conftest import CommandLine
 

@@ -10,7 +10,7 @@ import boto3
 import pytest
 
 from agentcore_rl_toolkit.client import RolloutClient
-from agentcore_rl_toolkit.client.testing import TEST_CREDENTIALS, ScriptedRuntime
+from scripted_runtime import TEST_CREDENTIALS, ScriptedRuntime
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from agentcore_rl_toolkit.client import RolloutClient
-from agentcore_rl_toolkit.client.testing import ScriptedRuntime
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import ConfigError
+from scripted_runtime import ScriptedRuntime
 
 MakeClient = Callable[..., RolloutClient]
 

@@ -13,10 +13,10 @@ import pytest
 
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.client import BatchProgress, Deadlines, WatchSettings
-from agentcore_rl_toolkit.client.testing import ScriptedRuntime
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import ConfigError, StorePermissionError
 from agentcore_rl_toolkit.store import ObjectStore
+from scripted_runtime import ScriptedRuntime
 
 MakeClient = Callable[..., RolloutClient]
 

@@ -18,8 +18,8 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from agentcore_rl_toolkit.client import RolloutClient, WatchSettings
-from agentcore_rl_toolkit.client.testing import TEST_CREDENTIALS, ScriptedRuntime
 from agentcore_rl_toolkit.store import open_store
+from scripted_runtime import TEST_CREDENTIALS, ScriptedRuntime
 
 from ..conftest import NIGHTLY, reserved_port
 

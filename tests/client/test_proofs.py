@@ -13,11 +13,11 @@ import pytest
 
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.client import WatchSettings
-from agentcore_rl_toolkit.client.testing import ScriptedRuntime
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import ConfigError, InvalidResultError
 from agentcore_rl_toolkit.proof import Proof, ProofKey, seal
 from agentcore_rl_toolkit.store import open_store
+from scripted_runtime import ScriptedRuntime
 
 MakeClient = Callable[..., RolloutClient]
 FORGED = {"rewards": 100.0, "status_code": 200, "stop_reason": "end_turn", "outcome": "ok", "_agent": {"outcome": "ok"}}

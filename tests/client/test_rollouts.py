@@ -16,7 +16,6 @@ import pytest
 
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.client import Deadlines, RolloutFuture, WatchSettings
-from agentcore_rl_toolkit.client.testing import ARN, ScriptedRuntime
 from agentcore_rl_toolkit.contract import Outcome, new_session_id
 from agentcore_rl_toolkit.errors import (
     AgentError,
@@ -29,6 +28,7 @@ from agentcore_rl_toolkit.errors import (
     RolloutTimeoutError,
 )
 from agentcore_rl_toolkit.store import open_store
+from scripted_runtime import ARN, ScriptedRuntime
 
 MakeClient = Callable[..., RolloutClient]
 

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.client import Deadlines, RolloutClient, WatchSettings
-from agentcore_rl_toolkit.client.testing import TEST_CREDENTIALS
 from agentcore_rl_toolkit.runtime.remote import RuntimeView
 from agentcore_rl_toolkit.store import ObjectStore, open_store
+from scripted_runtime import TEST_CREDENTIALS
 
 HERE = Path(__file__).parent
 AGENTS = ("plain", "throttled", "dropped_before", "dropped_after", "broken_start", "failing", "killed")

@@ -19,12 +19,12 @@ import pytest
 from agentcore_rl_toolkit.backends.collection.collect import collect_async
 from agentcore_rl_toolkit.backends.collection.groups import CollectConfig, Group, GroupRequest
 from agentcore_rl_toolkit.backends.service import RolloutService, ServiceSettings
-from agentcore_rl_toolkit.client.testing import ScriptedRuntime
 from agentcore_rl_toolkit.contract import Cause, Outcome, Stage
 from agentcore_rl_toolkit.errors import GatewayError
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+from scripted_runtime import ScriptedRuntime
 
 TURNS = 3
 

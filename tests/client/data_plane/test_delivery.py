@@ -10,9 +10,9 @@ import pytest
 
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.client import Deadlines
-from agentcore_rl_toolkit.client.testing import ScriptedRuntime
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import RolloutLostError
+from scripted_runtime import ScriptedRuntime
 
 MakeClient = Callable[..., RolloutClient]
 QUICK = Deadlines(confirm_error_s=0.5)

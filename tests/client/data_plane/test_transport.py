@@ -18,8 +18,8 @@ from agentcore_rl_toolkit.client.data_plane.transport import (
     classify,
     parse_reply,
 )
-from agentcore_rl_toolkit.client.testing import ARN, ScriptedRuntime
 from agentcore_rl_toolkit.contract import new_session_id
+from scripted_runtime import ARN, ScriptedRuntime
 
 
 def transport(url: str, read_timeout_s: float = 5.0) -> Transport:

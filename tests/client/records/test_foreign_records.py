@@ -12,9 +12,9 @@ import pytest
 
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.client import WatchSettings
-from agentcore_rl_toolkit.client.testing import ScriptedRuntime
 from agentcore_rl_toolkit.contract import Outcome, new_session_id
 from agentcore_rl_toolkit.errors import InvalidResultError
+from scripted_runtime import ScriptedRuntime
 
 MakeClient = Callable[..., RolloutClient]
 

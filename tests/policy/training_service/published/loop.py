@@ -13,9 +13,11 @@ import time
 import urllib.request
 from pathlib import Path
 
-from agentcore_rl_toolkit.client.testing import ScriptedRuntime
 from agentcore_rl_toolkit.policy.training_service.model import PolicyModel
 from agentcore_rl_toolkit.policy.training_service.sagemaker.service import running
+
+sys.path.append(str(Path(__file__).parents[3]))
+from scripted_runtime import ScriptedRuntime
 
 AGENT = Path(__file__).with_name("agent.py")
 PORT = 18080  # nothing else is in this network

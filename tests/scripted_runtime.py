@@ -1,11 +1,6 @@
-"""A scripted AgentCore data plane for tests: real HTTP, real wire shapes, agents that do what their payload says.
+"""A scripted AgentCore data plane: real HTTP, real wire shapes, agents that do what ``payload["script"]`` says.
 
 It runs on a thread of this process and answers `InvokeAgentRuntime` and `StopRuntimeSession` of unmodified AWS clients.
-Instead of starting processes it plays agents: an invoke is accepted, signs of life and a record appear in the store of
-the `_rollout` block at the times that ``payload["script"]`` asks for. Use it to test code that drives rollouts; use the
-local runtime to run real agents.
-
-`GET /_local/records` tells when each record was stored (seconds of the machine's monotonic clock).
 
     with ScriptedRuntime() as runtime, RolloutClient(runtime.arn, url, "exp", endpoint_url=runtime.url) as client:
         assert client.invoke({"script": {"run_s": 0.1, "result": {"rewards": 1.0}}}).result()["rewards"] == 1.0
@@ -30,11 +25,18 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from .._portal import Portal
-from ..contract import INFO_FIELD, ROLLOUT_FIELD, RUNS_ONCE_FIELD, alive_key, redact_payload, result_key
-from ..errors import ObjectExistsError
-from ..proof import PROOF_KEY_FIELD, REPLY_FIELD, SCHEME, seal
-from ..store import ObjectStore, open_store
+from agentcore_rl_toolkit._portal import Portal
+from agentcore_rl_toolkit.contract import (
+    INFO_FIELD,
+    ROLLOUT_FIELD,
+    RUNS_ONCE_FIELD,
+    alive_key,
+    redact_payload,
+    result_key,
+)
+from agentcore_rl_toolkit.errors import ObjectExistsError
+from agentcore_rl_toolkit.proof import PROOF_KEY_FIELD, REPLY_FIELD, SCHEME, seal
+from agentcore_rl_toolkit.store import ObjectStore, open_store
 
 SESSION_HEADER = "X-Amzn-Bedrock-AgentCore-Runtime-Session-Id"
 ARN = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/scripted-0123456789"
@@ -61,14 +63,11 @@ class Script:
         run_s: time from then to the record.
         result: members of the record.
         fail: the agent raises: a record with ``status_code`` 500.
-        cause: whose failure that record says it is, as `contract.Cause`; None: it says nothing, as the published toolkit's.
-        failure: what the policy failed at, where it is the cause. The record then has the rewards of `result`.
+        cause, failure: whose failure that record says it is (None: nothing, as the published toolkit's), and of what.
         raw: bytes to store instead of a record (text).
         die_at_s: the session dies this long after its start, without a record.
-        heartbeat: whether the agent writes signs of life (agents of the published toolkit do not).
-        proves: whether records prove where they come from (those of the published toolkit do not, nor does a raw one).
-        runs_once: whether its answer says that a session's payload runs once however often it is delivered; None: where it
-            writes signs of life and the runtime's `dedupe` makes it true.
+        heartbeat, proves, runs_once: whether the agent writes signs of life, proves its records, and says that a session's
+            payload runs once (agents of the published toolkit do none of it).
         reply: answer to the invoke instead of the usual one.
         hang: never finishes, but shows signs of life.
     """
@@ -83,7 +82,7 @@ class Script:
     die_at_s: float | None = None
     heartbeat: bool = True
     proves: bool = True
-    runs_once: bool | None = None
+    runs_once: bool = True
     reply: Any = None
     hang: bool = False
 
@@ -101,7 +100,7 @@ class Session:
 
 
 class ScriptedRuntime:
-    """The data plane. Start it with `with`, or `start` and `close`.
+    """The data plane, to use with `with`.
 
     Attributes:
         sessions: by session id, all that were ever started.
@@ -113,19 +112,15 @@ class ScriptedRuntime:
         stop_faults: the same for stops.
         max_sessions: live sessions before 402.
         agent_url: pass invokes on to a running agent (its ``/invocations``) instead of playing scripts.
-        dedupe: a second invoke of a live session does not start its agent again.
     """
 
-    def __init__(
-        self, *, faults: Iterable[str | None] = (), max_sessions: int | None = None, dedupe: bool = True
-    ) -> None:
+    def __init__(self, *, faults: Iterable[str | None] = (), max_sessions: int | None = None) -> None:
         self.arn = ARN
         self.sessions: dict[str, Session] = {}
         self.requests: Counter[str] = Counter()
         self.faults: deque[str | None] = deque(faults)
         self.stop_faults: deque[str | None] = deque()
         self.max_sessions = max_sessions
-        self.dedupe = dedupe
         self.agent_url: str | None = None
         self.store_for: Callable[[str], ObjectStore] = functools.cache(open_store)
         self._lock = threading.Lock()  # of the sessions
@@ -135,7 +130,6 @@ class ScriptedRuntime:
 
     @property
     def url(self) -> str:
-        """Endpoint URL for the client."""
         return f"http://127.0.0.1:{self._server.server_port}"
 
     @property
@@ -148,13 +142,11 @@ class ScriptedRuntime:
         """How many times an agent was started, over all sessions."""
         return sum(s.runs for s in list(self.sessions.values()))
 
-    def start(self) -> ScriptedRuntime:
-        """Begin to answer, on a free loopback port."""
+    def __enter__(self) -> ScriptedRuntime:
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
         return self
 
-    def close(self) -> None:
-        """Stop listening and end all agents."""
+    def __exit__(self, *_: object) -> None:
         self._closed.set()
         self._server.shutdown()
         self._server.server_close()
@@ -162,12 +154,6 @@ class ScriptedRuntime:
             with contextlib.suppress(OSError):  # it was closed meanwhile
                 connection.shutdown(socket.SHUT_RDWR)
         self._portal.close()
-
-    def __enter__(self) -> ScriptedRuntime:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _answer(self, path: str, session_id: str, body: bytes) -> Answer:
         if path == "/_local/records":
@@ -218,7 +204,7 @@ class ScriptedRuntime:
         self._closed.wait(script.cold_start_s)
         with self._lock:
             session = self.sessions.setdefault(session_id, Session(session_id, payload))
-            if not (self.dedupe and session.runs and not session.stopped):
+            if not session.runs or session.stopped:
                 session.runs += 1
                 session.stopped = False
                 if config.get("s3_bucket"):
@@ -233,7 +219,7 @@ class ScriptedRuntime:
             reply["heartbeat_s"] = float(config.get("heartbeat_s") or 30.0)
         if script.proves and script.raw is None and config.get(PROOF_KEY_FIELD):
             reply[REPLY_FIELD] = SCHEME
-        if script.runs_once or (script.runs_once is None and script.heartbeat and self.dedupe):
+        if script.runs_once:
             reply[RUNS_ONCE_FIELD] = True
         return _json(reply)
 
@@ -344,7 +330,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
 
     def log_message(self, *_: object) -> None:
-        """Nothing: a test's output is its own."""
+        pass
 
 
 def _json(content: Any) -> Answer:
