@@ -19,7 +19,7 @@ import pytest
 from agentcore_rl_toolkit.cli.init import write
 from agentcore_rl_toolkit.cli.main import main
 from agentcore_rl_toolkit.cli.training.job import load_loop
-from agentcore_rl_toolkit.cli.training.settings import read
+from agentcore_rl_toolkit.cli.training.settings import new_run, old_run, read
 from agentcore_rl_toolkit.cli.training.trackers import check_installed
 from agentcore_rl_toolkit.errors import ConfigError, MissingExtraError
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR, loading
@@ -175,6 +175,15 @@ def test_options_win_over_the_file(tmp_path: Path) -> None:
     assert found.rows() == (rows, held_out)
     given = read({"eval_data": str(tmp_path / "rows.jsonl")}, tmp_path / "train.toml")  # instead of the file's share
     assert given.held_out == 0
+
+
+def test_a_resumed_run_finds_its_teacher_at_another_address(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text("")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1"}\n')
+    words = {"agent": str(tmp_path / "agent.py"), "data": str(tmp_path / "rows.jsonl"), "teacher_url": "http://old"}
+    run = new_run(read(words, None), tmp_path / "run")
+    assert old_run(run, {"teacher_url": "http://new"})[1].teacher_url == "http://new"
+    assert old_run(run, {})[1].teacher_url == "http://old"
 
 
 @pytest.mark.parametrize(

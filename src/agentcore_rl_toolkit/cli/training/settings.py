@@ -227,6 +227,8 @@ def old_run(out: Path | None, flags: Mapping[str, Any]) -> tuple[Path, LocalRun]
     stored = json.loads((run_dir / "config.json").read_text())
     given = _given(flags)
     variables = given.pop("session_env", None)
+    if "teacher_url" in given:  # the teacher may be somewhere else by now
+        stored["teacher_url"] = given.pop("teacher_url")
     changed = [k for k, v in given.items() if stored.get(k) != (list(v) if isinstance(v, tuple) else v)]
     if variables is not None:
         if sorted(variable_names(variables)) != sorted(stored.get("session_env", ())):
