@@ -38,7 +38,7 @@ def summary(folder: Path) -> dict[str, Any]:
 def serving(model: Path, ready: Path) -> Iterator[str]:
     """The URL of a policy server with this run's model."""
     ready.unlink(missing_ok=True)
-    words = ["policy", "serve", "--model", model, "--port", 0, "--ready-file", ready]
+    words = ["policy", "serve", "--model", model / "policy", "--port", 0, "--ready-file", ready]
     with subprocess.Popen([*CLI, *map(str, words)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         try:
             while not ready.exists():

@@ -1,7 +1,7 @@
 """The agent of `agentcore-rl init --framework plain` with a reward for each model call; `run.py` puts it into such a folder.
 
-A call of the tool that gets a number is worth 0.2, the last answer 1 when it is right. Trained with `--credit episode`, the last
-number alone counts.
+The first call of the tool is worth 0.2 when it gets a number: with something for each, more calls would pay. The last answer is
+worth 1 when it is right; trained with `--credit episode`, it alone counts.
 """
 
 import json
@@ -42,7 +42,7 @@ async def invoke_agent(payload):
             results = [run(call.function) for call in message.tool_calls]
             for call, result in zip(message.tool_calls, results, strict=True):
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-            rewards.append(0.0 if any(result.startswith("error") for result in results) else 0.2)
+            rewards.append(0.0 if rewards or results[0].startswith("error") else 0.2)
         else:
             raise PolicyFailure("turns")
     return {"rewards": [*rewards, reward(response_text=message.content or "", answer=payload["answer"])]}

@@ -94,11 +94,11 @@ class SlimeArgs:
     reward_key = None
 
 
-TOKENS = Credit(credit="turn", discount=0.5, teacher_url="http://teacher", reward_weight=2.0)
+TOKENS = Credit(credit="turn", discount=0.5, normalise="group", teacher_url="http://teacher", reward_weight=2.0)
 
 
 class TokenArgs(SlimeArgs):
-    credit, discount, teacher_url, reward_weight = "turn", 0.5, "http://teacher", 2.0
+    credit, discount, normalise, teacher_url, reward_weight = "turn", 0.5, "group", "http://teacher", 2.0
 
 
 class ReplayArgs(SlimeArgs):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 from pathlib import Path
 
@@ -34,11 +35,11 @@ def signal(rollout: str, *returns: float, reward: float) -> Signal:
 
 def test_returns_are_compared_over_the_whole_group_or_at_each_position() -> None:
     signals = [signal("a", 4.0, 1.0, reward=1.0), signal("b", 2.0, reward=0.0)]
-    over_group = token_advantages(signals, Credit(credit="turn"), estimator="dr_grpo")
+    over_group = token_advantages(signals, Credit(credit="turn", normalise="group"), estimator="dr_grpo")
     mean = 7 / 3
     assert over_group[0] == pytest.approx([4 - mean, 4 - mean, 0, 1 - mean, 1 - mean, 0])
     assert over_group[1] == pytest.approx([2 - mean, 2 - mean, 0])
-    by_turn = token_advantages(signals, Credit(credit="turn", normalise="turn"), estimator="dr_grpo")
+    by_turn = token_advantages(signals, Credit(credit="turn"), estimator="dr_grpo")
     assert by_turn == [[1.0, 1.0, 0.0, 0.0, 0.0, 0.0], [-1.0, -1.0, 0.0]]
     whole = [dataclasses.replace(s, turns=()) for s in signals]
     assert token_advantages(whole, Credit(), estimator="dr_grpo")[1] == [-0.5, -0.5, 0.0]
@@ -52,8 +53,8 @@ def test_turns_that_disagree_with_their_episode_are_counted_and_a_run_is_warned_
     signals = [signal("a", 0.0, 0.0, reward=1.0), signal("b", 1.0, 0.0, reward=0.0)]
     token_advantages(signals, Credit(credit="turn"), report=report)
     with caplog.at_level(logging.WARNING):
-        assert report.numbers() == {"turns_against_episode": 0.75}
-    assert "75 % of the turns are pushed against their episode" in caplog.text
+        assert report.numbers() == {"turns_against_episode": 0.5}
+    assert "50 % of the turns are pushed against their episode" in caplog.text
     assert CreditReport().numbers() == {}, "a share of nothing is absent"
 
 
@@ -97,7 +98,7 @@ def test_an_agent_that_gives_one_reward_is_told_what_credit_by_turns_needs() -> 
 def test_a_discount_carries_a_late_reward_back_to_early_turns() -> None:
     calls = len(TALKS[0].turns)
     group = collected([talk([0.0] * (calls - 1) + [1.0]), talk([0.0] * calls)], discount=0.5)
-    credit = Credit(credit="turn", discount=0.5, normalise="turn")
+    credit = Credit(credit="turn", discount=0.5)
     good, bad = to_samples([group], estimator="dr_grpo", credit=credit)
     firsts = [s for s, m in zip(good.advantages, [0, *good.response_mask], strict=False) if m == 0 and s]
     assert firsts == pytest.approx([0.5 * 0.5**k for k in range(calls - 1, -1, -1)])
@@ -114,12 +115,13 @@ def test_a_teacher_is_for_temperature_1() -> None:
         CollectConfig(teacher_url="http://t", sampling_params={"temperature": 0.7})
 
 
-@pytest.mark.parametrize(("config", "name"), [(RllmConfig, "rLLM"), (JobConfig, "a multi-turn RL job")])
-def test_a_trainer_that_computes_its_own_advantages_refuses_by_name(config: type, name: str, tmp_path: Path) -> None:
-    file = tmp_path / "run.json"
-    file.write_text('{"credit": "turn", "teacher_url": "http://t"}')
-    with pytest.raises(ConfigError, match=rf"{name} cannot take credit, teacher_url: .*advantages"):
-        config.from_file(file)  # type: ignore[attr-defined]
+def test_a_trainer_that_computes_its_own_advantages_refuses_by_name(tmp_path: Path) -> None:
+    given = {"credit": "turn", "teacher_url": "http://t"}
+    (tmp_path / "run.json").write_text(json.dumps(given))
+    with pytest.raises(ConfigError, match=r"rLLM cannot take credit, teacher_url: .*advantages"):
+        RllmConfig.from_file(tmp_path / "run.json")
+    with pytest.raises(ConfigError, match=r"a multi-turn RL job cannot take credit, teacher_url: .*advantages"):
+        JobConfig.from_values(given, where="run.json")
 
 
 def test_trainers_are_set_to_take_the_advantages_of_tokens() -> None:

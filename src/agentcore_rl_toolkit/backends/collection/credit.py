@@ -35,14 +35,15 @@ _signs = WarnsOnceAMinute(logging.getLogger(__name__))
 class Credit:
     """How the advantage of a token comes about.
 
-    ``credit`` "turn" compares the returns of turns, ``discount`` per turn, over all turns of a group or (``normalise`` "turn") at
-    each position of it; "episode" compares the rewards of whole rollouts. ``teacher_url`` is a vLLM or built-in policy server
-    with the student's vocabulary; the rewards' part then counts ``reward_weight``.
+    ``credit`` "turn" compares the returns of turns, ``discount`` per turn, at each position in a group or (``normalise`` "group")
+    over all its turns: where early turns have more ahead of them, that pushes late ones down. "episode" compares the rewards of
+    whole rollouts. ``teacher_url`` is a vLLM or built-in policy server with the student's vocabulary; the rewards' part then
+    counts ``reward_weight``.
     """
 
     credit: Literal["episode", "turn"] = "episode"
     discount: Annotated[float, Field(gt=0, le=1)] = 1.0
-    normalise: Literal["group", "turn"] = "group"
+    normalise: Literal["turn", "group"] = "turn"
     teacher_url: str | None = None
     reward_weight: NotNegative = 0.0
 
