@@ -308,10 +308,8 @@ def test_what_the_model_cannot_be_given_of_a_responses_request_is_a_function_or_
                 "arguments": "{}",
             },
             {"type": "function_call_output", "call_id": "c2", "output": "found"},
-            {"type": "local_shell_call", "call_id": "c3", "action": {"type": "exec", "command": ["ls"], "env": {}}},
-            {"type": "local_shell_call_output", "id": "c3", "output": "a.txt"},
         ],
-        tools=[RESPONSES_TOOL, spaced, FREEFORM, {"type": "local_shell"}, {"type": "shell"}, {"type": "web_search"}],
+        tools=[RESPONSES_TOOL, spaced, FREEFORM, {"type": "web_search"}],
         client_metadata={"turn_id": "t"},
         text={"verbosity": "low"},
         include=["reasoning.encrypted_content", "web_search_call.results"],
@@ -323,15 +321,12 @@ def test_what_the_model_cannot_be_given_of_a_responses_request_is_a_function_or_
         "multi_agent_v1__look_up",
         "multi_agent_v1__apply_patch",
         "apply_patch",
-        "local_shell",
-        "shell",
     ]
     assert "lark" in request.tools[3]["function"]["description"]
     calls = [c["function"] for m in request.messages for c in m.get("tool_calls", ())]
     assert calls == [
         {"name": "apply_patch", "arguments": '{"input": "*** Begin\\n"}'},
         {"name": "multi_agent_v1__look_up", "arguments": "{}"},
-        {"name": "local_shell", "arguments": '{"command": ["ls"]}'},
     ]
     assert request.messages[0]["content"] == "hi[input_file: the model reads text only]"
 
@@ -339,13 +334,12 @@ def test_what_the_model_cannot_be_given_of_a_responses_request_is_a_function_or_
 def test_calls_go_back_in_the_form_in_which_the_agent_declared_the_tool() -> None:
     request = parse(
         "responses",
-        tools=[{"type": "namespace", "name": "ns", "tools": [RESPONSES_TOOL]}, FREEFORM, {"type": "shell"}],
+        tools=[{"type": "namespace", "name": "ns", "tools": [RESPONSES_TOOL]}, FREEFORM],
     )
     calls = [
         ToolCall(id="c1", name="ns__look_up", arguments='{"q": 1}'),
         ToolCall(id="c2", name="apply_patch", arguments='{"input": "*** Begin"}'),
         ToolCall(id="c3", name="apply_patch", arguments="no JSON"),
-        ToolCall(id="c4", name="shell", arguments='{"commands": ["ls"]}'),
     ]
     dialect = DIALECTS["responses"]
     reply = Reply(id="chatcmpl-1", choices=[Choice(tool_calls=calls, finish_reason="tool_calls")])
@@ -354,7 +348,6 @@ def test_calls_go_back_in_the_form_in_which_the_agent_declared_the_tool() -> Non
         {"type": "function_call", "call_id": "c1", "name": "look_up", "namespace": "ns", "arguments": '{"q": 1}'},
         {"type": "custom_tool_call", "call_id": "c2", "name": "apply_patch", "input": "*** Begin"},
         {"type": "custom_tool_call", "call_id": "c3", "name": "apply_patch", "input": "no JSON"},
-        {"type": "shell_call", "call_id": "c4", "action": {"commands": ["ls"]}},
     ]
     encoder = dialect.encoder(request, reply_id="chatcmpl-1", model="m")
     sent = encoder.start()

@@ -10,14 +10,13 @@ import msgspec
 
 from ..errors import NOT_JSON, RequestError, anthropic_error, no_threads, unsupported
 from .arguments import standard, value_of
-from .builder import CollectedCalls, encode_event
+from .builder import CollectedCalls, deltas_of, encode_event
 from .canonical import (
     CONTENT_FILTER,
     LENGTH,
     STOP,
     TOOL_CALLS,
     UNREADABLE,
-    Choice,
     Delta,
     ModelRequest,
     Reply,
@@ -324,37 +323,6 @@ def tool_input(arguments: str) -> Any:
     return decoded if isinstance(decoded, dict) else {"_raw": decoded}
 
 
-def _blocks(choice: Choice, reply_id: str) -> list[dict[str, Any]]:
-    blocks: list[dict[str, Any]] = []
-    if choice.reasoning:
-        blocks.append({"type": "thinking", "thinking": choice.reasoning, "signature": SIGNATURE})
-    text = choice.content or choice.refusal
-    if text:
-        blocks.append({"type": "text", "text": text})
-    for place, call in enumerate(choice.tool_calls):
-        call_id = call.id or own_id("toolu_", reply_id, place)
-        blocks.append({"type": "tool_use", "id": call_id, "name": call.name, "input": tool_input(call.arguments)})
-    return blocks
-
-
-def encode_reply(reply: Reply, request: ModelRequest) -> bytes:
-    """The JSON body of a whole answer."""
-    choice = reply.choices[0] if reply.choices else Choice()
-    stopped = named_stop(choice.stop_sequence, request)
-    return msgspec.json.encode(
-        {
-            "id": own_id("msg_", reply.id),
-            "type": "message",
-            "role": "assistant",
-            "model": reply.model or request.model,
-            "content": _blocks(choice, reply.id),
-            "stop_reason": stop_reason(choice.finish_reason, stopped),
-            "stop_sequence": stopped,
-            "usage": usage_dict(reply.usage),
-        }
-    )
-
-
 def encode_count(input_tokens: int) -> bytes:
     """The answer of ``/v1/messages/count_tokens``."""
     return msgspec.json.encode({"input_tokens": input_tokens})
@@ -365,7 +333,7 @@ def _event(name: str, body: dict[str, Any]) -> bytes:
 
 
 class Encoder:
-    """Deltas -> the bytes of a message stream. Only choice 0 exists in this dialect.
+    """Deltas -> the bytes of a message stream, and at the end the message itself. Only choice 0 exists in this dialect.
 
     Content comes in blocks, one open at a time: thinking, text, then the calls, whole at the end (`CollectedCalls`). A delta of
     another kind than the open block closes it and opens the next. ``input_tokens`` is known only when the engine tells: at the
@@ -374,27 +342,25 @@ class Encoder:
 
     def __init__(self, request: ModelRequest, *, reply_id: str, model: str = "", created: int = 0) -> None:
         self._request = request
-        self._id = own_id("msg_", reply_id)
-        self._model = model or request.model
         self._usage = request.counted or Usage()
         self._kind: str | None = None
-        self._block = -1
+        self._content: list[dict[str, Any]] = []
         self._calls = CollectedCalls()
         self._finish: str | None = None
         self._stop_sequence: str | None = None
-
-    def start(self) -> bytes:
-        message: dict[str, Any] = {
-            "id": self._id,
+        self.message: dict[str, Any] = {  # whole after `finish`
+            "id": own_id("msg_", reply_id),
             "type": "message",
             "role": "assistant",
-            "model": self._model,
+            "model": model or request.model,
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
             "usage": usage_dict(self._usage),
         }
-        return _event("message_start", {"message": message})
+
+    def start(self) -> bytes:
+        return _event("message_start", {"message": self.message})
 
     def feed(self, delta: Delta) -> bytes:
         if delta.usage is not None:
@@ -404,11 +370,11 @@ class Encoder:
         out = b""
         if delta.reasoning:
             out += self._into("thinking", {"type": "thinking", "thinking": "", "signature": ""})
-            out += self._delta({"type": "thinking_delta", "thinking": delta.reasoning})
+            out += self._delta("thinking_delta", "thinking", delta.reasoning)
         text = delta.text or delta.refusal
         if text:
             out += self._into("text", {"type": "text", "text": ""})
-            out += self._delta({"type": "text_delta", "text": text})
+            out += self._delta("text_delta", "text", text)
         self._calls.add(delta.tool_calls)
         if delta.finish_reason is not None:
             self._finish = delta.finish_reason
@@ -421,17 +387,19 @@ class Encoder:
     def finish(self) -> bytes:
         out = self._close()
         for place, call in enumerate(self._calls.all()):
-            call_id = call.id or own_id("toolu_", self._id, place)
+            call_id = call.id or own_id("toolu_", self.message["id"], place)
             out += self._open("tool_use", {"type": "tool_use", "id": call_id, "name": call.name, "input": {}})
             if call.arguments:
-                out += self._delta({"type": "input_json_delta", "partial_json": standard(call.arguments)})
+                out += self._delta("input_json_delta", "partial_json", standard(call.arguments))
             out += self._close()
+            self._content[-1] = {**self._content[-1], "input": tool_input(call.arguments)}
         reason = {
             "stop_reason": stop_reason(self._finish, self._stop_sequence),
             "stop_sequence": self._stop_sequence,
         }
-        out += _event("message_delta", {"delta": reason, "usage": usage_dict(self._usage)})
-        return out + _event("message_stop", {})
+        usage = usage_dict(self._usage)
+        self.message |= {"content": self._content, **reason, "usage": usage}
+        return out + _event("message_delta", {"delta": reason, "usage": usage}) + _event("message_stop", {})
 
     def error(self, error: RequestError) -> bytes:
         """An error after the stream began."""
@@ -444,17 +412,29 @@ class Encoder:
 
     def _open(self, kind: str, empty: dict[str, Any]) -> bytes:
         self._kind = kind
-        self._block += 1
-        return _event("content_block_start", {"index": self._block, "content_block": empty})
+        self._content.append(empty)
+        return _event("content_block_start", {"index": len(self._content) - 1, "content_block": empty})
 
-    def _delta(self, delta: dict[str, Any]) -> bytes:
-        return _event("content_block_delta", {"index": self._block, "delta": delta})
+    def _delta(self, kind: str, member: str, piece: str) -> bytes:
+        block = self._content[-1]
+        if member in block:
+            block[member] += piece
+        return _event("content_block_delta", {"index": len(self._content) - 1, "delta": {"type": kind, member: piece}})
 
     def _close(self) -> bytes:
         if self._kind is None:
             return b""
         out = b""
         if self._kind == "thinking":
-            out = self._delta({"type": "signature_delta", "signature": SIGNATURE})
+            out = self._delta("signature_delta", "signature", SIGNATURE)
         self._kind = None
-        return out + _event("content_block_stop", {"index": self._block})
+        return out + _event("content_block_stop", {"index": len(self._content) - 1})
+
+
+def encode_reply(reply: Reply, request: ModelRequest) -> bytes:
+    """The JSON body of a whole answer: what a stream of it says."""
+    encoder = Encoder(request, reply_id=reply.id, model=reply.model)
+    for delta in deltas_of(reply):
+        encoder.feed(delta)
+    encoder.finish()
+    return msgspec.json.encode(encoder.message)

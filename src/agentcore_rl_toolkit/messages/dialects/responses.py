@@ -123,25 +123,20 @@ def input_messages(items: list[Any]) -> list[dict[str, Any]]:
                 message["reasoning_content"] = message.get("reasoning_content", "") + thought
         elif (called := tool_forms.call_of(item, path)) is not None:
             function = {"name": called[0], "arguments": called[1]}
-            call = {"id": _call_id(item, path), "type": "function", "function": function}
+            call = {"id": text_member(item, "call_id", path), "type": "function", "function": function}
             assistant().setdefault("tool_calls", []).append(call)
         elif kind in tool_forms.OUTPUTS:
             turn = None
             if item.get("output") is None:
                 raise RequestError(f"{path}.output is required", param=f"{path}.output")
-            content = _content(tool_forms.output_of(item), f"{path}.output")
-            messages.append({"role": "tool", "tool_call_id": _call_id(item, path), "content": content})
+            content = _content(item["output"], f"{path}.output")
+            messages.append({"role": "tool", "tool_call_id": text_member(item, "call_id", path), "content": content})
     return messages
 
 
 # Nothing is secret here, but this is the member that clients carry from turn to turn: of a stream, langchain-openai keeps
 # no other part of the reasoning.
 _SEAL = "base64:"
-
-
-def _call_id(item: dict[str, Any], path: str) -> str:
-    """A local shell's output names its call by ``id`` alone."""
-    return text_member(item, "call_id" if item.get("call_id") is not None else "id", path)
 
 
 def _sealed(text: str) -> str:
@@ -396,13 +391,12 @@ class Encoder:
         self._output.append(done)
         out = self._event("response.output_item.added", {"output_index": at, "item": empty})
         place = {"item_id": item_id, "output_index": at}
-        member = next((name for name in ("arguments", "input") if name in done), None)
-        if member is not None:
-            kind, text = "function_call_arguments" if member == "arguments" else "custom_tool_call_input", done[member]
-            if text:
-                out += self._event(f"response.{kind}.delta", {**place, "delta": text})
-            named = {"name": done["name"]} if member == "arguments" else {}
-            out += self._event(f"response.{kind}.done", {**place, **named, member: text})
+        function = done["type"] == "function_call"
+        kind, member = ("function_call_arguments", "arguments") if function else ("custom_tool_call_input", "input")
+        if done[member]:
+            out += self._event(f"response.{kind}.delta", {**place, "delta": done[member]})
+        named = {"name": done["name"]} if function else {}
+        out += self._event(f"response.{kind}.done", {**place, **named, member: done[member]})
         return out + self._event("response.output_item.done", {"output_index": at, "item": done})
 
 
