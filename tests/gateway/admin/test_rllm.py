@@ -242,7 +242,7 @@ async def test_a_worker_is_called_below_its_api_path(
         found = rllm.WorkerInfo(**reply)
         base = base.replace("URL", engine.url)
         assert (found.url, found.api_path, found.api_url) == (base, path, base + path)
-        assert (found.worker_id, found.model_name, found.weight) == ("mine", "small", 2)
+        assert (found.worker_id, found.model_name) == ("mine", "small")
         assert [call.path for call in engine.calls] == [f"{route}/chat/completions"]
 
 

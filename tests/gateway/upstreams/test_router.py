@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -17,11 +16,9 @@ from agentcore_rl_toolkit.gateway import (
     GatewayClient,
     Limits,
     SessionHandle,
-    UpstreamConfig,
 )
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine, decode_ids
-from agentcore_rl_toolkit.gateway.upstreams.router import Router
 
 Start = Callable[..., Awaitable[Gateway]]
 
@@ -191,7 +188,7 @@ async def test_an_engine_is_drained_and_removed_while_calls_run(
     gate.set()
     assert await running == 200
     async with asyncio.timeout(30):
-        while [w["worker_id"] for w in await client.workers_async()] != [added]:  # noqa: ASYNC110  (swept by its clock)
+        while [w["worker_id"] for w in (await client.stats_async())["workers"]] != [added]:  # noqa: ASYNC110  (swept by its clock)
             await asyncio.sleep(0.05)
     assert await ask(sessions[0]) == 200
 
@@ -262,17 +259,6 @@ async def test_running_calls_are_aborted_or_go_on_as_asked(
     assert spans == ([(1, 2)] if status == 200 else [])
 
 
-def test_weights_decide_how_many_sessions_a_server_gets() -> None:
-    router = Router([UpstreamConfig(url="http://a:1", weight=3.0), UpstreamConfig(url="http://b:1")], connect_s=1.0)
-    got: Counter[str] = Counter()
-    for _ in range(40):
-        worker = router.pick(None)
-        assert worker is not None
-        worker.inflight += 1
-        got[worker.id] += 1
-    assert got == {"w0": 30, "w1": 10}
-
-
 async def test_a_servers_name_cannot_break_the_metrics(engines: list[ScriptedEngine], start_gateway: Start) -> None:
     gateway = await start_gateway(engines[0])
     body = {"url": engines[1].url, "worker_id": 'a"} 1\nfake_metric 7\\'}
@@ -307,7 +293,7 @@ async def test_a_server_that_is_added_again_goes_on_with_what_is_given_and_keeps
     client, [session] = await opened(gateway, 1)
     url = engines[0].url
     assert await bearer(engines[0], session) == (None, url.removeprefix("http://"))
-    assert await add_server(gateway, url, api_key="KEY-C", weight=3.0) == "w0"
+    assert await add_server(gateway, url, api_key="KEY-C") == "w0"
     assert (await bearer(engines[0], session))[0] == "Bearer KEY-C"
     engines[0].faults.append(Fault(delay_s=60.0))
     running = asyncio.ensure_future(bearer(engines[0], session))
@@ -315,8 +301,8 @@ async def test_a_server_that_is_added_again_goes_on_with_what_is_given_and_keeps
         await asyncio.sleep(0.01)
     await remove_server(gateway, "w0")  # it stays until its call is done
     assert "are of engine vllm" in await add_server(gateway, url + "/", engine="openai")
-    await add_server(gateway, url + "/", weight=2.0)
+    await add_server(gateway, url + "/")
     assert (await bearer(engines[0], session))[0] == "Bearer KEY-C"
-    [reply] = await client.workers_async()
-    assert (reply["engine"], reply["weight"], reply["draining"]) == ("vllm", 2.0, False)
+    [reply] = (await client.stats_async())["workers"]
+    assert (reply["engine"], reply["draining"]) == ("vllm", False)
     running.cancel()

@@ -46,9 +46,10 @@ def test_the_doctor_says_what_becomes_of_each_thing_that_a_template_refuses(stri
     assert said["system messages anywhere"] == (
         "leading ones are merged; later ones are written in place, as the user's"
     )
-    assert said["histories without a user's message"] == "an empty message of the user's is put in front"
-    assert said["calls whose arguments are unreadable"] == "they are written as {'arguments': text}"
-    assert said["reasoning efforts"] == "low, medium, xhigh; others become the nearest"
+    assert said["unusual histories"] == (
+        "an empty message of the user is put in front; unreadable arguments are an object; "
+        "reasoning efforts: low, medium, xhigh"
+    )
 
 
 def test_what_a_template_refuses_only_beside_tools_is_found_too(

@@ -72,7 +72,6 @@ def upstreams_of(config: GatewayConfig) -> tuple[UpstreamConfig, ...]:
         UpstreamConfig(
             url=w.url,
             engine=engine_of(config),  # type: ignore[arg-type]  # checked by the class
-            weight=float(w.weight),
             api_path=w.api_path,
             worker_id=w.worker_id or None,
             model_name=w.model_name,

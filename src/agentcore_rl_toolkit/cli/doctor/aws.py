@@ -195,7 +195,6 @@ class Account:
             return [note("gateway", "none given", "--gateway-url URL, or export AGENTCORE_RL_GATEWAY_URL")]
         with GatewayClient(self.gateway_url, admin_key=self.gateway_admin_key) as client:
             try:
-                client.workers()
                 [made] = client.create_sessions([new_session_id()], max_turns=1)
             except (GatewayError, ContractError) as e:
                 right = getattr(e, "status", None) in (401, 403)

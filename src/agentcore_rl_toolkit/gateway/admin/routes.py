@@ -106,7 +106,6 @@ class AddWorker(msgspec.Struct):
     url: str
     worker_id: str | None = None
     engine: Engine | None = None
-    weight: float = 1.0
     api_key: str | None = None
     api_path: str = "/v1"
     model_name: str | None = None
@@ -240,7 +239,6 @@ class Admin:
             url=asked.url,
             engine=kind,
             api_key=asked.api_key or (None if known is None else known.config.api_key),
-            weight=asked.weight,
             api_path=asked.api_path,
             model_name=asked.model_name,
         )

@@ -108,7 +108,6 @@ class Parts:
                 "api_path": w.config.api_path,
                 "model_name": w.config.model_name,
                 "engine": w.config.engine,
-                "weight": w.config.weight,
                 "active": w.inflight,
                 "calls": w.calls,
                 "failures": w.total_failures,

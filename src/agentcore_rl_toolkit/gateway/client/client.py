@@ -270,13 +270,6 @@ class GatewayClient:
         unwell = [f"{url}: {status}" for url, status in found.items() if status != "ok"]
         return {"status": "; ".join(unwell) or "ok", "gateways": answers}
 
-    async def workers_async(self) -> list[dict[str, Any]]:
-        """The inference servers. Of several gateways each one's, with its URL under ``gateway``."""
-        answers = await self._everywhere("list its servers", lambda g: g.call("GET", "/admin/workers"))
-        if len(self.urls) == 1:
-            return list(answers[self.urls[0]])
-        return [{**worker, "gateway": url} for url, workers in answers.items() for worker in workers]
-
     # -- which gateway has a session
 
     def _spread(self, session_ids: Iterable[str], present: Sequence[OneGateway]) -> dict[OneGateway, list[str]]:
@@ -437,7 +430,6 @@ class GatewayClient:
     stats = _portal.sync(stats_async)
     health = _portal.sync(health_async)
     sessions = _portal.sync(sessions_async)
-    workers = _portal.sync(workers_async)
 
     def close(self) -> None:
         """See `aclose`."""

@@ -1,10 +1,10 @@
 """Chooses the inference server of a call.
 
-A session stays with its server (its prefix cache is there). A new session goes to the server with the fewest running calls per
-weight, among equals to the one with the fewest calls so far: else sessions that begin while nothing runs would all go to the
-first. A server is judged by its calls, never by a probe: if it refuses connections, or fails several calls in a row, it rests
-for a while that doubles up to `MAX_REST_S`. A slow server is busy, not dead. When all servers rest, the one with the shortest
-rest is tried anyway: it may be back.
+A session stays with its server (its prefix cache is there). A new session goes to the server with the fewest running calls,
+among equals to the one with the fewest calls so far: else sessions that begin while nothing runs would all go to the first. A
+server is judged by its calls, never by a probe: if it refuses connections, or fails several calls in a row, it rests for a while
+that doubles up to `MAX_REST_S`. A slow server is busy, not dead. When all servers rest, the one with the shortest rest is tried
+anyway: it may be back.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Worker:
         return await request(method, url, body=raw, key=config.api_key, timeout_s=timeout_s)
 
     def use(self, config: UpstreamConfig) -> None:
-        """Go on with another key, engine or weight at the same address."""
+        """Go on with another key at the same address."""
         self.config = self.pool.config = config
         self.heads.clear()
         self.draining = False
@@ -166,8 +166,8 @@ class Router:
             return stuck_to
 
         def rank(worker: Worker) -> tuple[bool, float, float]:
-            resting, weight = worker.resting_until > now, worker.config.weight
-            return resting, worker.resting_until if resting else worker.inflight / weight, worker.calls / weight
+            resting = worker.resting_until > now
+            return resting, worker.resting_until if resting else worker.inflight, worker.calls
 
         return min(free, key=rank, default=None)
 

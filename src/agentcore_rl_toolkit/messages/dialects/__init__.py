@@ -14,21 +14,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..errors import KINDS, RequestError, context_overflow, error_body, unsupported
+from ..errors import RequestError, context_overflow
 from . import anthropic, chat, completions, responses
-from .builder import deltas_of, encode_event
+from .builder import deltas_of
 from .canonical import (
     Choice,
     Delta,
     DialectName,
     ModelRequest,
     Reply,
-    Sampling,
     ToolCall,
     ToolDelta,
     Usage,
     new_id,
-    text_of,
 )
 
 
@@ -63,24 +61,17 @@ DIALECTS: dict[str, Dialect] = {
 
 __all__ = [
     "DIALECTS",
-    "KINDS",
     "Choice",
     "Delta",
     "Dialect",
-    "DialectName",
     "ModelRequest",
     "Reply",
     "RequestError",
-    "Sampling",
     "StreamEncoder",
     "ToolCall",
     "ToolDelta",
     "Usage",
     "context_overflow",
     "deltas_of",
-    "encode_event",
-    "error_body",
     "new_id",
-    "text_of",
-    "unsupported",
 ]

@@ -2,37 +2,30 @@
 token.
 """
 
-from .algebra import TemplateFacts, probe
 from .conversation import Conversation
-from .doctor import NO_TOOLS, Check, DoctorReport, examine
+from .doctor import NO_TOOLS, examine
 from .forcing import call_format
-from .parsers import GRAMMARS, Grammar, grammar_named, grammar_of, new_parser
+from .parsers import GRAMMARS, Grammar, grammar_named, new_parser
 from .renderer import RenderedPrompt, Renderer
 from .replay import PastCall, replay
 from .reply import ReplyStream
 from .template import ChatTemplate
-from .tokens import TextDecoder, Tokenizer
+from .tokens import TextDecoder
 
 __all__ = [
     "GRAMMARS",
     "NO_TOOLS",
     "ChatTemplate",
-    "Check",
     "Conversation",
-    "DoctorReport",
     "Grammar",
     "PastCall",
     "RenderedPrompt",
     "Renderer",
     "ReplyStream",
-    "TemplateFacts",
     "TextDecoder",
-    "Tokenizer",
     "call_format",
     "examine",
     "grammar_named",
-    "grammar_of",
     "new_parser",
-    "probe",
     "replay",
 ]

@@ -71,9 +71,7 @@ def examine(renderer: Renderer) -> DoctorReport:
         ("parser round trip, tool calls", _round_trip),
         ("parser round trip, reasoning", _reasoning),
         ("system messages anywhere", _systems),
-        ("histories without a user's message", _no_user),
-        ("calls whose arguments are unreadable", _unreadable),
-        ("reasoning efforts", _efforts),
+        ("unusual histories", _unusual),
         ("markers in text", _markers),
     )
     checks = []
@@ -231,34 +229,19 @@ def _systems(renderer: Renderer) -> tuple[bool, str]:
     return True, str(renderer.template.habits)
 
 
-def _no_user(renderer: Renderer) -> tuple[bool, str]:
-    for tools in (None, _TOOLS) if renderer.facts.tools_supported else (None,):
-        renderer.count([{"role": "system", "content": "be brief"}], tools)
-        renderer.count(
-            [{"role": "system", "content": "be brief"}, {"role": "assistant", "content": "hi"}, *_HELLO], tools
-        )
-    put_in = renderer.template.habits.needs_user
-    return True, "an empty message of the user's is put in front" if put_in else "the template takes them"
-
-
-def _unreadable(renderer: Renderer) -> tuple[bool | None, str]:
-    if not renderer.facts.tools_supported:
-        return None, "the template has no tool calls"
-    for text in ("{broken", "[1]", '"text"', ""):
+def _unusual(renderer: Renderer) -> tuple[bool, str]:
+    offers = (None, _TOOLS) if renderer.facts.tools_supported else (None,)
+    system = {"role": "system", "content": "be brief"}
+    for tools in offers:
+        renderer.count([system], tools)
+        renderer.count([system, {"role": "assistant", "content": "hi"}, *_HELLO], tools)
+    for text in ("{broken", "[1]", '"text"', "") if len(offers) > 1 else ():
         call = {"id": "call_0000a", "type": "function", "function": {"name": "look_up", "arguments": text}}
         result = {"role": "tool", "tool_call_id": "call_0000a", "name": "look_up", "content": "no such call"}
         renderer.count([*_HELLO, {"role": "assistant", "content": "", "tool_calls": [call]}, result], _TOOLS)
-    as_object = renderer.template.habits.objects_only
-    return True, "they are written as {'arguments': text}" if as_object else "they are written as they are"
-
-
-def _efforts(renderer: Renderer) -> tuple[bool, str]:
-    known = renderer.template.habits.efforts
     for effort in EFFORTS:
         renderer.count(_HELLO, options={"reasoning_effort": effort})
-    if known == EFFORTS:
-        return True, "the template takes any"
-    return True, f"{', '.join(known) or 'none'}; others become the nearest" if known else "they are left out"
+    return True, renderer.template.habits.unusual()
 
 
 def _markers(renderer: Renderer) -> tuple[bool, str]:

@@ -109,6 +109,14 @@ class Habits:
             said.append("user messages in a row are merged")
         return "; ".join(said)
 
+    def unusual(self) -> str:
+        """How a history without the user's message, unreadable arguments and reasoning efforts are written."""
+        efforts = "any" if self.efforts == EFFORTS else ", ".join(self.efforts) or "none"
+        return (
+            f"{'an empty message of the user is put in front' if self.needs_user else 'no message of the user is needed'}; "
+            f"unreadable arguments {'are an object' if self.objects_only else 'stay as they are'}; reasoning efforts: {efforts}"
+        )
+
 
 class ChatTemplate:
     """A compiled template. ``source`` is its text; ``tool_source`` that of a separate one for calls with tools, if
