@@ -300,6 +300,8 @@ def _train_by_job(
     from ..errors import ConfigError
     from .servers.rehearsal import agent_here, local_sagemaker, rehearsed
 
+    if rehearse and agent is None:
+        raise ConfigError("--rehearse of a job takes --agent FILE: its sessions need the local service's key")
     config = JobConfig.from_values(values, where=str(config_path))
     if rehearse:
         config = rehearsed("sagemaker", config)

@@ -131,7 +131,9 @@ def token_advantages(
     report = report or CreditReport()
     rewards = {signal.rollout: signal.reward for signal in signals}
     episodes = dict(zip(rewards, advantages(list(rewards.values()), estimator=estimator), strict=True))
-    found = [[(episodes[signal.rollout] or 0.0) if m else 0.0 for m in signal.mask] for signal in signals]  # and not -0.0
+    found = [
+        [(episodes[signal.rollout] or 0.0) if m else 0.0 for m in signal.mask] for signal in signals
+    ]  # and not -0.0
     pools: dict[int, list[tuple[int, int, int, float]]] = {}
     for row, signal in enumerate(signals):
         for position, begin, end, value in signal.turns:

@@ -66,10 +66,9 @@ def local_sagemaker(folder: Path) -> Iterator[Mapping[str, str]]:
     """The local service of training sessions and jobs, found by boto3; what it saves is kept in the run's folder. Yields the
     variables of its clients in other processes.
     """
-    from ..._servers import keys
     from ...policy import WEIGHTS_DIR
     from ...policy.training_service.model import PolicyModel
-    from ...policy.training_service.sagemaker.service import ACCESS_KEY, running
+    from ...policy.training_service.sagemaker.service import running
     from .job_surroundings import JobSurroundings
 
     checkpoints = folder / "checkpoints"
@@ -77,8 +76,4 @@ def local_sagemaker(folder: Path) -> Iterator[Mapping[str, str]]:
     around = JobSurroundings(model, WEIGHTS_DIR)
     with contextlib.closing(model), running(model, checkpoint_dir=checkpoints, around=around) as service:
         os.environ.update(service.endpoints)
-        key_file = keys.leave(keys.RUNTIME, service.url, f"{ACCESS_KEY}:{service.secret}")
-        try:
-            yield service.environment
-        finally:
-            keys.forget(key_file)
+        yield service.environment

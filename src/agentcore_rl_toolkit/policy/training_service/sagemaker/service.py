@@ -73,7 +73,8 @@ def running(
     around: Surroundings | None = None,
     strict: bool = True,
 ) -> Iterator[Running]:
-    """Serve a model on a thread of this process until the block ends. ``port`` 0 takes a free one.
+    """Serve a model on a thread of this process until the block ends. ``port`` 0 takes a free one. Our own clients of this user
+    find its key by the address.
 
     ``checkpoint_dir``: the folder of a `PolicyModel` that keeps its weights, for the names of the model packages.
     ``tokenizer``: the folder that the hub names for the base model's tokenizer; None: the built-in policy's.
@@ -105,13 +106,16 @@ def running(
             if around is not None:
                 await around.close()
 
+        url = url_of(listener)
+        key_file = keys.leave(keys.RUNTIME, url, f"{ACCESS_KEY}:{secret}") if keys.is_here(host) else None
         thread = threading.Thread(target=lambda: asyncio.run(serving()), name="sagemaker", daemon=True)
         thread.start()
         try:
-            yield Running(url=url_of(listener), secret=secret, app=app)
+            yield Running(url=url, secret=secret, app=app)
         finally:
             server.should_exit = True
             thread.join()
+            keys.forget(key_file)
     finally:
         listener.close()
         service.close()
