@@ -6,13 +6,11 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -449,36 +447,21 @@ def test_throttled_and_lost_requests_are_done_once_when_they_are_sent_again(serv
     _until(lambda: list(model.steps.values()) == [20])
 
 
-def _served(folder: Path) -> AbstractContextManager[tuple[Any, Clients]]:
-    @contextlib.contextmanager
-    def serving() -> Iterator[tuple[Any, Clients]]:
-        folder.mkdir()
-        process = start(folder, "--as", "sagemaker", "--checkpoint-dir", str(folder.parent / "kept"))
-        secret = Path(process.ready["secret_file"]).read_text()
-        try:
-            yield process, Clients(process.url, secret)
-        finally:
-            process.process.kill()
-            process.process.wait(timeout=WITHIN_S)
-
-    return serving()
-
-
 @pytest.mark.system
-def test_saved_packages_outlive_a_killed_service(tmp_path: Path) -> None:
-    with _served(tmp_path / "first") as (process, clients):
-        clients.create()
-        state = clients.train({"saveState": {"description": "kept"}})["modelPackageArn"]
-        os.kill(process.process.pid, signal.SIGKILL)
-    with _served(tmp_path / "second") as (process, clients):
-        with refused("ResourceNotFound"):
-            clients.described()  # sessions end with their service
-        clients.create()
-        clients.train({"loadState": {"modelPackageArn": state, "loadOptimizer": True}})
-        assert clients.train({"saveWeights": {}})["modelPackageArn"] == state.replace("mine/1", "mine/2")
-        listed = clients.control.list_model_packages(ModelPackageGroupName="mine")["ModelPackageSummaryList"]
-        assert [p["ModelPackageDescription"] for p in listed] == ["", "kept"]
-        assert process.stop() == 0
+def test_saved_packages_outlive_their_service(tmp_path: Path, serve: Serve) -> None:
+    kept = tmp_path / "kept"
+    with contextlib.closing(PolicyModel(checkpoint_dir=kept)) as model:
+        state = serve(model, checkpoint_dir=kept).train({"saveState": {"description": "kept"}})["modelPackageArn"]
+    process = start(tmp_path, "--as", "sagemaker", "--checkpoint-dir", str(kept))
+    clients = Clients(process.url, Path(process.ready["secret_file"]).read_text())
+    with refused("ResourceNotFound"):
+        clients.described()  # sessions end with their service
+    clients.create()
+    clients.train({"loadState": {"modelPackageArn": state, "loadOptimizer": True}})
+    assert clients.train({"saveWeights": {}})["modelPackageArn"] == state.replace("mine/1", "mine/2")
+    listed = clients.control.list_model_packages(ModelPackageGroupName="mine")["ModelPackageSummaryList"]
+    assert [p["ModelPackageDescription"] for p in listed] == ["", "kept"]
+    assert process.stop() == 0
 
 
 @pytest.mark.system

@@ -1,4 +1,4 @@
-"""Both APIs on one port: the control plane (JSON 1.1, `X-Amz-Target`) and the runtime (rest-json).
+"""All APIs on one port: the control plane (JSON 1.1, `X-Amz-Target`) and the runtime (rest-json).
 
 Faults on purpose hit the runtime's requests, each its share of them: ``throttle`` and ``error`` (429 and 500, nothing was done),
 ``lost`` (the request was obeyed, then the connection breaks). ``PUT /_local/faults`` sets the shares.
@@ -13,12 +13,13 @@ from typing import Any, Literal
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from ...._servers import sigv4
 from ...._servers.process import break_off
 from . import wire
 from .control import described_hub_content, hub_content
+from .job_app import RUNTIME, STREAM, JobRoutes
 from .sessions import Service, Session
 from .wire import RefusedError, read
 
@@ -32,53 +33,72 @@ Faults = dict[Literal["throttle", "error", "lost"], float]
 
 
 class SageMakerApp:
-    """ASGI application. ``credential``: access key and secret of its clients. ``tokenizer``: the base model's folder."""
+    """ASGI application. ``credential``: access key and secret of its clients. ``tokenizer``: the base model's folder.
+    ``jobs``: the routes of jobs and chats, if they are served.
+    """
 
-    def __init__(self, service: Service, *, credential: tuple[str, str], tokenizer: str) -> None:
+    def __init__(
+        self, service: Service, *, credential: tuple[str, str], tokenizer: str, jobs: JobRoutes | None = None
+    ) -> None:
         self.faults: Faults = {}
         self._service = service
-        self._credential = credential
+        self._credential = dict([credential])
         self._tokenizer = tokenizer
+        self._jobs = jobs
         self._random = random.Random(0)
         self._sessions: dict[str, Session] = {}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         request = Request(scope, receive)
-        body, target = await request.body(), request.headers.get("x-amz-target", "")
-        headers, status = {}, 200
+        body, target = await request.body(), request.headers.get("x-amz-target", "").removeprefix("SageMaker.")
         try:
-            self.check_signature(scope, body)
-            if target:
-                content = self._control(target.removeprefix("SageMaker."), body)
-            else:
-                content = self._run(request.method, request.url.path.split("/")[1:], body)
+            self._check(request, body)
+            response = await self._answer(request, target, body)
         except ConnectionResetError:
             await break_off(send)
             return
         except Exception as e:
-            if not isinstance(e, RefusedError):
+            code = getattr(e, "code", "InternalServerException")
+            if isinstance(e, (KeyError, msgspec.ValidationError)):
+                code = "ValidationException"
+            elif not isinstance(e, RefusedError):
                 log.exception("a request failed for an unforeseen reason")
-            code = e.code if isinstance(e, RefusedError) else "InternalServerException"
-            headers, status = {"x-amzn-errortype": code}, wire.STATUS.get(code, 400)
-            content = {"__type": code, "message": str(e)}
-        media_type = "application/x-amz-json-1.1" if target else "application/json"
-        await Response(msgspec.json.encode(content), status, headers, media_type)(scope, receive, send)
+            error = {"__type": code, "message": str(e)}
+            response = JSONResponse(error, wire.STATUS.get(code, 400), {"x-amzn-errortype": code})
+        await response(scope, receive, send)
 
-    def check_signature(self, scope: Any, body: bytes) -> None:
-        """Raises: RefusedError."""
-        refusal = sigv4.refusal(
-            dict([self._credential]),
-            method=scope["method"],
-            path=scope["raw_path"].decode("latin-1"),
-            query=scope["query_string"].decode("latin-1"),
-            headers=scope["headers"],
-            body=body,
-            now=time.time(),
-        )
-        if refusal is None and b"/sagemaker/aws4_request" not in dict(scope["headers"])[b"authorization"]:
-            refusal = "Credential should be scoped to correct service: 'sagemaker'."
+    def _check(self, request: Request, body: bytes) -> None:
+        """Raises: RefusedError for a request without a signature; agents of jobs may have a bearer token in its place."""
+        scope, now = request.scope, time.time()
+        kind, _, token = request.headers.get("authorization", "").partition(" ")
+        if kind == "Bearer" and scope["path"] in RUNTIME:
+            refusal = sigv4.bearer_refusal(self._credential, token, now=now)
+        else:
+            refusal = sigv4.refusal(
+                self._credential,
+                method=scope["method"],
+                path=scope["raw_path"].decode("latin-1"),
+                query=scope["query_string"].decode("latin-1"),
+                headers=scope["headers"],
+                body=body,
+                now=now,
+            )
+            if refusal is None and "/sagemaker/aws4_request" not in request.headers["authorization"]:
+                refusal = "Credential should be scoped to correct service: 'sagemaker'."
         if refusal is not None:
             raise RefusedError(refusal, code="AccessDeniedException")
+
+    async def _answer(self, request: Request, target: str, body: bytes) -> Response:
+        """Raises: RefusedError; ConnectionResetError where the response is to be lost."""
+        method, path = request.method, request.url.path.split("/")[1:]
+        if self._jobs is not None:
+            if (found := await self._jobs.answer(request, target, body)) is not None:
+                return found
+            if path[0] == "training-sessions":
+                arn = request.headers.get("x-amzn-sagemaker-model-package")
+                weights = self._session(path[1], "ResourceNotFoundException").weights(arn)
+                return await self._jobs.chat(weights, {**read(body, dict[str, Any]), "stream": f"/{path[2]}" == STREAM})
+        return JSONResponse(self._control(target, body) if target else self._run(method, path, body))
 
     def _run(self, method: str, path: list[str], body: bytes) -> dict[str, Any]:
         """A request to the runtime. Raises: RefusedError; ConnectionResetError where the response is to be lost."""
@@ -99,15 +119,14 @@ class SageMakerApp:
         missing = "ResourceNotFoundException"
         match [method, *path]:
             case ["POST", "v1", "training-sessions", name, "operations"]:
-                return {"operationId": self.session(name, missing).train(_operation(body, "Training"))}
+                return {"operationId": self._session(name, missing).train(_operation(body, "Training"))}
             case ["POST", "v1", "training-sessions", name, "sampling-operations"]:
-                return {"operationId": self.session(name, missing).sample(_operation(body, "Sampling"))}
+                return {"operationId": self._session(name, missing).sample(_operation(body, "Sampling"))}
             case ["GET", "v1", "training-sessions", name, "operations" | "sampling-operations", operation]:
-                return self.session(name, missing).answer(operation)
+                return self._session(name, missing).answer(operation)
         raise RefusedError(f"There is no {method} /{'/'.join(path)}.", code=missing)
 
-    def session(self, name: str, missing: str = "ResourceNotFound") -> Session:
-        """Raises: RefusedError when there is none."""
+    def _session(self, name: str, missing: str = "ResourceNotFound") -> Session:
         if name not in self._sessions:
             raise RefusedError(f"Training session {name} does not exist.", code=missing)
         return self._sessions[name]
@@ -126,17 +145,17 @@ class SageMakerApp:
                 self._sessions[name] = session
                 return {"TrainingSessionArn": session.summary()["TrainingSessionArn"]}
             case "DescribeTrainingSession":
-                return {"TrainingSessionDetail": {"TrainingSessionName": name, **self.session(name).described()}}
+                return {"TrainingSessionDetail": {"TrainingSessionName": name, **self._session(name).described()}}
             case "ListTrainingSessions":
                 part, status = asked.get("NameContains", ""), asked.get("StatusEquals")
                 named = [s.summary() for s in reversed(self._sessions.values()) if part in s.name]
                 found = [s for s in named if status in (None, s["TrainingSessionStatus"])]
                 return wire.page("TrainingSessionSummaries", found, asked)
             case "StopTrainingSession":
-                self.session(name).stop()
+                self._session(name).stop()
                 return {}
             case "DeleteTrainingSession":
-                self.session(name).check_transition("Deleting", "Stopped", "Failed")
+                self._session(name).check_transition("Deleting", "Stopped", "Failed")
                 del self._sessions[name]
                 return {}
             case "CreateModelPackageGroup":

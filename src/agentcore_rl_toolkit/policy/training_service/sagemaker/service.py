@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 import uvicorn
@@ -28,7 +27,7 @@ from ..model import PolicyModel
 from . import wire
 from .app import SageMakerApp
 from .control import Packages
-from .job_app import JobsApp
+from .job_app import JobRoutes
 from .jobs import Jobs, Surroundings
 from .sessions import Service
 
@@ -85,14 +84,14 @@ def running(
     service = Service(model, Packages(checkpoint_dir))
     listener = listen(host, port)
     try:
-        app = SageMakerApp(service, credential=(ACCESS_KEY, secret), tokenizer=str(check_directory(tokenizer)))
-        whole: Any = app
+        jobs: JobRoutes | None = None
         if around is not None:
-            jobs = Jobs(model, service.packages, around, endpoint=url_of(listener), strict=strict)
-            whole = JobsApp(jobs, credential=(ACCESS_KEY, secret), rest=app)
+            jobs = JobRoutes(Jobs(model, service.packages, around, endpoint=url_of(listener), strict=strict))
+        credential, folder = (ACCESS_KEY, secret), str(check_directory(tokenizer))
+        app = SageMakerApp(service, credential=credential, tokenizer=folder, jobs=jobs)
         server = Server(
             uvicorn.Config(
-                CheckedApp(whole, HostCheck((host, listener.getsockname()[0]), allowed_hosts)),
+                CheckedApp(app, HostCheck((host, listener.getsockname()[0]), allowed_hosts)),
                 ws="none",
                 lifespan="off",
                 access_log=False,
