@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from .errors import StoreError as StoreError
     from .errors import StorePermissionError as StorePermissionError
     from .errors import TrainingServiceError as TrainingServiceError
-    from .errors import UnlistableError as UnlistableError
     from .errors import UpstreamError as UpstreamError
     from .errors import WeightsError as WeightsError
     from .gateway import GatewayClient as GatewayClient

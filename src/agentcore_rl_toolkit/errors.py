@@ -10,7 +10,6 @@
     │   ├── ObjectNotFoundError (KeyError)
     │   ├── ObjectExistsError (FileExistsError)
     │   ├── ObjectTooLargeError             an object is larger than its reader takes
-    │   ├── UnlistableError                 these objects can be read one by one, and not be listed
     │   └── StorePermissionError (PermissionError)
     ├── PolicyFailure                       raised by agents: the policy failed, not their code
     ├── RolloutError                        one rollout did not end in `ok` (`cause` says whose failure it is)
@@ -123,10 +122,6 @@ class ObjectExistsError(StoreError, FileExistsError):
 
 class ObjectTooLargeError(StoreError):
     """The object is larger than its reader takes. Nothing of it was kept."""
-
-
-class UnlistableError(StoreError):
-    """The objects below a prefix cannot be listed: too many, or under names that cannot be read. Single ones can be."""
 
 
 class StorePermissionError(StoreError, PermissionError):

@@ -25,11 +25,11 @@ INTENT = {
 }  # fmt: skip
 
 
-async def test_lines_come_back_in_a_later_process(tmp_path: Path) -> None:
+def test_lines_come_back_in_a_later_process(tmp_path: Path) -> None:
     path = tmp_path / "run/ledger.jsonl"
-    ledger = FileLedger(path, fsync=True)
+    ledger = FileLedger(path)
     assert ledger.open() == []
-    await ledger.append_async(INTENT)
+    ledger.append(INTENT)
     ledger.append({"event": "accepted", "session_id": "s1", "t": 2.0})
     ledger.append({"event": "done", "session_id": "s1", "outcome": "ok"})
     ledger.close()

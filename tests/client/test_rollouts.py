@@ -387,11 +387,10 @@ def test_prepare_gives_every_attempt_its_own_address(make_client: MakeClient, ru
         asked.append((session_id, attempt))
         return {"base_url": f"http://gw/sessions/{session_id}/v1"}
 
-    future = client.submit(script(), retries=1, prepare=prepare)
-    future.result(60)
+    (item,) = client.run_batch([script()], retries=1, prepare=prepare)
     assert [attempt for _, attempt in asked] == [1, 2]
     assert len({session_id for session_id, _ in asked}) == 2
-    assert future.session_id in runtime.sessions[future.session_id].payload["_rollout"]["base_url"]
+    assert item.session_id in runtime.sessions[item.session_id].payload["_rollout"]["base_url"]
 
 
 # ---- arguments

@@ -3,7 +3,7 @@
 from .batch import AsyncBatchResult, BatchItem, BatchProgress, BatchResult
 from .future import RolloutFuture
 from .ledger import FileLedger
-from .records.replay import Replayed, replay_async
+from .records.replay import Replayed
 from .rollouts import RolloutClient
 from .settings import Deadlines, WatchSettings
 
@@ -18,5 +18,4 @@ __all__ = [
     "RolloutClient",
     "RolloutFuture",
     "WatchSettings",
-    "replay_async",
 ]

@@ -440,7 +440,7 @@ class _Reporter:
 
 
 class BatchResult:
-    """Result of `RolloutClient.run_batch`: iterate it to run the batch. Each `iter()` is a run of its own."""
+    """Result of `RolloutClient.run_batch`: `for` or `async for` runs the batch. Each loop is a run of its own."""
 
     def __init__(self, start: Callable[[], BatchRun], size: int) -> None:
         self._start = start
@@ -452,12 +452,11 @@ class BatchResult:
     def __iter__(self) -> Iterator[BatchItem]:
         return self._start()
 
-
-class AsyncBatchResult(BatchResult):
-    """Result of `RolloutClient.run_batch_async`: `async for` runs the batch."""
-
     def __aiter__(self) -> AsyncIterator[BatchItem]:
         return self._start()
+
+
+AsyncBatchResult = BatchResult  # the published client's name of what `run_batch_async` returns
 
 
 def print_progress(progress: BatchProgress) -> None:

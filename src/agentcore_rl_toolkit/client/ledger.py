@@ -9,7 +9,6 @@ A ledger is locked while it is open: two processes resuming the same run would r
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import hashlib
 import json
@@ -61,7 +60,7 @@ class Attempt:
 
 
 class FileLedger:
-    """A ledger in a file. With ``fsync`` an intent also survives a power cut, at some milliseconds each.
+    """A ledger in a file.
 
     ``proof_key`` is the key of its sessions, kept beside it in a file that only its owner can read (``NAME.key``, mode 0600).
     The file is open, and locked, until its client is closed.
@@ -69,9 +68,8 @@ class FileLedger:
 
     proof_key: ProofKey | None = None
 
-    def __init__(self, path: str | os.PathLike[str], *, fsync: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._fsync = fsync
         self._fd: int | None = None
 
     def open(self) -> list[dict[str, Any]]:
@@ -83,14 +81,8 @@ class FileLedger:
             self._fd = self._opened()
         return list(parse_lines(self.path.read_bytes()))
 
-    async def append_async(self, line: Mapping[str, Any]) -> None:
-        """Append a line; returns when it would survive the death of this process."""
-        self.append(line)
-        if self._fsync and self._fd is not None:
-            await asyncio.to_thread(os.fsync, self._fd)
-
     def append(self, line: Mapping[str, Any]) -> None:
-        """Append a line without waiting for the disk."""
+        """Append a line, which survives the death of this process."""
         # One write of a few hundred bytes to the page cache: microseconds, so it may happen on the loop.
         if self._fd is not None:
             os.write(self._fd, json.dumps(line).encode() + b"\n")

@@ -53,8 +53,8 @@ class Proofs:
 
     def key(self, ledger: Any = None) -> ProofKey:
         """The key of new sessions that are written to this ledger."""
-        kept = getattr(ledger, "proof_key", None)
-        return kept if isinstance(kept, ProofKey) else self._own
+        kept: ProofKey | None = getattr(ledger, "proof_key", None)
+        return kept or self._own
 
     def expected(
         self, session_id: str, ledger: Any = None, *, key_id: str | None = None, promised: bool = False
@@ -62,8 +62,8 @@ class Proofs:
         """The proof expected of a session that was started with the key `key_id`; None: it was started elsewhere."""
         if key_id is None:
             return Expected(secret=self.key(ledger).session_secret(session_id), ours=False, required=self.required)
-        for key in (self.key(ledger), self._own, getattr(ledger, "proof_key", None)):
-            if isinstance(key, ProofKey) and key.id == key_id:
+        for key in (self.key(ledger), self._own):
+            if key.id == key_id:
                 return Expected(secret=key.session_secret(session_id), promised=promised, required=self.required)
         return Expected(ours=False, required=self.required)
 

@@ -7,16 +7,15 @@ import functools
 import os
 import threading
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, Literal, ParamSpec
+from typing import Any, Literal
 
 from .._portal import Portal
 from ..contract import IdValue, check_id, new_session_id
 from ..errors import ConfigError
 from ..store import open_store, parse_url
 from .batch import (
-    AsyncBatchResult,
     BatchItem,
     BatchPlan,
     BatchResult,
@@ -31,7 +30,7 @@ from .future import RolloutFuture
 from .ledger import FileLedger
 from .lifecycle.events import Subscriber
 from .lifecycle.rollout import Engine, open_engines
-from .records.replay import Replayed, Reward, expected_of_records, replay_async
+from .records.replay import Replayed, Reward, expected_of_records, replayed
 from .settings import (
     ON_FAILURE,
     PUBLISHED_POOL_CONNECTIONS,
@@ -45,25 +44,9 @@ from .settings import (
     for_the_agent,
 )
 
-P = ParamSpec("P")
-
 ENDPOINT_ENV = ("AWS_ENDPOINT_URL_BEDROCK_AGENTCORE", "AWS_ENDPOINT_URL")
 COLD_START_S = 15.0  # a slow cold start; invokes of that length, at the full pace, are what the pool must hold
 POOL_LIMIT = 512
-
-
-def _async_twin(
-    run_batch: Callable[Concatenate[RolloutClient, P], BatchResult],
-) -> Callable[Concatenate[RolloutClient, P], AsyncBatchResult]:
-    @functools.wraps(run_batch)
-    def run_batch_async(self: RolloutClient, /, *args: P.args, **options: P.kwargs) -> AsyncBatchResult:
-        batch = run_batch(self, *args, **options)
-        return AsyncBatchResult(batch._start, len(batch))
-
-    run_batch_async.__name__ = "run_batch_async"
-    run_batch_async.__qualname__ = f"{run_batch.__qualname__}_async"
-    run_batch_async.__doc__ = "`run_batch` for `async for`."
-    return run_batch_async
 
 
 class RolloutClient:
@@ -179,34 +162,17 @@ class RolloutClient:
         session_id: str | None = None,
         input_id: IdValue | None = None,
         *,
-        timeout: float | None = None,
-        on_failure: OnFailure | None = None,
-        retries: int | None = None,
-        prepare: Prepare | None = None,
         rollout_config: Mapping[str, Any] | None = None,
         **rollout_overrides: Any,
     ) -> RolloutFuture:
         """Start a rollout without waiting for the runtime to accept it. Failures, also those of the start, are in the future.
 
         Args:
-            timeout: seconds from the moment the invoke is sent to the record.
-            prepare: ``prepare(session_id, attempt)`` gives the `_rollout` overrides of each attempt (a dict, or an
-                awaitable of one, run on the client's loop): where every session needs an address and a key of its own.
             rollout_config, rollout_overrides: `_rollout` entries of this rollout, as in the client's constructor.
         Raises: ConfigError on unusable arguments.
         """
         overrides = for_the_agent(rollout_config, rollout_overrides)
-        request = self._request(
-            payload,
-            session_id,
-            input_id,
-            overrides,
-            timeout=timeout,
-            on_failure=on_failure,
-            retries=retries,
-            prepare=prepare,
-        )
-        return self._engine.submit(request)
+        return self._engine.submit(self._request(payload, session_id, input_id, overrides))
 
     def invoke(
         self,
@@ -235,8 +201,7 @@ class RolloutClient:
         **rollout_overrides: Any,
     ) -> RolloutFuture:
         """Async `invoke`. Cancelling it ends the rollout."""
-        overrides = for_the_agent(rollout_config, rollout_overrides)
-        future = self._engine.submit(self._request(payload, session_id, input_id, overrides))
+        future = self.submit(payload, session_id, input_id, rollout_config=rollout_config, **rollout_overrides)
         try:
             await asyncio.wrap_future(future._accepted)
         except BaseException:
@@ -261,11 +226,9 @@ class RolloutClient:
         log_interval: float = 30.0,
         *,
         input_ids: Sequence[IdValue] | None = None,
-        session_ids: Sequence[str] | None = None,
         overrides: Sequence[Mapping[str, Any] | None] | None = None,
         progress: bool | ProgressHook = False,
         retries: int | None = None,
-        on_failure: OnFailure | None = None,
         prepare: Prepare | None = None,
         resume: bool | Literal["retry_failed"] = False,
         ledger: str | os.PathLike[str] | FileLedger | None = None,
@@ -278,23 +241,26 @@ class RolloutClient:
             initial_interval, max_interval, backoff_factor: of the published client, which polls each rollout; here one
                 watcher sees all results, and these have no effect.
             log_interval: seconds between two log lines; 0: none.
-            input_ids, session_ids: one per payload; default, and where one is empty: made up.
+            input_ids: one per payload; default, and where one is empty: made up.
             overrides: `_rollout` entries per payload.
             progress: True prints a line to stderr; a function is called with a `BatchProgress` (on the client's
                 thread).
             retries: further attempts of rollouts that were lost, timed out or throttled.
+            prepare: ``prepare(session_id, attempt)`` gives the `_rollout` overrides of each attempt (a dict, or an
+                awaitable of one, run on the client's loop): where every session needs an address and a key of its own.
             resume: go on with a run that a crash or Ctrl-C ended: outcomes on record are collected, sessions still
                 running are waited for, only the rest is sent. "retry_failed" also runs again what did not end `ok`.
                 Without a ledger on disk yet it starts the run, so a script may always say ``resume=True``.
             ledger: a file, or a `FileLedger`; default with `resume`: ``runs/{exp_id}/ledger.jsonl``.
         """
         rows = list(payloads)
-        for name, values in (("input_ids", input_ids), ("session_ids", session_ids), ("overrides", overrides)):
+        for name, values in (("input_ids", input_ids), ("overrides", overrides)):
             if values is not None and len(values) != len(rows):
                 raise ConfigError(f"{name} has {len(values)} entries for {len(rows)} payloads")
         check_number("max_concurrent_sessions", max_concurrent_sessions, at_least=1, optional=True, whole=True)
         check_number("log_interval", log_interval, at_least=0)
-        self._check_policy(timeout, on_failure, retries)
+        check_number("timeout", timeout, at_least=0, optional=True)
+        check_number("retries", retries, at_least=0, optional=True, whole=True)
         check_choice("resume", resume, (True, False, "retry_failed"))
         if resume and ledger is None:
             ledger = Path("runs") / self.exp_id / "ledger.jsonl"
@@ -304,11 +270,10 @@ class RolloutClient:
             requests = [
                 self._request(
                     row,
-                    session_ids[i] if session_ids is not None else None,
+                    None,
                     input_ids[i] if input_ids is not None else None,
                     (overrides[i] if overrides is not None else None) or {},
                     timeout=timeout,
-                    on_failure=on_failure,
                     retries=retries,
                     prepare=prepare,
                     index=i,
@@ -339,7 +304,7 @@ class RolloutClient:
 
         return BatchResult(start, len(rows))
 
-    run_batch_async = _async_twin(run_batch)
+    run_batch_async = run_batch
 
     def map(
         self, payloads: Iterable[Mapping[str, Any]], max_concurrent_sessions: int | None = None, **options: Any
@@ -363,13 +328,17 @@ class RolloutClient:
         input_id: IdValue | None = None,
         ledger: str | os.PathLike[str] | None = None,
     ) -> AsyncIterator[Replayed]:
-        """The stored records of this experiment, each with `reward` computed anew; no agent runs. See `replay.replay_async`.
+        """The stored records of this experiment, sorted by key, with `reward` computed anew for those that ended `ok`.
+
+        ``reward(record=..., payload=...)`` gets the record and the payload that the agent was called with; it may be async.
 
         Args:
+            input_id: only the records of this input.
             ledger: the file of a run, with which the records of its sessions are checked.
+        Raises: StoreError when the store cannot be listed.
         """
         expected = expected_of_records(self._engine.proofs, None if ledger is None else Path(ledger))
-        return replay_async(self.store, self.exp_id, reward, input_id=input_id, expected=expected)
+        return replayed(self.store, self.exp_id, input_id, reward, expected)
 
     def replay(
         self,
@@ -509,13 +478,6 @@ class RolloutClient:
         config.update(overrides)
         return config
 
-    @staticmethod
-    def _check_policy(timeout: float | None, on_failure: OnFailure | None, retries: int | None) -> None:
-        check_number("timeout", timeout, at_least=0, optional=True)
-        if on_failure is not None:
-            check_choice("on_failure", on_failure, ON_FAILURE)
-        check_number("retries", retries, at_least=0, optional=True, whole=True)
-
     def _request(
         self,
         payload: Mapping[str, Any],
@@ -524,17 +486,12 @@ class RolloutClient:
         overrides: Mapping[str, Any],
         *,
         timeout: float | None = None,
-        on_failure: OnFailure | None = None,
         retries: int | None = None,
         prepare: Prepare | None = None,
         index: int | None = None,
     ) -> RolloutRequest:
-        self._check_policy(timeout, on_failure, retries)
         if not isinstance(payload, Mapping):
             raise ConfigError(f"a payload must be a mapping, got {type(payload).__name__}")
-        policy = on_failure or self.on_failure
-        if retries is None:
-            retries = self.retries if on_failure is None else int(policy == "retry")
         if input_id is None or input_id == "":
             input_id = str(uuid.uuid4())
         check_id(input_id, "input_id")
@@ -544,8 +501,8 @@ class RolloutClient:
             session_id=session_id or new_session_id(),
             config=self._config(input_id, overrides),
             index=index,
-            on_failure=policy,
-            retries=retries,
+            on_failure=self.on_failure,
+            retries=self.retries if retries is None else retries,
             prepare=prepare,
             deadlines=self.deadlines,
             timeout_s=timeout,

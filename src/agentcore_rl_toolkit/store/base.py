@@ -145,7 +145,7 @@ class ObjectStore(ABC):
         A prefix that ends in ``/`` is the quick form; any other one lists the folder that holds it and filters. What lies there
         and is no object is left out.
 
-        Raises: UnlistableError.
+        Raises: ConfigError where an object has a key that no store of ours writes.
         """
         return await self._until_deadline("list", prefix, lambda: self._list(prefix, after), timeout_s, 10_000_000)
 

@@ -20,7 +20,6 @@ from ..errors import (
     ObjectNotFoundError,
     StoreError,
     StorePermissionError,
-    UnlistableError,
 )
 from .base import ObjectInfo, ObjectStore, check_size
 from .retry import TransientStoreError
@@ -238,9 +237,8 @@ class RemoteStore(ObjectStore):
             return StorePermissionError(f"no access to {where}: {code or text}", key=key)
         if "incorrectly configured region" in text or code in ("PermanentRedirect", "AuthorizationHeaderMalformed"):
             return StoreError(f"{self.url} is in another region; set AWS_REGION to the bucket's region", key=key)
-        if _is_foreign_listing(e, text):
-            return UnlistableError(f"{where}: {text}", key=key)
-        if isinstance(e, ValueError | exceptions.InvalidPathError | exceptions.NotSupportedError):
+        bad_name = "invalid list response" in text  # the XML of a listing cannot hold one of its keys
+        if bad_name or isinstance(e, ValueError | exceptions.InvalidPathError | exceptions.NotSupportedError):
             return ConfigError(f"{where}: {text}", key=key)
         if isinstance(e, exceptions.UnknownConfigurationKeyError):
             return ConfigError(f"{self.url}: {text}", key=key)
@@ -254,15 +252,6 @@ def _settle_at_exit() -> None:
     # A result is handed over by a thread of obstore's own, which needs the interpreter a moment longer than the caller that it
     # wakes. A program that ends right then would abort. Source: PyO3/pyo3-async-runtimes, issue 40.
     atexit.register(time.sleep, 0.05)
-
-
-def _is_foreign_listing(e: Exception, text: str) -> bool:
-    """Whether a listing failed over one of its keys: obstore cannot take it for a path, or the XML cannot hold it."""
-    from obstore import exceptions
-
-    if isinstance(e, exceptions.InvalidPathError):
-        return "object with invalid path" in text
-    return isinstance(e, exceptions.GenericError) and "invalid list response" in text
 
 
 def _headline(e: BaseException) -> str:

@@ -15,10 +15,10 @@ import pytest
 from agentcore_rl_toolkit.client.records.watcher import LOCAL_COST, REMOTE_COST, ListingCost, Watcher
 from agentcore_rl_toolkit.contract import alive_key
 from agentcore_rl_toolkit.errors import (
+    ConfigError,
     RolloutLostError,
     StoreError,
     StorePermissionError,
-    UnlistableError,
 )
 from agentcore_rl_toolkit.store import ObjectStore, open_store
 
@@ -205,7 +205,7 @@ async def test_a_listing_that_fails_in_a_way_nobody_foresaw_blinds_nobody(
 
 
 @pytest.mark.parametrize("kind", ["listing", "key"])
-@pytest.mark.parametrize("trouble", [UnlistableError("too many"), StoreError("EIO")], ids=repr)
+@pytest.mark.parametrize("trouble", [ConfigError("a//b"), StoreError("EIO")], ids=repr)
 async def test_trouble_with_one_input_neither_hides_its_neighbours_nor_keeps_the_lost_from_being_lost(
     store: ObjectStore, kind: str, trouble: Exception
 ) -> None:

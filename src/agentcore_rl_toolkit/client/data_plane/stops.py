@@ -9,7 +9,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from ...errors import AgentCoreRLError
 from ...logs import WarnsOnceAMinute
 from .pacing import Pacer, backoff_s
 from .transport import Ending, InvokeRefusedError, InvokeUncertainError, Transport, in_thread
@@ -63,13 +62,7 @@ class Endings:
                 for name, ending in found.items():
                     on_end = self._watched.get(name)
                     if on_end is not None and ending.gone:
-                        await self._tell(name, on_end, ending)
-
-    async def _tell(self, name: str, on_end: Callable[[Ending], Awaitable[None]], ending: Ending) -> None:
-        try:
-            await on_end(ending)
-        except Exception:  # of one session: the endings of the others are still asked for
-            logger.exception("the end of a session could not be taken up", extra={"session_id": name})
+                        await on_end(ending)
 
     async def _ask(self, names: Sequence[str]) -> Mapping[str, Ending]:
         if self._source is None:
@@ -78,9 +71,7 @@ class Endings:
             found: Mapping[str, Ending] | None = await in_thread(self._source.endings, names)
         except Exception as e:  # it is asked again
             self._failures += 1
-            unforeseen = None if isinstance(e, AgentCoreRLError) else e
-            level = logging.DEBUG if unforeseen is None else logging.ERROR
-            logger.log(level, "the runtime did not say how sessions ended: %s", e, exc_info=unforeseen)
+            logger.debug("the runtime did not say how sessions ended: %s", e)
             return {}
         self._failures = 0
         if found is None:

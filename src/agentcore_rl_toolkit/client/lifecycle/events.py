@@ -52,8 +52,8 @@ class Events:
             except Exception:
                 logger.exception("a subscriber to rollout events failed")
 
-    async def intent(self, request: RolloutRequest, progress: Progress) -> None:
-        """An invoke is about to be sent. Returns once that is on record, where a record is kept."""
+    def intent(self, request: RolloutRequest, progress: Progress) -> None:
+        """An invoke is about to be sent."""
         if request.ledger is not None:
             line = {
                 "event": "intent",
@@ -67,7 +67,7 @@ class Events:
                 "payload": fingerprint(request.payload),
                 "proof_key": progress.proof_key,
             }
-            await request.ledger.append_async(line)
+            request.ledger.append(line)
         self.tell("intent", progress, index=request.index, key=progress.key, bucket=progress.bucket)
 
     def accepted(self, request: RolloutRequest, progress: Progress) -> None:

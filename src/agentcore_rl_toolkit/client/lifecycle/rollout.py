@@ -432,7 +432,7 @@ class Rollout:
             self.progress.enter(Stage.START)
             self._accept()
         else:
-            await engine.events.intent(request, progress)
+            engine.events.intent(request, progress)
         while True:
             reply: dict[str, Any] | None = None
             if adopted is None:

@@ -15,11 +15,13 @@ from ...errors import AgentError, ConfigError, ContractError
 from ...proof import Proof
 from ...store import ObjectStore
 from ..ledger import Attempt, FileLedger, attempts_of, key_file, parse_lines
-from ..proofs import ANYTHING, Expected, Proofs, read_key
+from ..proofs import Expected, Proofs, read_key
 from .results import ResultReader
 
 ExpectedOf = Callable[[str], Expected]
 Reward = Callable[..., float | Awaitable[float]]
+
+READS_AT_ONCE, READ_S = 64, 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,35 +49,20 @@ class Replayed:
         return self.reward != self.stored
 
 
-async def replay_async(
-    store: ObjectStore,
-    exp_id: str,
-    reward: Reward | None = None,
-    *,
-    input_id: IdValue | None = None,
-    concurrency: int = 64,
-    within_s: float = 120.0,
-    expected: ExpectedOf = lambda _key: ANYTHING,
+async def replayed(
+    store: ObjectStore, exp_id: str, input_id: IdValue | None, reward: Reward | None, expected: ExpectedOf
 ) -> AsyncIterator[Replayed]:
-    """Read the records of an experiment (or of one input), sorted by key, and apply `reward` to those that ended `ok`.
-
-    ``expected(key)`` says what a record must prove; one that does not is `invalid`.
-    ``reward(record=..., payload=...)`` gets the record and the payload that the agent was called with; it may be async.
-
-    Raises: StoreError when the store cannot be listed.
-    """
+    """The records of an experiment, or of one input. ``expected(key)`` says what a record must prove."""
     prefix = f"{exp_id}/{input_id}/" if input_id is not None else f"{exp_id}/"
     keys = [item.key for item in await store.list_async(prefix) if item.key.endswith(RECORD_SUFFIX)]
-    reader = ResultReader(store, concurrency)
-    ahead = 2 * concurrency  # records are read this far ahead of the consumer, so that memory stays bounded
+    reader = ResultReader(store, READS_AT_ONCE)
+    ahead = 2 * READS_AT_ONCE  # records are read this far ahead of the consumer, so that memory stays bounded
     reads: dict[str, asyncio.Task[Replayed]] = {}
     try:
         for position, key in enumerate(keys):
             for upcoming in keys[position : position + ahead]:
                 if upcoming not in reads:
-                    reads[upcoming] = asyncio.create_task(
-                        _one(reader, upcoming, exp_id, reward, within_s, expected(upcoming))
-                    )
+                    reads[upcoming] = asyncio.create_task(_one(reader, upcoming, exp_id, reward, expected(upcoming)))
             yield await reads[key]
             del reads[key]
             reads = {k: task for k, task in reads.items() if k > key}
@@ -108,12 +95,10 @@ def expected_of_records(proofs: Proofs, ledger: Path | None) -> ExpectedOf:
     return expected
 
 
-async def _one(
-    reader: ResultReader, key: str, exp_id: str, reward: Reward | None, within_s: float, expected: Expected
-) -> Replayed:
+async def _one(reader: ResultReader, key: str, exp_id: str, reward: Reward | None, expected: Expected) -> Replayed:
     middle, _, name = key.removeprefix(f"{exp_id}/").rpartition("/")
     make = partial(Replayed, key=key, input_id=middle, session_id=name.removesuffix(RECORD_SUFFIX))
-    verdict = await reader.read(key, within_s, expected)
+    verdict = await reader.read(key, READ_S, expected)
     if verdict is None:
         return make(outcome=Outcome.LOST, record=None, cause=Cause.INFRASTRUCTURE)
     make = partial(make, proof=verdict.proof, cause=verdict.cause)

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...contract import ALIVE_SUFFIX, RECORD_SUFFIX
-from ...errors import ObjectNotFoundError, RolloutLostError, StoreError, StorePermissionError, UnlistableError
+from ...errors import AgentCoreRLError, ObjectNotFoundError, RolloutLostError, StoreError, StorePermissionError
 from ...store import ObjectInfo, ObjectStore
 from ..data_plane.pacing import backoff_s
 
@@ -167,7 +167,7 @@ class Watcher:
         self._failures += 1
         self._unseen = True
         self.trouble = error
-        foreseen = isinstance(error, StoreError)
+        foreseen = isinstance(error, AgentCoreRLError)
         level = logging.WARNING if self._failures in (1, 10, 100) else logging.DEBUG
         text = "looking for results under %s failed (%d in a row): %s"
         logger.log(level, text, self._root, self._failures, error, exc_info=not foreseen)
@@ -211,9 +211,8 @@ class Watcher:
     def _list_no_more(self, error: Exception, now_s: float) -> None:
         level = logging.WARNING if self._keys_until_s == -math.inf else logging.DEBUG
         self._keys_until_s = now_s + UNLISTABLE_S
-        foreseen = isinstance(error, StoreError)
         text = "%s cannot be listed (%s); looking at single keys instead"
-        logger.log(level, text, self._root, error, exc_info=None if foreseen else error)
+        logger.log(level, text, self._root, error, exc_info=None if isinstance(error, AgentCoreRLError) else error)
 
     async def _list(self, prefix: str) -> None:
         listed = await self._store.list_async(prefix, timeout_s=LOOK_TIMEOUT_S)
@@ -288,7 +287,7 @@ def _alive(key: str) -> str:
 
 def _may_pass(error: Exception) -> bool:
     """Whether a listing may succeed next time; where not, keys are looked at instead."""
-    return isinstance(error, StoreError) and not isinstance(error, StorePermissionError | UnlistableError)
+    return isinstance(error, StoreError) and not isinstance(error, StorePermissionError)
 
 
 def _lost(waiter: Waiter, silent_s: float) -> RolloutLostError:
