@@ -117,6 +117,30 @@ def test_bfloat16_gives_the_logits_of_transformers_in_bfloat16(hf: tuple[Any, An
         assert 1e-4 < sum(found) / len(found) < 0.03, "rounding, and no more"
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_forward_pass_takes_no_tensor_from_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On "meta", which computes shapes alone, and refuses tensors of another device as a GPU does."""
+    family, changes = FAMILIES[name]
+    config = small_model(family, **changes).config
+    monkeypatch.setattr(Decoder, "load", lambda self, state: None)
+    decoder = Decoder(DecoderShape.from_config(config), {}, rows=4, device="meta", dtype=torch.bfloat16)
+    ids_NQ, starts_N = (torch.zeros(*dims, dtype=torch.long, device="meta") for dims in ((3, 7), (3,)))
+    for columns, last_N in ((7, starts_N + 6), (1, None)):
+        logits_NV = decoder.forward(ids_NQ[:, :columns], starts_N, first_row=1, width=9, last_N=last_N)
+        assert (logits_NV.shape, logits_NV.device.type, logits_NV.dtype) == ((3, 97), "meta", torch.float32)
+    decoder.move_row(1, 2, 5)
+
+
+@pytest.mark.parametrize("parameters", [300_000, 135_000_000])
+def test_models_that_are_not_small_go_to_a_gpu_where_there_is_one(
+    parameters: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert loading.placement(parameters) == ("cpu", torch.float32)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    there = ("cuda", torch.bfloat16) if parameters > 10**7 else ("cpu", torch.float32)
+    assert loading.placement(parameters) == there
+
+
 def test_weights_that_do_not_fit_are_refused_and_change_nothing(decoder: Decoder, hf: tuple[Any, Any]) -> None:
     ids_NQ, starts_N = torch.tensor([[5, 6, 7]]), torch.tensor([0])
     before = decoder.forward(ids_NQ, starts_N, first_row=0, width=3)
