@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import agentcore_rl_toolkit
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionCapture, SessionHandle
+from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 
 from .stores import locked
@@ -100,3 +102,15 @@ async def test_a_call_that_is_ended_while_the_disk_takes_its_record_is_answered(
     [found] = await fetched(gateway, session)
     assert only_true(engine, found) == 1
     assert found.errors == []
+
+
+async def test_an_error_of_a_plain_endpoint_has_its_own_status_although_it_came_with_200(
+    engine: ScriptedEngine, start_gateway: Start
+) -> None:
+    gateway = await start_gateway(engine, engine="openai")
+    [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
+    body = b'{"error":{"message":"no provider has room","code":429}}'
+    engine.faults.append(Fault(body=body))
+    asked = {"model": "m", "messages": [{"role": "user", "content": "w11"}]}
+    status, reply = await request("POST", session.base_url + "/chat/completions", body=asked, key=session.api_key)
+    assert (status, json.loads(reply)["error"]["message"]) == (429, "no provider has room")

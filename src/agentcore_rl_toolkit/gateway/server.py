@@ -67,7 +67,11 @@ class Gateway:
         self.calls = Context(config, counters=self.counters, sessions=self.sessions, router=self.router)
         self.token_mode: TokenMode | None = None
         self.samplers: Samplers | None = None
-        token_call = self._load_model(connect)
+        try:
+            token_call = self._load_model(connect)
+        except BaseException:
+            self.store.close()
+            raise
         self.state = StoredState(self.store)
         self.state.take_up(config, self.calls.running, self.samplers)
         self.admin = Admin(

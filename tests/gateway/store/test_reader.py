@@ -189,7 +189,7 @@ async def test_a_store_in_a_folder_that_may_not_be_written_can_be_read(written: 
     [
         ("no database", r"turns\.sqlite is no SQLite database"),
         ("another database", r"turns\.sqlite is a SQLite database, but no gateway's store"),
-        ("newer", rf"has format {FORMAT + 1}, this version reads up to {FORMAT}; use the newer version"),
+        ("newer", rf"has format {FORMAT + 1}, this version writes {FORMAT}; give another"),
     ],
 )
 async def test_what_is_no_store_is_refused_by_name(

@@ -19,6 +19,7 @@ import pytest
 
 import agentcore_rl_toolkit
 from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, Limits, SessionHandle
 from agentcore_rl_toolkit.gateway.capture.record import decode, expand, places_of, unpack_ids, whole_prompt
 from agentcore_rl_toolkit.gateway.http.client import request
@@ -222,27 +223,14 @@ def other_vocabulary(folder: Path) -> Path:
     return folder
 
 
-async def test_another_models_ids_are_not_put_before_a_prompt(
-    engine: ScriptedEngine, small: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The store goes on with another --model: to its tokenizer the recorded ids are other words."""
-    name = new_session_id()
-    messages: list[Any] = [SYSTEM, user("one")]
-    other = other_vocabulary(tmp_path / "other")
-    prompts: list[str] = []
-    for model in (MODEL, other, other, MODEL):
-        gateway = await small(model_dir=str(model))
-        [session] = await GatewayClient(gateway.url).create_sessions_async([name])
-        for _ in range(2):
-            messages += [await ask(session, messages), user("and now?")]
-            prompts.append(Renderer.from_path(model).decode(engine.calls[-1].prompt_ids))
-        turns = (await GatewayClient(gateway.url).fetch_async([name], close=False))[name].turns
-        await gateway.stop(grace_s=0.2)
-    assert all(SYSTEM["content"] in prompt and "one<|im_end|>" in prompt for prompt in prompts)
-    assert_one_sequence(turns[:2])
-    assert_one_sequence(turns[2:6])
-    assert_one_sequence(turns[6:])
-    assert caplog.text.count("another tokenizer") == 2
+async def test_another_model_wants_another_store(engine: ScriptedEngine, small: Start, tmp_path: Path) -> None:
+    """To its tokenizer the recorded ids are other words."""
+    gateway = await small()
+    [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
+    await ask(session, [user("one")])
+    await gateway.stop(grace_s=0.2)
+    with pytest.raises(ConfigError, match="another --store"):
+        await small(model_dir=str(other_vocabulary(tmp_path / "other")))
 
 
 @pytest.mark.system

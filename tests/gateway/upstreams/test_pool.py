@@ -44,8 +44,6 @@ class Server:
         close = b"connection: close\r\n" if self.how == "close" else b""
         data = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n\r\n" % (close, len(body))
         data += body
-        if self.how == "more":
-            data += b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
         if self.how == "less":
             data = data[:-10]
         step = len(data) // self.slices + 1
@@ -103,19 +101,6 @@ async def test_a_connection_the_server_closes_is_not_used_again(server: tuple[Se
     for turn in range(3):
         assert (await ask(session, str(turn)))[0] == 200
     assert scripted.connections == 3
-
-
-@pytest.mark.parametrize("slices", [2, 7])
-async def test_bytes_behind_a_long_reply_never_reach_the_next_call(
-    server: tuple[Server, Gateway, SessionHandle], slices: int
-) -> None:
-    scripted, _, session = server
-    scripted.how, scripted.slices = "more", slices
-    await ask(session, "first")
-    scripted.how = ""
-    status, reply = await ask(session, "second")
-    assert status == 200
-    assert len(reply["choices"][0]["message"]["content"]) == scripted.size
 
 
 async def test_a_long_reply_that_breaks_off_is_no_reply(server: tuple[Server, Gateway, SessionHandle]) -> None:

@@ -337,7 +337,7 @@ class Call:
             return
         store = context.sessions.store
         self._position = store.next_call
-        session.append(self._position)
+        session.append()
         store.append(session, record, self._finish, alone=len(context.running) <= _FEW)
 
     def _record_failure(self, status: str, http_status: int, kind: str, message: str) -> None:
@@ -358,7 +358,8 @@ class Call:
             return
         record = self._build(status, Captured(choices=[]))
         record.http_status, record.error_type, record.error = http_status, kind, message[:4000]
-        session.append(self._context.sessions.store.append(session, record))
+        session.append()
+        self._context.sessions.store.append(session, record)
 
     def _answer(self) -> RecordedReply | None:
         """The recorded reply, for a repeated request; None when the call is no turn."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import resource
 import time
-from collections import deque
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -197,9 +196,6 @@ class AgentConnection(asyncio.Protocol):
         self._connections = connections
         self._handler = handler
         self.reader = RequestReader(self, connections.limits, connections.hosts)
-        self._queue: deque[Request] = deque()
-        self._reading = True
-        self._expected = False  # a client that sends ahead waits for "100 Continue": not in the middle of a reply
         self._closing = False
         self._unconfirmed: int | None = None  # bytes that the client's system had not confirmed when it hung up
         # Replies that nothing shows to have been taken yet, and how many of the last bytes are of no use to the agent
@@ -238,7 +234,6 @@ class AgentConnection(asyncio.Protocol):
         self._connections.forget(self)
         if self.carried:
             self._judge(exc)
-        self._queue.clear()
         call, self.call = self.call, None
         if call is not None:
             call.agent_gone()
@@ -281,23 +276,16 @@ class AgentConnection(asyncio.Protocol):
 
     def expects(self) -> None:
         """The client waits for "100 Continue"."""
-        self._expected = self.busy
         if not self.busy:
             self.transport.write(CONTINUE)
 
     def receive(self, request: Request) -> None:
-        """A request is whole."""
-        self._expected = False
+        """A request is whole. One that was sent ahead of a reply gets none: the connection ends behind that (RFC 9112, 9.3.2)."""
         if self.busy:
-            self._queue.append(request)
-            if self._reading:  # a client that sends ahead waits in the kernel, not in our memory
-                self._reading = False
-                self.transport.pause_reading()
+            self.reader.stop()
+            self._closing = True
             return
         self.busy = True
-        self._serve(request)
-
-    def _serve(self, request: Request) -> None:
         if request.method != b"HEAD":
             self._handler.dispatch(self, request)
             return
@@ -311,7 +299,6 @@ class AgentConnection(asyncio.Protocol):
     def refuse(self, message: str, *, kind: str = "invalid_request", status: int | None = None) -> None:
         """Answer with an error and end the connection: where the next request begins is not known."""
         self.reader.stop()
-        self._queue.clear()
         if self.busy:
             self._closing = True  # the reply that is being written must not get an error in its middle
             return
@@ -350,17 +337,7 @@ class AgentConnection(asyncio.Protocol):
         if not keep_alive or self._closing:
             self._hang_up()
             return
-        if self._queue:
-            # Not at once: a thousand requests sent ahead would be a thousand calls deep.
-            asyncio.get_running_loop().call_soon(self._next)
-            return
         self.busy = False
-        if self._expected:
-            self._expected = False
-            self.write(CONTINUE)
-        if not self._reading:
-            self._reading = True
-            self.transport.resume_reading()
 
     def _hang_up(self) -> None:
         """End the connection; behind a recorded reply after the client, which shows whether it has taken that."""
@@ -370,10 +347,6 @@ class AgentConnection(asyncio.Protocol):
         self.reader.stop()
         self.transport.write_eof()
         asyncio.get_running_loop().call_later(LINGER_S, self.transport.close)
-
-    def _next(self) -> None:
-        if self._queue and not self.transport.is_closing():
-            self._serve(self._queue.popleft())
 
     def finish(self) -> None:
         """Close as soon as nothing is under way (the gateway is stopping)."""

@@ -68,7 +68,7 @@ class Sessions:
             self._put(known)
             return known
         store = self.store
-        session = self._make(session_id, settings, time.time(), Stored(store.next_session, store.next_call - 1))
+        session = self._make(session_id, settings, time.time(), Stored(store.next_session))
         store.next_session += 1
         self.by_id[name] = session
         self._tombstones.pop(name, None)
@@ -104,7 +104,6 @@ class Sessions:
             session.number,
             session.id,
             session.created_s,
-            session.stored.after_call,
             session.closed_s,
             msgspec.json.encode(session.settings).decode(),
         )
@@ -193,7 +192,7 @@ class Sessions:
 
     def _restored(self, row: StoredSession, found: Counts | None) -> None:
         settings = msgspec.json.decode(row.settings, type=SessionSettings)
-        stored = Stored(row.number, row.after_call)
+        stored = Stored(row.number)
         session = self._make(row.session_id, settings, row.created_s, stored)
         session.closed, session.closed_s = row.closed_s is not None, row.closed_s
         if session.closed:
@@ -203,7 +202,6 @@ class Sessions:
             session.errors = found.calls - found.turns
             session.started_turns = found.turns - found.undelivered
             session.next_index = found.last_index + 1
-            stored.last_call = found.last
             self.turns += found.turns
         self.by_id[session.id_bytes] = session
 

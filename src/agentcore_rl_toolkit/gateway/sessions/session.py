@@ -27,17 +27,14 @@ REMEMBERED = 64  # answered calls per session that a repeated request may be joi
 
 
 class Stored:
-    """A session as the store has it: its ``number``, how many calls (``records``), the last one.
-
-    ``after_call`` is the last call of the store when the session was opened, ``undelivered`` are calls whose replies no
+    """A session as the store has it: its ``number``, how many calls (``records``). ``undelivered`` are calls whose replies no
     agent took whole, as far as this process has met them.
     """
 
-    __slots__ = ("after_call", "last_call", "number", "records", "undelivered")
+    __slots__ = ("number", "records", "undelivered")
 
-    def __init__(self, number: int, after_call: int) -> None:
+    def __init__(self, number: int) -> None:
         self.number = number
-        self.after_call = self.last_call = after_call
         self.records = 0
         self.undelivered: set[int] = set()
 
@@ -94,10 +91,9 @@ class Session:
             if not any(key in fields for key in _LENGTHS):
                 fields["max_tokens"] = msgspec.Raw(b"%d" % settings.max_tokens)
 
-    def append(self, call: int) -> None:
-        """A call of the session is to be stored under this number."""
+    def append(self) -> None:
+        """A call of the session is to be stored."""
         self.stored.records += 1
-        self.stored.last_call = call
         self.last_call_s = time.time()
 
     def forget_texts(self) -> None:

@@ -29,21 +29,17 @@ class StoredSession(NamedTuple):
     number: int
     session_id: str
     created_s: float
-    after_call: int
     closed_s: float | None
     settings: str
 
 
 class Counts(NamedTuple):
-    """Counts of a session: its calls, its turns, the turns that no agent took whole, the highest index, and the number of
-    the last call.
-    """
+    """Counts of a session: its calls, its turns, the turns that no agent took whole, and the highest index."""
 
     calls: int
     turns: int
     undelivered: int
     last_index: int
-    last: int
 
 
 def failure(call_id: str, index: int, error: str, *, at_s: float = 0.0) -> CallRecord:
@@ -112,7 +108,7 @@ class Reader:
         """By session, from the index alone."""
         rows = self.query(
             "SELECT session, count(*), sum(status IN ('ok', 'untrainable')), sum(status IN ('ok', 'untrainable') AND "
-            "NOT delivered), max(idx), max(number) FROM calls INDEXED BY calls_of_session GROUP BY session"
+            "NOT delivered), max(idx) FROM calls INDEXED BY calls_of_session GROUP BY session"
         )
         return {row[0]: Counts._make(row[1:]) for row in rows}
 
@@ -136,10 +132,9 @@ class Reader:
             )
         ]
 
-    def calls(self, session: int) -> list[tuple[int, bytes]]:
-        """Numbers and encoded records of all calls of a session, in stored order."""
-        rows = self.query(f"{SELECT_CALL} WHERE session = ? ORDER BY number", session)
-        return [(row[0], self._payload(row)) for row in rows]
+    def calls(self, session: int) -> list[bytes]:
+        """The encoded records of all calls of a session, in stored order."""
+        return [self._payload(row) for row in self.query(f"{SELECT_CALL} WHERE session = ? ORDER BY number", session)]
 
     def readable(self, session: int) -> list[bytes]:
         """The same records; damaged ones, and those that continue a damaged one, become failures that say so."""

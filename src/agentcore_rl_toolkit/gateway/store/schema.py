@@ -18,7 +18,7 @@ from ...errors import ConfigError, GatewayError
 from ..capture.record import CallRecord, encode
 
 FILE = "turns.sqlite"
-FORMAT = 3
+FORMAT = 4
 PAGE_BYTES = 4096
 
 # `format` is a row and not `PRAGMA user_version`: it is still there in a file that was made anew from a damaged one.
@@ -29,7 +29,6 @@ CREATE TABLE sessions(
   number INTEGER PRIMARY KEY,        -- never given to another session
   session_id TEXT NOT NULL UNIQUE,
   created_s REAL NOT NULL,           -- unix seconds
-  after_call INTEGER NOT NULL,       -- the last call of the store when it was opened
   closed_s REAL,
   settings TEXT NOT NULL             -- JSON: what its calls are held to, and its metadata
 );
@@ -51,7 +50,7 @@ CREATE TABLE settings(name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 
 INSERT_CALL = "INSERT INTO calls VALUES(?,?,?,?,?,?,?,?,?)"
 SELECT_CALL = "SELECT number, call_id, delivered, record, checksum FROM calls"
-PUT_SESSION = "INSERT OR REPLACE INTO sessions VALUES(?,?,?,?,?,?)"
+PUT_SESSION = "INSERT OR REPLACE INTO sessions VALUES(?,?,?,?,?)"
 
 Row = Sequence[Any]
 _TRUE, _FALSE = b"\xc3", b"\xc2"  # of msgpack: the last member of a record is "delivered"
@@ -82,11 +81,6 @@ def connect(path: Path | None, *, read_only: bool = False) -> sqlite3.Connection
         database = sqlite3.connect(uri, uri=True, timeout=5.0, isolation_level=None, check_same_thread=False)
     try:
         _prepare(database, path, read_only=read_only)
-    except UnicodeDecodeError as e:  # sqlite3's word for a text in the schema that is damaged
-        database.close()
-        damaged = sqlite3.DatabaseError(f"its schema is no text: {e}")
-        damaged.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-        raise damaged from e
     except BaseException:
         database.close()
         raise
@@ -116,12 +110,8 @@ def _check_format(database: sqlite3.Connection, path: Path | None) -> None:
         raise ConfigError(f"{path} is a SQLite database, but no gateway's store; give another --store")
     row = database.execute("SELECT value FROM meta WHERE name = 'format'").fetchone()
     version = row[0] if row else None
-    if isinstance(version, int) and version < FORMAT:
+    if version != FORMAT:
         raise ConfigError(f"{path} has format {version}, this version writes {FORMAT}; give another --store")
-    if not isinstance(version, int) or version > FORMAT:
-        raise ConfigError(
-            f"{path} has format {version}, this version reads up to {FORMAT}; use the newer version of the toolkit that wrote it"
-        )
 
 
 def trouble(error: sqlite3.Error, path: Path | None) -> str:

@@ -54,14 +54,10 @@ class History:
 
 
 class Histories:
-    """The sessions' histories in memory. Stored calls before ``first_call`` have another tokenizer: no call continues them.
+    """The sessions' histories in memory. Units: bytes, as `Conversation.size_bytes` measures them."""
 
-    Units: bytes, as `Conversation.size_bytes` measures them.
-    """
-
-    def __init__(self, sessions: Sessions, renderer: Renderer, *, budget_bytes: int, first_call: int = 0) -> None:
+    def __init__(self, sessions: Sessions, renderer: Renderer, *, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
-        self._first_call = first_call
         self.held_bytes = 0
         self.reloads = 0
         self._sessions = sessions
@@ -108,25 +104,21 @@ class Histories:
             self.held_bytes -= history.size
 
     def _reload(self, session: Session) -> Conversation:
-        if not session.records or session.stored.last_call < self._first_call:
+        if not session.records:
             return self._renderer.conversation(now=session.created_s)
         self.reloads += 1
         try:
-            stored = self._sessions.store.reader.calls(session.number)
-            after = sum(number < self._first_call for number, _ in stored)
-            records = [decode(payload) for _, payload in stored]
-            return replay(self._renderer, past_calls(records, after=after), now=session.created_s)
+            records = [decode(payload) for payload in self._sessions.store.reader.calls(session.number)]
+            return replay(self._renderer, past_calls(records), now=session.created_s)
         except (CaptureError, GatewayError, msgspec.DecodeError, KeyError, TypeError, AttributeError, IndexError) as e:
-            # Damage on disk, or calls that another mode of the gateway recorded: the agent's call is worth more than
-            # its prefix, and the branch that now begins is counted in the session's report.
+            # Damage on disk: the agent's call is worth more than its prefix, and the branch that now begins is counted in the
+            # session's report.
             log.warning("the history of session %s cannot be made from its records: %r", session.id, e)
             return self._renderer.conversation(now=session.created_s)
 
 
-def past_calls(records: Sequence[CallRecord], *, after: int = 0) -> Iterator[PastCall]:
-    """The answered chat calls of one session from place ``after`` on, in stored order. Messages that repeat an earlier
-    call's are not read twice.
-    """
+def past_calls(records: Sequence[CallRecord]) -> Iterator[PastCall]:
+    """The answered chat calls of one session, in stored order. Messages that repeat an earlier call's are not read twice."""
     messages: list[list[Any]] = []
     text_bytes: list[int] = []
     known: dict[int, tuple[Any, Mapping[str, Any] | None]] = {}
@@ -137,8 +129,7 @@ def past_calls(records: Sequence[CallRecord], *, after: int = 0) -> Iterator[Pas
         base = record.messages_base
         text_bytes.append((base.length if base.call_id is not None else 0) + len(record.messages))
         if (
-            place < after
-            or record.status not in (OK, INVALID)
+            record.status not in (OK, INVALID)
             or record.dialect == "completions"
             or not (record.prompt_base.length or record.prompt_ids)
             or not record.choices

@@ -10,8 +10,6 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from ...errors import ConfigError, GatewayError
 from ...messages.dialects import ModelRequest
 from ...messages.render import Renderer
@@ -26,14 +24,6 @@ log = logging.getLogger(__name__)
 CANCEL_S = 5.0
 _ASKED_ANYWAY = frozenset({"logprobs", "return_token_ids"})
 _TOKENIZER = "tokenizer"  # a setting of the store
-
-
-class _Tokenizer(msgspec.Struct):
-    """The vocabulary and chat template of a store's prompts, from this call on."""
-
-    vocabulary: str
-    first_call: int
-    template: str = ""
 
 
 @dataclass
@@ -59,40 +49,28 @@ def load(directory: str, config: GatewayConfig, sessions: Sessions) -> TokenMode
     if config.kind == "openai":
         raise ConfigError("engine openai takes no token ids; leave --model out, or name another engine")
     renderer = Renderer.from_path(directory, template=config.template, parser=config.parser)
-    first = _first_call(
-        sessions.store,
-        renderer.tokenizer.vocabulary_digest(),
-        hashlib.blake2b(renderer.template.all_text.encode(), digest_size=16).hexdigest(),
-    )
+    _check_store(sessions.store, renderer)
     return TokenMode(
         renderer,
         # One thread: rendering holds the interpreter's lock most of the time, so a second one would only add switches.
         ThreadPoolExecutor(1, "gateway-render"),
-        Histories(sessions, renderer, budget_bytes=config.limits.history_bytes, first_call=first),
+        Histories(sessions, renderer, budget_bytes=config.limits.history_bytes),
         context_tokens=config.context_tokens,
         max_tokens=config.limits.default_max_tokens,
     )
 
 
-def _first_call(store: Store, vocabulary: str, template: str) -> int:
-    """The first stored call whose prompt is of this vocabulary and template.
-
-    A restart may bring another model, to which the ids that were recorded are other words, or another template, in which no
-    prompt would begin as they do: nothing may go on from them.
-    """
-    stored = store.reader.value(_TOKENIZER)
-    if stored is not None:
-        known = msgspec.json.decode(stored, type=_Tokenizer)
-        if (known.vocabulary, known.template) == (vocabulary, template):
-            return known.first_call
-    if store.next_call > 1:
-        log.warning(
-            "the store's calls are of another tokenizer or chat template: "
-            "sessions that go on begin a branch with their next call"
+def _check_store(store: Store, renderer: Renderer) -> None:
+    """Raises: ConfigError when the store's prompts are of another vocabulary or template, whose ids are other words."""
+    template = hashlib.blake2b(renderer.template.all_text.encode(), digest_size=16).hexdigest()
+    own = f"{renderer.tokenizer.vocabulary_digest()} {template}"
+    if store.next_call == 1:
+        store.set(_TOKENIZER, own)
+        store.commit()
+    elif store.reader.value(_TOKENIZER) != own:
+        raise ConfigError(
+            f"the calls in {store.path} are of another model, chat template or mode: no session could go on. Give another --store"
         )
-    store.set(_TOKENIZER, msgspec.json.encode(_Tokenizer(vocabulary, store.next_call, template)).decode())
-    store.commit()
-    return store.next_call
 
 
 async def _tell(worker: Worker, path: bytes, body: bytes) -> None:

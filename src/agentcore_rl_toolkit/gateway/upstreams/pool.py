@@ -47,7 +47,6 @@ class UpstreamConnection(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._began = False
         self._complete = False
-        self._whole = 0  # pieces of the reply that is complete
         self._keep = False
         self._until_close = False
 
@@ -83,8 +82,6 @@ class UpstreamConnection(asyncio.Protocol):
         except httptools.HttpParserError as e:
             self._fail(e)
             return
-        if self._complete:
-            del pieces[self._whole :]
         if pieces:
             if self.reader is reader:
                 reader.on_data(pieces)
@@ -123,17 +120,13 @@ class UpstreamConnection(asyncio.Protocol):
 
     # -- from the parser
 
-    def on_message_begin(self) -> None:
-        if self._complete:  # a second reply to one request: the next call would read it as its own
-            self._keep = False
-
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         headers, self._headers = self._headers, []
-        if status < 200 or self._complete:
+        if status < 200:
             return
         framed = any(name in (b"content-length", b"transfer-encoding") for name, _ in headers)
         self._until_close = not framed and status not in (204, 304)
@@ -141,9 +134,8 @@ class UpstreamConnection(asyncio.Protocol):
             self.reader.on_head(status, headers)
 
     def on_message_complete(self) -> None:
-        if self._parser.get_status_code() >= 200 and not self._complete:
+        if self._parser.get_status_code() >= 200:
             self._complete = True
-            self._whole = len(self._pieces)
             self._keep = self._parser.should_keep_alive()  # the parser has forgotten it once this returns
 
 
