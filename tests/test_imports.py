@@ -83,6 +83,11 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@functools.cache
+def imports_of(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    return [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def part(path: Path) -> str:
     relative = path.relative_to(ROOT)
     return relative.parts[0] if len(relative.parts) > 1 else relative.stem
@@ -92,11 +97,11 @@ def imported_parts(path: Path) -> set[str]:
     """Parts of this package that a module names in an import, anywhere in it (also inside functions)."""
     package = ["agentcore_rl_toolkit", *path.relative_to(ROOT).parts[:-1]]
     found: set[str] = set()
-    for node in ast.walk(tree_of(path)):
+    for node in imports_of(path):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *(node.module.split(".") if node.module else [])])
             names = [module] + [f"{module}.{alias.name}" for alias in node.names]
@@ -211,7 +216,7 @@ ROOMS = {
 def imported_rooms(path: Path, name: str) -> Iterator[str]:
     """Rooms of the part ``name`` that a module names in an import, anywhere in it."""
     package = path.relative_to(ROOT).parts[:-1]
-    for node in ast.walk(tree_of(path)):
+    for node in imports_of(path):
         if isinstance(node, ast.ImportFrom) and node.level:
             base = package[: len(package) - node.level + 1]
             for alias in node.names:
@@ -252,7 +257,7 @@ def test_no_folder_has_more_modules_than_a_newcomer_can_look_through() -> None:
 def imported_modules(path: Path) -> Iterator[Path]:
     """Modules of the package that one names in an import, anywhere in it: for types and inside functions too."""
     package = path.relative_to(ROOT.parent).parts[:-1]
-    for node in ast.walk(tree_of(path)):
+    for node in imports_of(path):
         if not isinstance(node, ast.ImportFrom):
             continue
         base = package[: len(package) - node.level + 1] if node.level else ()

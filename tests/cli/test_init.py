@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from agentcore_rl_toolkit.cli.init import FRAMEWORKS, write
+from agentcore_rl_toolkit.cli.init import FRAMEWORKS, command, write
 from agentcore_rl_toolkit.errors import ConfigError
 
 
@@ -19,13 +20,9 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_a_new_agent_has_everything_and_passes_its_own_test(tmp_path: Path, framework: str) -> None:
-    # Inside a project with settings of its own, such as a clone of this one.
-    (tmp_path / "pyproject.toml").write_text(
-        "[tool.pytest.ini_options]\naddopts = '--import-mode=importlib --absent'\n"
-    )
-    done = run("-m", "agentcore_rl_toolkit", "init", "shop", "--framework", framework, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_a_new_agent_has_everything(tmp_path: Path, framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(command, ["shop", "--framework", framework], catch_exceptions=False)
     folder = tmp_path / "shop"
     names = {path.name for path in folder.iterdir()}
     assert names >= {
@@ -41,8 +38,15 @@ def test_a_new_agent_has_everything_and_passes_its_own_test(tmp_path: Path, fram
     assert len(list((folder / "wheels").glob("agentcore_rl_toolkit-*.whl"))) == 1
     assert "{{" not in "".join(path.read_text() for path in folder.iterdir() if path.is_file() and path.suffix != ".py")
     assert "agentcore-rl-toolkit" not in (folder / "requirements.txt").read_text()
-    for command in [line.strip() for line in done.stdout.splitlines() if line.startswith("    ")]:
-        assert "/python -m pytest shop" in f"/{command}" or "/agentcore-rl train --agent shop/agent.py" in f"/{command}"
+    for said in [line.strip() for line in done.stdout.splitlines() if line.startswith("    ")]:
+        assert "/python -m pytest shop" in f"/{said}" or "/agentcore-rl train --agent shop/agent.py" in f"/{said}"
+
+
+def test_a_new_agent_passes_its_own_test_inside_a_project_with_settings_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(
+        "[tool.pytest.ini_options]\naddopts = '--import-mode=importlib --absent'\n"
+    )
+    write(tmp_path / "shop", "plain")
     tested = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "shop", cwd=tmp_path)
     assert tested.returncode == 0, tested.stdout
 

@@ -21,7 +21,7 @@ class Protocol(asyncio.Protocol):
         self._known.append(transport)
 
 
-@pytest.mark.parametrize("turns", range(6))
+@pytest.mark.parametrize("turns", [0, 1, 2, 5])
 async def test_what_a_server_has_just_accepted_is_a_connection_or_was_never_taken(turns: int) -> None:
     known: list[asyncio.Transport] = []
     loop = asyncio.get_running_loop()
