@@ -251,7 +251,9 @@ def measure(options: argparse.Namespace) -> dict[str, float | str]:
         for agent, source in (("simple", HEAD + BODY), ("strands", HEAD + STRANDS + BODY)):
             for mode, label in (("exec", "cold"), ("fork", "forked")):
                 count = (2 if label == "cold" else 8) if quick else (8 if label == "cold" else 60)
-                runtime = Runtime(folder, agent, source, "--start", "exec" if mode == "exec" else "auto", *extra)
+                runtime = Runtime(
+                    folder, agent, source, "--set", f"start_mode={'exec' if mode == 'exec' else 'auto'}", *extra
+                )
                 try:
                     cost = asyncio.run(start_cost(runtime, count))
                     out["isolation"] = runtime.isolation

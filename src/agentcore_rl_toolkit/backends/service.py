@@ -300,7 +300,7 @@ def _start(
     if settings.gateway_model:
         words += ["--model", settings.gateway_model]
         window = settings.gateway_context_tokens
-        words += ["--context-tokens", str(window)] if window else []
+        words += ["--set", f"context_tokens={window}"] if window else []
     for url in gateway_urls(settings.gateway_public_url) if settings.gateway_public_url else ():
         words += ["--allowed-host", urlsplit(url).hostname or "*"]
     store = settings.gateway_store

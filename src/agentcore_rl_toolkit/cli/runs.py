@@ -112,6 +112,7 @@ def show(
 
 @group.command(short_help="Write what good rollouts sampled, for supervised training.")
 @click.argument("run", required=False)
+@click.option("--sft", is_flag=True, hidden=True, expose_value=False)  # the one form there is
 @click.option("--min-reward", type=float, metavar="X", help="Rollouts with at least this reward. [default: all usable]")
 @click.option("--best-of-group", is_flag=True, help="The best rollout of each group alone.")
 @click.option(

@@ -47,7 +47,6 @@ SERVICES = ("tinker", "sagemaker")  # of training: they run in `backends.primiti
 @click.option("--steps", type=click.IntRange(min=1), help="Batches of rollouts. [default: 32; slime: 1]")
 @click.option("--groups", type=click.IntRange(min=1), help="Inputs in each batch. [default: 8]")
 @click.option("--rollouts", type=click.IntRange(min=2), help="Rollouts of each input. [default: 8]")
-@click.option("--train-on", metavar="RULE", help="What of a session trains: task, main, all or a tag. [default: task]")
 @with_judge
 @with_sessions
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the run. [default: runs/...]")
@@ -92,7 +91,7 @@ def command(
 
     With --agent and --data: on this machine, in the loop that the quickstart uses. Services that
     `agentcore-rl up` runs in this folder are used; else they are started for the run. Settings without an option of their own
-    (held_out, learning_rate, staleness, hold_calls, eval_every, lora_rank, policy_failures, seed, tracker, ...)
+    (train_on, held_out, learning_rate, staleness, hold_calls, eval_every, lora_rank, policy_failures, seed, tracker, ...)
     go into --set or --config. Options win over the file.
 
     With --method distill: the advantage of a token is its logprob by the teacher minus its own, plus reward_weight (0) times the

@@ -73,11 +73,12 @@ async def test_a_refused_call_is_an_error_and_uses_up_no_turn(
 class OnSmallDisk:
     """A gateway process whose store lies on a file system of its own, which the test fills and empties."""
 
-    def __init__(self, engine: str, folder: Path, *more: str) -> None:
+    def __init__(self, engine: str, folder: Path) -> None:
         self.store, self.ready = folder / "disk", folder / "ready.json"
         self.store.mkdir()
         line = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "gateway", "serve", "--engine", "vllm"]
-        line += ["--upstream", engine, "--store", str(self.store), "--ready-file", str(self.ready), *more]
+        line += ["--upstream", engine, "--store", str(self.store), "--ready-file", str(self.ready)]
+        line += ["--set", "fsync=yes"]
         mount = 'mount -t tmpfs -o size=4m none "$0" && exec "$@"'
         self.process = subprocess.Popen(
             ["unshare", "-rm", "sh", "-c", mount, str(self.store), *line], stderr=subprocess.DEVNULL
@@ -120,13 +121,11 @@ def small_disks_can_be_made() -> bool:
     return False
 
 
-@pytest.fixture(params=[("--fsync",)])
-async def full_disk(
-    engine: ScriptedEngine, tmp_path: Path, request: pytest.FixtureRequest
-) -> AsyncIterator[OnSmallDisk]:
+@pytest.fixture
+async def full_disk(engine: ScriptedEngine, tmp_path: Path) -> AsyncIterator[OnSmallDisk]:
     if not small_disks_can_be_made():
         pytest.skip("no file system can be mounted in a namespace here")
-    disk = OnSmallDisk(engine.url, tmp_path, *request.param)
+    disk = OnSmallDisk(engine.url, tmp_path)
     yield disk
     disk.process.kill()
     disk.process.wait()

@@ -81,7 +81,7 @@ def test_the_cause_of_a_failed_start_is_in_the_message_and_on_the_console(
 ) -> None:
     agent = tmp_path / "dies.py"
     agent.write_text("print('no model weights here', flush=True)\nraise SystemExit(4)\n")
-    server = start_server("--start", "exec", agent=agent)
+    server = start_server("--set", "start_mode=exec", agent=agent)
     with pytest.raises(ClientError) as failed:
         server.invoke({})
     message = failed.value.response["Error"]["Message"]

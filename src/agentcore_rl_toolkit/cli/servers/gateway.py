@@ -18,12 +18,16 @@ from ..output.terminal import visible
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Rare:
-    """Settings of `gateway serve --set`. Units: seconds."""
+    """Settings of `gateway serve --set`. Units: seconds. The second group is `GatewayConfig`'s."""
 
     call_timeout: float = 1800.0
     outage_timeout: float = 120.0
     default_max_tokens: int = 4096
+
     train_constrained: bool = False
+    context_tokens: int | None = None
+    allow_fields: tuple[str, ...] = ()
+    fsync: bool = False
 
 
 @click.group()
@@ -46,13 +50,12 @@ def group() -> None:
     "--sampler", help="With --engine tinker or sagemaker: path (ARN) of saved weights, or a base model of Tinker."
 )
 @click.option("--store", "store_dir", type=click.Path(file_okay=False), help="Directory that keeps the calls.")
-@click.option("--fsync", is_flag=True, help="Wait for the disk before an agent gets the end of a reply.")
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="0 takes a free one.")
 @click.option(
     "--ready-file", type=click.Path(dir_okay=False), help="Write URL and process id here, as JSON, once listening."
 )
-@click.option("--parent-pid", type=int, help="Stop when this process is gone.")
+@click.option("--parent-pid", type=int, hidden=True)
 @from_environment("--admin-key", "AGENTCORE_RL_GATEWAY_ADMIN_KEY")
 @click.option("--no-admin-key", is_flag=True, help="Let every user and program of this machine administer it.")
 @click.option(
@@ -61,13 +64,6 @@ def group() -> None:
     help="Take calls without a key. The first call of an unknown session opens it.",
 )
 @_allowed_hosts
-@click.option(
-    "--allow-field",
-    "allow_fields",
-    multiple=True,
-    metavar="NAME",
-    help="A request field of your engine that agents may use; repeatable.",
-)
 @click.option("--model-id", help="Model name of every call, in place of the agent's.")
 @click.option(
     "--model",
@@ -84,7 +80,6 @@ def group() -> None:
 )
 @click.option("--parser", help="Output parser by name, not the one that the template suggests.")
 @settings_option
-@click.option("--context-tokens", type=click.IntRange(1), help="The model's window, with --model.")
 def serve(
     upstreams: tuple[str, ...],
     engine: Any,
@@ -103,8 +98,10 @@ def serve(
     --engine tinker also TINKER_API_KEY).
 
     --set takes call_timeout (seconds a model call may take; 0: no limit), outage_timeout (seconds a call may wait while no
-    inference server is up), default_max_tokens (for requests without max_tokens, with --model) and train_constrained=yes (train
-    replies that were held to a schema, grammar or tool call).
+    inference server is up), default_max_tokens (for requests without max_tokens, with --model), context_tokens (the model's
+    window, with --model), train_constrained=yes (train replies that were held to a schema, grammar or tool call), allow_fields
+    (request fields of your engine that agents may use, with commas) and fsync=yes (wait for the disk before an agent gets the
+    end of a reply).
     """
     import asyncio
 
@@ -126,6 +123,9 @@ def serve(
         engine=engine,
         session_keys=not no_session_keys,
         train_constrained=rare.train_constrained,
+        context_tokens=rare.context_tokens,
+        allow_fields=rare.allow_fields,
+        fsync=rare.fsync,
         limits=Limits(
             call_s=rare.call_timeout or None,
             outage_s=rare.outage_timeout,

@@ -41,14 +41,14 @@ def group() -> None:
 @click.option(
     "--ready-file", type=click.Path(path_type=Path), help="Write URL and process id here, as JSON, once listening."
 )
-@click.option("--parent-pid", type=int, help="Exit when this process is gone.")
+@click.option("--parent-pid", type=int, hidden=True)
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="Threads of one computation.")
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16"]),
     help="Type of the model's numbers. [default: bfloat16 on a GPU, float32 on a CPU]",
 )
-@click.option("--seed", type=int, help="Seed of requests without one.")
+@click.option("--seed", type=int, hidden=True)  # of requests without one
 @_allowed_hosts
 def serve(model: Path | None, api: str, checkpoint_dir: Path | None, **settings: Any) -> None:
     """Serve the policy: token ids in, token ids and logprobs out, weights in. Stop it with Ctrl-C or SIGTERM.

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -28,10 +28,11 @@ def group() -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Rare:
-    """Settings of `runtime serve --set`, in seconds. ``tps`` and what follows it replace the quota profile's."""
+    """Settings of `runtime serve --set`. Units: seconds. ``tps`` and what follows it replace the quota profile's."""
 
     region: str = "us-west-2"
     account_id: str = "123456789012"
+    start_mode: Literal["auto", "fork", "exec"] = "auto"
     init_timeout: float = 30.0
     idle_timeout: float = 900.0
     invoke_timeout: float = 900.0
@@ -54,14 +55,6 @@ _SERVE_OPTIONS = [
         help="A variable of every session; K alone takes this shell's value; repeatable.",
     ),
     click.option("--state-dir", type=_FOLDER, help="Keep the sessions' logs here [default: a temporary folder]."),
-    click.option(
-        "--start",
-        "start_mode",
-        type=click.Choice(["auto", "fork", "exec"]),
-        default="auto",
-        show_default=True,
-        help="fork: sessions are forks of the loaded agent; exec: each loads it anew; auto: fork where that is safe.",
-    ),
     click.option(
         "--isolation",
         type=click.Choice(["auto", "process", "none", "container"]),
@@ -93,7 +86,7 @@ _SERVE_OPTIONS = [
     settings_option,
     allowed_hosts,
     click.option("--ready-file", type=_FILE, help="Write URL and process id here, as JSON, once listening."),
-    click.option("--parent-pid", type=int, help="Stop when this process is gone."),
+    click.option("--parent-pid", type=int, hidden=True),
 ]
 
 
@@ -113,7 +106,8 @@ def serve(**options: Any) -> None:
 
     --set takes region, account_id, in seconds init_timeout, invoke_timeout, stream_timeout, idle_timeout, max_lifetime and
     stop_grace (from SIGTERM to SIGKILL), and values that replace those of the quota profile: tps, new_sessions_per_minute,
-    max_sessions.
+    max_sessions. start_mode is fork (sessions are forks of the loaded agent), exec (each loads it anew) or auto (fork where that
+    is safe).
 
     \b
     Example:
@@ -135,7 +129,7 @@ def serve(**options: Any) -> None:
         account_id=rare.account_id,
         state_dir=folder.resolve() if folder is not None else None,
         session_env=handed_environment() | parse_environment(options["session_env"]),
-        start_mode=options["start_mode"],
+        start_mode=rare.start_mode,
         times=TimeLimits(
             idle_timeout_s=rare.idle_timeout,
             max_lifetime_s=rare.max_lifetime,

@@ -81,7 +81,7 @@ def context_of(model: Path) -> int | None:
 @click.option(
     "--ready-file", type=click.Path(path_type=Path), help="Write URL and process id here, as JSON, once it answers."
 )
-@click.option("--parent-pid", type=int, help="Exit when this process is gone.")
+@click.option("--parent-pid", type=int, hidden=True)
 @click.argument("more", nargs=-1, type=click.UNPROCESSED)
 def command(
     model: Path | None,

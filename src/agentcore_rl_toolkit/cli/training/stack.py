@@ -314,7 +314,7 @@ def _gateway(upstream: Upstream, turns: Path, model: Path | None) -> list[str]:
         return words
     folder = model or WEIGHTS_DIR
     context = context_of(folder)
-    return [*words, "--model", str(folder), *(["--context-tokens", str(context)] if context is not None else [])]
+    return [*words, "--model", str(folder), *(["--set", f"context_tokens={context}"] if context is not None else [])]
 
 
 @contextlib.contextmanager

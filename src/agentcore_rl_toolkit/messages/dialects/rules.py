@@ -1,7 +1,7 @@
 """The fields that each dialect refuses.
 
 They would make the record, or the agent's reading of the answer, wrong; the reason names the way out. Other fields that nothing
-here reads are left out, because they cannot change which tokens are trained; ``--allow-field NAME`` passes a field to the engine.
+here reads are left out, because they cannot change which tokens are trained; ``--set allow_fields=NAME`` passes one on.
 """
 
 from __future__ import annotations
