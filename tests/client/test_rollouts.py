@@ -27,7 +27,6 @@ from agentcore_rl_toolkit.errors import (
     RolloutThrottledError,
     RolloutTimeoutError,
 )
-from agentcore_rl_toolkit.store import open_store
 from scripted_runtime import ARN, ScriptedRuntime
 
 MakeClient = Callable[..., RolloutClient]
@@ -324,46 +323,6 @@ def test_dead_session_is_lost_within_the_silence_limit(make_client: MakeClient, 
         future.result(30)  # the usual limit is 35 s
     client.flush()
     assert runtime.live == []
-
-
-def alive_objects(client: RolloutClient) -> list[str]:
-    return [item.key for item in client.store.list("exp/") if item.key.endswith(".alive")]
-
-
-@pytest.mark.parametrize("way", ["lost", "timeout", "cancelled", "closed"])
-def test_a_session_without_a_record_leaves_no_heartbeat_object(
-    make_client: MakeClient, store_url: str, way: str
-) -> None:
-    client = make_client(watch=FAST_LOSS)
-    future = client.invoke(script(run_s=60, die_at_s=0.3 if way == "lost" else None))
-    until(lambda: bool(alive_objects(client)))
-    if way == "lost":
-        assert isinstance(future.exception(60), RolloutLostError)
-    elif way == "timeout":
-        with pytest.raises(RolloutTimeoutError):
-            future.result(0.2)
-    elif way == "cancelled":
-        future.cancel()
-        assert isinstance(future.exception(60), RolloutCancelledError)
-    if way == "closed":
-        client.close()
-    else:
-        client.flush()
-    assert open_store(store_url).list("exp/") == []
-
-
-def test_a_session_that_could_not_be_stopped_keeps_its_heartbeat(
-    make_client: MakeClient, runtime: ScriptedRuntime
-) -> None:
-    runtime.stop_faults.extend(["403"])
-    client = make_client(watch=FAST_LOSS)
-    future = client.invoke(script(run_s=60))
-    until(lambda: bool(alive_objects(client)))
-    future.cancel()
-    assert isinstance(future.exception(60), RolloutCancelledError)
-    client.flush()
-    assert client.stats["stop_failed"] == 1
-    assert len(alive_objects(client)) == 1
 
 
 def test_retry_runs_another_session_and_keeps_the_input(make_client: MakeClient, runtime: ScriptedRuntime) -> None:

@@ -177,10 +177,6 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
         self._s3_client = client
         self._s3_client_is_own = client is not None
 
-    @s3_client.deleter
-    def s3_client(self) -> None:
-        self._s3_client, self._s3_client_is_own = None, False
-
     def _own_store(self, url: str) -> ObjectStore | None:
         if not self._s3_client_is_own:
             return None

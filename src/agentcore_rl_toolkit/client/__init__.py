@@ -3,7 +3,6 @@
 from .batch import AsyncBatchResult, BatchItem, BatchProgress, BatchResult
 from .future import RolloutFuture
 from .ledger import FileLedger
-from .records.replay import Replayed
 from .rollouts import RolloutClient
 from .settings import Deadlines, WatchSettings
 
@@ -14,7 +13,6 @@ __all__ = [
     "BatchResult",
     "Deadlines",
     "FileLedger",
-    "Replayed",
     "RolloutClient",
     "RolloutFuture",
     "WatchSettings",

@@ -372,7 +372,7 @@ class _Feed:
         try:
             todo = await plan()
             for attempt in todo.stop:
-                self._engine.stop(attempt.session_id, todo.ledger, silent=(attempt.bucket, attempt.key))
+                self._engine.stop(attempt.session_id, todo.ledger)
             for item in todo.ready:
                 self._put(item)
             for request, adopted in todo.run:

@@ -56,12 +56,8 @@ class Proofs:
         kept: ProofKey | None = getattr(ledger, "proof_key", None)
         return kept or self._own
 
-    def expected(
-        self, session_id: str, ledger: Any = None, *, key_id: str | None = None, promised: bool = False
-    ) -> Expected:
-        """The proof expected of a session that was started with the key `key_id`; None: it was started elsewhere."""
-        if key_id is None:
-            return Expected(secret=self.key(ledger).session_secret(session_id), ours=False, required=self.required)
+    def expected(self, session_id: str, ledger: Any, *, key_id: str | None, promised: bool) -> Expected:
+        """The proof expected of a session that was started with the key `key_id`."""
         for key in (self.key(ledger), self._own):
             if key.id == key_id:
                 return Expected(secret=key.session_secret(session_id), promised=promised, required=self.required)

@@ -7,7 +7,7 @@ import functools
 import os
 import threading
 import uuid
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +30,6 @@ from .future import RolloutFuture
 from .ledger import FileLedger
 from .lifecycle.events import Subscriber
 from .lifecycle.rollout import Engine, open_engines
-from .records.replay import Replayed, Reward, expected_of_records, replayed
 from .settings import (
     ON_FAILURE,
     PUBLISHED_POOL_CONNECTIONS,
@@ -318,41 +317,6 @@ class RolloutClient:
         """Async `map`."""
         items = [item async for item in self.run_batch_async(payloads, max_concurrent_sessions, **options)]
         return sorted(items, key=lambda item: item.index or 0)
-
-    # ---- stored records
-
-    def replay_async(
-        self,
-        reward: Reward | None = None,
-        *,
-        input_id: IdValue | None = None,
-        ledger: str | os.PathLike[str] | None = None,
-    ) -> AsyncIterator[Replayed]:
-        """The stored records of this experiment, sorted by key, with `reward` computed anew for those that ended `ok`.
-
-        ``reward(record=..., payload=...)`` gets the record and the payload that the agent was called with; it may be async.
-
-        Args:
-            input_id: only the records of this input.
-            ledger: the file of a run, with which the records of its sessions are checked.
-        Raises: StoreError when the store cannot be listed.
-        """
-        expected = expected_of_records(self._engine.proofs, None if ledger is None else Path(ledger))
-        return replayed(self.store, self.exp_id, input_id, reward, expected)
-
-    def replay(
-        self,
-        reward: Reward | None = None,
-        *,
-        input_id: IdValue | None = None,
-        ledger: str | os.PathLike[str] | None = None,
-    ) -> list[Replayed]:
-        """Sync `replay_async`, as a list."""
-
-        async def collect() -> list[Replayed]:
-            return [item async for item in self.replay_async(reward, input_id=input_id, ledger=ledger)]
-
-        return self._portal.call(collect())
 
     # ---- state and end
 

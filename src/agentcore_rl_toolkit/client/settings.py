@@ -115,7 +115,6 @@ class WatchSettings:
         heartbeat_s: how often the agent is asked to renew its sign of life.
         lost_after_s: a session whose sign of life has not changed for this long, and that left no record, is lost.
             None: three heartbeats, of the period that the agent promised, and five seconds.
-        read_concurrency: records read at the same time.
         max_record_bytes: a larger record is not read; its rollout ends as `invalid`.
         store: the opened store to read results from, if not the one that the client's `s3_bucket` names.
         require_proof: refuse records that do not prove that they come from their session, those of agents that cannot
@@ -125,7 +124,6 @@ class WatchSettings:
     interval_s: float | None = None
     heartbeat_s: float = 10.0
     lost_after_s: float | None = None
-    read_concurrency: int = 64
     max_record_bytes: int = MAX_RECORD_BYTES
     store: ObjectStore | None = None
     require_proof: bool = False
@@ -134,7 +132,6 @@ class WatchSettings:
         check_number("heartbeat_s", self.heartbeat_s, above=0)
         for name in ("interval_s", "lost_after_s"):
             check_number(name, getattr(self, name), at_least=0, optional=True)
-        check_number("read_concurrency", self.read_concurrency, at_least=1, whole=True)
         check_number("max_record_bytes", self.max_record_bytes, at_least=1, whole=True)
 
     def silence_s(self, promised_s: float | None = None) -> float:

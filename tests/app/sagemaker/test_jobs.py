@@ -287,5 +287,5 @@ def test_an_agent_that_reports_its_rewards_itself_is_refused() -> None:
 
 
 def test_settings_say_what_they_take() -> None:
-    with pytest.raises(ConfigError, match="failed or zero"):
+    with pytest.raises(ConfigError, match="'failed' or 'zero'"):
         AgentSettings.from_env({"AGENTCORE_RL_SAGEMAKER_FAILURES": "no"})

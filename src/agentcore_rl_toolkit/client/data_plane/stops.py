@@ -105,16 +105,16 @@ class StopQueue:
     def put(
         self,
         session_id: str,
-        on_end: Callable[[bool], Awaitable[None]],
+        on_end: Callable[[bool], object],
         after: asyncio.Future[bytes] | None = None,
     ) -> asyncio.Task[None]:
         """Stop a session soon; not before `after` (its invoke, still on the wire) is over, or it might start after its stop.
 
-        ``on_end(gone)`` is awaited afterwards: True when the session is known to be gone.
+        ``on_end(gone)`` is called afterwards: True when the session is known to be gone.
         """
 
         async def stop() -> None:
-            await on_end(await self._stop(session_id, after))
+            on_end(await self._stop(session_id, after))
 
         task = asyncio.create_task(stop())
         self._tasks.add(task)

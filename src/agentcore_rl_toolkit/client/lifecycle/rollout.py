@@ -82,8 +82,6 @@ from .events import Events
 
 logger = logging.getLogger(__name__)
 
-TIDY_S = 10.0
-
 
 class Stores:
     """Opened stores, watchers and readers, by bucket. Lives on the engine's loop."""
@@ -108,8 +106,7 @@ class Stores:
     def reader(self, bucket: str) -> ResultReader:
         """The reader of a store."""
         if bucket not in self._readers:
-            limits = self._settings.read_concurrency, self._settings.max_record_bytes
-            self._readers[bucket] = ResultReader(self.store(bucket), *limits)
+            self._readers[bucket] = ResultReader(self.store(bucket), self._settings.max_record_bytes)
         return self._readers[bucket]
 
     def watcher(self, progress: Progress) -> Watcher:
@@ -124,13 +121,6 @@ class Stores:
             interval_s = usual_s if self._settings.interval_s is None else self._settings.interval_s
             self._watchers[store.url, root] = Watcher(store, root, interval_s=interval_s, cost=cost)
         return self._watchers[store.url, root]
-
-    async def remove_heartbeat(self, bucket: str, key: str) -> None:
-        """Delete the heartbeat object of a session that is gone and left no record. At worst it stays: then nothing is harmed."""
-        try:
-            await self.store(bucket).delete_async(alive_key(key), timeout_s=TIDY_S)
-        except AgentCoreRLError as e:
-            logger.info("the heartbeat of %s stays in the store: %s", key, e)
 
     def close(self) -> None:
         """Stop watching."""
@@ -243,24 +233,10 @@ class Engine:
         return answer
 
     def stop(
-        self,
-        session_id: str,
-        ledger: FileLedger | None,
-        *,
-        after: asyncio.Future[bytes] | None = None,
-        silent: tuple[str, str] | None = None,
+        self, session_id: str, ledger: FileLedger | None, after: asyncio.Future[bytes] | None = None
     ) -> asyncio.Task[None]:
-        """Stop a session in the background.
-
-        ``silent`` is the place (bucket, key) of a record that was not written: then nothing else removes the heartbeat there.
-        """
-
-        async def ended(gone: bool) -> None:
-            self.events.stopped(session_id, ledger, gone)
-            if gone and silent is not None:
-                await self.stores.remove_heartbeat(*silent)
-
-        return self._stops.put(session_id, ended, after)
+        """Stop a session in the background."""
+        return self._stops.put(session_id, lambda gone: self.events.stopped(session_id, ledger, gone), after)
 
 
 # Engines that may still have sessions to stop. Strong on purpose: a dropped client must not take its stops with it.
@@ -328,11 +304,8 @@ class Rollout:
     def _settled(self, _: asyncio.Task[None]) -> None:
         if self.future._done.done():
             return
-        adopted = self._adopted  # cancelled before its first step: the coroutine never ran
-        if adopted is not None:
-            ledger = self.request.ledger
-            silent = (adopted.bucket, adopted.key)
-            self._stop = self._engine.stop(self.progress.session_id, ledger, silent=silent)
+        if self._adopted is not None:  # cancelled before its first step: the coroutine never ran
+            self._stop = self._engine.stop(self.progress.session_id, self.request.ledger)
         self.resolve()
 
     async def _run(self) -> None:
@@ -390,12 +363,9 @@ class Rollout:
         """One session from its place in the queue to its verdict."""
         session_id, engine = self.progress.session_id, self._engine
         self._invoke, self._stop, self._server_errors, self._server_error = None, None, 0, None
-        adopted, recorded = self._adopted is not None, False
-        ledger = self.request.ledger
+        adopted, ledger = self._adopted is not None, self.request.ledger
         try:
-            verdict = await self._session()
-            recorded = True  # then its agent removes the heartbeat itself
-            return verdict
+            return await self._session()
         except AttemptEnded as e:
             error = e.verdict.error
             if error is not None and error.__cause__ is None and e.__cause__ is not error:
@@ -404,9 +374,7 @@ class Rollout:
         finally:
             call = self._take_invoke()
             if call is not None or adopted:
-                place = (self.progress.bucket, self.progress.key)
-                silent = None if recorded or not self.progress.key else place
-                self._stop = engine.stop(session_id, ledger, after=call, silent=silent)
+                self._stop = engine.stop(session_id, ledger, call)
             elif ledger is not None:  # no session can exist
                 ledger.note(session_id, event="stopped")
 

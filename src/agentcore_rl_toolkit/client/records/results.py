@@ -29,7 +29,8 @@ from ...store import ObjectStore
 from ..data_plane.pacing import backoff_s
 from ..future import Verdict
 from ..proofs import ANYTHING, Expected
-from ..settings import MAX_RECORD_BYTES
+
+READS_AT_ONCE = 64
 
 
 def judge(body: bytes, key: str, expected: Expected = ANYTHING) -> Verdict:
@@ -109,10 +110,10 @@ def _text(value: object) -> str | None:
 class ResultReader:
     """Reads records of one store, a bounded number at a time."""
 
-    def __init__(self, store: ObjectStore, concurrency: int, max_bytes: int = MAX_RECORD_BYTES) -> None:
+    def __init__(self, store: ObjectStore, max_bytes: int) -> None:
         self._store = store
         self._max_bytes = max_bytes
-        self._gate = asyncio.Semaphore(concurrency)
+        self._gate = asyncio.Semaphore(READS_AT_ONCE)
         self.requests = 0
 
     async def read(self, key: str, within_s: float, expected: Expected = ANYTHING) -> Verdict | None:
