@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import http.server
 import json
 import os
 import signal
@@ -12,7 +11,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 import urllib.parse
 import uuid
@@ -24,6 +22,7 @@ from typing import Any
 import pytest
 
 from ..conftest import reserved_port
+from ..store.conftest import Request, answering
 
 SESSION_HEADER = "X-Amzn-Bedrock-AgentCore-Runtime-Session-Id"
 
@@ -143,6 +142,26 @@ class FaultyS3:
             "AWS_REGION": "us-east-1",
         }
 
+    def answer(self, request: Request, _number: int) -> tuple[int, bytes] | None:
+        key = urllib.parse.unquote(request.path.partition("?")[0].split("/", 2)[-1])
+        refusal = self.fault(request.method, key)
+        status, content = refusal or 200, b""
+        if refusal in (None, -1):
+            if request.method == "PUT":
+                if "if-none-match" in request.headers and key in self.objects:
+                    status = 412
+                else:
+                    self.objects[key] = request.body
+            elif request.method == "DELETE":
+                self.objects.pop(key, None)
+                status = 204
+            elif key in self.objects:
+                content = self.objects[key]
+            else:
+                status = 404
+        self.log.append((request.method, key, status))
+        return None if refusal == -1 else (status, content)
+
     def records(self) -> dict[str, dict[str, Any]]:
         return {k: json.loads(v) for k, v in list(self.objects.items()) if k.endswith(".json")}
 
@@ -159,65 +178,8 @@ def faulty_s3(shared_s3: FaultyS3) -> Iterator[FaultyS3]:
 @pytest.fixture(scope="module")
 def shared_s3() -> Iterator[FaultyS3]:
     s3 = FaultyS3()
-    lock = threading.Lock()
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def serve(self) -> None:
-            key = urllib.parse.unquote(self.path.partition("?")[0].split("/", 2)[-1])
-            body = self.rfile.read(int(self.headers.get("content-length", 0)))
-            refusal = s3.fault(self.command, key)
-            status, content = refusal or 200, b""
-            with lock:
-                if refusal in (None, -1):
-                    if self.command == "PUT":
-                        if "if-none-match" in self.headers and key in s3.objects:
-                            status = 412
-                        else:
-                            s3.objects[key] = body
-                    elif self.command == "DELETE":
-                        s3.objects.pop(key, None)
-                        status = 204
-                    elif key in s3.objects:
-                        content = s3.objects[key]
-                    else:
-                        status = 404
-                s3.log.append((self.command, key, status))
-            if refusal == -1:
-                self.close_connection = True
-                return
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
-            self.send_header("ETag", '"0"')
-            self.send_header("Last-Modified", "Fri, 20 Nov 2026 10:00:00 GMT")
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(content)
-
-        do_GET = do_PUT = do_HEAD = do_DELETE = serve
-
-        def log_message(self, *args: object) -> None:
-            """Nothing: `FaultyS3.log` has it."""
-
-    with serving(Handler) as url:
-        s3.url = url
+    with answering(s3.answer) as s3.url:
         yield s3
-
-
-@contextlib.contextmanager
-def serving(handler: type[http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
-    """Serve on a free port of the loopback until the block ends."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(5)
 
 
 @pytest.fixture
@@ -277,11 +239,3 @@ def agents_in(tmp_path: Path) -> Iterator[StartAgent]:
                 agent.process.kill()
             agent.process.wait(10)
         ports.close()
-
-
-ROOT = Path(__file__).parents[2]
-
-
-def our_source() -> dict[str, str]:
-    """Environment variables that make another environment's Python import this package from its sources."""
-    return {"PYTHONPATH": str(ROOT / "src")}

@@ -48,9 +48,8 @@ def s3_agent(start_shared_agent: Any, shared_s3: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def limited_agent(start_shared_agent: Any) -> Any:
-    """An agent of an operator who forbids heartbeats, bounds records, and waits half a second for a push."""
-    limits = {"HEARTBEAT_S": "0", "MAX_RECORD_BYTES": "100000", "NOTIFY_TIMEOUT_S": "0.5"}
-    return start_shared_agent(AGENT, env={f"AGENTCORE_RL_{name}": value for name, value in limits.items()})
+    """An agent of an operator who forbids heartbeats and bounds records."""
+    return start_shared_agent(AGENT, env={"AGENTCORE_RL_HEARTBEAT_S": "0", "AGENTCORE_RL_MAX_RECORD_BYTES": "100000"})
 
 
 # An answer waits for what the store says, however long a busy machine takes.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import itertools
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -29,15 +30,11 @@ def s3_endpoint() -> Iterator[str]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(S3Response, "put_object", put_object)
-        yield from _moto()
-
-
-def _moto() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+        server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        server.start()
+        host, port = server.get_host_and_port()
+        yield f"http://{host}:{port}"
+        server.stop()
 
 
 @pytest.fixture
@@ -95,10 +92,10 @@ class Scripted:
         return sum(r.method == method for r in self.requests)
 
 
-@pytest.fixture
-def scripted(aws_env: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripted]:
-    script = Scripted()
-    lock = threading.Lock()
+@contextlib.contextmanager
+def answering(answer: Callable[[Request, int], tuple[int, bytes] | None]) -> Iterator[str]:
+    """An S3 endpoint on a free port, whose requests `answer` answers, as in `Scripted`."""
+    numbers = itertools.count(1)
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -106,14 +103,11 @@ def scripted(aws_env: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripte
         def handle_any(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
             seen = Request(self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, body)
-            with lock:
-                script.requests.append(seen)
-                number = len(script.requests)
-            answer = script.answer(seen, number)
-            if answer is None:
+            said = answer(seen, next(numbers))
+            if said is None:
                 self.close_connection = True
                 return
-            status, content = answer
+            status, content = said
             self.send_response(status)
             self.send_header("Content-Length", str(len(content)))
             self.send_header("ETag", '"0123"')
@@ -132,9 +126,22 @@ def scripted(aws_env: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripte
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
-    script.url = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", script.url)
-    yield script
-    server.shutdown()
-    server.server_close()
-    thread.join(5)
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(5)
+
+
+@pytest.fixture
+def scripted(aws_env: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripted]:
+    script = Scripted()
+
+    def answer(request: Request, number: int) -> tuple[int, bytes] | None:
+        script.requests.append(request)
+        return script.answer(request, number)
+
+    with answering(answer) as script.url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", script.url)
+        yield script

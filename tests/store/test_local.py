@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agentcore_rl_toolkit.errors import StoreError, StorePermissionError
-from agentcore_rl_toolkit.store import local, open_store
+from agentcore_rl_toolkit.store import open_store
 
 
 def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -73,28 +73,6 @@ async def test_a_failed_put_cleans_up_after_itself(tmp_path: Path) -> None:
     assert [name for _, _, files in os.walk(tmp_path) for name in files] == ["below"]
 
 
-@pytest.mark.system
-def test_a_full_disk_is_retried_and_then_told(tmp_path: Path) -> None:
-    code = (
-        "import resource, signal, sys\n"
-        "from agentcore_rl_toolkit.store import open_store, RetryPolicy\n"
-        "from agentcore_rl_toolkit.errors import StoreError\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
-        "store = open_store('file://' + sys.argv[1])\nstore.retry = RetryPolicy(first_delay_s=0.01)\n"
-        "store.put('small', b'x' * 1000)\n"
-        "try:\n"
-        "    store.put('large', b'x' * 1001, timeout_s=0.2)\n"
-        "except StoreError as e:\n"
-        "    print(e)\n"
-        "print([o.key for o in store.list()])\n"
-    )
-    out = run(code, str(tmp_path)).stdout
-    assert "large" in out.splitlines()[0]
-    assert out.splitlines()[-1] == "['small']"
-    assert [p.name for p in tmp_path.iterdir()] == ["small"]
-
-
 def test_parent_and_forked_child_both_keep_working(tmp_path: Path) -> None:
     code = (
         "import os, sys, asyncio\n"
@@ -119,15 +97,3 @@ def test_a_directory_that_takes_no_files_is_a_matter_of_permission() -> None:
         pytest.skip("there is no /sys here")
     with pytest.raises(StorePermissionError, match=r"no access to 'e/i/s\.json' in file:///sys/kernel"):
         open_store("file:///sys/kernel/records").put("e/i/s.json", b"{}")
-
-
-def test_a_put_below_the_file_systems_root_syncs_up_to_it_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[str] = []
-
-    def sync(folder: str) -> None:
-        synced.append(folder)
-        assert len(synced) < 9
-
-    monkeypatch.setattr(local, "_sync_folder", sync)
-    local.LocalStore("file:///", "/")._sync_folders("/exp/input")
-    assert synced == ["/exp/input", "/exp", "/"]

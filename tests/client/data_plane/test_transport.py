@@ -33,30 +33,6 @@ def transport(url: str, read_timeout_s: float = 5.0) -> Transport:
     )
 
 
-@pytest.mark.parametrize(
-    ("fault", "error", "kind"),
-    [
-        ("429", InvokeRefusedError, "throttled"),
-        ("402", InvokeRefusedError, "throttled"),
-        ("409", InvokeRefusedError, "busy"),
-        ("500", InvokeServerError, None),
-        ("503", InvokeServerError, None),
-        ("drop_after", InvokeUncertainError, None),
-        ("drop", InvokeUncertainError, None),
-        ("424", InvokeFailedError, None),
-        ("403", InvokeFailedError, None),
-    ],
-)
-def test_each_fault_sends_one_request_and_gets_its_kind(
-    runtime: ScriptedRuntime, fault: str, error: type[Exception], kind: str | None
-) -> None:
-    runtime.faults.append(fault)
-    with pytest.raises(error) as caught:
-        transport(runtime.url).invoke(new_session_id(), b'{"script": {"reply": 1}}')
-    assert getattr(caught.value, "kind", None) == kind
-    assert runtime.requests["invoke"] == 1
-
-
 def test_read_timeout_is_uncertain_and_not_sent_again(runtime: ScriptedRuntime) -> None:
     with pytest.raises(InvokeUncertainError):
         transport(runtime.url, read_timeout_s=0.3).invoke(new_session_id(), b'{"script": {"cold_start_s": 3}}')
