@@ -267,13 +267,6 @@ def test_vllms_routing_is_kept_as_bytes_and_read_as_int32(kind: Any) -> None:
     assert np.array_equal(np.frombuffer(int32_of(kept), "<i4").reshape(3, 2, 4), experts)
 
 
-def test_routing_in_lists_becomes_an_array_file() -> None:
-    experts = [[[1, 91], [3, 4]], [[5, 6], [7, 8]], [[9, 10], [11, 12]]]
-    kept = read_reply(routed(experts)).choices[0].routed_experts
-    assert kept is not None
-    assert np.load(io.BytesIO(kept)).tolist() == experts
-
-
 @pytest.mark.parametrize("expected", ["not base64!", [[1, 2]], [[[1], [2, 3]]], [[[2**40]]], 5, {"a": 1}])
 def test_routing_that_cannot_be_read_makes_the_turn_invalid_and_says_why(expected: Any) -> None:
     captured = read_reply(routed(expected))
