@@ -279,15 +279,16 @@ def moved(seed: int, size: float) -> Any:
 
 
 @nightly
-def test_a_teachers_logprobs_and_texts_of_given_ids(vllm: VLLM, tmp_path: Path, checked: Checked) -> None:
+async def test_a_teachers_logprobs_and_texts_of_given_ids(vllm: VLLM, tmp_path: Path, checked: Checked) -> None:
     teacher, model = Teacher(vllm.url), load_policy()[0]
-    Publisher([EngineAddress(url=vllm.url, engine="vllm")], tmp_path / "weights").publish(model, 10)
-    teacher.check(WEIGHTS_DIR)
+    publisher = Publisher([EngineAddress(url=vllm.url, engine="vllm")], tmp_path / "weights")
+    await asyncio.to_thread(publisher.publish, model, 10)
+    await asyncio.to_thread(teacher.check, WEIGHTS_DIR)
     ids_T = torch.tensor(probe_prompt(model.config.vocab_size))
     with torch.no_grad():
         logprobs_TV = torch.log_softmax(model(input_ids=ids_T[None]).logits[0, :-1].float(), -1)
     wanted = logprobs_TV.gather(1, ids_T[1:, None])[:, 0].tolist()
-    apart = max(abs(a - b) for (a, _), b in zip(teacher.read(ids_T.tolist()), wanted, strict=True))
+    apart = max(abs(a - b) for (a, _), b in zip(await teacher.read(ids_T.tolist()), wanted, strict=True))
     assert apart <= EXACT
     checked("a teacher reads the student's ids", f"differs by {apart:.1e}")
 

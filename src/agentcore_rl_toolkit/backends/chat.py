@@ -1,11 +1,11 @@
-"""Asks a model behind OpenAI's chat API: a judge, or a model that proposes texts."""
+"""Asks a model behind HTTP: OpenAI's chat API for a judge or a model that proposes texts, and what a teacher reads."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from itertools import count
 from typing import Any, TypeVar
 
@@ -33,9 +33,19 @@ async def ask(
     them.
     Raises: UpstreamError after the last try.
     """
+
+    def call() -> Awaitable[bytes]:
+        usage["calls"] = usage.get("calls", 0) + 1
+        return reply(f"{url.rstrip('/')}/chat/completions", body, key=key, timeout_s=timeout_s)
+
+    return await tried(call, lambda data: read(_text(data, usage)))
+
+
+async def tried(call: Callable[[], Awaitable[bytes]], read: Callable[[bytes], T]) -> T:
+    """What ``read`` makes of a reply, which is asked for again where that may help. Raises: UpstreamError after the last try."""
     for attempt in count(1):
         try:
-            return read(await _reply(f"{url.rstrip('/')}/chat/completions", body, key, timeout_s, usage))
+            return read(await call())
         except UpstreamError as e:
             if attempt == TRIES or not (e.status in _PASSING or e.status >= 500):
                 raise
@@ -43,18 +53,23 @@ async def ask(
     raise AssertionError
 
 
-async def _reply(url: str, body: Mapping[str, Any], key: str | None, timeout_s: float, usage: dict[str, float]) -> str:
-    """The text of one answer. Raises: UpstreamError."""
+async def reply(url: str, body: Mapping[str, Any] | None, *, key: str | None, timeout_s: float) -> bytes:
+    """One reply; a body is sent as JSON. Raises: UpstreamError, also on a status that is not 200."""
     from ..gateway.http.client import error_message, request
 
-    usage["calls"] = usage.get("calls", 0) + 1
     try:
-        status, data = await request("POST", url, body=body, key=key, timeout_s=timeout_s)
+        method = "GET" if body is None else "POST"
+        status, data = await request(method, url, body=body, key=key, timeout_s=timeout_s)
     except GatewayError as e:
         raise UpstreamError(str(e)) from e
     if status != 200:
         said = error_message(data)
         raise UpstreamError(f"status {status}: {said.replace(key, '***') if key else said}", status=status)
+    return data
+
+
+def _text(data: bytes, usage: dict[str, float]) -> str:
+    """The text of an answer. Raises: UpstreamError."""
     try:
         answer = json.loads(data)
         text = str(answer["choices"][0]["message"]["content"] or "")

@@ -17,7 +17,7 @@ import torch
 import uvicorn
 from tokenizers import Tokenizer
 
-from agentcore_rl_toolkit.backends.collection import teacher as teachers
+from agentcore_rl_toolkit.backends import chat
 from agentcore_rl_toolkit.backends.collection.collect import collect
 from agentcore_rl_toolkit.backends.collection.credit import Credit
 from agentcore_rl_toolkit.backends.collection.groups import CollectConfig
@@ -125,19 +125,19 @@ def test_a_student_with_more_tokens_than_its_teacher_is_refused(url: str, tmp_pa
     student = Tokenizer.from_file(str(WEIGHTS_DIR / "tokenizer.json"))
     student.add_special_tokens(["<|tool|>"])
     student.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(ConfigError, match=r"cannot teach this student: .* 400 .*token ids, each from 0 to 575"):
+    with pytest.raises(ConfigError, match=r"cannot teach this student: status 400: .*token ids, each from 0 to 575"):
         Teacher(url).check(tmp_path)
 
 
 def test_a_url_that_refuses_and_a_server_of_something_else_are_refused_at_the_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(teachers, "PAUSE_S", 0.0)
+    monkeypatch.setattr(chat, "FIRST_PAUSE_S", 0.0)
     with answering(200, {}) as (gone, _):
         pass
-    with pytest.raises(ConfigError, match=f"the teacher {gone} did not answer /v1/models: .*refused"):
+    with pytest.raises(ConfigError, match=f"the teacher {gone} cannot teach .*/v1/models: there is no answer"):
         Teacher(gone).check(WEIGHTS_DIR)
-    refused = pytest.raises(ConfigError, match=r"gives no prompt_logprobs .*vLLM or `policy serve`")
+    refused = pytest.raises(ConfigError, match=r"no prompt_logprobs .*vLLM or `policy serve`")
     with answering(200, {"choices": [{"text": "hello"}]}) as (where, _), refused:
         Teacher(where).check(WEIGHTS_DIR)
     with pytest.raises(ConfigError, match=r"needs the student's tokenizer.*gateway_model"):
@@ -145,12 +145,12 @@ def test_a_url_that_refuses_and_a_server_of_something_else_are_refused_at_the_st
 
 
 def test_a_teacher_that_fails_masks_the_rollout_after_its_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(teachers, "PAUSE_S", 0.0)
+    monkeypatch.setattr(chat, "FIRST_PAUSE_S", 0.0)
     replay = Replay(EPISODES[:2])
     with answering(500, {"error": "out of memory"}) as (where, asked):
         config = CollectConfig(teacher_url=where)
         groups = collect(requests_for(EPISODES[:2]), client=replay.client, gateway=replay.gateway, config=config)
-    assert len(asked) == 2 * teachers.ATTEMPTS
+    assert len(asked) == 2 * chat.TRIES
     assert [r.mask_reason for r in groups[0].rollouts] == ["teacher", "teacher"]
     assert all("500" in str(r.error) and "out of memory" in str(r.error) for r in groups[0].rollouts)
     assert to_samples(groups, credit=Credit(teacher_url=where)) == []

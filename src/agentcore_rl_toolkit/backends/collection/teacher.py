@@ -6,32 +6,28 @@ Source: vLLM 0.32, `entrypoints/openai/completion/protocol.py`.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import json
 import logging
 import os
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ...errors import ConfigError, UpstreamError
 from ...logs import WarnsOnceAMinute
 from ...runs import TokenTexts
+from .._portal import run_sync
+from ..chat import reply, tried
 from .groups import CollectedRollout
 
 KEY_ENV = "AGENTCORE_RL_TEACHER_KEY"
 CALL_S = 120.0  # reads 100,000 tokens
-ATTEMPTS, PAUSE_S = 3, 1.0
-AT_ONCE = 16  # calls; tokens of a probe
 PROBED = 128  # tokens whose texts are compared, besides the special ones
+AT_ONCE = 16  # tokens of a probe
 
 _failures = WarnsOnceAMinute(logging.getLogger(__name__))
+Token = tuple[float, str]  # its logprob and its text
 
 
 class Teacher:
@@ -39,35 +35,31 @@ class Teacher:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="teacher")
+        self._model: str | None = None  # the name of the model that it serves
 
-    @functools.cached_property
-    def model(self) -> str:
-        """The name of the model that it serves."""
-        try:
-            return str(self._ask("/v1/models")["data"][0]["id"])
-        except (KeyError, IndexError, TypeError) as e:
-            raise UpstreamError(f"the teacher {self.url} names no model at /v1/models") from e
-
-    def read(self, ids: Sequence[int]) -> list[tuple[float, str]]:
+    async def read(self, ids: Sequence[int]) -> list[Token]:
         """Logprob and text of each token but the first. Shapes: (T,) -> (T - 1,)."""
-        body = {"model": self.model, "prompt": list(ids), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
-        for attempt in range(1, ATTEMPTS + 1):
+        return await tried(lambda: self._completed(ids), functools.partial(self._read, ids))
+
+    async def _completed(self, ids: Sequence[int]) -> bytes:
+        key, url = os.environ.get(KEY_ENV), self.url
+        if self._model is None:
+            models = await reply(f"{url}/v1/models", None, key=key, timeout_s=CALL_S)
             try:
-                answer = self._ask("/v1/completions", body)
-                break
-            except UpstreamError as e:
-                status = getattr(e.__cause__, "code", 500)  # what is refused once is refused again
-                if attempt == ATTEMPTS or (status < 500 and status != 429):
-                    raise
-                time.sleep(PAUSE_S * attempt)
+                self._model = str(json.loads(models)["data"][0]["id"])
+            except (LookupError, TypeError, ValueError) as e:
+                raise UpstreamError("it names no model at /v1/models", status=200) from e
+        body = {"model": self._model, "prompt": list(ids), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
+        return await reply(f"{url}/v1/completions", body, key=key, timeout_s=CALL_S)
+
+    def _read(self, ids: Sequence[int], data: bytes) -> list[Token]:
         try:
-            given = answer["choices"][0]["prompt_logprobs"]
+            given = json.loads(data)["choices"][0]["prompt_logprobs"]
             found = [entry[str(token)] for token, entry in zip(ids[1:], given[1:], strict=True)]
             return [(float(token["logprob"]), str(token["decoded_token"])) for token in found]
-        except (KeyError, IndexError, TypeError, ValueError) as e:
+        except (LookupError, TypeError, ValueError) as e:
             raise UpstreamError(
-                f"the teacher {self.url} gives no prompt_logprobs of token ids: it must be vLLM or `policy serve`"
+                "no prompt_logprobs of token ids: a teacher is vLLM or `policy serve`", status=200
             ) from e
 
     def check(self, tokenizer: Path | str | None) -> None:
@@ -82,10 +74,11 @@ class Teacher:
                 f"{tokenizer} (gateway_model, or the model's folder)"
             )
         ids = list(texts)
+        probes = [[ids[0], *ids[i : i + AT_ONCE]] for i in range(0, len(ids), AT_ONCE)]
         try:
-            read = [token for i in range(0, len(ids), AT_ONCE) for token in self.read([ids[0], *ids[i : i + AT_ONCE]])]
+            read = [token for probe in probes for token in self._read(probe, run_sync(self._completed(probe)))]
         except UpstreamError as e:
-            raise ConfigError(f"this teacher cannot teach this student: {e}") from e
+            raise ConfigError(f"the teacher {self.url} cannot teach this student: {e}") from e
         for (token, own), (_, text) in zip(texts.items(), read, strict=True):
             # Decoders differ in the blanks around words, and in bytes that are no text of their own.
             mine, its = "".join(own.split()), "".join(text.split())
@@ -99,36 +92,19 @@ class Teacher:
         """The rollout with the teacher's logprobs minus the student's; masked where the teacher fails."""
         if not rollout.usable or rollout.trajectory is None:
             return rollout
-        loop, gaps = asyncio.get_running_loop(), {}
+        gaps = {}
         try:
             for index, sequence in enumerate(rollout.trajectory.sequences):
                 if not sequence.trained_tokens:
                     continue
-                read = await loop.run_in_executor(self._pool, self.read, sequence.token_ids)
+                read = await self.read(sequence.token_ids)
                 start = sequence.prompt_length
                 each = zip(read[start - 1 :], sequence.logprobs[start:], strict=True)
                 gaps[index] = [0.0 if own is None else logprob - own for (logprob, _), own in each]
         except UpstreamError as e:
-            _failures.warning("rollout %s is masked: %s", rollout.session_id, e)
+            _failures.warning("rollout %s is masked: the teacher %s: %s", rollout.session_id, self.url, e)
             return replace(rollout, mask_reason="teacher", error=e)
         return replace(rollout, teacher_gaps=gaps)
-
-    def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        headers = {"content-type": "application/json"}
-        if key := os.environ.get(KEY_ENV):
-            headers["authorization"] = f"Bearer {key}"
-        data = None if body is None else json.dumps(body).encode()
-        try:
-            with urllib.request.urlopen(
-                urllib.request.Request(self.url + path, data=data, headers=headers), timeout=CALL_S
-            ) as reply:
-                return json.load(reply)
-        except urllib.error.HTTPError as e:
-            with e:
-                text = e.read(500).decode("utf-8", "replace")
-            raise UpstreamError(f"the teacher {self.url} refused {path}: {e.code} {text}") from e
-        except (OSError, ValueError) as e:
-            raise UpstreamError(f"the teacher {self.url} did not answer {path}: {e}") from e
 
 
 @functools.cache
