@@ -265,12 +265,12 @@ _KNOWN = tuple(field.name for field in fields(RolloutConfig) if field.name != "e
 
 
 def redact(value: Any) -> Any:
-    """A deep copy of JSON-like data with the values of secret-looking keys replaced. Cycles become the string "[cycle]".
+    """A deep copy of JSON-like data with the values of secret-looking keys replaced.
 
     Raises: ContractError when the data is nested deeper than the interpreter can follow.
     """
     try:
-        return _redact(value, ())
+        return _redact(value)
     except RecursionError:
         raise ContractError("the payload is nested too deeply to be stored") from None
 
@@ -280,14 +280,9 @@ def redact_payload(payload: Any) -> Any:
     clean = redact(payload)
     block = clean.get(ROLLOUT_FIELD) if isinstance(clean, dict) else None
     if isinstance(block, dict):
-        _hide_capabilities(block)
-    return clean
-
-
-def redact_block(block: Mapping[str, Any]) -> dict[str, Any]:
-    """A `_rollout` block as it may be stored. Raises: ContractError."""
-    clean: dict[str, Any] = redact(block)
-    _hide_capabilities(clean)
+        if isinstance(block.get("base_url"), str):
+            block["base_url"] = redact_urls(block["base_url"])
+        block.update({name: REDACTED for name in CAPABILITY_KEYS if block.get(name) is not None})
     return clean
 
 
@@ -296,30 +291,16 @@ def redact_urls(text: str) -> str:
     return _IN_URL.sub(REDACTED, text)
 
 
-def _hide_capabilities(block: dict[str, Any]) -> None:
-    if isinstance(block.get("base_url"), str):
-        block["base_url"] = redact_urls(block["base_url"])
-    for name in CAPABILITY_KEYS:
-        if block.get(name) is not None:
-            block[name] = REDACTED
-
-
-def _redact(value: Any, path: tuple[int, ...]) -> Any:
+def _redact(value: Any) -> Any:
     if type(value) in _LEAVES:  # most of a payload; the checks below cost more than they look
         return value
     if isinstance(value, Mapping):
-        if id(value) in path:
-            return "[cycle]"
-        inner = (*path, id(value))
         return {
-            k: REDACTED if isinstance(k, str) and k.lower() in SECRET_KEYS and v is not None else _redact(v, inner)
+            k: REDACTED if isinstance(k, str) and k.lower() in SECRET_KEYS and v is not None else _redact(v)
             for k, v in value.items()
         }
     if isinstance(value, (list, tuple)):
-        if id(value) in path:
-            return "[cycle]"
-        inner = (*path, id(value))
-        return [_redact(v, inner) for v in value]
+        return [_redact(v) for v in value]
     return value
 
 

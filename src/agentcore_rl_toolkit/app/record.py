@@ -29,8 +29,7 @@ from ..contract import (
     Outcome,
     RolloutConfig,
     extract_reward,
-    redact,
-    redact_block,
+    redact_payload,
 )
 from ..errors import AgentError, ConfigError, ContractError, InvalidResultError
 from ..proof import PROOF_FIELD
@@ -231,7 +230,7 @@ def success_body(info: RolloutInfo, result: Any, *, finished_s: float, max_bytes
     fields.setdefault("stop_reason", "end_turn")
     handed_back = fields.get(ROLLOUT_FIELD)
     if handed_back is not None:
-        fields[ROLLOUT_FIELD] = redact_block(handed_back) if isinstance(handed_back, Mapping) else redact(handed_back)
+        fields |= redact_payload({ROLLOUT_FIELD: handed_back})
     status = fields["status_code"]
     ok = isinstance(status, int) and not isinstance(status, bool) and 200 <= status < 300
     outcome = Outcome.OK if ok else Outcome.AGENT_ERROR

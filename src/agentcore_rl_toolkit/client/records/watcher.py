@@ -93,9 +93,6 @@ class Watcher:
         self.trouble: Exception | None = None  # what the last round failed with
         self.requests = 0
 
-    def __len__(self) -> int:
-        return len(self._waiters)
-
     def add(self, key: str, *, expects_life: bool, silence_s: float) -> Waiter:
         """Start looking for a record."""
         found: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
