@@ -24,7 +24,7 @@ from ..errors import (
 )
 from ..proof import Proof
 from .future import RolloutFuture, Verdict
-from .ledger import Attempt, FileLedger, attempts_of, fingerprint, last_attempts
+from .ledger import Attempt, FileLedger, attempts_of, fingerprint
 from .lifecycle.rollout import Engine
 from .settings import RolloutRequest
 
@@ -49,7 +49,7 @@ async def plan_resume(
     """
     lines = ledger.open()
     attempts = attempts_of(lines) if mode else {}
-    last = last_attempts(attempts)
+    last = {attempt.index: attempt for attempt in attempts.values()}
     run: list[tuple[RolloutRequest, Attempt | None]] = []
     finished: list[tuple[RolloutRequest, Attempt]] = []
     for request in requests:

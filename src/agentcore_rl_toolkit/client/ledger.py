@@ -151,8 +151,3 @@ def attempts_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, Attempt]:
         elif event == "stopped":
             known.stopped = True
     return attempts
-
-
-def last_attempts(attempts: Mapping[str, Attempt]) -> dict[int, Attempt]:
-    """Index in the batch -> its latest attempt."""
-    return {attempt.index: attempt for attempt in attempts.values() if attempt.index is not None}

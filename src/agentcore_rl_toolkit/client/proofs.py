@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +10,6 @@ from typing import Any
 from ..errors import ConfigError
 from ..proof import REPLY_FIELD, SCHEME, Proof, ProofKey, check
 
-logger = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
@@ -20,28 +17,23 @@ class Expected:
 
     Attributes:
         secret: of the session; None when it is unknown here.
-        ours: the session was started with this secret, so another proof is a forgery, not another client's record.
         promised: its agent said that it proves its records, so a record without a proof is a forgery too.
         required: a record without a proof is refused. That alone does not make it a forgery.
     """
 
     secret: str | None = field(default=None, repr=False)
-    ours: bool = True
     promised: bool = False
     required: bool = False
 
     def judge(self, body: bytes, key: str) -> Proof:
         """Judge the proof of a record at `key`."""
         found = Proof.UNPROVEN if self.secret is None else check(body, key, self.secret)
-        if found is Proof.PROVEN:
-            return found
-        known = self.secret is not None and self.ours
-        if known and (found is Proof.FORGED or self.promised):
+        if found is Proof.UNPROVEN and self.secret is not None and self.promised:
             return Proof.FORGED
-        return Proof.UNPROVEN
+        return found
 
 
-ANYTHING = Expected(ours=False)
+ANYTHING = Expected()
 
 
 class Proofs:
@@ -61,7 +53,7 @@ class Proofs:
         for key in (self.key(ledger), self._own):
             if key.id == key_id:
                 return Expected(secret=key.session_secret(session_id), promised=promised, required=self.required)
-        return Expected(ours=False, required=self.required)
+        return Expected(required=self.required)
 
 
 def promises_proof(reply: Any) -> bool:
@@ -74,25 +66,17 @@ def keep_key(path: Path) -> ProofKey:
 
     Raises: ConfigError when the file holds something else.
     """
-    known = read_key(path)
-    if known is not None:
-        return known
+    if path.exists():
+        try:
+            return ProofKey(bytes.fromhex(path.read_text()))
+        except OSError as e:
+            raise ConfigError(f"the proof key {path} cannot be read: {e}") from e
+        except ValueError as e:
+            text = f"{path} holds no proof key; remove it, and sessions that still run will count as unproven"
+            raise ConfigError(text) from e
     made = ProofKey.new()
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(made.key.hex() + "\n")
         file.flush()
         os.fsync(file.fileno())
     return made
-
-
-def read_key(path: Path) -> ProofKey | None:
-    """The key in a file; None when there is no such file. Raises: ConfigError when it holds something else."""
-    try:
-        return ProofKey(bytes.fromhex(path.read_text()))
-    except FileNotFoundError:
-        return None
-    except OSError as e:
-        raise ConfigError(f"the proof key {path} cannot be read: {e}") from e
-    except ValueError as e:
-        text = f"{path} holds no proof key; remove it, and sessions that still run will count as unproven"
-        raise ConfigError(text) from e
