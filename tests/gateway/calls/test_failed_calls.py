@@ -88,25 +88,6 @@ async def test_a_stream_that_breaks_off_is_partial_and_the_agent_is_told(
     assert [e["status"] for e in capture.errors] == ["partial"]
 
 
-async def test_an_error_event_inside_a_stream_is_partial(
-    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
-) -> None:
-    engine.faults.append(
-        Fault(
-            edit=lambda c: (
-                {"error": {"message": "out of memory", "type": "X", "code": 500}} if "w" in str(c["choices"]) else c
-            )
-        )
-    )
-    async with agent(session) as llm:
-        with pytest.raises(openai.APIError, match="out of memory"):
-            async for _ in await llm.chat.completions.create(model="m", messages=USER, stream=True):
-                pass
-    capture = await captured(client, session)
-    assert capture.turns == []
-    assert [e["status"] for e in capture.errors] == ["partial"]
-
-
 def without_a_logprob(reply: dict[str, Any]) -> dict[str, Any]:
     reply["choices"][0]["logprobs"]["content"].pop()
     return reply
@@ -175,16 +156,6 @@ async def test_an_agent_that_hangs_up_cancels_the_call_at_the_engine(
     assert not gateway.running
 
 
-async def test_an_agent_that_stops_reading_at_the_finish_reason_has_a_whole_turn(
-    client: GatewayClient, session: SessionHandle
-) -> None:
-    async with agent(session) as llm:
-        async for chunk in await llm.chat.completions.create(model="m", messages=USER, stream=True):
-            if chunk.choices[0].finish_reason:
-                break
-    assert len((await captured(client, session)).turns) == 1
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_each_of_n_choices_keeps_its_own_tokens(
     engine: ScriptedEngine, client: GatewayClient, session: SessionHandle, stream: bool
@@ -214,32 +185,6 @@ async def test_parallel_tool_calls_and_reasoning_of_a_stream_are_merged(
     capture = await captured(client, session)
     assert capture.dialogue[-1]["tool_calls"] == calls
     assert capture.turns[0].parse_status == "parsed"
-
-
-async def test_a_retry_after_a_timeout_is_recorded_once(
-    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
-) -> None:
-    engine.faults.append(Fault(delay_s=20.0))
-    async with agent(session, timeout=2.0, max_retries=1) as llm:
-        await llm.chat.completions.create(model="m", messages=USER)
-    capture = await captured(client, session)
-    assert len(capture.turns) == 1
-
-
-async def test_a_repeated_request_gets_the_reply_of_the_first(
-    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
-) -> None:
-    async with agent(session) as llm:
-        first = await llm.chat.completions.create(model="m", messages=USER)
-        again = await llm.chat.completions.create(
-            model="m", messages=USER, extra_headers={"x-stainless-retry-count": "1"}
-        )
-        assert again.choices[0].message.content == first.choices[0].message.content
-        assert again.usage == first.usage
-        fresh = await llm.chat.completions.create(model="m", messages=USER)
-        assert fresh.choices[0].message.content != first.choices[0].message.content
-    assert len(engine.calls) == 2
-    assert len((await captured(client, session)).turns) == 2
 
 
 @pytest.mark.parametrize("stream", [False, True])

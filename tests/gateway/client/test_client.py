@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -16,8 +15,6 @@ from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.client.one import OneGateway
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
-
-from ..stores import spoil
 
 Serve = Callable[[bytes], Awaitable[str]]
 Start = Callable[..., Awaitable[Gateway]]
@@ -103,22 +100,6 @@ async def test_what_is_deleted_during_a_bulk_fetch_is_absent_and_the_rest_is_the
         found.add(capture.session_id)
     assert found >= set(kept)
     assert len(found) < len(names)
-
-
-async def test_a_call_that_is_damaged_on_disk_does_not_hide_the_others(
-    engine: ScriptedEngine, start_gateway: Callable[..., Awaitable[Gateway]], tmp_path: Path
-) -> None:
-    gateway = await start_gateway(engine, store_dir=str(tmp_path))
-    client = GatewayClient(gateway.url)
-    sessions = await client.create_sessions_async([new_session_id() for _ in range(3)])
-    for session in sessions:
-        for text in ("one", "two", "two"):
-            await ask(session, text)
-    names = [s.session_id for s in sessions]
-    spoil(gateway, names[1], 1)
-    found = await client.fetch_async(names)
-    assert [len(found[name].turns) for name in names] == [3, 1, 3]  # the third goes on from the second's prompt
-    assert [error["type"] for error in found[names[1]].errors] == ["store"] * 2
 
 
 async def test_sessions_are_opened_all_or_none(start_gateway: Start, engine: ScriptedEngine) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import openai
 import pytest
 
 import agentcore_rl_toolkit
-from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import (
     Gateway,
     GatewayClient,
@@ -225,16 +224,3 @@ async def test_what_the_engine_cannot_do_is_a_400_that_names_the_field(session: 
         with pytest.raises(openai.BadRequestError) as caught:
             await reply_of(llm, False, messages=[USER], logprobs=True, top_logprobs=3)
     assert caught.value.param == "top_logprobs"
-
-
-async def test_a_prompt_beyond_the_window_is_refused_before_the_engine(
-    engine: ScriptedEngine, start_gateway: Callable[..., Awaitable[Gateway]]
-) -> None:
-    gateway = await start_gateway(engine, model_dir=str(MODEL), context_tokens=20)
-    client = GatewayClient(gateway.url)
-    [session] = await client.create_sessions_async([new_session_id()])
-    async with agent(session) as llm:
-        with pytest.raises(openai.BadRequestError) as caught:
-            await reply_of(llm, False, messages=[{"role": "user", "content": "What is 2 + 3? " * 20}])
-    assert caught.value.code == "context_length_exceeded"
-    assert engine.calls == []

@@ -15,11 +15,11 @@ from agentcore_rl_toolkit.messages.dialects import (
     Delta,
     ModelRequest,
     Reply,
-    Sampling,
     ToolCall,
     ToolDelta,
     Usage,
 )
+from agentcore_rl_toolkit.messages.dialects.canonical import Sampling
 
 CHATTY = ["chat", "responses", "anthropic"]
 Call = tuple[str, str, str]
