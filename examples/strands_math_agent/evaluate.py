@@ -58,7 +58,7 @@ def finish(given: argparse.Namespace, items: list[Any], elapsed_s: float) -> Non
 
 def main() -> None:
     given = options()
-    rows = read_rows(given.data, limit=given.limit)
+    rows = read_rows(given.data)[: given.limit]
     began_s = time.monotonic()
     with client_of(given) as client:
         payloads, names = [row.payload for row in rows], [row.input_id for row in rows]

@@ -12,7 +12,7 @@ from agentcore_rl_toolkit.client.evaluation import read_rows
 
 async def main() -> None:
     given = options()
-    rows = read_rows(given.data, limit=given.limit)
+    rows = read_rows(given.data)[: given.limit]
     began_s = time.monotonic()
     with client_of(given) as client:
         payloads, names = [row.payload for row in rows], [row.input_id for row in rows]

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
+import subprocess
 import sys
 from fractions import Fraction
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from scripted_runtime import TEST_CREDENTIALS, ScriptedRuntime
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 AGENTS = ("strands_math_agent", "langgraph_agent", "openai_agents_agent", "anthropic_agent", "plain_agent")
@@ -121,4 +126,18 @@ def test_what_is_not_one_marked_number_is_no_answer(text: str) -> None:
     assert reward.AnswerReward()(response_text=text, answer="18") == 0.0
 
 
-# -- the payload
+# -- the evaluation
+
+
+def test_the_evaluation_scores_the_rows_it_is_asked_for(tmp_path: Path) -> None:
+    data, store = tmp_path / "rows.jsonl", f"file://{tmp_path}/store"
+    data.write_text("\n".join(json.dumps({"script": {"result": {"rewards": float(n)}}}) for n in range(4)))
+    script = EXAMPLES / "strands_math_agent" / "evaluate_async.py"  # takes its options from `evaluate.py`
+    with ScriptedRuntime() as runtime:
+        words = ["--agent", runtime.arn, "--bucket", store, "--endpoint-url", runtime.url, "--exp-id", "e"]
+        words += ["--base-url", "http://model/v1", "--model-id", "m", "--limit", "2", "--out", str(tmp_path)]
+        command = [sys.executable, str(script), str(data), *words]
+        done = subprocess.run(command, env={**os.environ, **TEST_CREDENTIALS}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "reward 0.5000" in done.stdout
+    assert len((tmp_path / "e" / "results.jsonl").read_text().splitlines()) == 2
