@@ -188,7 +188,7 @@ def interval(values: Sequence[float]) -> tuple[float | None, float | None]:
     if all(value in (0.0, 1.0) for value in values):
         centre = (mean + Z_95**2 / (2 * n)) / (1 + Z_95**2 / n)
         half = Z_95 / (1 + Z_95**2 / n) * math.sqrt(mean * (1 - mean) / n + Z_95**2 / (4 * n * n))
-        return max(0.0, centre - half), min(1.0, centre + half)
+        return min(mean, max(0.0, centre - half)), max(mean, min(1.0, centre + half))  # rounding would leave it out
     draw = random.Random(0)
     means = sorted(statistics.fmean(draw.choices(values, k=n)) for _ in range(RESAMPLES))
     return means[int(0.025 * RESAMPLES)], means[int(0.975 * RESAMPLES) - 1]
