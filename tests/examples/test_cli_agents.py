@@ -6,29 +6,22 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "cli_agents"
+from .loading import EXAMPLES, modules_of
+
+EXAMPLE = EXAMPLES / "cli_agents"
 MODULES = ("programs", "task", "reward")
 
 
 @pytest.fixture(scope="module")
 def cli() -> Iterator[SimpleNamespace]:
-    """The example's modules. Other examples have modules of the same names, so these go again."""
-    for name in MODULES:
-        sys.modules.pop(name, None)
-    sys.path.insert(0, str(EXAMPLE))
-    try:
-        yield SimpleNamespace(**{name: __import__(name) for name in MODULES})
-    finally:
-        sys.path.remove(str(EXAMPLE))
-        for name in MODULES:
-            sys.modules.pop(name, None)
+    with modules_of(EXAMPLE, *MODULES) as found:
+        yield found
 
 
 def run(

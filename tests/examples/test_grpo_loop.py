@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import random
-import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -17,18 +15,12 @@ from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import CaptureError
 from agentcore_rl_toolkit.trajectory import Turn, build_trajectory
 
-FILE = Path(__file__).parents[2] / "examples" / "grpo_loop" / "train.py"
+from .loading import EXAMPLES, load
 
 
 @pytest.fixture(scope="module")
 def loop() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("grpo_loop_train", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load(EXAMPLES / "grpo_loop" / "train.py")
 
 
 def turn(index: int, prompt: list[int], completion: list[int], logprob: float = -1.0) -> Turn:

@@ -7,41 +7,16 @@ import io
 import shutil
 import socket
 import subprocess
-import sys
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "harbor_agent"
-MODULES = (
-    "harbor_tasks",
-    "dockerfiles",
-    "sandbox_server",
-    "sandboxes",
-    "reward",
-    "agents",
-    "payload",
-    "trial",
-    "check_tasks",
-)
+from .loading import EXAMPLES
 
-
-@pytest.fixture(scope="module")
-def harbor() -> Iterator[SimpleNamespace]:
-    """The example's modules. Other examples have modules of the same names, so these go again."""
-    for name in MODULES:
-        sys.modules.pop(name, None)
-    sys.path.insert(0, str(EXAMPLE))
-    try:
-        yield SimpleNamespace(**{name: __import__(name) for name in MODULES})
-    finally:
-        sys.path.remove(str(EXAMPLE))
-        for name in MODULES:
-            sys.modules.pop(name, None)
+EXAMPLE = EXAMPLES / "harbor_agent"
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import os
 import subprocess
-import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,18 +12,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "harbor_agent"
-MODULES = (
-    "harbor_tasks",
-    "dockerfiles",
-    "sandbox_server",
-    "sandboxes",
-    "reward",
-    "agents",
-    "payload",
-    "trial",
-    "check_tasks",
-)
+from .loading import EXAMPLES, load
+
+EXAMPLE = EXAMPLES / "harbor_agent"
 PROGRAMS = ("bash", "sh", "sleep", "timeout", "mkdir", "chmod", "rm", "grep", "cat", "ls", "nproc")
 BASE = "localhost/harbor-test/base:latest"
 
@@ -33,28 +22,9 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
-def harbor() -> Iterator[SimpleNamespace]:
-    for name in MODULES:
-        sys.modules.pop(name, None)
-    sys.path.insert(0, str(EXAMPLE))
-    try:
-        yield SimpleNamespace(**{name: __import__(name) for name in MODULES})
-    finally:
-        sys.path.remove(str(EXAMPLE))
-        for name in MODULES:
-            sys.modules.pop(name, None)
-
-
-@pytest.fixture(scope="module")
 def images() -> ModuleType:
     """What the runtime's tests know of engines."""
-    file = Path(__file__).parents[1] / "runtime" / "container_images.py"
-    spec = importlib.util.spec_from_file_location("harbor_container_images", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(Path(__file__).parents[1] / "runtime" / "container_images.py")
 
 
 @pytest.fixture

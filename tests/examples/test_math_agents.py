@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 from fractions import Fraction
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from scripted_runtime import TEST_CREDENTIALS, ScriptedRuntime
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from .loading import EXAMPLES, load
+
 AGENTS = ("strands_math_agent", "langgraph_agent", "openai_agents_agent", "anthropic_agent", "plain_agent")
 GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k" / "test.jsonl"
-
-
-def load(file: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"{file.parent.name}_{file.stem}", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 reward = load(EXAMPLES / "strands_math_agent" / "reward.py")

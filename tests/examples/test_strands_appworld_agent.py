@@ -8,13 +8,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "strands_appworld_agent"
+from .loading import EXAMPLES, load
+
+EXAMPLE = EXAMPLES / "strands_appworld_agent"
 
 
 @pytest.fixture(scope="module")
@@ -23,19 +24,9 @@ def appworld() -> Iterator[SimpleNamespace]:
     sys.path[:0] = [str(EXAMPLE)]
     try:
         modules = {name: import_module(f"appworld_http.{name}") for name in ("errors", "request", "server", "world")}
-        yield SimpleNamespace(**modules, reward=_load("reward"), made_world=_load("made_world"))
+        yield SimpleNamespace(**modules, reward=load(EXAMPLE / "reward.py"), made_world=load(EXAMPLE / "made_world.py"))
     finally:
         sys.path.remove(str(EXAMPLE))
-
-
-def _load(name: str) -> ModuleType:
-    """A module beside the apps, under a name that no other example has."""
-    spec = spec_from_file_location(f"appworld_{name}", EXAMPLE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")

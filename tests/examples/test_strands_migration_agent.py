@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import shutil
-import sys
 import tarfile
 import time
 from collections.abc import Iterator
@@ -15,23 +14,17 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "strands_migration_agent"
+from .loading import EXAMPLES, modules_of
+
+EXAMPLE = EXAMPLES / "strands_migration_agent"
 ORACLES = Path(__file__).parent / "migration_oracles"
 MODULES = ("java_sources", "java_project", "maven", "reward", "payload", "workspace_tools")
 
 
 @pytest.fixture(scope="module")
 def agent() -> Iterator[SimpleNamespace]:
-    """The example's modules. Other examples have modules of the same names, so these go again."""
-    for name in MODULES:
-        sys.modules.pop(name, None)
-    sys.path.insert(0, str(EXAMPLE))
-    try:
-        yield SimpleNamespace(**{name: __import__(name) for name in MODULES})
-    finally:
-        sys.path.remove(str(EXAMPLE))
-        for name in MODULES:
-            sys.modules.pop(name, None)
+    with modules_of(EXAMPLE, *MODULES) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +37,7 @@ TEST = """
 package shop;
 import static org.junit.Assert.*;
 import org.junit.Test;
+
 public class CartTest {
     private void check(int n) { assertEquals(n, cart().size()); }
     @Test public void adds() { cart().add("}"); assertEquals(1, cart().size()); assertTrue(cart().has("a")); }

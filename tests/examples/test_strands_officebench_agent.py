@@ -11,14 +11,15 @@ import tomllib
 import zipfile
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "strands_officebench_agent"
+from .loading import EXAMPLES, load
+
+EXAMPLE = EXAMPLES / "strands_officebench_agent"
 TASKS = Path(__file__).parents[3] / "shared" / "data" / "officebench" / "tasks"
 # The office libraries' own warnings, among them what they say of damaged files.
 pytestmark = [pytest.mark.system, pytest.mark.filterwarnings("default")]
@@ -38,7 +39,7 @@ def office(make_environment: Callable[..., str]) -> Iterator[SimpleNamespace]:
     names = ("comparator", "documents", "errors", "evaluation", "request", "tasks", "tools", "workspace")
     try:
         modules = {name: import_module(f"officebench.{name}") for name in names}
-        loaded = {name: _load(name) for name in ("reward", "solver", "audit")}
+        loaded = {name: load(EXAMPLE / f"{name}.py") for name in ("reward", "solver", "audit")}
         yield SimpleNamespace(**modules, **loaded, packages=packages)
     finally:
         sys.path.remove(str(EXAMPLE))
@@ -46,16 +47,6 @@ def office(make_environment: Callable[..., str]) -> Iterator[SimpleNamespace]:
         for name in set(sys.modules) - before:
             if name.partition(".")[0] == "officebench":
                 del sys.modules[name]
-
-
-def _load(name: str) -> ModuleType:
-    """A module beside the apps, under a name that no other example has."""
-    spec = spec_from_file_location(f"officebench_{name}", EXAMPLE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture

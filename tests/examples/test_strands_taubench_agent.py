@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,8 +13,10 @@ from openai import AsyncOpenAI
 
 from agentcore_rl_toolkit.gateway.testing import ScriptedModel
 
+from .loading import EXAMPLES, load
+
 pytestmark = pytest.mark.system
-EXAMPLE = Path(__file__).parents[2] / "examples" / "strands_taubench_agent"
+EXAMPLE = EXAMPLES / "strands_taubench_agent"
 # What `benchmark.py` needs of tau2's dependencies; all of them are 700 MB.
 NEEDED = (
     "addict",
@@ -37,6 +35,7 @@ from benchmark import Episode, gold_actions, left_to_do, splits, tasks
 from data import goals, rows, train_and_validation
 from demonstrations import begin, demonstrate, goal
 import random
+
 
 wrong = tasks("telecom", "test")[0]
 train = tasks("telecom", "train")
@@ -66,16 +65,6 @@ print(json.dumps({
     "validation": [train_and_validation("telecom", 20, seed) for seed in (0, 1)],
 }))
 """
-
-
-def _module(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"taubench_example_{name}", EXAMPLE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +110,7 @@ def test_a_model_plays_the_user_by_the_guidelines_and_ends_with_their_mark() -> 
 
     with ScriptedModel(decide) as model, asyncio.Runner() as part:
         client = part.run(_client(model.url))
-        user = _module("users").ModelUser(client, "user", "You want a refund.", guidelines="Play a customer.")
+        user = load(EXAMPLE / "users.py").ModelUser(client, "user", "You want a refund.", guidelines="Play a customer.")
         answer = part.run(_conversation(user, replies=3))
         part.run(client.close())
     assert answer == ["I want a refund.", None]
@@ -131,7 +120,7 @@ def test_a_model_plays_the_user_by_the_guidelines_and_ends_with_their_mark() -> 
 
 
 def test_the_small_policy_reads_tools_as_names_and_a_word_as_a_token(benchmark: dict[str, Any]) -> None:
-    warm_start = _module("warm_start")
+    warm_start = load(EXAMPLE / "warm_start.py")
     tools = [{"type": "function", "function": {"name": n, "description": "", "parameters": {}}} for n in ("pay", "ask")]
     shown = benchmark["shown"]
     tokenizer = warm_start.build_tokenizer(warm_start.texts_of([shown] * 4, tools), vocabulary=1200)
