@@ -1,4 +1,4 @@
-"""Data sets, summaries, metrics."""
+"""Data sets, summaries, replay, metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from agentcore_rl_toolkit.client import BatchItem, RolloutClient
 from agentcore_rl_toolkit.client.evaluation import interval, read_rows, summarise, write_results
 from agentcore_rl_toolkit.contract import Cause, Outcome, usual_cause
-from agentcore_rl_toolkit.errors import ConfigError
+from agentcore_rl_toolkit.errors import AgentError, ConfigError
 
 
 def item(
@@ -126,6 +126,27 @@ def test_results_are_written_in_order(tmp_path: Path) -> None:
     reply = json.loads((tmp_path / "summary.json").read_text())
     assert (reply["failures"], reply["scored"], reply["rewarded"]) == (1, 3, 2)
     assert (reply["mean"], reply["mean_ok"]) == (pytest.approx(1 / 3), 0.5)
+
+
+def test_replay_scores_stored_records_again(client: RolloutClient) -> None:
+    batch: list[dict[str, Any]] = [{"script": {"result": {"rewards": n % 2, "n": n}}} for n in range(6)]
+    client.map(
+        [*batch, {"script": {"fail": "x"}}, {"script": {"raw": "no json"}}], input_ids=[f"i{n}" for n in range(8)]
+    )
+
+    async def reward(record: dict[str, Any], payload: dict[str, Any]) -> float:
+        if record["n"] == 5:
+            raise ValueError("odd one")
+        return float(record["n"] >= 3 and payload["script"]["result"]["n"] >= 3)
+
+    replayed = client.replay(reward)
+    assert [r.input_id for r in replayed] == [f"i{n}" for n in range(8)]
+    assert [r.reward for r in replayed] == [0, 0, 0, 1, 1, None, None, None]
+    assert [r.stored for r in replayed] == [0, 1, 0, 1, 0, 1, None, None]
+    assert [r.changed for r in replayed[:5]] == [False, True, False, False, True]
+    assert isinstance(replayed[5].error, AgentError)
+    assert [r.outcome for r in replayed[6:]] == [Outcome.AGENT_ERROR, Outcome.INVALID]
+    assert [r.reward for r in client.replay(input_id="i3")] == [None]
 
 
 def test_subscriber_hears_the_life_of_a_rollout(client: RolloutClient) -> None:

@@ -3,6 +3,7 @@
 from .batch import AsyncBatchResult, BatchItem, BatchProgress, BatchResult
 from .future import RolloutFuture
 from .ledger import FileLedger
+from .records.replay import Replayed
 from .rollouts import RolloutClient
 from .settings import Deadlines, WatchSettings
 
@@ -13,6 +14,7 @@ __all__ = [
     "BatchResult",
     "Deadlines",
     "FileLedger",
+    "Replayed",
     "RolloutClient",
     "RolloutFuture",
     "WatchSettings",

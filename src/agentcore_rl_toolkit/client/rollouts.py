@@ -7,7 +7,7 @@ import functools
 import os
 import threading
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ from .future import RolloutFuture
 from .ledger import FileLedger
 from .lifecycle.events import Subscriber
 from .lifecycle.rollout import Engine, open_engines
+from .records.replay import Replayed, Reward, replayed
 from .settings import (
     ON_FAILURE,
     PUBLISHED_POOL_CONNECTIONS,
@@ -317,6 +318,25 @@ class RolloutClient:
         """Async `map`."""
         items = [item async for item in self.run_batch_async(payloads, max_concurrent_sessions, **options)]
         return sorted(items, key=lambda item: item.index or 0)
+
+    # ---- stored records
+
+    def replay_async(self, reward: Reward | None = None, *, input_id: IdValue | None = None) -> AsyncIterator[Replayed]:
+        """The stored records of this experiment, or of one input, sorted by key.
+
+        ``reward(record=..., payload=...)`` is computed anew for those that ended `ok`; it gets the record and the payload that
+        the agent was called with, and may be async. Proofs of origin are not checked. Raises: StoreError when the store cannot
+        be listed.
+        """
+        return replayed(self.store, self.exp_id, input_id, self.watch.max_record_bytes, reward)
+
+    def replay(self, reward: Reward | None = None, *, input_id: IdValue | None = None) -> list[Replayed]:
+        """Sync `replay_async`, as a list."""
+
+        async def collect() -> list[Replayed]:
+            return [item async for item in self.replay_async(reward, input_id=input_id)]
+
+        return self._portal.call(collect())
 
     # ---- state and end
 

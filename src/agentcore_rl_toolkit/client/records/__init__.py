@@ -1,1 +1,1 @@
-"""Records in the store: watches for new ones, reads and judges them."""
+"""Records in the store: watches for new ones, reads and judges them, and replays old ones."""
