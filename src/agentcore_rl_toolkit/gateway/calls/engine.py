@@ -83,36 +83,27 @@ class EngineSide(Protocol):
 
     def understand(self, body: bytes) -> Fields:
         """Read what the agent asks for; the request as it is recorded. Raises: RequestError."""
-        ...
 
     def compose(self, fields: Fields, path: bytes) -> None:
         """Write what all servers get of the request, once the session's settings are in it. Raises: RequestError."""
-        ...
 
     def prepare(self, owner: RunningCall, call_id: str) -> None:
         """Do what comes before a server is chosen; then ``owner.go()``."""
-        ...
 
     def request_for(self, worker: Worker) -> tuple[bytes, tuple[bytes, ...]]:
         """Path and body, in pieces, for this server. Raises: RequestError."""
-        ...
 
     def stop(self, worker: Worker) -> None:
         """The call at this server was called off: end it there."""
-        ...
 
     def forget(self) -> None:
         """Drop the part of a reply that was read: another one comes."""
-        ...
 
     def feed(self, data: bytes) -> list[Delta]:
         """Read whole events of a stream. Raises: CaptureError, UpstreamError."""
-        ...
 
     def capture(self) -> Captured:
         """The content of the whole reply. Raises: CaptureError."""
-        ...
 
     def release(self) -> None:
         """The call is over."""
-        ...

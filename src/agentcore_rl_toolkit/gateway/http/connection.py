@@ -39,7 +39,6 @@ class WrittenReply(Protocol):
 
     def not_taken(self, *, sure: bool) -> None:
         """The connection ended too early. ``sure``: the client cannot have got the reply whole."""
-        ...
 
 
 class Handler(Protocol):
