@@ -31,7 +31,7 @@ def rehearsed(backend: str, config: T) -> T:
     folder = config.output_dir / "rehearsal"
     changes: dict[str, Any] = {"base_model": "builtin/policy" if backend == "tinker" else MODEL, "output_dir": folder}
     if hasattr(config, "model_dir"):
-        changes |= {"model_dir": WEIGHTS_DIR, "gateway_url": None}
+        changes |= {"model_dir": WEIGHTS_DIR, "gateway_url": None, "gateway_context_tokens": None}
     else:
         changes |= {"output_s3": f"file://{folder.resolve()}/s3", "start_from": None, "poll_s": 1.0}
     return dataclasses.replace(config, **changes)
