@@ -12,7 +12,9 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from ...errors import TrainingServiceError
 from ...gateway.sampling_services.sagemaker import CONTROL, Caller, client_of
@@ -40,7 +42,7 @@ class JobConfig:
 
     form: Literal["job"]
     job_name: str
-    agent_runtime_arn: str
+    agent_runtime_arn: Annotated[str, Field(pattern="^arn:[^:]+:bedrock-agentcore:[^:]+:")]
     qualifier: str = "DEFAULT"
     base_model: str
     accept_eula: bool = False
