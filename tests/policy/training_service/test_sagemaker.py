@@ -24,7 +24,6 @@ from botocore.credentials import Credentials
 from botocore.exceptions import ClientError, HTTPClientError
 from botocore.validate import ParamValidator
 
-from agentcore_rl_toolkit.policy.training_service.interface import TrainableModel
 from agentcore_rl_toolkit.policy.training_service.model import PolicyModel
 from agentcore_rl_toolkit.policy.training_service.sagemaker.service import ACCESS_KEY, Running, running
 
@@ -161,7 +160,7 @@ def serve() -> Iterator[Serve]:
     """Start a service and give its clients; the session is there already."""
     with contextlib.ExitStack() as stack:
 
-        def start_service(model: TrainableModel | None = None, **options: Any) -> Clients:
+        def start_service(model: Any = None, **options: Any) -> Clients:
             service: Running = stack.enter_context(running(model or ScriptedModel(), **options))
             clients = Clients(service.url, service.secret)
             clients.create()

@@ -25,7 +25,8 @@ from ...gateway.engines.errors import upstream_error
 from ...gateway.engines.sampling_service import Asked
 from ...gateway.http.client import stream
 from ...messages.errors import RequestError
-from ...policy.training_service.interface import Example, TrainableModel
+from ...policy.training_service.interface import Example
+from ...policy.training_service.model import PolicyModel
 from ...policy.training_service.sagemaker import wire
 from ...store import open_store
 from ...trajectory import TrainingSequence, build_trajectory
@@ -39,7 +40,7 @@ CODES = {400: "ValidationException", 429: "ThrottlingException"}
 class ModelSampler:
     """A gateway's `Sampler` and `SamplingService` over a model in this process."""
 
-    def __init__(self, model: TrainableModel, path: str = BASE, threads: ThreadPoolExecutor | None = None) -> None:
+    def __init__(self, model: PolicyModel, path: str = BASE, threads: ThreadPoolExecutor | None = None) -> None:
         self._model, self._path = model, None if path == BASE else path
         self._threads = threads or ThreadPoolExecutor(AT_ONCE, "job-sample")
 
@@ -84,7 +85,7 @@ class JobSurroundings:
     AWS_ENDPOINT_URL_BEDROCK_AGENTCORE names the local runtime.
     """
 
-    def __init__(self, model: TrainableModel, model_dir: Path) -> None:
+    def __init__(self, model: PolicyModel, model_dir: Path) -> None:
         self._model, self._model_dir = model, model_dir
         self._served: dict[str, Served] = {}
         self._agents: dict[tuple[str, str], Transport] = {}

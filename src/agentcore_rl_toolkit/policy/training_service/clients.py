@@ -10,14 +10,17 @@ import itertools
 import secrets
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
 from ..._installation import missing_extra
 from ...errors import ConfigError
-from .interface import Completion, Example, TrainableModel
+from .interface import Completion, Example
 from .operations import Operations
+
+if TYPE_CHECKING:
+    from .model import PolicyModel
 
 try:
     import tinker
@@ -49,7 +52,7 @@ class Result(Generic[T]):
 class LocalService:
     """A `tinker.ServiceClient`. ``finished`` are the statuses that it was closed with; it can be used again after that."""
 
-    def __init__(self, model: TrainableModel) -> None:
+    def __init__(self, model: PolicyModel) -> None:
         self.model = model
         self.finished: list[str] = []
         self.operations = Operations()
@@ -151,8 +154,7 @@ class LocalTrainingClient:
         return self._service.create_sampling_client(model_path)
 
     def _do(self, work: Callable[[], T]) -> Result[T]:
-        operations = self._service.operations
-        return Result(operations.result(operations.submit(self.run, next(self._numbers), lambda: _answered(work))))
+        return Result(self._service.operations.submit(self.run, next(self._numbers), lambda: _answered(work)))
 
 
 class LocalSamplingClient:

@@ -44,7 +44,8 @@ class _Run:
 
 
 class PolicyModel:
-    """Runs in training and published weights. Training calls come one at a time; samples from any thread.
+    """Runs in training and saved weights, by their paths; None is the base model. Training calls come one at a time; samples
+    from any thread.
 
     ``checkpoint_dir`` keeps what `save` and `publish` write, so that a service that is started again still has it.
     Raises: ConfigError on unknown runs, paths or losses.

@@ -1,4 +1,4 @@
-"""Operations of a training service: they run one at a time, in the order of their numbers; results are kept by id."""
+"""Operations of a training service: they run one at a time, in the order of their numbers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
-
-from ...errors import ConfigError
 
 
 @dataclass
@@ -24,7 +22,6 @@ class Operations:
 
     def __init__(self) -> None:
         self._runs: dict[str, _Run] = {}
-        self._results: dict[str, Future[Any]] = {}
         self._lock = threading.Lock()
         self._trainer = ThreadPoolExecutor(1, "training-service")
 
@@ -33,38 +30,27 @@ class Operations:
         with self._lock:
             self._runs[run] = _Run(first)
 
-    def submit(self, run: str, number: int, work: Callable[[], Any]) -> str:
-        """The id of an operation; the same number again is the same operation. Raises: ConfigError without such a run."""
-        operation = f"{run}:{number}"
+    def submit(self, run: str, number: int, work: Callable[[], Any]) -> Future[Any]:
+        """The result of an operation, whose number comes once."""
+        result: Future[Any] = Future()
         with self._lock:
-            if run not in self._runs:
-                raise ConfigError(f"there is no run {run!r}")
-            if operation in self._results:
-                return operation
             known = self._runs[run]
-            result: Future[Any] = Future()
-            self._results[operation] = result
             known.waiting[number] = lambda: _do(work, result)
             while (do := known.waiting.pop(known.due, None)) is not None:
                 known.due += 1
                 self._trainer.submit(do)
-        return operation
+        return result
 
     def blocked(self, run: str) -> bool:
         """Whether operations of this run wait for a number that is missing."""
         return bool(self._runs[run].waiting)
-
-    def result(self, operation: str) -> Future[Any]:
-        """The future of an operation. Raises: ConfigError on an unknown id."""
-        if operation not in self._results:
-            raise ConfigError(f"there is no operation {operation!r}")
-        return self._results[operation]
 
     def close(self) -> None:
         self._trainer.shutdown(wait=False, cancel_futures=True)
 
 
 def _do(work: Callable[[], Any], result: Future[Any]) -> None:
+    result.set_running_or_notify_cancel()
     try:
         result.set_result(work())
     except Exception as e:

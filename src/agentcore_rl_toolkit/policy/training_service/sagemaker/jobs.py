@@ -25,7 +25,8 @@ from typing import Annotated, Any, Literal, Protocol
 import msgspec
 from msgspec import Meta, Struct
 
-from ..interface import Example, TrainableModel
+from ..interface import Example
+from ..model import PolicyModel
 from . import wire
 from .control import Packages
 from .wire import RefusedError
@@ -242,7 +243,7 @@ class Jobs:
     """
 
     def __init__(
-        self, model: TrainableModel, packages: Packages, around: Surroundings, *, endpoint: str, strict: bool
+        self, model: PolicyModel, packages: Packages, around: Surroundings, *, endpoint: str, strict: bool
     ) -> None:
         self.all: dict[tuple[str, str], Job] = {}
         self.trajectories: dict[str, Trajectory] = {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import sys
 import tempfile
 import threading
@@ -19,10 +18,9 @@ import uvicorn
 from ...._servers import keys
 from ...._servers.host_check import CheckedApp, HostCheck
 from ...._servers.open_files import raise_file_limit
-from ...._servers.process import listen, parent_gone, url_of, write_private, write_ready
+from ...._servers.process import listen, stop_event, url_of, write_private, write_ready
 from ...model import check_directory
 from ...server.process import ServeConfig, Server
-from ..interface import TrainableModel
 from ..model import PolicyModel
 from . import wire
 from .app import SageMakerApp
@@ -62,7 +60,7 @@ class Running:
 
 @contextlib.contextmanager
 def running(
-    model: TrainableModel,
+    model: PolicyModel,
     *,
     host: str = "127.0.0.1",
     port: int = 0,
@@ -121,7 +119,7 @@ def running(
 
 
 def serve(
-    config: ServeConfig, *, checkpoint_dir: Path | None, around: Callable[[TrainableModel], Surroundings], strict: bool
+    config: ServeConfig, *, checkpoint_dir: Path | None, around: Callable[[PolicyModel], Surroundings], strict: bool
 ) -> None:
     """Serve the built-in policy until SIGTERM, SIGINT or the parent's end. Raises: ConfigError."""
     torch.set_num_threads(config.threads)
@@ -153,10 +151,4 @@ def serve(
 
 
 async def _until_stopped(parent_pid: int | None) -> None:
-    stopped, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
-    orphaned = None if parent_pid is None else asyncio.ensure_future(parent_gone(parent_pid))
-    if orphaned is not None:
-        orphaned.add_done_callback(lambda _: stopped.set())
-    await stopped.wait()
+    await stop_event(parent_pid).wait()

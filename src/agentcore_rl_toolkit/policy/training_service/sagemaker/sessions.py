@@ -15,14 +15,16 @@ import secrets
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 from botocore import xform_name
 
 from ....errors import ConfigError
-from ..interface import Example, TrainableModel
+from ..interface import Example
+from ..model import PolicyModel
 from ..operations import Operations
 from . import wire
 from .control import Packages
@@ -33,32 +35,24 @@ NOT_COMPUTED = ("includePromptLogprobs", "topkPromptLogprobs")
 KEPT_SAMPLES = 4_000  # results of sampling operations that can still be asked for
 
 
+@dataclass(frozen=True, kw_only=True)
 class Operation:
-    """An operation that a client submitted."""
+    """An operation that a client submitted. Its result is None where it was skipped."""
 
-    def __init__(self, kind: str, token: str | None = None) -> None:
-        self.kind = kind
-        self.token = token
-        self.started = False
-        self.result: Future[dict[str, Any]] = Future()
-
-    def run(self, work: Callable[[], dict[str, Any]]) -> None:
-        self.started = True
-        try:
-            self.result.set_result(work())
-        except Exception as e:  # a failed operation is an answer to the client
-            self.result.set_exception(e)
+    kind: str
+    token: str | None = None
+    result: Future[Any]
 
     def answer(self, *, skipped: bool) -> dict[str, Any]:
         """The response to a request for this operation's result. ``skipped``: it will not start if it has not."""
-        if not self.started:
-            return {"status": "Skipped" if skipped else "Pending"}
-        if not self.result.done():
+        if self.result.running():
             return {"status": "InProgress"}
-        error = self.result.exception()
-        if error is not None:
+        if not self.result.done():
+            return {"status": "Skipped" if skipped else "Pending"}
+        if (error := self.result.exception()) is not None:
             return {"status": "Failed", "errorDetails": str(error)}
-        result = self.result.result()
+        if (result := self.result.result()) is None:
+            return {"status": "Skipped"}
         usage = {"tokenUsage": result["tokenUsage"]} if "tokenUsage" in result else {}
         return {"status": "Completed", "operationResult": {self.kind: result}, **usage}
 
@@ -66,7 +60,7 @@ class Operation:
 class Service:
     """The parts that sessions share."""
 
-    def __init__(self, model: TrainableModel, packages: Packages) -> None:
+    def __init__(self, model: PolicyModel, packages: Packages) -> None:
         self.model = model
         self.packages = packages
         self.operations = Operations()
@@ -95,15 +89,14 @@ class Session:
         self._tokens: Counter[str] = Counter()
         self._lock = threading.Lock()
         service.operations.begin(self._run)
-        creating = service.operations.submit(self._run, 0, lambda: self._model.create(self._run))
-        self._created = service.operations.result(creating)
+        self._created = service.operations.submit(self._run, 0, lambda: self._model.create(self._run))
 
     # -- the control plane
 
     @property
     def status(self) -> str:
         if self.ended_s is not None:
-            computes = any(o.started and not o.result.done() for o in self._training.values())
+            computes = any(o.result.running() for o in self._training.values())
             return "Stopping" if computes else "Stopped"
         if self._error is not None:
             return "Failed"
@@ -150,9 +143,9 @@ class Session:
         known = self._training.get(operation_id)
         if known is None:
             self._check_open()
-            operation = self._training[operation_id] = Operation(kind, token)
             self._last_number = max(self._last_number, number)
-            self._service.operations.submit(self._run, number, lambda: self._in_turn(operation, config))
+            result = self._service.operations.submit(self._run, number, lambda: self._in_turn(kind, config))
+            self._training[operation_id] = Operation(kind=kind, token=token, result=result)
         elif token is None or known.token != token:
             raise RefusedError(f"sequence number {number} was used by another operation")
         return operation_id
@@ -164,11 +157,11 @@ class Session:
             raise RefusedError(f"{', '.join(NOT_COMPUTED)} are not computed here")
         self._check_open()
         self._samples += 1
-        operation = self._sampling[f"sample-{self._samples}"] = Operation(kind)
+        path = config.get("modelPackageArn") or self._latest
+        result = self._service.samplers.submit(self._sampled, kind, path, config)
+        self._sampling[f"sample-{self._samples}"] = Operation(kind=kind, result=result)
         if len(self._sampling) > KEPT_SAMPLES:
             self._sampling.popitem(last=False)
-        path = config.get("modelPackageArn") or self._latest
-        self._service.samplers.submit(operation.run, lambda: self._sampled(kind, path, config))
         return f"sample-{self._samples}"
 
     def weights(self, arn: str | None) -> str | None:
@@ -200,16 +193,12 @@ class Session:
         with self._lock:
             self._tokens.update(tokens)
 
-    def _in_turn(self, operation: Operation, config: Any) -> None:
-        def work() -> dict[str, Any]:
-            try:
-                return self._trained(operation.kind, config)
-            except Exception as e:
-                self._error = f"{operation.kind} failed: {e}"  # before a client can see that the operation failed
-                raise
-
-        if not self._over:
-            operation.run(work)
+    def _in_turn(self, kind: str, config: Any) -> dict[str, Any] | None:
+        try:
+            return None if self._over else self._trained(kind, config)
+        except Exception as e:
+            self._error = f"{kind} failed: {e}"  # before a client can see that the operation failed
+            raise
 
     def _trained(self, kind: str, config: Any) -> dict[str, Any]:
         """Do a training operation; its result. Raises: ConfigError, and what the model raises."""
@@ -266,7 +255,7 @@ class Session:
 
 
 def _named(members: Mapping[str, Any]) -> dict[str, Any]:
-    """With the names of `TrainableModel`."""
+    """With the names of `PolicyModel`."""
     return {xform_name(name): value for name, value in members.items()}
 
 
