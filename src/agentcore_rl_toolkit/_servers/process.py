@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import secrets
+import signal
 import socket
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,16 @@ async def parent_gone(pid: int) -> None:
     # A zombie parent still answers signal 0, but its children have been given to another process.
     while not (ours and os.getppid() != pid) and _exists(pid):  # noqa: ASYNC110  # of another process there is no event
         await asyncio.sleep(PARENT_CHECK_S)
+
+
+def stop_event(parent_pid: int | None) -> asyncio.Event:
+    """An event that is set by SIGTERM, SIGINT or the end of the process ``parent_pid``."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    if parent_pid is not None:
+        asyncio.ensure_future(parent_gone(parent_pid)).add_done_callback(lambda _: stop.set())
+    return stop
 
 
 def _exists(pid: int) -> bool:

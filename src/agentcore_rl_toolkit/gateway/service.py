@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import dataclasses
 import gc
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -61,10 +59,7 @@ async def serve(
     gateway = Gateway(config)
     await gateway.start()
     settle_memory()
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = process.stop_event(parent_pid)
     key_file = keys.leave("gateway", gateway.url, made) if made is not None else None
     if ready_file is not None:
         ready = {"url": gateway.url, "pid": os.getpid(), **(extra or {})}
@@ -74,17 +69,9 @@ async def serve(
     print(f"gateway listening on {gateway.url} ({gateway.recovered} calls stored)", file=sys.stderr, flush=True)
     if key_file is not None:
         print(f"  its admin key is in {key_file}", file=sys.stderr, flush=True)
-    watch = loop.create_task(_stop_after(parent_pid, stop)) if parent_pid is not None else None
     await stop.wait()
-    if watch is not None:
-        watch.cancel()
     keys.forget(key_file)
     await gateway.stop()
-
-
-async def _stop_after(parent_pid: int, stop: asyncio.Event) -> None:
-    await process.parent_gone(parent_pid)
-    stop.set()
 
 
 def check_ready(path: Path) -> None:

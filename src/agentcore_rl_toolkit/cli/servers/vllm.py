@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from typing import Any
 
 import click
 
-from ..._servers.process import bind, parent_gone, write_ready
+from ..._servers.process import bind, stop_event, write_ready
 from ...errors import ConfigError
 from ..models import model_option
 
@@ -122,12 +121,7 @@ async def _run(
     line = command_line(python, model, port=port, cpu=cpu, more=more)
     process = await asyncio.create_subprocess_exec(*line, env=environment(scratch, cpu=cpu), cwd=scratch)
     tasks: list[asyncio.Task[Any]] = [asyncio.create_task(process.wait())]
-    stopped = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    tasks.append(asyncio.create_task(stopped.wait()))
-    if parent_pid is not None:
-        tasks.append(asyncio.create_task(parent_gone(parent_pid)))
+    tasks.append(asyncio.create_task(stop_event(parent_pid).wait()))
     url = f"http://127.0.0.1:{port}"
     ready = asyncio.create_task(_until_ready(url))
     try:

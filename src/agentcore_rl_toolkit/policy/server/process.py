@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import uvicorn
 from ..._servers import keys
 from ..._servers.host_check import CheckedApp, HostCheck
 from ..._servers.open_files import raise_file_limit
-from ..._servers.process import listen, parent_gone, url_of, write_ready
+from ..._servers.process import listen, stop_event, url_of, write_ready
 from ...errors import ConfigError
 from ..engine import Engine
 from .app import create_app
@@ -86,17 +85,15 @@ async def _serve(config: ServeConfig, engine: Engine, listener: socket.socket) -
         )
     )
 
-    def stop() -> None:
+    def stop(_: object) -> None:
         server.should_exit = True
 
-    loop = asyncio.get_running_loop()
-    for sign in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(sign, stop)
+    stopping = asyncio.create_task(stop_event(config.parent_pid).wait())
+    stopping.add_done_callback(stop)
     url = url_of(listener)
     # Before the first request is answered: a client must find the key by then.
     key_file = keys.leave("policy", url, made) if made is not None else None
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    watching = None if config.parent_pid is None else asyncio.create_task(_stop_after(config.parent_pid, stop))
     while not server.started and not serving.done():  # noqa: ASYNC110  (uvicorn has no event for it)
         await asyncio.sleep(0.005)
     if server.started:
@@ -110,10 +107,3 @@ async def _serve(config: ServeConfig, engine: Engine, listener: socket.socket) -
             print(f"  its admin key is in {key_file}", file=sys.stderr, flush=True)
     await serving
     keys.forget(key_file)
-    if watching is not None:
-        watching.cancel()
-
-
-async def _stop_after(parent_pid: int, stop: Callable[[], None]) -> None:
-    await parent_gone(parent_pid)
-    stop()
