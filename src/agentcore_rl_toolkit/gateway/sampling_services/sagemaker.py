@@ -7,8 +7,8 @@ client token and its number. Source: botocore 1.44.8, `sagemakertrainingsessionr
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
-import random
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +19,7 @@ from ..._installation import missing_extra
 from ..._servers.keys import credential_of_runtime
 from ...errors import ConfigError, TrainingServiceError
 from ...messages.errors import RequestError
+from ...store import RetryPolicy, jitter
 from ..engines import Piece
 from ..engines.errors import upstream_error
 from ..engines.sampling_service import Asked
@@ -31,7 +32,7 @@ POLL_S = 2.0  # as AWS's own SDK asks; the first questions come sooner, for oper
 PATIENCE_S = 300.0  # with a service that throttles, fails or cannot be reached
 INVALID = "ValidationException"
 _FIRST_POLL_S, _GROWTH = 0.1, 1.5
-_LEAST_DELAY_S, _MOST_DELAY_S = 0.25, 4.0
+_BACKOFF = RetryPolicy(first_delay_s=0.25, max_delay_s=4.0)
 _REGION = re.compile(r"\.sagemaker(?:-fips)?\.([a-z0-9-]+)\.")  # of an endpoint of AWS
 
 
@@ -75,8 +76,8 @@ class Caller:
         """The answer. Raises: TrainingServiceError."""
         from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, ParamValidationError
 
-        loop, give_up_s, delay_s = asyncio.get_running_loop(), time.monotonic() + PATIENCE_S, _LEAST_DELAY_S
-        while True:
+        loop, give_up_s = asyncio.get_running_loop(), time.monotonic() + PATIENCE_S
+        for failures in itertools.count(1):
             try:
                 return await loop.run_in_executor(self._threads, lambda: getattr(self.client, verb)(**request))
             except ClientError as e:
@@ -88,8 +89,7 @@ class Caller:
                 error = e
             if not passes or time.monotonic() > give_up_s:
                 raise TrainingServiceError(str(error), code=code) from error
-            await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
-            delay_s = min(_MOST_DELAY_S, 2 * delay_s)
+            await asyncio.sleep(_BACKOFF.delay_s(failures, jitter()))
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

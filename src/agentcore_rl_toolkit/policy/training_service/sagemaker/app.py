@@ -119,9 +119,9 @@ class SageMakerApp:
         missing = "ResourceNotFoundException"
         match [method, *path]:
             case ["POST", "v1", "training-sessions", name, "operations"]:
-                return {"operationId": self._session(name, missing).train(_operation(body, "Training"))}
+                return {"operationId": self._session(name, missing).train(_operation(body, "Training", name))}
             case ["POST", "v1", "training-sessions", name, "sampling-operations"]:
-                return {"operationId": self._session(name, missing).sample(_operation(body, "Sampling"))}
+                return {"operationId": self._session(name, missing).sample(_operation(body, "Sampling", name))}
             case ["GET", "v1", "training-sessions", name, "operations" | "sampling-operations", operation]:
                 return self._session(name, missing).answer(operation)
         raise RefusedError(f"There is no {method} /{'/'.join(path)}.", code=missing)
@@ -173,5 +173,5 @@ class SageMakerApp:
         return described_hub_content(asked["HubContentName"], self._tokenizer)
 
 
-def _operation(body: bytes, kind: str) -> dict[str, Any]:
-    return wire.request(body, wire.RUNTIME, f"Execute{kind}Operation")
+def _operation(body: bytes, kind: str, session: str) -> dict[str, Any]:
+    return wire.request(body, wire.RUNTIME, f"Execute{kind}Operation", trainingSessionName=session)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn, TypeVar
 
 import botocore.session
 import msgspec
+from botocore.validate import ParamValidator
 from msgspec import Meta
 
 from ....errors import PolicyError
@@ -30,16 +31,6 @@ Fraction = Annotated[float, Meta(ge=0, le=1)]
 # AWS also takes ref_log_prob and temperature, which are not computed here.
 LOSS_INPUTS = ("target_tokens", "weights", "logprobs", "advantages")
 CLIPS = {"clip_low_threshold": (0, 1), "clip_high_threshold": (1, 10)}
-_TYPES: dict[str, Any] = {
-    "structure": (dict,),
-    "map": (dict,),
-    "list": (list,),
-    "string": (str,),
-    "boolean": (bool,),
-    "integer": (int,),
-    "double": (int, float),
-    "timestamp": (int, float),
-}
 
 
 class RefusedError(PolicyError):
@@ -63,10 +54,14 @@ def read(body: bytes, kind: type[T]) -> T:
         raise RefusedError(str(e)) from e
 
 
-def request(body: bytes, service: str, operation: str) -> dict[str, Any]:
-    """The body of a request of this operation. Raises: RefusedError that names the member."""
-    found = read(body, dict[str, Any])
-    _check(found, _shape(service, operation), operation)
+def request(body: bytes, service: str, operation: str, **located: str) -> dict[str, Any]:
+    """A request of this operation; ``located`` are the members in its path. Raises: RefusedError that names the member."""
+    found = {**read(body, dict[str, Any]), **located}
+    shape = _model(service).operation_model(operation).input_shape
+    problems = ParamValidator().validate(found, shape)
+    if problems.has_errors():
+        _refuse(problems.generate_report())
+    _check(found, shape, operation)
     return found
 
 
@@ -94,35 +89,26 @@ def _model(service: str) -> Any:
     return botocore.session.get_session().get_service_model(service)
 
 
-def _shape(service: str, operation: str) -> Any:
-    return _model(service).operation_model(operation).input_shape
-
-
 def _refuse(message: str) -> NoReturn:
     raise RefusedError(message)
 
 
 def _check(value: Any, shape: Any, where: str) -> None:
+    """Hold a value to what botocore's validator leaves to the service: upper limits, enums and patterns."""
     kind, limits = shape.type_name, shape.metadata
     if limits.get("document"):
         return
-    if not isinstance(value, _TYPES[kind]) or (isinstance(value, bool) and kind != "boolean"):
+    if isinstance(value, bool) and kind != "boolean":
         _refuse(f"{where} must be of type {kind}")
     if kind == "structure":
-        members = {name: m for name, m in shape.members.items() if "location" not in m.serialization}
-        missing = [name for name in shape.required_members if name in members and name not in value]
-        if missing or value.keys() - members:
-            _refuse(f"{where}: missing {missing}, unknown {sorted(value.keys() - members)}")
-        if limits.get("union") and len(value) != 1:
-            _refuse(f"exactly one member of {where} must be set")
         for name, member in value.items():
-            _check(member, members[name], name)
+            _check(member, shape.members[name], name)
     elif kind in ("list", "map"):
         for member in value.values() if kind == "map" else value:
             _check(member, shape.value if kind == "map" else shape.member, where)
-    size = value if kind in ("integer", "double") else len(value) if kind in ("string", "list") else None
-    if size is not None and not limits.get("min", size) <= size <= limits.get("max", size):
-        _refuse(f"{where} must be from {limits.get('min')} to {limits.get('max')}")
+    size = len(value) if kind in ("string", "list", "map") else value
+    if "max" in limits and size > limits["max"]:
+        _refuse(f"{where} must be at most {limits['max']}")
     if kind == "string" and value not in limits.get("enum", [value]):
         _refuse(f"{where} must be one of {', '.join(limits['enum'])}")
     pattern = limits.get("pattern", ".*")
