@@ -207,12 +207,12 @@ def whole(capture: SessionCapture, turns: int) -> bool:
 
 
 SERVE = """
-import asyncio, json, sys
+import asyncio, json, pathlib, sys
 from agentcore_rl_toolkit.gateway import GatewayConfig, Limits, UpstreamConfig, serve
 settings, budget_mb, url, ready, parent = sys.argv[1:]
 limits = Limits(history_bytes=int(budget_mb) * 2**20)
 config = GatewayConfig(upstreams=(UpstreamConfig(url=url, engine="vllm"),), limits=limits, **json.loads(settings))
-asyncio.run(serve(config, ready_file=ready, parent_pid=int(parent)))
+asyncio.run(serve(config, ready_file=pathlib.Path(ready), parent_pid=int(parent)))
 """
 
 

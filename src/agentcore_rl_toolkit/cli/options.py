@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -26,9 +28,27 @@ allowed_hosts = click.option(
     help="Another name of this server, such as a load balancer's; * for any part of it. Repeatable "
     "[env: AGENTCORE_RL_ALLOWED_HOSTS, separated by blanks].",
 )
-
+_LISTENS = (
+    click.option("--parent-pid", type=int, hidden=True),
+    click.option(
+        "--ready-file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Write URL and process id here, as JSON, once listening.",
+    ),
+    click.option(
+        "--port", default=0, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 takes a free one."
+    ),
+)
+_SERVES = (
+    allowed_hosts,
+    *_LISTENS,
+    click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
+)
 _PATH = click.Path(resolve_path=True)
-sandbox_options = (
+_SESSIONS = (
+    click.option(
+        "--writable", multiple=True, type=_PATH, metavar="DIR", help="A folder that sessions may write to; repeatable."
+    ),
     click.option(
         "--readable",
         multiple=True,
@@ -37,41 +57,36 @@ sandbox_options = (
         help="A folder or file that sessions see beside the agent's project; repeatable.",
     ),
     click.option(
-        "--writable", multiple=True, type=_PATH, metavar="DIR", help="A folder that sessions may write to; repeatable."
-    ),
-)
-
-
-def with_sessions(command: F) -> F:
-    """Add to a command what it may give to sessions on this machine: `--session-env` and `sandbox_options`."""
-    variable = click.option(
         "--session-env",
         multiple=True,
         metavar="K=V",
         help="A variable of every session; K alone takes this shell's value; repeatable.",
-    )
-    for option in (*reversed(sandbox_options), variable):
-        command = option(command)
-    return command
+    ),
+)
+_JUDGE = (
+    click.option(
+        "--judge-weight", type=click.FloatRange(0, 1, min_open=True), help="Its share of the reward. [default: 1]"
+    ),
+    click.option("--judge-model", metavar="NAME", help="The judge's model; its key is AGENTCORE_RL_JUDGE_KEY."),
+    click.option("--judge-url", metavar="URL", help="The judge's OpenAI-compatible API, as https://host/v1."),
+    click.option("--judge", metavar="FILE", help="A rubric by which a model scores the rollouts of each input."),
+)
+
+
+def adding(options: Iterable[Callable[[F], F]]) -> Callable[[F], F]:
+    """A decorator that adds options to a command, the last of them first."""
+    return lambda command: functools.reduce(lambda made, option: option(made), options, command)
+
+
+with_process = adding(_LISTENS)  # of a command that listens, for the process that waits for it
+with_server = adding(_SERVES)
+with_sessions = adding(_SESSIONS)
+with_judge = adding(_JUDGE)
 
 
 def sandbox_words(readable: Iterable[str], writable: Iterable[str]) -> list[str]:
     """The same options for `runtime serve`."""
     return [f"--readable={path}" for path in readable] + [f"--writable={path}" for path in writable]
-
-
-def with_judge(command: F) -> F:
-    """Add to a command a judge of its rollouts: the fields of `JudgeSettings` that most set."""
-    for option in (
-        click.option(
-            "--judge-weight", type=click.FloatRange(0, 1, min_open=True), help="Its share of the reward. [default: 1]"
-        ),
-        click.option("--judge-model", metavar="NAME", help="The judge's model; its key is AGENTCORE_RL_JUDGE_KEY."),
-        click.option("--judge-url", metavar="URL", help="The judge's OpenAI-compatible API, as https://host/v1."),
-        click.option("--judge", metavar="FILE", help="A rubric by which a model scores the rollouts of each input."),
-    ):
-        command = option(command)
-    return command
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")

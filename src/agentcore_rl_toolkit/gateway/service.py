@@ -39,7 +39,7 @@ def settle_memory() -> None:
 async def serve(
     config: GatewayConfig,
     *,
-    ready_file: str | None = None,
+    ready_file: Path | None = None,
     parent_pid: int | None = None,
     extra: dict[str, Any] | None = None,
     make_key: bool = True,
@@ -55,7 +55,7 @@ async def serve(
         made = keys.make()
         config = dataclasses.replace(config, admin_key=made)
     if ready_file is not None:
-        check_ready(Path(ready_file))
+        check_ready(ready_file)
     gateway = Gateway(config)
     await gateway.start()
     settle_memory()
@@ -65,7 +65,7 @@ async def serve(
         ready = {"url": gateway.url, "pid": os.getpid(), **(extra or {})}
         if key_file is not None:
             ready["admin_key_file"] = str(key_file)
-        process.write_ready(Path(ready_file), ready)
+        process.write_ready(ready_file, ready)
     print(f"gateway listening on {gateway.url} ({gateway.recovered} calls stored)", file=sys.stderr, flush=True)
     if key_file is not None:
         print(f"  its admin key is in {key_file}", file=sys.stderr, flush=True)

@@ -10,9 +10,8 @@ from typing import Any
 import click
 
 from ..models import Model
-from ..options import allowed_hosts as _allowed_hosts
 from ..options import as_json as _as_json
-from ..options import from_environment, settings_of, settings_option
+from ..options import from_environment, settings_of, settings_option, with_server
 from ..output.terminal import visible
 
 
@@ -50,12 +49,7 @@ def group() -> None:
     "--sampler", help="With --engine tinker or sagemaker: path (ARN) of saved weights, or a base model of Tinker."
 )
 @click.option("--store", "store_dir", type=click.Path(file_okay=False), help="Directory that keeps the calls.")
-@click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="0 takes a free one.")
-@click.option(
-    "--ready-file", type=click.Path(dir_okay=False), help="Write URL and process id here, as JSON, once listening."
-)
-@click.option("--parent-pid", type=int, hidden=True)
+@with_server
 @from_environment("--admin-key", "AGENTCORE_RL_GATEWAY_ADMIN_KEY")
 @click.option("--no-admin-key", is_flag=True, help="Let every user and program of this machine administer it.")
 @click.option(
@@ -63,7 +57,6 @@ def group() -> None:
     is_flag=True,
     help="Take calls without a key. The first call of an unknown session opens it.",
 )
-@_allowed_hosts
 @click.option("--model-id", help="Model name of every call, in place of the agent's.")
 @click.option(
     "--model",
@@ -84,7 +77,7 @@ def serve(
     upstreams: tuple[str, ...],
     engine: Any,
     upstream_key: str | None,
-    ready_file: str | None,
+    ready_file: Path | None,
     parent_pid: int | None,
     no_admin_key: bool,
     no_session_keys: bool,

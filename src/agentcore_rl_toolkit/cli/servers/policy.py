@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ..models import model_option
-from ..options import allowed_hosts as _allowed_hosts
+from ..options import with_server
 from .vllm import command as vllm_command
 
 
@@ -18,9 +18,7 @@ def group() -> None:
     """The built-in policy: a small language model that runs and trains on a CPU."""
 
 
-@group.command(
-    short_help="Serve the policy's tokens, or SageMaker's training API over it.",
-)
+@group.command(short_help="Serve the policy's tokens, or SageMaker's training API over it.")
 @model_option()
 @click.option(
     "--as",
@@ -36,12 +34,7 @@ def group() -> None:
     type=click.Path(file_okay=False, path_type=Path),
     help="With --as sagemaker: keep saved weights here; without it they end with the service.",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=0, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 takes a free one.")
-@click.option(
-    "--ready-file", type=click.Path(path_type=Path), help="Write URL and process id here, as JSON, once listening."
-)
-@click.option("--parent-pid", type=int, hidden=True)
+@with_server
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="Threads of one computation.")
 @click.option(
     "--dtype",
@@ -49,7 +42,6 @@ def group() -> None:
     help="Type of the model's numbers. [default: bfloat16 on a GPU, float32 on a CPU]",
 )
 @click.option("--seed", type=int, hidden=True)  # of requests without one
-@_allowed_hosts
 def serve(model: Path | None, api: str, checkpoint_dir: Path | None, **settings: Any) -> None:
     """Serve the policy: token ids in, token ids and logprobs out, weights in. Stop it with Ctrl-C or SIGTERM.
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import click
 
 from ...errors import ConfigError
-from ..options import allowed_hosts, as_json, sandbox_options, settings_of, settings_option
+from ..options import as_json, settings_of, settings_option, with_server, with_sessions
 from ..output.terminal import Waiting, visible
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -24,6 +24,9 @@ def group() -> None:
 
     Point any AWS client at it with AWS_ENDPOINT_URL_BEDROCK_AGENTCORE (and ..._CONTROL for the control plane).
     """
+
+
+_TIMES = ("init_timeout", "idle_timeout", "invoke_timeout", "max_lifetime", "stop_grace", "stream_timeout")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,52 +47,6 @@ class _Rare:
     max_sessions: int | None = None
 
 
-_SERVE_OPTIONS = [
-    click.option("--agent", "agents", multiple=True, metavar="NAME=PATH.py", help="An agent to serve; repeatable."),
-    click.option("--host", default="127.0.0.1", show_default=True),
-    click.option("--port", default=0, show_default=True, help="0 takes any free port."),
-    click.option(
-        "--session-env",
-        multiple=True,
-        metavar="K=V",
-        help="A variable of every session; K alone takes this shell's value; repeatable.",
-    ),
-    click.option("--state-dir", type=_FOLDER, help="Keep the sessions' logs here [default: a temporary folder]."),
-    click.option(
-        "--isolation",
-        type=click.Choice(["auto", "process", "none", "container"]),
-        default="auto",
-        show_default=True,
-        help="process: a Bubblewrap sandbox per agent; container: a container per session; auto: process where it is available.",
-    ),
-    click.option(
-        "--runtime",
-        "container_runtime",
-        metavar="NAME",
-        help="Docker's runtime for containers, such as runsc (gVisor).",
-    ),
-    *sandbox_options,
-    click.option("--store", metavar="file:///DIR", help="The store that sessions write their records to."),
-    click.option("--memory-mb", type=int, help="Memory limit of each process of a session, or of its container."),
-    click.option("--quotas", default="unlimited", show_default=True, help="Profile: unlimited, aws-2026 or aws-2025."),
-    click.option("--faults", "faults_file", type=_FILE, help="Fault plan, TOML or JSON."),
-    click.option(
-        "--callers",
-        type=click.Choice(["user", "any"]),
-        default="user",
-        show_default=True,
-        help="Requests to answer: user: those signed with its key; any: all that reach the port.",
-    ),
-    click.option(
-        "--ray", "ray_address", metavar="ADDRESS", help="Run the sessions on this Ray cluster; auto: the running one."
-    ),
-    settings_option,
-    allowed_hosts,
-    click.option("--ready-file", type=_FILE, help="Write URL and process id here, as JSON, once listening."),
-    click.option("--parent-pid", type=int, hidden=True),
-]
-
-
 def _credentials() -> dict[str, str]:
     """Access keys and secrets of AGENTCORE_RL_CREDENTIALS. It is taken out of the environment: sessions do not inherit it."""
     pairs = [word.partition(":") for word in os.environ.pop("AGENTCORE_RL_CREDENTIALS", "").split()]
@@ -99,6 +56,35 @@ def _credentials() -> dict[str, str]:
 
 
 @group.command()
+@click.option("--agent", "agents", multiple=True, metavar="NAME=PATH.py", help="An agent to serve; repeatable.")
+@with_server
+@with_sessions
+@click.option("--state-dir", type=_FOLDER, help="Keep the sessions' logs here [default: a temporary folder].")
+@click.option(
+    "--isolation",
+    type=click.Choice(["auto", "process", "none", "container"]),
+    default="auto",
+    show_default=True,
+    help="process: a Bubblewrap sandbox per agent; container: a container per session; auto: process where it is available.",
+)
+@click.option(
+    "--runtime", "container_runtime", metavar="NAME", help="Docker's runtime for containers, such as runsc (gVisor)."
+)
+@click.option("--store", metavar="file:///DIR", help="The store that sessions write their records to.")
+@click.option("--memory-mb", type=int, help="Memory limit of each process of a session, or of its container.")
+@click.option("--quotas", default="unlimited", show_default=True, help="Profile: unlimited, aws-2026 or aws-2025.")
+@click.option("--faults", "faults_file", type=_FILE, help="Fault plan, TOML or JSON.")
+@click.option(
+    "--callers",
+    type=click.Choice(["user", "any"]),
+    default="user",
+    show_default=True,
+    help="Requests to answer: user: those signed with its key; any: all that reach the port.",
+)
+@click.option(
+    "--ray", "ray_address", metavar="ADDRESS", help="Run the sessions on this Ray cluster; auto: the running one."
+)
+@settings_option
 def serve(**options: Any) -> None:
     """Serve agents until stopped.
 
@@ -130,14 +116,7 @@ def serve(**options: Any) -> None:
         state_dir=folder.resolve() if folder is not None else None,
         session_env=handed_environment() | parse_environment(options["session_env"]),
         start_mode=rare.start_mode,
-        times=TimeLimits(
-            idle_timeout_s=rare.idle_timeout,
-            max_lifetime_s=rare.max_lifetime,
-            init_timeout_s=rare.init_timeout,
-            invoke_timeout_s=rare.invoke_timeout,
-            stream_timeout_s=rare.stream_timeout,
-            stop_grace_s=rare.stop_grace,
-        ),
+        times=TimeLimits(**{f"{name}_s": value for name, value in vars(rare).items() if name in _TIMES}),
         quotas=profile(
             options["quotas"],
             region=rare.region,
@@ -179,9 +158,6 @@ def serve(**options: Any) -> None:
         allowed_hosts=options["allowed_hosts"],
     )
 
-
-for _option in _SERVE_OPTIONS:
-    serve = _option(serve)
 
 _url_option = click.option("--url", help="The runtime's address [default: the newest one of yours that is running].")
 

@@ -20,6 +20,7 @@ import click
 from ..._servers.process import bind, stop_event, write_ready
 from ...errors import ConfigError
 from ..models import model_option
+from ..options import with_process
 
 ENGINE_PYTHON_ENV = "AGENTCORE_RL_ENGINE_PYTHON"
 EXTENSION = "agentcore_rl_toolkit.weights.vllm_worker.WorkerExtension"
@@ -76,11 +77,7 @@ def context_of(model: Path) -> int | None:
 
 @click.command("vllm", short_help="Run vLLM on this machine as training needs it.")
 @model_option()
-@click.option("--port", default=0, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 takes a free one.")
-@click.option(
-    "--ready-file", type=click.Path(path_type=Path), help="Write URL and process id here, as JSON, once it answers."
-)
-@click.option("--parent-pid", type=int, hidden=True)
+@with_process
 @click.argument("more", nargs=-1, type=click.UNPROCESSED)
 def command(
     model: Path | None,
