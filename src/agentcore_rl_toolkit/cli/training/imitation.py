@@ -5,46 +5,34 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
-from ...backends.settings import Count, Positive, check
+from ...backends.settings import Count, check
 from ...errors import ConfigError
 from ...runs import demonstrations, find_run, read_config, write_config
-from ..models import model_folder
 from ..output.commands import nearby, program
 from .job import load_loop
-from .settings import by_size, new_folder
+from .settings import Sized, new_folder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Imitation:
+class Imitation(Sized):
     """The settings of imitation. ``min_reward`` None takes every usable rollout; ``batch_tokens`` of an optimizer step."""
 
     runs: tuple[str, ...]
-    model: Path | None = None
     min_reward: float | None = None
     best_of_group: bool = False
     epochs: Count = 2
     batch_tokens: Count = 8192
-    learning_rate: Positive | None = None
-    lora_rank: int | None = None
-    tokens_at_once: Count | None = None
-    gradient_checkpointing: bool | None = None
-    dtype: Literal["float32", "bfloat16"] | None = None
-    seed: int = 0
 
     def __post_init__(self) -> None:
         check(self)
         if not self.runs:
             raise ConfigError("--from RUN is missing: which run's rollouts are to be imitated?")
-        if self.model is None:
-            named = read_config(find_run(self.runs[0])).get("model")  # the ids are those of its tokenizer
-            object.__setattr__(self, "model", model_folder(named) if named else None)
-        for name, value in by_size(self.model, self.lora_rank).items():
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, value)
+        # The ids are those of the first run's tokenizer.
+        self.fit(self.model or read_config(find_run(self.runs[0])).get("model") or None)
 
 
 def imitate(settings: Imitation, out: Path | None) -> Path:
@@ -62,14 +50,7 @@ def imitate(settings: Imitation, out: Path | None) -> Path:
     tokens = sum(sum(row["assistant_masks"]) for row in rows)
     click.echo(f"imitating {len(rows)} sequences, {tokens} sampled tokens  run directory {nearby(run_dir)}")
     loop = load_loop()
-    config = loop.Config(
-        learning_rate=settings.learning_rate,
-        lora_rank=settings.lora_rank,
-        tokens_at_once=settings.tokens_at_once,
-        gradient_checkpointing=settings.gradient_checkpointing,
-        dtype=settings.dtype,
-        seed=settings.seed,
-    )
+    config = loop.Config(**{f.name: getattr(settings, f.name) for f in dataclasses.fields(Sized) if f.name != "model"})
     with (run_dir / "metrics.jsonl").open("a") as metrics:
 
         def observe(facts: dict[str, Any]) -> None:

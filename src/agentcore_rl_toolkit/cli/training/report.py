@@ -9,26 +9,30 @@ from pathlib import Path
 from typing import Any
 
 from ...contract import Cause
-from ...runs import ROLLOUTS, Query, RunReader
+from ...runs import METRICS, ROLLOUTS, Query, RunReader, read_metrics
 from ..output.failures import Failure, explain
 
 BLAMED = (Cause.AGENT, Cause.INFRASTRUCTURE)
+# Of held-out inputs, (name in a summary, name in an event, value where absent): the mean over all, with failures of agent and
+# policy as 0, its 95 % interval, the mean over those that ended ok; and of how many.
+HELD_OUT = (
+    ("reward", "reward", None),
+    ("interval", "reward_interval", None),
+    ("scored", "scored", 0),
+    ("reward_ok", "reward_ok", None),
+    ("ok", "ok", 0),
+)
 
 
 class Report:
-    """Appends as things happen, so that an interrupted run has everything up to that moment.
-
-    Reading back happens from the files: a resumed run continues the same ones.
-    """
+    """Appends as things happen, and reads back from the files: a resumed run goes on with them."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
-        self._metrics = run_dir / "metrics.jsonl"
-        run_dir.mkdir(parents=True, exist_ok=True)
 
     def add(self, event: str, facts: dict[str, Any]) -> None:
         """Append one `step` or `evaluated` event."""
-        with self._metrics.open("a") as out:
+        with (self.run_dir / METRICS).open("a") as out:
             out.write(json.dumps({"event": event, **facts}) + "\n")
 
     def drop_steps_from(self, step: int) -> None:
@@ -37,17 +41,12 @@ class Report:
         def kept(e: dict[str, Any]) -> bool:
             return bool(e["step"] < step if e["event"] == "step" else 0 < step >= e.get("version", 0))
 
-        lines = [json.dumps(e) + "\n" for e in self.events() if kept(e)]
-        self._metrics.write_text("".join(lines))
-
-    def events(self) -> list[dict[str, Any]]:
-        if not self._metrics.exists():
-            return []
-        return [json.loads(line) for line in self._metrics.read_text().splitlines() if line]
+        lines = [json.dumps(e) + "\n" for e in read_metrics(self.run_dir) if kept(e)]
+        (self.run_dir / METRICS).write_text("".join(lines))
 
     def summarise(self, *, exp_id: str, config: dict[str, Any], held_out: int, wall_s: float) -> dict[str, Any]:
         """Write and return `summary.json`. A share of nothing is None, not 0 or 1."""
-        events = self.events()
+        events = read_metrics(self.run_dir)
         steps = [e for e in events if e["event"] == "step"]
         evaluated = {e["when"]: e for e in events if e["event"] == "evaluated"}
         counts: dict[str, Counter[str]] = {"outcomes": Counter(), "causes": Counter(), "policy_failures": Counter()}
@@ -56,27 +55,20 @@ class Report:
                 counter.update(e.get(name, {}))
         sampled = sum(e["sampled_tokens"] for e in steps)
         gaps = [e["logprob_gap"] for e in steps if e["logprob_gap"] is not None]
-        before, after = evaluated.get("before", {}), evaluated.get("after", {})
+        sides = {when: evaluated.get(when, {}) for when in ("before", "after")}
         summary = {
             "exp_id": exp_id,
             # Steps in which something could be learned: in some group the rewards differed.
             "steps_that_taught": sum(e.get("groups_that_differ") != 0 for e in steps),
-            # All inputs, failures of agent and policy as 0; then those that ended ok. Of each, how many there are.
-            "held_out_reward_before": before.get("reward"),
-            "held_out_reward_after": after.get("reward"),
-            "held_out_interval_before": before.get("reward_interval"),  # of 95 %
-            "held_out_interval_after": after.get("reward_interval"),
-            "held_out_scored_before": before.get("scored", 0),
-            "held_out_scored_after": after.get("scored", 0),
-            "held_out_reward_ok_before": before.get("reward_ok"),
-            "held_out_reward_ok_after": after.get("reward_ok"),
-            "held_out_ok_before": before.get("ok", 0),
-            "held_out_ok_after": after.get("ok", 0),
+            **{
+                f"held_out_{name}_{when}": sides[when].get(known, absent)
+                for name, known, absent in HELD_OUT
+                for when in sides
+            },
             "held_out_problems": held_out,
             # Of all evaluations, by the version of the weights (version k is what k steps made).
             "held_out_rewards": {e["version"]: e["reward"] for e in evaluated.values() if "version" in e},
-            "tool_use_before": before.get("tool_use"),
-            "tool_use_after": after.get("tool_use"),
+            **{f"tool_use_{when}": side.get("tool_use") for when, side in sides.items()},
             "steps": len(steps),
             "rollouts": counts["outcomes"].total(),
             "lost_rollouts": counts["causes"][Cause.INFRASTRUCTURE],

@@ -30,16 +30,38 @@ _TINY, _LARGE = 10_000_000, 500_000_000  # parameters: of models made for a demo
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LocalRun(Credit, JudgeSettings):
+class Sized:
+    """Settings of a model and its updates. What is None follows from the model's size (`by_size`).
+
+    ``model`` is a folder, a name of the hub or a GGUF file, None the built-in policy. ``learning_rate`` is the peak.
+    ``lora_rank`` 0 trains all weights. ``tokens_at_once`` of a minibatch are computed together; ``gradient_checkpointing`` saves
+    memory. Engine and trainer multiply matrices in ``dtype``.
+    """
+
+    model: Path | None = None
+    learning_rate: Positive | None = None
+    lora_rank: Least0 | None = None
+    tokens_at_once: Count | None = None
+    gradient_checkpointing: bool | None = None
+    dtype: Literal["float32", "bfloat16"] | None = None
+    seed: int = 0
+
+    def fit(self, model: Path | str | None) -> None:
+        """Take this model, and what follows from its size. Raises: ConfigError."""
+        folder = None if model is None else model_folder(model)  # of a run, the model that it trained
+        object.__setattr__(self, "model", folder)
+        for name, value in by_size(folder, self.lora_rank).items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LocalRun(Sized, Credit, JudgeSettings):
     """The settings of `agentcore-rl train` for an agent's file on this machine.
 
     The loop of `examples/grpo_loop` trains. ``data`` and ``eval_data`` hold one
-    payload a line; without ``eval_data`` the share ``held_out`` of the data is kept for it. ``model`` is a folder, a name of
-    the hub or a GGUF file, None the built-in policy; ``engine`` serves it ("policy" or "vllm"). A step runs ``groups`` inputs,
-    ``rollouts`` times each.
-    ``learning_rate`` is the peak. ``lora_rank`` 0 trains all weights. ``tokens_at_once`` of a minibatch are computed together;
-    ``gradient_checkpointing`` saves memory. Engine and trainer multiply matrices in ``dtype``. What is None of these follows
-    from the model's size (`by_size`).
+    payload a line; without ``eval_data`` the share ``held_out`` of the data is kept for it. ``engine`` serves the model ("policy"
+    or "vllm"). A step runs ``groups`` inputs, ``rollouts`` times each.
     ``staleness`` weight versions may lie between a rollout's start and its training; with
     ``hold_calls`` weights change between model calls only. Every ``eval_every`` steps the held-out rows are run; 0: before
     and after only.
@@ -55,16 +77,10 @@ class LocalRun(Credit, JudgeSettings):
     data: Path
     eval_data: Path | None = None
     held_out: NotNegative = 0.0
-    model: Path | None = None
     engine: str = "policy"
     steps: Count = 32
     groups: Count = 8
     rollouts: GroupSize = 8
-    learning_rate: Positive | None = None
-    lora_rank: Least0 | None = None
-    tokens_at_once: Count | None = None
-    gradient_checkpointing: bool | None = None
-    dtype: Literal["float32", "bfloat16"] | None = None
     staleness: Least0 = 0
     hold_calls: bool = False
     eval_every: Least0 = 0
@@ -73,7 +89,6 @@ class LocalRun(Credit, JudgeSettings):
     policy_failures: PolicyFailures = "score"
     train_on: str | None = None
     sampling_params: Mapping[str, Any] = dataclasses.field(default_factory=lambda: dict(WHOLE_DISTRIBUTION))
-    seed: int = 0
     tracker: tuple[str, ...] = ()
     session_env: tuple[str, ...] = dataclasses.field(default=(), repr=False)
     readable: tuple[str, ...] = ()
@@ -93,11 +108,7 @@ class LocalRun(Credit, JudgeSettings):
         check_installed(self.tracker)
         if not self.agent.is_file():
             raise ConfigError(f"there is no agent file {self.agent}; `agentcore-rl init NAME` makes an agent")
-        if self.model is not None:
-            object.__setattr__(self, "model", model_folder(self.model))  # of a run, the model that it trained
-        for name, value in by_size(self.model, self.lora_rank).items():
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, value)
+        self.fit(self.model)
         if self.lora_rank and importlib.util.find_spec("peft") is None:
             raise missing_extra(
                 "lora_rank, by default 16 from half a billion parameters on, needs the package 'peft'", "lora"
