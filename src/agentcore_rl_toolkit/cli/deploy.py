@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ConfigError
-from .options import as_json
+from .options import as_json, json_object
 from .output.terminal import visible
 
 if TYPE_CHECKING:
@@ -104,10 +104,10 @@ def command(
             click.echo(visible(line), err=what is not None)
 
     calls = Calls(region=region, rehearse=dry_run or what is not None, say=say)
-    if what == "iam":
-        _print_policies(Deployment(settings, calls, say), as_json)
-        return
     deployment = Deployment(settings, calls, say)
+    if what == "iam":
+        _print_policies(deployment, as_json)
+        return
     if remove:
         left = deployment.remove()
         if not dry_run and forget_agent(Path(".env"), settings.name):
@@ -167,13 +167,7 @@ def _payload(smoke: str | None, folder: Path | None) -> dict[str, Any] | None:
                 "one rollout proves the deployment: --smoke '{\"prompt\": ...}' gives its payload, --smoke none leaves it out"
             )
         smoke = next((line for line in rows.read_text().splitlines() if line.strip()), "{}")
-    try:
-        value = json.loads(smoke)
-    except ValueError as e:
-        raise ConfigError(f"the payload of --smoke is not JSON: {e}") from e
-    if not isinstance(value, dict):
-        raise ConfigError("the payload of --smoke must be a JSON object")
-    return value
+    return json_object(smoke, "the payload of --smoke")
 
 
 def _print_policies(deployment: Deployment, as_json: bool) -> None:
@@ -207,14 +201,8 @@ def _report(
             if value is not None:
                 set_key(".env", name, value, quote_mode="never")
     if as_json:
-        result = {
-            "arn": done.arn,
-            "version": done.version,
-            "changed": done.changed,
-            "smoke": done.smoke,
-            "steps": list(lines),
-        }
-        click.echo(json.dumps(result, indent=2))
+        facts = {name: getattr(done, name) for name in ("arn", "version", "changed", "smoke")}
+        click.echo(json.dumps({**facts, "steps": list(lines)}, indent=2))
         return
     if done.smoke is not None:
         click.echo(visible(f"one rollout: {done.smoke}"))

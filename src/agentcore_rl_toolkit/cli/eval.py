@@ -22,7 +22,7 @@ from ..contract import Cause
 from ..errors import ConfigError, GatewayError, LocalRuntimeError
 from ..store import parse_url
 from .models import WORDS, Model, model_option
-from .options import F, as_json, from_environment, sandbox_words, with_judge, with_sessions
+from .options import F, as_json, from_environment, json_object, sandbox_words, with_judge, with_sessions
 from .output.commands import nearby, program
 from .output.failures import Failure, explain
 from .output.terminal import visible
@@ -147,7 +147,7 @@ def check_options(options: dict[str, Any]) -> None:
     if options["bucket"]:
         parse_url(options["bucket"])
     if options["sampling_params"]:
-        _json_object(options["sampling_params"])
+        json_object(options["sampling_params"], "--sampling-params")
     if _judge(options) is not None and options["resume"]:
         raise ConfigError(
             "--judge takes no --resume: it needs the dialogues of all rollouts; begin anew with another --out"
@@ -227,7 +227,7 @@ def _evaluate(
 
     overrides = {name: options[name] for name in ("base_url", "model_id", "api_key") if options[name]}
     if options["sampling_params"]:
-        overrides["sampling_params"] = _json_object(options["sampling_params"])
+        overrides["sampling_params"] = json_object(options["sampling_params"], "--sampling-params")
     total = len(rows) * options["repeat"]
     scores: list[float] = []
     items: list[BatchItem] = []
@@ -437,13 +437,3 @@ def _model_of(target: Target, given: dict[str, Any]) -> Iterator[tuple[Prepare |
             with contextlib.suppress(GatewayError):  # it may be gone, and its store with it
                 for at in range(0, len(made), SESSIONS_PER_CALL):
                     gateway.delete(made[at : at + SESSIONS_PER_CALL])
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as e:
-        raise ConfigError(f"--sampling-params is not JSON: {e}") from e
-    if not isinstance(value, dict):
-        raise ConfigError("--sampling-params must be a JSON object")
-    return value

@@ -17,7 +17,7 @@ import click
 from ..contract import Cause
 from ..errors import AgentCoreRLError, ConfigError
 from .models import model_option
-from .options import as_json, sandbox_words, with_sessions
+from .options import as_json, json_object, sandbox_words, with_sessions
 from .output.terminal import dialogue_lines, visible
 
 if TYPE_CHECKING:
@@ -53,12 +53,7 @@ def command(
     Example:
         agentcore-rl invoke --agent shop/agent.py '{"prompt": "The shop has 41 lamps and sells 5.", "answer": "36"}'
     """
-    try:
-        value = json.loads(payload)
-    except ValueError as e:
-        raise ConfigError(f"the payload is not JSON: {e}") from e
-    if not isinstance(value, dict):
-        raise ConfigError('the payload must be a JSON object, such as \'{"prompt": "..."}\'')
+    value = json_object(payload, "the payload")
     scratch = tempfile.TemporaryDirectory(prefix="agentcore-rl-invoke-", ignore_cleanup_errors=True)
     try:
         with scratch, _stack(agent, model, session_env, sandbox_words(readable, writable), Path(scratch.name)) as stack:

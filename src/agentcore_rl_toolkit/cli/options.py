@@ -102,6 +102,17 @@ settings_option = click.option(
 )
 
 
+def json_object(text: str, what: str) -> dict[str, Any]:
+    """A JSON object of the command line. Raises: ConfigError."""
+    try:
+        value = json.loads(text)
+    except ValueError as e:
+        raise ConfigError(f"{what} is not JSON: {e}") from e
+    if not isinstance(value, dict):
+        raise ConfigError(f'{what} must be a JSON object, such as \'{{"name": "value"}}\'')
+    return value
+
+
 def from_environment(name: str, variable: str) -> Callable[[F], F]:
     """A secret: an option that is refused, with the variable that the command takes it from."""
 
