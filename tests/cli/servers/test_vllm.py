@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentcore_rl_toolkit.cli import main
+from agentcore_rl_toolkit.cli.servers import policy
 from agentcore_rl_toolkit.cli.servers.vllm import EXTENSION, command_line, context_of, environment, find_python
+from agentcore_rl_toolkit.cli.training import stack
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.policy.model import WEIGHTS_DIR
 
@@ -59,7 +62,21 @@ def test_it_listens_on_loopback_with_what_training_needs(cpu: bool) -> None:
     assert pairs["--worker-extension-cls"] == EXTENSION
     assert "--enable-scale-out" in line
     assert ("--enforce-eager" in line) is cpu
+    assert pairs.get("--dtype") == ("float32" if cpu else None)
     assert line[-2:] == ["--seed", "1"]
+
+
+@pytest.mark.parametrize("engine", stack.ENGINES)
+def test_what_a_stack_starts_takes_the_options_of_a_service(engine: str) -> None:
+    class Launched:
+        def launch(self, name: str, words: list[str], doing: str) -> list[str]:
+            return words
+
+    words: Any = stack._launch_engine(Launched(), WEIGHTS_DIR, engine, "bfloat16")  # type: ignore[arg-type]
+    command = policy.group.commands[words[1]]
+    context = command.make_context(words[1], [*words[2:], "--port", "0", "--ready-file", "f", "--parent-pid", "1"])
+    assert context.params["parent_pid"] == 1
+    assert context.params.get("dtype") == ("bfloat16" if engine == "policy" else None)
 
 
 def test_its_workers_find_the_extension_and_nothing_else_of_this_environment(tmp_path: Path) -> None:

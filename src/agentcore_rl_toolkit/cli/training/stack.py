@@ -211,8 +211,8 @@ def start(
 
     ``services`` must have been made with ``QUIET`` and the gateway's admin key in its environment. The agent runs in this
     environment when that has what the files beside it ask for, else (and with ``own_environment`` always) in one of its own.
-    Records, turns and sessions' logs go below ``folder``. ``engine`` serves the model: "policy" or "vllm", in
-    ``dtype`` (None: its own choice); an ``upstream`` takes its place, and ``without_model`` there is neither engine nor gateway.
+    Records, turns and sessions' logs go below ``folder``. ``engine`` serves the model: "policy", in ``dtype`` (None: its own
+    choice), or "vllm"; an ``upstream`` takes its place, and ``without_model`` there is neither engine nor gateway.
     ``session_env`` are the sessions' variables, as K=V, or K for the value that it has here; ``runtime_options`` are further
     ones of `runtime serve`. ``report(name, url)`` is called for each part that is ready.
     Raises: ServiceError, LocalRuntimeError, ConfigError.
@@ -290,13 +290,12 @@ def _offers_tools(model: Path) -> bool:
 
 
 def _launch_engine(services: Services, model: Path | None, engine: str, dtype: str | None) -> Service:
-    numbers = ["--dtype", dtype] if dtype else []
     if engine == "vllm":
-        words = ["policy", "vllm", *(["--model", str(model)] if model else []), "--", *numbers]
+        words = ["policy", "vllm", *(["--model", str(model)] if model else [])]
         doing = "loading the model and answering its first request: a minute or two"
         return services.launch("vLLM", words, doing=doing)
     words = ["policy", "serve", "--threads", str(max(1, (os.cpu_count() or 2) // 2))]
-    words += [*numbers, *(["--model", str(model)] if model else [])]
+    words += [*(["--dtype", dtype] if dtype else []), *(["--model", str(model)] if model else [])]
     return services.launch("policy server", words, doing=f"loading {model or 'the built-in policy'}")
 
 
