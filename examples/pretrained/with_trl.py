@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from agentcore_rl_toolkit.backends import CollectedRollout, Group, GroupRequest
+from agentcore_rl_toolkit.backends import CollectedRollout, Group, GroupRequest, summarize, to_samples
 from agentcore_rl_toolkit.cli.models import model_folder
 from agentcore_rl_toolkit.cli.training.job import load_loop
 from agentcore_rl_toolkit.cli.training.stack import own
@@ -99,17 +98,18 @@ def main() -> None:
     events = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     steps = [event for event in events if event["event"] == "step"]
     loop = load_loop()
-    weights, _ = loop.load_model(model, loop.Config())
-    config = loop.Config(minibatches=1, tokens_at_once=2048, learning_rate=RATE, max_logprob_gap=1.0)
-    optimizer = loop.optimizer_of(weights, config)
-    for step, theirs in enumerate(steps):  # the loop goes on from its own update, on what TRL's weights sampled
+    config = loop.Config()
+    for step, theirs in enumerate(steps):
         groups = recorded(out, step)
-        ours = loop.train_on(groups, weights, optimizer, 0, config, random.Random(0), version=step)
-        rewards = [r.score or 0.0 for group in groups for r in group.rollouts]
+        found = {r.session_id: r.trajectory for group in groups for r in group.usable}
+        samples = to_samples(groups, credit=config)
+        rows = [(found[s.session_id].sequences[s.sequence_index], s.advantages) for s in samples]
+        batch, stats = loop.build_batch(rows, 0), summarize(groups)
+        # TRL takes one step a batch: its weights are still those that sampled, so their logprobs are the recorded ones.
+        ours, _ = loop.grpo_loss(batch.sampled_logprobs_BT[:, 1:], batch, stats.trained_tokens, config)
         print(
-            f"step {step + 1}: reward {sum(rewards) / len(rewards):.2f}, {ours['trained_tokens']} tokens, "
-            f"loss {theirs['loss']:.5f} by TRL, {ours['loss'] or 0:.5f} by the loop; "
-            f"gradient norm {theirs['grad_norm']:.4f}, {ours['grad_norm'] or 0:.4f}; logprob gap {ours['logprob_gap']}"
+            f"step {step + 1}: reward {theirs['reward']:.3f}, {stats.trained_tokens} tokens, loss {theirs['loss']:.5f} by TRL, "
+            f"{ours.item():.5f} by the loop"
         )
 
 
