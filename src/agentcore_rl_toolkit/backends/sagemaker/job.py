@@ -109,7 +109,9 @@ class Jobs:
                 "OutputModelPackageGroupArn": config.model_package_group_arn,
                 "IntermediateCheckpointModelPackageGroupArn": config.checkpoint_group_arn,
             }
-            parts: dict[str, Any] = {"ModelPackageConfig": groups | self._input(config.start_from)}
+            if config.start_from is not None:
+                groups["InputModelPackageArn"] = config.start_from
+            parts: dict[str, Any] = {"ModelPackageConfig": groups}
             parts["StoppingCondition"] = {"MaxRuntimeInSeconds": config.max_runtime_s}
             made = await self._job("AgentRFT", config.job_name, config.data_path, config.hyperparameters, parts)
             package = str(made["OutputModelPackageArn"])
@@ -125,14 +127,11 @@ class Jobs:
         config = self._config
         if config.eval_data_path is None:
             return None
-        parts = {"ModelPackageConfig": self._input(package)}
+        parts = {"ModelPackageConfig": {} if package is None else {"InputModelPackageArn": package}}
         name = f"{config.job_name}-{when}"
         values = config.eval_hyperparameters
         output = await self._job("AgentRFTEvaluation", name, config.eval_data_path, values, parts)
         return output.get("EvaluationMetrics")
-
-    def _input(self, package: str | None) -> dict[str, str]:
-        return {} if package is None else {"InputModelPackageArn": package}
 
     async def _job(
         self, category: str, name: str, data: Path, values: Mapping[str, Any], parts: Mapping[str, Any]
@@ -158,24 +157,18 @@ class Jobs:
             **parts,
         }
         named = {"JobName": name, "JobCategory": category}
-        creating = asyncio.ensure_future(self._create(named, document))
+        fixed = {
+            "RoleArn": config.role_arn,
+            "JobConfigSchemaVersion": "1.0.0",
+            "JobConfigDocument": json.dumps(document),
+        }
         try:
-            await asyncio.shield(creating)
+            if not await self._control.create("create_job", **named, **fixed):
+                self._show(f"{name} exists already, and is followed")
             return await self._follow(named)
         except asyncio.CancelledError:
-            await asyncio.wait([creating])  # a request that is under way would make a job after the stop
             await self._stop(named)
             raise
-
-    async def _create(self, named: Mapping[str, str], document: Mapping[str, Any]) -> None:
-        text = json.dumps(document)
-        fixed = {"RoleArn": self._config.role_arn, "JobConfigSchemaVersion": "1.0.0", "JobConfigDocument": text}
-        try:
-            await self._control.call("create_job", **named, **fixed)
-        except TrainingServiceError as e:
-            if e.code != "ResourceInUse":
-                raise
-            self._show(f"{named['JobName']} exists already, and is followed")
 
     async def _stop(self, named: Mapping[str, str]) -> None:
         try:

@@ -37,22 +37,11 @@ async def start(control: Caller, config: SageMakerConfig) -> str:
     await stop_left(control, config.output_dir)
     name = f"{re.sub('[^A-Za-z0-9]+', '-', config.exp_id)[:50].strip('-') or 'run'}-{secrets.token_hex(4)}"
     _keep(config.output_dir, name, None)
-    creating = asyncio.ensure_future(_create(control, config, name))
-    try:
-        await asyncio.shield(creating)
-        await _running(control, name, config.start_timeout_s)
-    except BaseException:
-        await asyncio.wait([creating])  # a request that is under way would make a session after the stop
-        await stop(control, name, config.output_dir)
-        raise
-    return name
-
-
-async def _create(control: Caller, config: SageMakerConfig, name: str) -> None:
     model = {"BaseModelArn": config.base_model} | ({"AcceptEula": True} if config.accept_eula else {})
     group = config.model_package_group_arn
     try:
-        await control.call(
+        # The name is random: a session of this name is of a request whose answer was lost.
+        await control.create(
             "create_training_session",
             TrainingSessionName=name,
             LoraConfig={"Rank": config.rank, "Alpha": config.alpha},
@@ -61,9 +50,11 @@ async def _create(control: Caller, config: SageMakerConfig, name: str) -> None:
             OutputConfig={"S3Location": {"Path": config.output_s3}},
             **({} if group is None else {"ModelPackageGroupArn": group}),
         )
-    except TrainingServiceError as e:
-        if e.code != "ResourceInUse":  # the name is random: a request whose answer was lost has made it
-            raise
+        await _running(control, name, config.start_timeout_s)
+    except BaseException:
+        await stop(control, name, config.output_dir)
+        raise
+    return name
 
 
 async def _running(control: Caller, name: str, timeout_s: float) -> None:

@@ -219,20 +219,15 @@ class Account:
             "s3_bucket": self.bucket,
             "proof_key": secrets.token_hex(32),
         }
-        if self.gateway_url is None:
+        with contextlib.ExitStack() as stack:
+            if self.gateway_url is not None:
+                key, public = self.gateway_admin_key, self.session_gateway_url
+                gateway = stack.enter_context(GatewayClient(self.gateway_url, admin_key=key, public_url=public))
+                with contextlib.suppress(GatewayError, ContractError):  # the check of the gateway says why
+                    [made] = gateway.create_sessions([session_id], max_turns=1)
+                    stack.callback(gateway.delete, [session_id])
+                    block |= {"base_url": made.base_url, "api_key": made.api_key}
             return ask(client, self.agent_arn, session_id, block)
-        with GatewayClient(
-            self.gateway_url, admin_key=self.gateway_admin_key, public_url=self.session_gateway_url
-        ) as gateway:
-            try:
-                [made] = gateway.create_sessions([session_id], max_turns=1)
-            except (GatewayError, ContractError):  # the check of the gateway says why
-                return ask(client, self.agent_arn, session_id, block)
-            try:
-                reached = {"base_url": made.base_url, "api_key": made.api_key}
-                return ask(client, self.agent_arn, session_id, {**block, **reached})
-            finally:
-                gateway.delete([session_id])
 
     def checks(self) -> list[tuple[str, Callable[[], Finding | list[Finding]]]]:
         return [

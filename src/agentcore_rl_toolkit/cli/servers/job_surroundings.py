@@ -88,7 +88,7 @@ class JobSurroundings:
     def __init__(self, model: PolicyModel, model_dir: Path) -> None:
         self._model, self._model_dir = model, model_dir
         self._served: dict[str, Served] = {}
-        self._agents: dict[tuple[str, str], Transport] = {}
+        self._agent = functools.cache(_agent)
         self._threads = ThreadPoolExecutor(AT_ONCE, "job-invoke")
 
     async def prompts(self, uri: str) -> list[str]:
@@ -102,18 +102,6 @@ class JobSurroundings:
                 rows += read_rows(file)
         texts = [row.get("prompt", next(iter(row.values()))) for row in rows]
         return [text if isinstance(text, str) else json.dumps(text) for text in texts]
-
-    def _agent(self, arn: str, qualifier: str) -> Transport:
-        if (arn, qualifier) not in self._agents:
-            self._agents[arn, qualifier] = Transport(
-                arn,
-                region=arn.split(":")[3],
-                endpoint_url=None,
-                qualifier=qualifier,
-                pool_connections=AT_ONCE,
-                read_timeout_s=900.0,
-            )
-        return self._agents[arn, qualifier]
 
     async def invoke(self, arn: str, qualifier: str, session_id: str, payload: Mapping[str, Any]) -> Any:
         body, run = json.dumps(payload).encode(), asyncio.get_running_loop().run_in_executor
@@ -172,6 +160,11 @@ class JobSurroundings:
         self._threads.shutdown(wait=False, cancel_futures=True)
         for place in list(self._served):
             await self.leave(place)
+
+
+def _agent(arn: str, qualifier: str) -> Transport:
+    wide: dict[str, Any] = {"pool_connections": AT_ONCE, "read_timeout_s": 900.0}
+    return Transport(arn, region=arn.split(":")[3], endpoint_url=None, qualifier=qualifier, **wide)
 
 
 def _example(sequence: TrainingSequence, turns_T: list[int]) -> Example:

@@ -91,6 +91,23 @@ class Caller:
                 raise TrainingServiceError(str(error), code=code) from error
             await asyncio.sleep(_BACKOFF.delay_s(failures, jitter()))
 
+    async def create(self, verb: str, **request: Any) -> bool:
+        """Make a resource; False where one of its name is there. Cancelled, it ends with its request: a stop comes after that.
+
+        Raises: TrainingServiceError.
+        """
+        making = asyncio.ensure_future(self.call(verb, **request))
+        try:
+            await asyncio.shield(making)
+        except asyncio.CancelledError:
+            await asyncio.wait([making])
+            raise
+        except TrainingServiceError as e:
+            if e.code != "ResourceInUse":
+                raise
+            return False
+        return True
+
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self.client.close()

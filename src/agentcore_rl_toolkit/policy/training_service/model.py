@@ -48,7 +48,7 @@ class PolicyModel:
     from any thread.
 
     ``checkpoint_dir`` keeps what `save` and `publish` write, so that a service that is started again still has it.
-    Raises: ConfigError on unknown runs, paths or losses.
+    Raises: ConfigError on unknown paths or losses.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class PolicyModel:
 
         Raises: ConfigError on a loss that is not known.
         """
-        model = self._of(run).model
+        model = self._runs[run].model
         if loss_fn not in LOSSES:
             raise ConfigError(f"loss {loss_fn!r} is not known here; there are {', '.join(LOSSES)}")
         T = max(len(example.tokens) for example in data)
@@ -133,21 +133,21 @@ class PolicyModel:
 
     def optim_step(self, run: str, adam: Mapping[str, float]) -> dict[str, float]:
         """One step of AdamW on what `forward_backward` has added up."""
-        optimizer = self._of(run).optimizer
+        optimizer = self._runs[run].optimizer
         for group in optimizer.param_groups:
             group["lr"] = adam["learning_rate"]
             group["betas"] = (adam.get("beta1", 0.9), adam.get("beta2", 0.95))
             group["eps"] = adam.get("eps", 1e-12)
             group["weight_decay"] = adam.get("weight_decay", 0.0)
         clip = adam.get("grad_clip_norm", 0.0) or float("inf")
-        norm = torch.nn.utils.clip_grad_norm_(self._of(run).model.parameters(), clip)
+        norm = torch.nn.utils.clip_grad_norm_(self._runs[run].model.parameters(), clip)
         optimizer.step()
         optimizer.zero_grad()
         return {"grad_norm:mean": norm.item()}
 
     def save(self, run: str, path: str) -> None:
         """Keep weights and optimizer under a path."""
-        self._keep(path, optimizer=self._of(run).optimizer.state_dict(), run=run)
+        self._keep(path, optimizer=self._runs[run].optimizer.state_dict(), run=run)
 
     def publish(self, run: str, path: str) -> None:
         """Keep weights for sampling under a path."""
@@ -155,7 +155,7 @@ class PolicyModel:
 
     def load(self, run: str, path: str, optimizer: bool) -> None:
         """Go on from saved weights; with ``optimizer`` also from where the optimizer was."""
-        saved, state = self._kept_at(path), self._of(run)
+        saved, state = self._kept_at(path), self._runs[run]
         state.model.load_state_dict(saved["weights"])
         if optimizer:
             if saved["optimizer"] is None:
@@ -163,7 +163,7 @@ class PolicyModel:
             state.optimizer.load_state_dict(saved["optimizer"])
 
     def _keep(self, path: str, *, optimizer: Any, run: str) -> None:
-        weights = {name: tensor.detach().clone() for name, tensor in self._of(run).model.state_dict().items()}
+        weights = {name: tensor.detach().clone() for name, tensor in self._runs[run].model.state_dict().items()}
         kept = self._saved[path] = {"path": path, "weights": weights, "optimizer": optimizer}
         if self._directory is not None:
             name = path.removeprefix("tinker://").replace("/", "_").replace(":", "_")
@@ -175,11 +175,6 @@ class PolicyModel:
         if path not in self._saved:
             raise ConfigError(f"there are no weights {path!r}")
         return self._saved[path]
-
-    def _of(self, run: str) -> _Run:
-        if run not in self._runs:
-            raise ConfigError(f"there is no run {run!r}")
-        return self._runs[run]
 
     # -- sampling
 

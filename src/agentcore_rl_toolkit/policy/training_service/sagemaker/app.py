@@ -110,21 +110,19 @@ class SageMakerApp:
             raise RefusedError("Rate exceeded", code="ThrottlingException")
         if "error" in hit:
             raise RefusedError("a planned fault", code="InternalServerException")
-        content = self._obey(method, path, body)
-        if "lost" in hit:
-            raise ConnectionResetError("a planned fault")
-        return content
-
-    def _obey(self, method: str, path: list[str], body: bytes) -> dict[str, Any]:
         missing = "ResourceNotFoundException"
         match [method, *path]:
             case ["POST", "v1", "training-sessions", name, "operations"]:
-                return {"operationId": self._session(name, missing).train(_operation(body, "Training", name))}
+                content = {"operationId": self._session(name, missing).train(_operation(body, "Training", name))}
             case ["POST", "v1", "training-sessions", name, "sampling-operations"]:
-                return {"operationId": self._session(name, missing).sample(_operation(body, "Sampling", name))}
+                content = {"operationId": self._session(name, missing).sample(_operation(body, "Sampling", name))}
             case ["GET", "v1", "training-sessions", name, "operations" | "sampling-operations", operation]:
-                return self._session(name, missing).answer(operation)
-        raise RefusedError(f"There is no {method} /{'/'.join(path)}.", code=missing)
+                content = self._session(name, missing).answer(operation)
+            case _:
+                raise RefusedError(f"There is no {method} /{'/'.join(path)}.", code=missing)
+        if "lost" in hit:
+            raise ConnectionResetError("a planned fault")
+        return content
 
     def _session(self, name: str, missing: str = "ResourceNotFound") -> Session:
         if name not in self._sessions:
