@@ -13,6 +13,7 @@ import math
 import sys
 import zlib
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -174,38 +175,30 @@ def numbers_of(sequences: Sequence[TokenSequence] | None) -> dict[str, float | N
     }
 
 
+def _calls(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The tool calls of a message, each with its `name`, in the OpenAI, Anthropic and Responses shapes."""
+    calls = [c.get("function") for c in message.get("tool_calls") or () if isinstance(c, Mapping)]
+    content = message.get("content")
+    if isinstance(content, list):
+        calls += [p for p in content if isinstance(p, Mapping) and p.get("type") == "tool_use"]
+    if message.get("type") == "function_call":
+        calls.append(message)
+    return [c for c in calls if isinstance(c, Mapping)]
+
+
 def tools_of(dialogue: Iterable[Mapping[str, Any]] | None) -> dict[str, int]:
-    """Calls by the name of the tool, in the OpenAI, Anthropic and Responses shapes."""
-    found: dict[str, int] = {}
-    for message in dialogue or ():
-        names = [
-            (c.get("function") or {}).get("name") for c in message.get("tool_calls") or () if isinstance(c, Mapping)
-        ]
-        content = message.get("content")
-        if isinstance(content, list):
-            names += [p.get("name") for p in content if isinstance(p, Mapping) and p.get("type") == "tool_use"]
-        if message.get("type") == "function_call":
-            names.append(message.get("name"))
-        for name in names:
-            if isinstance(name, str):
-                found[name] = found.get(name, 0) + 1
-    return found
+    """Calls by the name of the tool."""
+    names = (call.get("name") for message in dialogue or () for call in _calls(message))
+    return dict(Counter(name for name in names if isinstance(name, str)))
 
 
 def text_of(message: Mapping[str, Any]) -> str:
     """A message with its tool calls, as one string."""
     content = message.get("content")
-    pieces: list[str] = []
-    if isinstance(content, str):
-        pieces.append(content)
-    elif isinstance(content, list):
+    pieces = [content] if isinstance(content, str) else []
+    if isinstance(content, list):
         pieces += [str(p.get("text") or p.get("content") or "") for p in content if isinstance(p, Mapping)]
-    calls = [c.get("function") for c in message.get("tool_calls") or () if isinstance(c, Mapping)]  # Chat Completions
-    if isinstance(content, list):  # Messages
-        calls += [p for p in content if isinstance(p, Mapping) and p.get("type") == "tool_use"]
-    if message.get("type") == "function_call":  # Responses
-        calls.append(message)
-    pieces += [f"{c.get('name')}({c.get('arguments', c.get('input'))})" for c in calls if isinstance(c, Mapping)]
+    pieces += [f"{c.get('name')}({c.get('arguments', c.get('input'))})" for c in _calls(message)]
     pieces.append(str(message.get("output") or ""))  # of a tool, Responses
     return " ".join(p for p in pieces if p)
 
