@@ -14,37 +14,22 @@ from .._installation import missing_extra
 from ..errors import AgentCoreRLError, ConfigError, MissingExtraError
 from .output.terminal import visible
 
-# name -> (module, attribute, one line for --help, extra that installs what it needs)
-_COMMANDS: dict[str, tuple[str, str, str, str]] = {
-    "quickstart": (
-        ".training.quickstart",
-        "command",
-        "Train a tool-using agent on this machine; its reward rises.",
-        "local",
-    ),
-    "init": (".init", "command", "Make a new agent that runs and trains as it is.", ""),
-    "up": (".training.up", "command", "Run an agent, a gateway and the policy here until Ctrl-C.", "local"),
-    "invoke": (".invoke", "command", "Run one rollout and print everything about it.", "local"),
-    "runtime": (
-        ".servers.runtime",
-        "group",
-        "Local AgentCore Runtime: serve agents to unmodified AWS clients.",
-        "runtime",
-    ),
-    "gateway": (".servers.gateway", "group", "Model gateway: record the exact tokens of every session.", "gateway"),
-    "policy": (".servers.policy", "group", "The small built-in policy behind an OpenAI-compatible server.", "policy"),
-    "eval": (".eval", "command", "Run an agent over a data set and summarise its rewards.", "local"),
-    "train": (".train", "command", "Train an agent: here, or with another trainer.", "local"),
-    "optimize": (
-        ".optimize",
-        "command",
-        "Search for better texts of an agent: the prompt of a hosted model.",
-        "optimize",
-    ),
-    "deploy": (".deploy", "command", "Deploy an agent to AgentCore Runtime on AWS, and take it away.", ""),
-    "view": (".view", "command", "Look at runs in the browser: rewards, rollouts, every token.", "view"),
-    "runs": (".runs", "group", "Look at runs in the terminal: list, show.", ""),
-    "doctor": (".doctor", "command", "Check this machine, or the account: what is missing, what to do.", ""),
+# name -> (module with a `group` or a `command`, one line for --help, extra that installs what it needs)
+_COMMANDS: dict[str, tuple[str, str, str]] = {
+    "quickstart": (".training.quickstart", "Train a tool-using agent on this machine; its reward rises.", "local"),
+    "init": (".init", "Make a new agent that runs and trains as it is.", ""),
+    "up": (".training.up", "Run an agent, a gateway and the policy here until Ctrl-C.", "local"),
+    "invoke": (".invoke", "Run one rollout and print everything about it.", "local"),
+    "runtime": (".servers.runtime", "Local AgentCore Runtime: serve agents to unmodified AWS clients.", "runtime"),
+    "gateway": (".servers.gateway", "Model gateway: record the exact tokens of every session.", "gateway"),
+    "policy": (".servers.policy", "The small built-in policy behind an OpenAI-compatible server.", "policy"),
+    "eval": (".eval", "Run an agent over a data set and summarise its rewards.", "local"),
+    "train": (".train", "Train an agent: here, or with another trainer.", "local"),
+    "optimize": (".optimize", "Search for better texts of an agent: the prompt of a hosted model.", "optimize"),
+    "deploy": (".deploy", "Deploy an agent to AgentCore Runtime on AWS, and take it away.", ""),
+    "view": (".view", "Look at runs in the browser: rewards, rollouts, every token.", "view"),
+    "runs": (".runs", "Look at runs in the terminal: list, show.", ""),
+    "doctor": (".doctor", "Check this machine, or the account: what is missing, what to do.", ""),
 }
 
 
@@ -54,13 +39,14 @@ class _LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in _COMMANDS:
-            module, attribute, _, extra = _COMMANDS[cmd_name]
+            name, _, extra = _COMMANDS[cmd_name]
             try:
-                command: click.Command = getattr(importlib.import_module(module, __package__), attribute)
+                module = importlib.import_module(name, __package__)
             except ModuleNotFoundError as e:
                 if e.name is None or e.name.startswith("agentcore_rl_toolkit"):
                     raise
                 raise missing_extra(f"this command needs the module {e.name!r}, which is not installed", extra) from e
+            command: click.Command = getattr(module, "group", None) or module.command
             return command
         return super().get_command(ctx, cmd_name)
 
@@ -75,7 +61,7 @@ class _LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        rows = [(name, command[2]) for name, command in _COMMANDS.items()]
+        rows = [(name, command[1]) for name, command in _COMMANDS.items()]
         with formatter.section("Commands"):
             formatter.write_dl(rows)  # `version` is there, too; this fits a screen
 
@@ -117,7 +103,7 @@ def main() -> None:
         if asked is None or e.name is None or e.name.startswith("agentcore_rl_toolkit"):
             raise
         missing = missing_extra(
-            f"this command needs the module {e.name!r}, which is not installed", _COMMANDS[asked][3]
+            f"this command needs the module {e.name!r}, which is not installed", _COMMANDS[asked][2]
         )
         click.echo(f"error: {missing}", err=True)
         sys.exit(2)

@@ -123,19 +123,16 @@ class MLflow(Tracker):
         self._client.set_terminated(self._id, status="FINISHED" if finished else "KILLED")
 
 
-# name -> (what makes it, extra that brings its library)
-TRACKERS: dict[str, tuple[Callable[[Path, Mapping[str, Any]], Tracker], str]] = {
-    "tensorboard": (TensorBoard, "tensorboard"),
-    "wandb": (WeightsAndBiases, "wandb"),
-    "mlflow": (MLflow, "mlflow"),
-}
+# By the name of their library and of its extra.
+TRACKERS: dict[str, Callable[[Path, Mapping[str, Any]], Tracker]]
+TRACKERS = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
 
 
 def check_installed(names: Sequence[str]) -> None:
     """Raises: MissingExtraError naming the command that installs what is missing, before anything has started."""
     for name in names:
         if importlib.util.find_spec(name) is None:
-            raise missing_extra(f"tracker {name} needs the package {name!r}", TRACKERS[name][1])
+            raise missing_extra(f"tracker {name} needs the package {name!r}", name)
 
 
 class Trackers:
@@ -143,7 +140,7 @@ class Trackers:
 
     def __init__(self, names: Sequence[str], run_dir: Path, settings: Mapping[str, Any]) -> None:
         check_installed(names)
-        self._trackers = [TRACKERS[name][0](run_dir, settings) for name in names]
+        self._trackers = [TRACKERS[name](run_dir, settings) for name in names]
         self._steps_done = 0
 
     def __enter__(self) -> Trackers:
