@@ -9,6 +9,7 @@ Source: relative scores of a whole group, RULER of ART (github.com/OpenPipe/ART)
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -197,13 +198,10 @@ def cut(text: str, most: int) -> str:
 
 async def _ask(body: Any, attempts: int, settings: JudgeSettings, usage: dict[str, float]) -> list[_Score]:
     """The scores in the order of the attempts. Raises: JudgeError."""
-    key, timeout_s = os.environ.get(KEY), settings.judge_timeout_s
-
-    def read(text: str) -> list[_Score]:
-        return _read(text, attempts)
-
+    key, read = os.environ.get(KEY), functools.partial(_read, attempts=attempts)
+    timeout_s, url = settings.judge_timeout_s, str(settings.judge_url)
     try:
-        return await ask(str(settings.judge_url), body, key=key, timeout_s=timeout_s, usage=usage, read=read)
+        return await ask(url, body, key=key, timeout_s=timeout_s, usage=usage, read=read)
     except UpstreamError as e:
         raise JudgeError(f"the judge {settings.judge_model}: {e}", status=e.status) from e
 

@@ -7,7 +7,6 @@ import contextlib
 import json
 import secrets
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..contract import Cause
-from ..errors import AgentCoreRLError, ConfigError
+from ..errors import AgentCoreRLError
 from .models import model_option
 from .options import as_json, json_object, sandbox_words, with_sessions
 from .output.terminal import dialogue_lines, visible
@@ -53,19 +52,12 @@ def command(
     Example:
         agentcore-rl invoke --agent shop/agent.py '{"prompt": "The shop has 41 lamps and sells 5.", "answer": "36"}'
     """
-    value = json_object(payload, "the payload")
-    scratch = tempfile.TemporaryDirectory(prefix="agentcore-rl-invoke-", ignore_cleanup_errors=True)
-    try:
-        with scratch, _stack(agent, model, session_env, sandbox_words(readable, writable), Path(scratch.name)) as stack:
-            rollout = asyncio.run(_roll(stack, value, timeout))
-            log = _log_of(stack, rollout.session_id) if not rollout.usable else ""
-    except ConfigError:
-        raise
-    except AgentCoreRLError as e:
-        from .training.stack import explain
+    from .training.stack import scratch_folder
 
-        click.echo(visible(f"error: {explain(e, gone=scratch.name)}"), err=True)
-        sys.exit(1)
+    value, words = json_object(payload, "the payload"), sandbox_words(readable, writable)
+    with scratch_folder("invoke") as scratch, _stack(agent, model, session_env, words, scratch) as stack:
+        rollout = asyncio.run(_roll(stack, value, timeout))
+        log = _log_of(stack, rollout.session_id) if not rollout.usable else ""
     failed = str(rollout.outcome) != "ok" or rollout.reward is None
     if failed:
         of_the_policy = " (policy)" if rollout.cause == Cause.POLICY else ""  # which is no fault of the agent

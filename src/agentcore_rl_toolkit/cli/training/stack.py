@@ -14,6 +14,8 @@ import os
 import re
 import secrets
 import shlex
+import sys
+import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -221,10 +223,11 @@ def start(
     from ...runtime.wire import HANDED, parse_environment
 
     variables = parse_environment(session_env)
-    if model is not None and not without_model and not _offers_tools(model):
-        from ...messages.render import NO_TOOLS
+    if model is not None and not without_model:
+        from ...messages.render import NO_TOOLS, Renderer
 
-        report(MODEL, NO_TOOLS)
+        if not Renderer.from_path(model).facts.tools_shown:
+            report(MODEL, NO_TOOLS)
     store = folder / "store"
     store.mkdir(parents=True, exist_ok=True)
     policy = _launch_engine(services, model, engine, dtype) if upstream is None and not without_model else None
@@ -238,7 +241,8 @@ def start(
         env={HANDED: json.dumps(variables)},
     )
     if policy is not None:
-        upstream = _wait_for_engine(services, policy, engine)
+        ready = services.wait_ready(policy, VLLM_READY_S if engine == "vllm" else READY_DEADLINE_S)
+        upstream = Upstream(url=ready.url, engine=engine)
     started: list[Service] = []
     if upstream is not None:
         report("policy", upstream.url)
@@ -283,12 +287,6 @@ def start(
     )
 
 
-def _offers_tools(model: Path) -> bool:
-    from ...messages.render import Renderer
-
-    return Renderer.from_path(model).facts.tools_shown
-
-
 def _launch_engine(services: Services, model: Path | None, engine: str, dtype: str | None) -> Service:
     if engine == "vllm":
         words = ["policy", "vllm", *(["--model", str(model)] if model else [])]
@@ -297,11 +295,6 @@ def _launch_engine(services: Services, model: Path | None, engine: str, dtype: s
     words = ["policy", "serve", "--threads", str(max(1, (os.cpu_count() or 2) // 2))]
     words += [*(["--dtype", dtype] if dtype else []), *(["--model", str(model)] if model else [])]
     return services.launch("policy server", words, doing=f"loading {model or 'the built-in policy'}")
-
-
-def _wait_for_engine(services: Services, policy: Service, engine: str) -> Upstream:
-    deadline_s = VLLM_READY_S if engine == "vllm" else READY_DEADLINE_S
-    return Upstream(url=services.wait_ready(policy, deadline_s).url, engine=engine)
 
 
 def _gateway(upstream: Upstream, turns: Path, model: Path | None) -> list[str]:
@@ -420,6 +413,20 @@ def explain(error: AgentCoreRLError, gone: str | None = None) -> str:
         text = re.sub(rf"(; output:)? \(?{re.escape(gone)}[^\s)]*\)?", "", text)
     cause = cause_of(text) if isinstance(error, LocalRuntimeError) else text
     return text if text.startswith(cause) else f"{cause}\n{text}"
+
+
+@contextlib.contextmanager
+def scratch_folder(command: str) -> Iterator[Path]:
+    """A folder for the services of one command. What fails in the block, but for a wrong option, ends the process with 1."""
+    scratch = tempfile.TemporaryDirectory(prefix=f"agentcore-rl-{command}-", ignore_cleanup_errors=True)
+    try:
+        with scratch:
+            yield Path(scratch.name)
+    except ConfigError:
+        raise
+    except AgentCoreRLError as e:
+        click.echo(visible(f"error: {explain(e, gone=scratch.name)}"), err=True)
+        sys.exit(1)
 
 
 def describe(environment: Mapping[str, str]) -> str:

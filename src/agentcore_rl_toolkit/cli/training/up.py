@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 import threading
 from pathlib import Path
 
 import click
 
-from ...errors import AgentCoreRLError, ConfigError
+from ...errors import ConfigError
 from ..models import model_option
 from ..options import engine_option, sandbox_words, with_sessions
 from ..output.terminal import visible
 from .services import terminated_as_interrupted
-from .stack import FOLDER, Stack, agent_file, describe, explain, own
+from .stack import FOLDER, Stack, agent_file, describe, own, scratch_folder
 
 
 @click.command()
@@ -43,14 +42,13 @@ def command(
     if Stack.running() is not None:
         raise ConfigError("another `agentcore-rl up` runs in this folder: stop it, or use another folder")
     (Path.cwd() / FOLDER).mkdir(mode=0o700, exist_ok=True)  # from the start: a sandbox hides what is there
-    scratch = tempfile.TemporaryDirectory(prefix="agentcore-rl-up-", ignore_cleanup_errors=True)
     try:
         with (
             terminated_as_interrupted(),
-            scratch,
+            scratch_folder("up") as scratch,
             own(
                 file,
-                folder=Path(scratch.name),
+                folder=scratch,
                 model=model,
                 engine=engine or "policy",
                 gateways=gateways,
@@ -66,8 +64,3 @@ def command(
     except KeyboardInterrupt:
         click.echo("stopped", err=True)
         sys.exit(130)
-    except ConfigError:
-        raise
-    except AgentCoreRLError as e:
-        click.echo(visible(f"error: {explain(e, gone=scratch.name)}"), err=True)
-        sys.exit(1)
