@@ -161,21 +161,13 @@ def command(
             _show_quotas(runner.agent_runtime_arn, slime_steps * per_step, runner.endpoint_url)
             runner.train(slime_steps)
         return
-    planned: int | None = None
-    kinds: dict[str, Any] = {
-        "trl": TrlConfig,
-        "verl": VerlConfig,
-        "rllm": RllmConfig,
-        "tinker": TinkerConfig,
-        "sagemaker": SageMakerConfig,
-    }
-    kind = kinds[backend]
+    kinds: dict[str, Any] = {"trl": TrlConfig, "verl": VerlConfig, "rllm": RllmConfig}
+    kind = {**kinds, "tinker": TinkerConfig, "sagemaker": SageMakerConfig}[backend]
     config = from_mapping(kind, values, where=str(config_path)) if backend in SERVICES else kind.from_file(config_path)
     arn = str(config.agentcore.get("agent_runtime_arn")) if backend == "verl" else config.agent_runtime_arn
     if backend == "trl" and config.data_path is None:
         raise ConfigError(f"{config_path}: `data_path` is needed to train from the command line")
-    if backend in SERVICES:
-        planned = config.steps * config.groups_per_step * config.group_size
+    planned = config.steps * config.groups_per_step * config.group_size if backend in SERVICES else None
     if rehearse:
         config = rehearsed(backend, config)
     plan = config.plan(rehearse=True) if rehearse else config.plan()
