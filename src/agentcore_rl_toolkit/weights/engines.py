@@ -191,8 +191,12 @@ class VLLMServer(Engine):
         return _number(self._ask("/weight_info", get=True).get("weight_version"))
 
     def dtype(self) -> str | None:
-        config = self._ask("/server_info?config_format=json", get=True).get("vllm_config") or {}
-        return str(config["model_config"]["dtype"]).removeprefix("torch.") if config else None
+        # `/server_info` has it too, but fails in environments without pip (vLLM 0.32, `collect_env.get_pip_packages`).
+        try:
+            (found, *_) = self._ask("/collective_rpc", {"method": "agentcore_dtype"})["results"]
+        except WeightsError:  # a server for adapters alone may be without our extension
+            return None
+        return str(found)
 
 
 class SGLangServer(Engine):

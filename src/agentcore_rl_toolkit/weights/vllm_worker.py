@@ -13,7 +13,12 @@ from typing import Any
 class WorkerExtension:
     """Methods that vLLM's ``/collective_rpc`` finds on every worker. Nothing of ours but this module is imported there."""
 
+    model_config: Any
     model_runner: Any
+
+    def agentcore_dtype(self) -> str:
+        """The type of numbers that the model is computed in, such as "bfloat16"."""
+        return str(self.model_config.dtype).removeprefix("torch.")
 
     def agentcore_load_weights(self, folder: str) -> dict[str, int]:
         """Load the checkpoint in this folder in place, and pack again what was packed from the old one.
