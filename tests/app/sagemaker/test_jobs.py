@@ -136,7 +136,7 @@ async def test_the_older_spelling_and_a_prompt_of_words(jobs: JobServer) -> None
 async def test_a_stream_reaches_the_agent_as_it_comes(jobs: JobServer) -> None:
     rollout = new_id()
     jobs.message = {"role": "assistant", "content": "45"}
-    jobs.go_on.clear()
+    jobs.loop.call_soon_threadsafe(jobs.go_on.clear)
     invoked = asyncio.create_task(invoke(jobs.payload(rollout, {"prompt": "9*5", "answer": "45", "stream": rollout})))
     await until(lambda: SEEN.get(rollout) == "4")
     jobs.loop.call_soon_threadsafe(jobs.go_on.set)
@@ -196,7 +196,7 @@ async def test_a_list_of_rewards_is_sent_by_setting_and_by_its_length(
 
 async def test_the_answer_comes_at_once_by_setting(jobs: JobServer) -> None:
     rollout = new_id()
-    jobs.go_on.clear()
+    jobs.loop.call_soon_threadsafe(jobs.go_on.clear)
     row = {"prompt": "x", "answer": "4", "stream": rollout}
     assert await invoke(jobs.payload(rollout, row), sagemaker_background=True) == {"status": "in_progress"}
     jobs.loop.call_soon_threadsafe(jobs.go_on.set)
