@@ -56,7 +56,7 @@ class RecordingModel(PolicyModel):
         super().publish(run, path)
         self.first = self.first or path
         if self.keeps is not None:
-            state = self._of(run).model.state_dict()
+            state = self._runs[run].model.state_dict()
             tied = [name for name, tensor in state.items() if tensor.data_ptr() == state[self.keeps].data_ptr()]
             self._saved[path]["weights"] |= {name: self._saved[self.first]["weights"][name] for name in tied}
 
