@@ -32,8 +32,9 @@ def main() -> None:
     parser.add_argument("--form", choices=STEPS, default="session", help="of --backend sagemaker")
     parser.add_argument("--steps", type=int, help="default: 12 of 64 rollouts; 9 of 128 in a job")
     parser.add_argument("--seed", type=int, default=0, help="of the data")
-    parser.add_argument("--run-dir", type=Path, default=Path("runs/rehearsal"))
+    parser.add_argument("--run-dir", type=Path, help="a run that is there goes on [runs/rehearsal-BACKEND-FORM-SEED]")
     a = parser.parse_args()
+    a.run_dir = a.run_dir or Path(f"runs/rehearsal-{a.backend}-{a.form}-{a.seed}")
     a.run_dir.mkdir(parents=True, exist_ok=True)
     for split, n in (("train", 160), ("held_out", 64)):
         rows = [
