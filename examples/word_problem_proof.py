@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentcore_rl_toolkit.backends.data import read_rows
+from agentcore_rl_toolkit.client.data import read_rows
 from agentcore_rl_toolkit.gateway.testing import Cut, ToolCall
 from harness import Proof, Result, mean, parser, tool_calls
 

@@ -178,7 +178,7 @@ ROOMS = {
             "batch",
             "lifecycle",
         ),
-        *("records", "data_plane", "settings", "ledger", "proofs", "future"),
+        *("records", "data_plane", "settings", "ledger", "proofs", "future", "data"),
     ],
     "backends": [
         *(
@@ -194,7 +194,7 @@ ROOMS = {
             "_gateway_process",
             "collection",
         ),
-        *("_portal", "llm_judge", "chat", "settings", "data"),
+        *("_portal", "llm_judge", "chat", "settings"),
     ],
     "policy": [
         *(

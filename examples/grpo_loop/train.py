@@ -56,8 +56,8 @@ from agentcore_rl_toolkit.backends import (
 )
 from agentcore_rl_toolkit.backends.collection.groups import WHOLE_DISTRIBUTION
 from agentcore_rl_toolkit.backends.collection.teacher import teacher_at
-from agentcore_rl_toolkit.backends.data import read_rows
 from agentcore_rl_toolkit.backends.llm_judge import JudgeSettings
+from agentcore_rl_toolkit.client.data import read_rows
 from agentcore_rl_toolkit.client.evaluation import interval
 from agentcore_rl_toolkit.errors import AgentCoreRLError, CaptureError
 from agentcore_rl_toolkit.gateway import GatewayClient

@@ -18,7 +18,7 @@ from typing import Any
 from reward import AnswerReward
 from word_problems import Problem
 
-from agentcore_rl_toolkit.backends.data import encode_payload, read_rows
+from agentcore_rl_toolkit.client.data import encode_payload, read_rows
 from agentcore_rl_toolkit.errors import ConfigError
 
 _SOLUTION = re.compile(r"####\s*(-?[0-9][0-9.,]*)")

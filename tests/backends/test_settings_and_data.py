@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.backends.data import encode_payload, payload_id, read_rows
 from agentcore_rl_toolkit.backends.service import RolloutSettings
 from agentcore_rl_toolkit.backends.settings import from_mapping, read_settings
 from agentcore_rl_toolkit.backends.slime.settings import SlimeSettings
@@ -22,6 +21,7 @@ from agentcore_rl_toolkit.backends.tinker.config import TinkerConfig
 from agentcore_rl_toolkit.backends.trl import TrlConfig
 from agentcore_rl_toolkit.backends.verl.settings import AgentCoreConfig, VerlConfig, translate
 from agentcore_rl_toolkit.backends.verl.settings import plan as verl_plan
+from agentcore_rl_toolkit.client.data import encode_payload, payload_id, read_rows
 from agentcore_rl_toolkit.contract import check_id
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.gateway.client import gateway_urls
@@ -57,7 +57,7 @@ def test_a_value_that_no_agent_could_be_sent_is_named_when_the_file_is_read(tmp_
 
     path = tmp_path / "x.parquet"
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"a": 1, "when": value}]), path)
-    with pytest.raises(ConfigError, match="row 0: a payload must be plain JSON"):
+    with pytest.raises(ConfigError, match=r"x\.parquet:1: a payload must be plain JSON"):
         read_rows(path)
 
 

@@ -55,7 +55,7 @@ def test_rows_take_their_id_from_the_payload_or_the_line(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("line", ["{", "[1]", '{"id": "../up"}', '{"id": "a"}\n{"id": "a"}'])
 def test_unusable_line_is_named(tmp_path: Path, line: str) -> None:
-    with pytest.raises(ConfigError, match=r"line [12]"):
+    with pytest.raises(ConfigError, match=r"d\.jsonl:[12]"):
         read_rows(write(tmp_path / "d.jsonl", line))
 
 

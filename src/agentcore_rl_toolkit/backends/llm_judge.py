@@ -22,11 +22,11 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ..client.data import read_text
 from ..contract import redact
 from ..errors import ConfigError, JudgeError, UpstreamError
 from ..runs.record import text_of
 from .chat import TOKENS, ask
-from .data import read_text
 from .settings import NotNegative, Positive, check
 
 KEY = "AGENTCORE_RL_JUDGE_KEY"

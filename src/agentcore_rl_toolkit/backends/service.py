@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
+from ..client.data import payload_id
 from ..contract import Cause, Outcome, new_session_id
 from ..errors import ConfigError, ContractError
 from ..gateway.client.client import gateway_urls, public_urls
@@ -29,7 +30,6 @@ from .collection.groups import CollectConfig, CollectedRollout, Group, GroupRequ
 from .collection.places import Places
 from .collection.recording import Recording, kept, open_recording
 from .collection.teacher import teacher_at
-from .data import payload_id
 from .llm_judge import JudgeSettings
 from .settings import Count, Least0, NotNegative, Port, Positive, from_mapping, read_settings, with_environment
 

@@ -17,9 +17,9 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from ..client.data import read_rows, read_text
 from ..contract import check_id
 from ..errors import ConfigError, ContractError, MissingExtraError
-from .data import read_rows, read_text
 
 T = TypeVar("T")
 

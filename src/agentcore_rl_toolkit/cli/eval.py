@@ -68,7 +68,7 @@ def with_agent(command: F) -> F:
             "--bucket", help="Bucket or store URL for results. [default for a local agent: a folder of --out]"
         ),
         model_option(type=Model(besides=NO_MODEL), metavar="MODEL|none", help=model),
-        click.option("--data", required=True, type=file, help="JSONL; each line is a payload."),
+        click.option("--data", required=True, type=file, help="JSONL or Parquet; each row is a payload."),
         click.option(
             "--agent", metavar="ARN|FILE", help="The agent. [default: that of `agentcore-rl up` in this folder]"
         ),

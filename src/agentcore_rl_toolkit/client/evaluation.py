@@ -17,6 +17,7 @@ from typing import Any
 from ..contract import Cause, check_id, extract_reward
 from ..errors import ConfigError, ContractError
 from .batch import BatchItem
+from .data import numbered_rows
 
 Z_95 = 1.959964  # normal quantile of a two-sided 95 % interval
 RESAMPLES = 2000
@@ -90,35 +91,22 @@ class EvalSummary:
 
 
 def read_rows(path: Path) -> list[EvalRow]:
-    """Read a JSONL data set: each line is a payload. Its id is the field ``input_id`` or ``id``, else the line number.
+    """Read a data set (`data.numbered_rows`). A row's id is its field ``input_id`` or ``id``, else its line number.
 
     Raises: ConfigError that names the line.
     """
-    rows: list[EvalRow] = []
-    seen: set[str] = set()
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                payload = json.loads(line)
-            except ValueError as e:
-                raise ConfigError(f"{path}, line {number}: not JSON ({e})") from e
-            if not isinstance(payload, dict):
-                raise ConfigError(f"{path}, line {number}: must be an object, got {type(payload).__name__}")
-            named = payload.get("input_id", payload.get("id"))
-            input_id = f"line-{number:06d}" if named is None else str(named)
-            try:
-                check_id(input_id, "input_id")
-            except ContractError as e:
-                raise ConfigError(f"{path}, line {number}: {e}") from e
-            if input_id in seen:
-                raise ConfigError(f"{path}, line {number}: id {input_id!r} appears twice")
-            seen.add(input_id)
-            rows.append(EvalRow(input_id=input_id, payload=payload))
-    if not rows:
-        raise ConfigError(f"{path} holds no rows")
-    return rows
+    rows: dict[str, EvalRow] = {}
+    for number, payload in numbered_rows(path):
+        named = payload.get("input_id", payload.get("id"))
+        input_id = f"line-{number:06d}" if named is None else str(named)
+        try:
+            check_id(input_id, "input_id")
+        except ContractError as e:
+            raise ConfigError(f"{path}:{number}: {e}") from e
+        if input_id in rows:
+            raise ConfigError(f"{path}:{number}: id {input_id!r} appears twice")
+        rows[input_id] = EvalRow(input_id=input_id, payload=payload)
+    return list(rows.values())
 
 
 def reward_of(item: BatchItem) -> float | None:

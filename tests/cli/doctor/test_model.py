@@ -43,6 +43,21 @@ def test_a_model_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "tokens/s for 8 sequences at once; loaded in" in found["speed"][1]
 
 
+def test_a_folder_without_weights_has_its_template_checked_and_ends_with_1_when_that_fails(tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(WEIGHTS_DIR / name, tmp_path)
+    template = tmp_path / "chat_template.jinja"
+    template.write_text((WEIGHTS_DIR / template.name).read_text())
+    good = CliRunner().invoke(command, ["--model", str(tmp_path)])
+    assert good.exit_code == 0, good.output
+    assert "turn 2 = turn 1 +" in good.output
+    assert "tokens/s" not in good.output
+    template.write_text("{% for m in messages %}{{ m.content }}\n{% endfor %}")
+    bad = CliRunner().invoke(command, ["--model", str(tmp_path), "--json"])
+    assert bad.exit_code == 1
+    assert {f["level"] for f in json.loads(bad.output) if f["name"] == "stop tokens"} == {"fail"}
+
+
 def test_too_little_memory_and_a_template_without_tools_are_said(
     without_tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from ...client.data import encode_payload
 from ...errors import AgentCoreRLError
 from ...runs import Rollout, RunWriter, SpanSender, TokenSequence, TokenTexts, in_flight, write_config
 from ...trajectory import SIDE_CALLS
-from ..data import encode_payload
 from .groups import CollectedRollout, GroupRequest
 from .samples import Sample
 

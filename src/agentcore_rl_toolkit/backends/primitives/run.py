@@ -13,11 +13,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ...client.data import payload_id, read_rows
 from ...contract import Cause
 from ...errors import ConfigError
 from ..collection.groups import Group, GroupRequest
 from ..collection.recording import Recording, kept, open_recording
-from ..data import payload_id, read_rows
 from ..service import RolloutService
 from .client import TrainingClient
 from .config import PrimitivesConfig

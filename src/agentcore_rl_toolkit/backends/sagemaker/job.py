@@ -16,12 +16,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from ...client.data import encode_payload, read_rows
 from ...errors import TrainingServiceError
 from ...gateway.sampling_services.sagemaker import CONTROL, Caller, client_of
 from ...store import open_store
 from ..collection.credit import refuse
 from ..collection.recording import Recording, kept, open_recording
-from ..data import encode_payload, read_rows
 from ..llm_judge import JudgeSettings
 from ..settings import Count, Plan, Positive, check, from_mapping
 from .config import needs_of_botocore

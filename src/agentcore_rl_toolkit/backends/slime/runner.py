@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from ...client.data import encode_payload, read_rows
 from ...errors import AgentCoreRLError, ConfigError
-from ..data import encode_payload, read_rows
 from ..llm_judge import KEY as JUDGE_KEY
 from ..settings import Count, NotNegative, Plan, Positive, planned
 from . import trained

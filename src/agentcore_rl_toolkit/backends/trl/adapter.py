@@ -17,6 +17,7 @@ from typing import Any
 
 from ..._installation import missing_extra
 from ...client import RolloutClient
+from ...client.data import encode_payload, payload_id, read_rows
 from ...errors import ConfigError, MissingExtraError, RolloutError
 from ...gateway import GatewayClient
 from ...weights import EngineAddress, Publisher, check_arrived
@@ -26,7 +27,6 @@ from ..collection.credit import CreditReport
 from ..collection.groups import Group, GroupRequest, check_usable, summarize
 from ..collection.recording import Recording, kept, open_recording, step_numbers
 from ..collection.samples import to_samples
-from ..data import encode_payload, payload_id, read_rows
 from ..service import RolloutService
 from .config import TrlConfig
 from .convert import REWARD_KEY, SEQUENCE_KEY, SESSION_KEY, ConvertStats, to_trl

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from ..data import payload_id, read_rows
+from ...client.data import payload_id, read_rows
 
 PAYLOAD_KEY = "agentcore_payload"
 

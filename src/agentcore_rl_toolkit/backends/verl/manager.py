@@ -15,13 +15,13 @@ from concurrent.futures import Future
 from typing import Any
 
 from ..._installation import missing_extra
+from ...client.data import payload_id
 from ...errors import CaptureError, RolloutError
 from .._portal import start
 from ..collection.advantages import Estimator
 from ..collection.groups import CollectedRollout, Group, GroupRequest, summarize
 from ..collection.recording import FILTERED
 from ..collection.samples import to_samples
-from ..data import payload_id
 from ..service import RolloutService
 from .adapter import open_service, openai_params, with_steps
 from .bridge import Bridge

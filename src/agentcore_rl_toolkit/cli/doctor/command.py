@@ -71,7 +71,7 @@ def command(
     for finding in run(checks):
         found.append(finding)
         if not as_json:
-            click.echo(visible(finding.render(width=18)))
+            click.echo(visible(finding.render(width=18 if model is None else 30)))
     failed = sum(finding.level == "fail" for finding in found)
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(finding) for finding in found], indent=2))

@@ -1,18 +1,15 @@
-"""`agentcore-rl gateway`: serve, and look at what was recorded."""
+"""`agentcore-rl gateway serve`."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ..models import Model
-from ..options import as_json as _as_json
 from ..options import from_environment, settings_of, settings_option, with_server
-from ..output.terminal import visible
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,26 +131,3 @@ def serve(
         runner = asyncio.Runner()
     with runner:
         runner.run(run(config, ready_file=ready_file, parent_pid=parent_pid, make_key=not no_admin_key))
-
-
-@group.command(short_help="Check tokenizers and chat templates.")
-@click.argument("models", nargs=-1, required=True, type=Model(weights=False))
-@click.option("--template", type=click.Path(exists=True, dir_okay=False), help="Another chat template for them.")
-@click.option("--parser", help="Output parser by name, not the one that the template suggests.")
-@_as_json
-def doctor(models: tuple[Path, ...], template: str | None, parser: str | None, as_json: bool) -> None:
-    """Check the templates of MODELS: do turns extend each other, and are tool calls read back?
-
-    Ends with code 1 when a check fails.
-    """
-    from ...messages.render import Renderer, examine
-
-    reports = []
-    for model in models:
-        reports.append(examine(Renderer.from_path(model, template=template, parser=parser)))
-        if not as_json:
-            click.echo(visible(reports[-1]))
-    if as_json:
-        click.echo(json.dumps([{**dataclasses.asdict(report), "ok": report.ok} for report in reports], indent=2))
-    if not all(report.ok for report in reports):
-        raise SystemExit(1)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...backends.collection.credit import turns_of
-from ...backends.data import read_rows
+from ...client.data import read_rows
 from ...client.data_plane.transport import Transport
 from ...errors import AgentCoreRLError, GatewayError
 from ...gateway import Gateway, GatewayClient, GatewayConfig, UpstreamConfig

@@ -14,9 +14,9 @@ from typing import Any, Literal
 from ..._installation import missing_extra
 from ...backends.collection.credit import Credit
 from ...backends.collection.groups import WHOLE_DISTRIBUTION, PolicyFailures
-from ...backends.data import read_rows
 from ...backends.llm_judge import JudgeSettings
 from ...backends.settings import Count, GroupSize, Least0, NotNegative, Positive, from_mapping, read_settings
+from ...client.data import read_rows
 from ...errors import ConfigError
 from ...runs import write_config
 from ..models import model_folder

@@ -46,18 +46,12 @@ class Check:
 class DoctorReport:
     """All findings about a model; ``ok`` when none of them failed."""
 
-    model: str
     parser: str
     checks: tuple[Check, ...]
 
     @property
     def ok(self) -> bool:
         return all(check.ok is not False for check in self.checks)
-
-    def __str__(self) -> str:
-        marks = {True: "ok  ", False: "FAIL", None: "-   "}
-        lines = [f"{self.model}: parser {self.parser}"]
-        return "\n".join([*lines, *(f"  {marks[c.ok]} {c.name}: {c.detail}" for c in self.checks)])
 
 
 def examine(renderer: Renderer) -> DoctorReport:
@@ -81,7 +75,7 @@ def examine(renderer: Renderer) -> DoctorReport:
         except AgentCoreRLError as e:
             ok, detail = False, f"{type(e).__name__}: {e}"
         checks.append(Check(name=name, ok=ok, detail=detail))
-    return DoctorReport(model=renderer.name, parser=renderer.grammar.name, checks=tuple(checks))
+    return DoctorReport(parser=renderer.grammar.name, checks=tuple(checks))
 
 
 def _tokenizer(renderer: Renderer) -> tuple[bool, str]:

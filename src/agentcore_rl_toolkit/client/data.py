@@ -1,11 +1,11 @@
-"""Training data: rows of JSONL or Parquet files, each row being the payload that the agent receives."""
+"""Data sets: rows of JSONL, JSON or Parquet files, each row being the payload that the agent receives."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,32 +17,36 @@ _ID = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_ID}}}")
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """Payloads of a ``.jsonl`` (or ``.json``: a list of objects) or ``.parquet`` file, in order.
+    """The payloads of a file, as `numbered_rows` reads them."""
+    return [payload for _, payload in numbered_rows(Path(path))]
+
+
+def numbered_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    """Payloads of a ``.jsonl`` (or ``.json``: a list of objects) or ``.parquet`` file, in order, by the number of line or row.
 
     Every field of a row is the payload, no envelope. Rows of the form ``{"prompt": ..., "metadata": {...}}``, as
     slime reads them, are accepted too: there the metadata is the payload, and `prompt` and `label` are added to it
     where it has none.
-    Raises: ConfigError naming file and line when a row is not an object or carries `_rollout`; MissingExtraError for
+    Raises: ConfigError naming file and number when a row is not an object or carries `_rollout`; MissingExtraError for
     Parquet without pyarrow.
     """
-    path = Path(path)
     if not path.is_file():
         raise ConfigError(f"there is no data file {path}")
-    rows: list[dict[str, Any]] = []
-    for where, row in _raw_rows(path):
+    found: list[tuple[int, dict[str, Any]]] = []
+    for number, row in _raw_rows(path):
         if not isinstance(row, Mapping):
-            raise ConfigError(f"{where}: a row must be an object, got {type(row).__name__}")
+            raise ConfigError(f"{path}:{number}: a row must be an object, got {type(row).__name__}")
         payload = unwrap(row)
         if ROLLOUT_FIELD in payload:
-            raise ConfigError(f"{where}: `{ROLLOUT_FIELD}` is written by the client; remove it from the data")
+            raise ConfigError(f"{path}:{number}: `{ROLLOUT_FIELD}` is written by the client; remove it from the data")
         try:
             encode_payload(payload)
         except ConfigError as e:  # Parquet has dates, decimals and bytes, and Python's JSON reader takes NaN
-            raise ConfigError(f"{where}: {e}; write it as text or a number") from e
-        rows.append(payload)
-    if not rows:
+            raise ConfigError(f"{path}:{number}: {e}; write it as text or a number") from e
+        found.append((number, payload))
+    if not found:
         raise ConfigError(f"{path} has no rows")
-    return rows
+    return found
 
 
 def unwrap(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,30 +78,24 @@ def encode_payload(payload: Mapping[str, Any]) -> str:
         raise ConfigError(f"a payload must be plain JSON: {e}") from e
 
 
-def _raw_rows(path: Path) -> Iterator[tuple[str, Any]]:
+def _raw_rows(path: Path) -> Iterator[tuple[int, Any]]:
     if path.suffix == ".parquet":
-        yield from _parquet_rows(path)
+        yield from enumerate(_parquet_rows(path), 1)
         return
     if path.suffix not in (".jsonl", ".ndjson", ".json"):
         raise ConfigError(f"{path}: data files are .jsonl, .json or .parquet")
-    text = read_text(path)
-    if path.suffix == ".json":
-        try:
-            loaded: Sequence[Any] = json.loads(text)
-        except json.JSONDecodeError as e:
-            raise ConfigError(f"{path}: {e}") from e
-        if not isinstance(loaded, list):
-            raise ConfigError(f"{path}: expected a list of objects")
-        yield from ((f"{path}[{i}]", row) for i, row in enumerate(loaded))
-        return
-    # Not splitlines(): JSON text may hold U+2028, U+0085 and others that Python takes for ends of lines.
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            yield f"{path}:{number}", json.loads(line)
-        except json.JSONDecodeError as e:
-            raise ConfigError(f"{path}:{number}: {e}") from e
+    text, number = read_text(path), 1
+    try:
+        if path.suffix == ".json":
+            rows = json.loads(text)
+            yield from enumerate(rows if isinstance(rows, list) else [rows], 1)
+            return
+        # Not splitlines(): JSON text may hold U+2028, U+0085 and others that Python takes for ends of lines.
+        for number, line in enumerate(text.split("\n"), 1):
+            if line.strip():
+                yield number, json.loads(line)
+    except json.JSONDecodeError as e:
+        raise ConfigError(f"{path}:{number}: {e}") from e
 
 
 def read_text(path: Path) -> str:
@@ -108,17 +106,14 @@ def read_text(path: Path) -> str:
         raise ConfigError(f"{path} is not UTF-8 text ({e.reason} at byte {e.start}); save it as UTF-8") from e
 
 
-def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
+def _parquet_rows(path: Path) -> Iterator[Any]:
     try:
         import pyarrow
         import pyarrow.parquet as parquet
     except ModuleNotFoundError as e:
         raise MissingExtraError("reading .parquet files needs pyarrow:\n    pip install pyarrow") from e
-    number = 0
     try:
         for batch in parquet.ParquetFile(path).iter_batches(batch_size=1024):
-            for row in batch.to_pylist():
-                yield f"{path} row {number}", row
-                number += 1
+            yield from batch.to_pylist()
     except (pyarrow.ArrowException, OSError) as e:
         raise ConfigError(f"{path} cannot be read as Parquet: {e}") from e
