@@ -21,12 +21,7 @@ from .http.messages import Request, error_reply, retry_after
 from .sessions.session import Session
 from .sessions.settings import SessionSettings
 
-_CALLS = {
-    b"chat/completions": "chat",
-    b"completions": "completions",
-    b"responses": "responses",
-    b"messages": "anthropic",
-}
+_CALLS = {b"chat/completions": "chat", b"responses": "responses", b"messages": "anthropic"}
 MakeCall = Callable[[AgentConnection, Session, str], Call]
 
 
@@ -110,15 +105,14 @@ class Dispatch:
             conn.done(keep_alive=request.keep_alive)
             return
         self._counters["calls"] += 1
-        call.begin(request, rest)
+        call.begin(request)
 
     def _call(self, conn: AgentConnection, session: Session, dialect: str) -> Call:
         """A call, its agent side and its engine side."""
         calls = self._calls
         if self._token_call is not None:
             return self._token_call(conn, session, dialect)
-        relays = dialect in ("chat", "completions")
-        agent = RelayingAgent(conn, dialect) if relays else TranslatingAgent(conn, dialect)
+        agent = RelayingAgent(conn, dialect) if dialect == "chat" else TranslatingAgent(conn, dialect)
         return Call(calls, session, agent, RelayedChat(calls, session, agent))
 
     def _unknown_session(self, name: bytes) -> Session:
@@ -146,7 +140,7 @@ class Dispatch:
         shown = rest.decode("utf-8", "replace")[:80]
         hint = " (Anthropic's clients want the base URL without its /v1)" if rest.startswith(b"v1/") else ""
         raise RequestError(
-            f"/v1/{shown} is not served here; there are chat/completions, completions, responses, messages and models{hint}",
+            f"/v1/{shown} is not served here; there are chat/completions, responses, messages and models{hint}",
             kind="not_found",
         )
 

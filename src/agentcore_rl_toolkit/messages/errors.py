@@ -93,7 +93,7 @@ def context_overflow(prompt_tokens: int, limit: int, *, max_tokens: int | None =
 
 
 # The prompt's name in each dialect, and the names that engines have for it: an error names the field that the agent sent.
-_PROMPT = {"chat": "messages", "completions": "prompt", "responses": "input", "anthropic": "messages"}
+_PROMPT = {"chat": "messages", "responses": "input", "anthropic": "messages"}
 _PROMPT_NAMES = frozenset({*_PROMPT.values(), "token_ids", "input_ids", "prompt_token_ids"})
 
 
@@ -105,7 +105,7 @@ def _field(dialect: str, error: RequestError) -> str | None:
 
 
 def openai_error(error: RequestError, dialect: str = "chat") -> dict[str, Any]:
-    """The body of an OpenAI error (chat, completions, responses)."""
+    """The body of an OpenAI error (chat, responses)."""
     return {
         "error": {
             "message": error.message,
@@ -132,6 +132,6 @@ def anthropic_error(error: RequestError, request_id: str | None = None) -> dict[
 
 
 def error_body(dialect: str, error: RequestError, *, request_id: str | None = None) -> bytes:
-    """The whole JSON body of an error response in the dialect ("chat", "completions", "responses", "anthropic")."""
+    """The whole JSON body of an error response in the dialect ("chat", "responses", "anthropic")."""
     shape = anthropic_error(error, request_id) if dialect == "anthropic" else openai_error(error, dialect)
     return msgspec.json.encode(shape)

@@ -292,16 +292,3 @@ async def test_a_plain_openai_endpoint_is_recorded_as_untrainable(start_gateway:
     [turn] = capture.turns
     assert not turn.trainable
     assert capture.dialogue[0] == USER[0]
-
-
-async def test_text_completions_with_token_prompts_are_recorded(
-    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
-) -> None:
-    async with agent(session) as llm:
-        await llm.completions.create(model="m", prompt=[5, 6, 7], max_tokens=3)
-        async for _ in await llm.completions.create(model="m", prompt=[5, 6, 7], max_tokens=3, stream=True):
-            pass
-    turns = (await captured(client, session)).turns
-    assert [t.prompt_ids for t in turns] == [[5, 6, 7]] * 2
-    assert [t.completion_ids for t in turns] == [r.completion_ids[0] for r in engine.calls]
-    assert all(len(t.logprobs) == 3 for t in turns)

@@ -57,43 +57,8 @@ Rendered = Callable[..., Awaitable[SessionHandle]]
 
 def says(engine: ScriptedEngine, text: str) -> None:
     renderer = Renderer.from_path(str(MODEL))
-    ids = renderer.encode(text, add_special_tokens=False)
+    ids = renderer.encode(text)
     engine.replies.append({"token_ids": [*ids, min(renderer.stop_token_ids)]})
-
-
-# -- text completions over token ids
-
-
-RAW_TEXTS = [
-    "  two blanks lead",
-    "\n\n\tline ends and a tab\n\n ",
-    "   ",
-    "<think>\nso it is\n</think>\n\nan answer",
-    "</think> closed what the prompt opened",
-    "<think>never closed",
-    '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>',
-    "<think></think>",
-]
-
-
-@pytest.mark.parametrize(("kind", "stream"), [("vllm", True), ("sglang", False)])
-async def test_a_text_completion_is_what_was_sampled(
-    engine: ScriptedEngine, rendered: Rendered, stream: bool, kind: str
-) -> None:
-    """No blank is left out and nothing is read into it, also when it is told again."""
-    session = await rendered(kind=kind)
-    async with gpt(session) as llm:
-        for number, text in enumerate(RAW_TEXTS):
-            says(engine, text)
-            asked: Any = {"model": "m", "prompt": f"<think>{number}", "max_tokens": 99}
-            for retry in ("0", "1"):
-                headers = {"x-stainless-retry-count": retry}
-                reply = await llm.completions.create(**asked, stream=stream, extra_headers=headers)
-                if stream:
-                    assert "".join([c.text async for event in reply for c in event.choices]) == text
-                else:
-                    assert reply.choices[0].text == text
-    assert len(engine.calls) == len(RAW_TEXTS)
 
 
 # -- the window
@@ -149,7 +114,6 @@ NAMED = {**LATE, "type": "BadRequestError", "param": None, "code": 400}
         ("vllm", False, "anthropic"),
         ("vllm", True, "chat"),
         ("sglang", True, "chat"),
-        ("sglang", True, "completions"),
         ("sglang", True, "responses"),
         ("sglang", True, "anthropic"),
     ],
@@ -164,7 +128,6 @@ async def test_an_overflow_that_the_engine_tells_within_its_stream_is_a_400(
     async with gpt(session) as llm, claude(session) as other:
         asks: dict[str, Callable[[], Awaitable[Any]]] = {
             "chat": lambda: llm.chat.completions.create(model="m", messages=USER, stream=True),
-            "completions": lambda: llm.completions.create(model="m", prompt="hi", stream=True),
             "responses": lambda: llm.responses.create(model="m", input="hi", stream=True),
             "anthropic": lambda: other.messages.create(model="m", messages=USER, max_tokens=5, stream=True),
         }

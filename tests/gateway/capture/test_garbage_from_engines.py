@@ -21,7 +21,7 @@ from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 Start = Callable[..., Awaitable[Gateway]]
 
-DIALECTS = ("chat", "completions", "responses", "anthropic")
+DIALECTS = ("chat", "responses", "anthropic")
 HEAD = {"id": "x", "object": "chat.completion", "created": 1, "model": "m"}
 ENDS = {"index": 0, "finish_reason": "stop"}
 TOLD = {"error": {"message": "out of memory", "type": "server_error", "code": None}}
@@ -56,9 +56,8 @@ def event(reply: Any) -> bytes:
 
 
 def piece(text: str | None = None, finish: str | None = None, **more: Any) -> bytes:
-    """An event of a chat and of a text completion stream at once."""
     answer = {} if text is None else {"content": text}
-    choice = {"index": 0, "delta": answer, "text": text or "", "finish_reason": finish, **more}
+    choice = {"index": 0, "delta": answer, "finish_reason": finish, **more}
     return event({**HEAD, "object": "chat.completion.chunk", "choices": [choice]})
 
 

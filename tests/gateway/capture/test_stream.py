@@ -80,13 +80,6 @@ def test_an_end_is_seen_in_an_event_that_cannot_be_read() -> None:
         reader.captured()
 
 
-def test_logprobs_of_a_text_completion() -> None:
-    logprobs = {"tokens": ["a", "b"], "token_logprobs": [-1.0, None], "top_logprobs": [{"a": -1.0}, None]}
-    [delta] = StreamReader(entries=True).feed(chunk(choices=[{"index": 0, "text": "ab", "logprobs": logprobs}]))
-    assert delta.text == "ab"
-    assert [e["logprob"] for e in delta.logprob_entries or ()] == [-1.0, None]  # absent stays absent
-
-
 def test_a_stream_that_breaks_off_is_not_complete() -> None:
     reader = StreamReader()
     reader.feed(chunk(choices=[{"index": 0, "delta": {"content": "half"}}]))
@@ -148,7 +141,7 @@ CHUNK = {
             "token_ids": [7],
             "finish_reason": "stop",
         },
-        {"index": 1, "text": "x", "logprobs": {"tokens": ["x"], "token_logprobs": [-1.0], "top_logprobs": [{"x": -1}]}},
+        {"index": 1, "delta": {"content": "x"}, "logprobs": {"content": [{"token": "x", "logprob": -1.0}]}},
     ],
     "usage": {"prompt_tokens": 1, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 1}},
 }

@@ -67,7 +67,8 @@ def test_all_else_of_a_reply_stays_as_it_is(
 
 def test_logprobs_are_rounded_as_floats_are() -> None:
     values = [-0.0, -1e-45, -math.pi, -700.25, -1.1920928244535389e-07]
-    reply = {"choices": [{"index": 0, "token_ids": [1] * 5, "logprobs": {"token_logprobs": values}, "text": "x"}]}
+    numbers = {"content": [{"logprob": value} for value in values]}
+    reply = {"choices": [{"index": 0, "token_ids": [1] * 5, "logprobs": numbers, "message": {"content": "x"}}]}
     assert read_reply(json.dumps(reply).encode()).choices[0].logprobs == struct.pack("<5f", *values)
 
 
@@ -76,7 +77,7 @@ def test_logprobs_are_rounded_as_floats_are() -> None:
     [
         ([2**31], [-1.0], "32-bit"),
         ([1.0], [-1.0], "token ids cannot be read"),
-        ([1], [None], "left out the logprob"),
+        ([1], [None], "logprobs cannot be read"),
         ([1], [-1e39], "not a float32"),
         ([1], ["-1"], "logprobs cannot be read"),
         ([1, 2], [-1.0], "2 token ids and 1 logprobs"),
@@ -84,8 +85,9 @@ def test_logprobs_are_rounded_as_floats_are() -> None:
     ],
 )
 def test_numbers_that_are_none_are_a_problem_of_the_turn(ids: Any, logprobs: Any, problem: str) -> None:
-    numbers = None if logprobs is None else {"token_logprobs": logprobs}
-    choice = {"index": 0, "text": "x", "finish_reason": "stop", "token_ids": ids, "logprobs": numbers}
+    numbers = None if logprobs is None else {"content": [{"logprob": value} for value in logprobs]}
+    said = {"message": {"content": "x"}, "delta": {"content": "x"}}
+    choice = {"index": 0, **said, "finish_reason": "stop", "token_ids": ids, "logprobs": numbers}
     reply = json.dumps({"choices": [choice], "prompt_token_ids": [1]}).encode()
     for captured in (read_reply(reply), read_stream([b"data: %b\n\n" % reply])):
         assert problem in (captured.problem or "")

@@ -31,14 +31,13 @@ Step = Callable[[Callable[[bytes], Awaitable[None]]], Awaitable[None]]
 def event(
     *ids: int, finish: str | None = None, prompt: bool = False, version: int | None = None, choice: int = 0
 ) -> bytes:
-    """An event of a stream, of chat and of text completions alike."""
     entries = [{"token": f"w{i}", "logprob": logprob_of(i), "bytes": None, "top_logprobs": []} for i in ids]
     content = "".join(f" w{i}" for i in ids)
-    answer: dict[str, Any] = {"index": choice, "delta": {"content": content}, "text": content, "finish_reason": finish}
+    answer: dict[str, Any] = {"index": choice, "delta": {"content": content}, "finish_reason": finish}
     answer |= {"token_ids": list(ids), "logprobs": {"content": entries}}
     reply: dict[str, Any] = {"id": "r", "model": "m", "choices": [answer]}
     if prompt:
-        reply["prompt_token_ids"] = answer["prompt_token_ids"] = [1, 2, 3]
+        reply["prompt_token_ids"] = [1, 2, 3]
     if version is not None:
         reply["weight_version"] = version
     return b"data: " + json.dumps(reply, separators=(",", ":")).encode() + b"\n\n"

@@ -105,21 +105,3 @@ async def test_logprobs_carry_the_bytes_of_each_token_also_of_split_characters(
     assert len(ids) > len("5 \N{EURO SIGN}"), "the tokenizer must split a character for this test to say anything"
     assert bytes(b for entry in entries[:-1] for b in entry.bytes or []).decode() == "5 \N{EURO SIGN}"
     assert [entry.logprob for entry in entries[:-1]] == [logprob_of(i) for i in ids]
-
-
-@pytest.mark.parametrize(("asked", "special"), [({}, [START]), ({"add_special_tokens": False}, [])])
-async def test_a_text_prompt_starts_as_the_tokenizer_starts_a_text(
-    engine: ScriptedEngine,
-    client: GatewayClient,
-    session: SessionHandle,
-    renderer: Renderer,
-    asked: dict[str, bool],
-    special: list[int],
-) -> None:
-    async with agent(session) as llm:
-        await llm.completions.create(model="m", prompt="2 + 3 =", extra_body=asked)
-        await llm.completions.create(model="m", prompt=[300, 301], extra_body=asked)
-    prompts = [[*special, *renderer.encode("2 + 3 =")], [300, 301]]
-    assert [call.prompt_ids for call in engine.calls] == prompts
-    turns = (await client.fetch_async([session.session_id]))[session.session_id].turns
-    assert [turn.prompt_ids for turn in turns] == prompts

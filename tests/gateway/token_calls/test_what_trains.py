@@ -28,7 +28,7 @@ async def test_a_title_and_thrown_away_summaries_are_side_calls_and_the_rest_tra
     (stop, *_) = sorted(renderer.stop_token_ids)
 
     def will_say(text: str) -> None:
-        engine.replies.append({"token_ids": [*renderer.encode(text, add_special_tokens=False), stop]})
+        engine.replies.append({"token_ids": [*renderer.encode(text), stop]})
 
     client = GatewayClient(gateway.url)
     (session,) = await client.create_sessions_async([new_session_id()])

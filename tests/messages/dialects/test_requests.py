@@ -32,7 +32,6 @@ ANTHROPIC_TOOL = {"name": "look_up", "description": "d", "input_schema": FUNCTIO
 RESPONSES_TOOL = {"type": "function", **FUNCTION, "strict": None}
 BASE: dict[str, dict[str, Any]] = {
     "chat": {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
-    "completions": {"model": "m", "prompt": "hi"},
     "responses": {"model": "m", "input": "hi"},
     "anthropic": {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]},
 }
@@ -125,7 +124,6 @@ def test_sampling_parameters_of_each_dialect() -> None:
     anthropic = parse("anthropic", temperature=1, top_k=4, stop_sequences=["A", "B"])
     assert anthropic.sampling.to_dict() == {"max_tokens": 9, "temperature": 1, "top_k": 4, "stop": ["A", "B"]}
     assert parse("responses", max_output_tokens=7).sampling.to_dict() == {"max_tokens": 7}
-    assert parse("completions").sampling.to_dict() == {"max_tokens": 16}
     assert parse("chat", ignore_eos=True, stop_token_ids=[3]).sampling.other == {
         "ignore_eos": True,
         "stop_token_ids": [3],
@@ -213,10 +211,7 @@ def test_images_pass_through() -> None:
         ("chat", {"messages": [{"role": "alien"}]}, "messages[0].role"),
         ("chat", {"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
         ("chat", {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function"),
-        ("completions", {"suffix": "x"}, "suffix"),
-        ("completions", {"echo": True}, "echo"),
-        ("completions", {"prompt": ["a", "b"]}, "prompt"),
-        ("completions", {"prompt": []}, "prompt"),
+        ("chat", {"echo": True}, "echo"),
         ("responses", {"previous_response_id": "resp_1"}, "previous_response_id"),
         ("responses", {"conversation": "c"}, "conversation"),
         ("responses", {"background": True}, "background"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import threading
 from array import array
 from collections.abc import Callable
@@ -12,8 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
-from tokenizers import Tokenizer as Backend
 
 from agentcore_rl_toolkit.errors import CaptureError
 from agentcore_rl_toolkit.messages.dialects import RequestError
@@ -583,22 +580,3 @@ def test_rendering_equals_what_transformers_gives(family, model_dir, renderer, t
     )
     ours = renderer.encode(renderer.template.render([SYSTEM, USER, message, result("r")], tools=tools))
     assert ours == list(theirs)
-
-
-def test_the_first_blank_of_a_text_completion_is_kept(tmp_path, model_dir) -> None:
-    """Decoders of the SentencePiece kind drop the blank in front of a text: a completion has a text before it."""
-    folder = tmp_path / "model"
-    shutil.copytree(model_dir("hermes"), folder)
-    words = ["<|im_end|>", "<|im_start|>", "\u2581hello", "\u2581world", "\u2581", "a"]
-    backend = Backend(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="a"))
-    backend.pre_tokenizer = pre_tokenizers.Metaspace()
-    backend.decoder = decoders.Metaspace()
-    backend.add_special_tokens([AddedToken(t, special=True) for t in words[:2]])
-    backend.save(str(folder / "tokenizer.json"))
-    renderer = Renderer.from_path(folder)
-    hello, world, end = 2, 3, 0
-    for pieces in ([[world, hello, end]], [[world], [hello], [end]]):
-        stream = renderer.raw_stream([hello])
-        entries = "".join(delta.text for ids in pieces for delta in stream.feed(ids))
-        entries += "".join(delta.text for delta in stream.finish())
-        assert entries == stream.parsed().content == " world hello"

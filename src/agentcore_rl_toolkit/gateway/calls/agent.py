@@ -75,12 +75,12 @@ class AgentSide(ABC):
 
     # -- the request
 
-    def receive(self, request: Request, path: bytes, session: Session) -> bytes:
+    def receive(self, request: Request, session: Session) -> bytes:
         """Decode a request; what had to be decoded of its body. Raises: RequestError."""
         self.keep_alive = request.keep_alive
         body = request.body
         try:
-            long = self._long(body, path, session) if len(body) >= LONG else None
+            long = self._long(body, session) if len(body) >= LONG else None
             if long is None:
                 self.fields, self.digest = decoded(body), digest_of_body(body)
             else:
@@ -99,7 +99,7 @@ class AgentSide(ABC):
         self.numbers = wants_numbers(fields)
 
     @abstractmethod
-    def _long(self, body: bytes, path: bytes, session: Session) -> LongRequest | None:
+    def _long(self, body: bytes, session: Session) -> LongRequest | None:
         """A long request in two parts. Raises: msgspec.DecodeError, RecursionError when it is not a JSON object."""
 
     # -- the reply
@@ -205,8 +205,8 @@ class RelayingAgent(AgentSide):
         self.carry: list[bytes] = []  # of an event that is not whole yet
         self.ended = False  # whether it has said why it ends
 
-    def _long(self, body: bytes, path: bytes, session: Session) -> LongRequest | None:
-        return understand(body, session.texts.messages) if path == b"chat/completions" else None
+    def _long(self, body: bytes, session: Session) -> LongRequest | None:
+        return understand(body, session.texts.messages)
 
     def take(self, data: bytes, engine: EngineSide) -> None:
         conn = self.conn
@@ -304,7 +304,7 @@ class TranslatingAgent(AgentSide):
         self.reply_id = ""
         self._wrote_s = 0.0
 
-    def _long(self, body: bytes, path: bytes, session: Session) -> LongRequest | None:
+    def _long(self, body: bytes, session: Session) -> LongRequest | None:
         name = LISTS.get(self.speaks.name)
         return None if name is None else understand(body, session.texts.translated, name)
 

@@ -96,18 +96,18 @@ class Call:
 
     # -- the request
 
-    def begin(self, request: Request, path: bytes) -> None:
+    def begin(self, request: Request) -> None:
         """Check the request, put in what the capture and the session want, and send it on."""
         try:
-            self._begin(request, path)
+            self._begin(request)
         except RequestError as e:
             self.refuse(e)
         except Exception as e:
             self.broke(e)
 
-    def _begin(self, request: Request, path: bytes) -> None:
+    def _begin(self, request: Request) -> None:
         session, agent, engine, context = self.session, self.agent, self.engine, self._context
-        body = agent.receive(request, path, session)
+        body = agent.receive(request, session)
         if self.tag is not None:
             agent.digest = digest_of(self.tag.encode(), b"%d" % agent.digest)
         idempotency_key = request.headers.get(b"idempotency-key")
@@ -124,7 +124,7 @@ class Call:
         agent.settle(fields)
         if self.tag is not None:
             agent.fields[TAG] = msgspec.Raw(b'"%b"' % self.tag.encode())
-        engine.compose(fields, path)
+        engine.compose(fields)
         self.call_id = next(context.call_ids)
         self.index = session.next_index
         session.next_index += 1

@@ -84,7 +84,7 @@ class EngineSide(Protocol):
     def understand(self, body: bytes) -> Fields:
         """Read what the agent asks for; the request as it is recorded. Raises: RequestError."""
 
-    def compose(self, fields: Fields, path: bytes) -> None:
+    def compose(self, fields: Fields) -> None:
         """Write what all servers get of the request, once the session's settings are in it. Raises: RequestError."""
 
     def prepare(self, owner: RunningCall, call_id: str) -> None:

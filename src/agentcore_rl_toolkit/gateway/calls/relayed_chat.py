@@ -1,4 +1,4 @@
-"""Calls over a server's own chat or text completions: the request is passed on, with the fields that the capture needs."""
+"""Calls over a server's own chat completions: the request is passed on, with the fields that the capture needs."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ log = logging.getLogger(__name__)
 _images = WarnsOnceAMinute(log)
 _to_json = msgspec.json.Encoder().encode
 _TRUE = msgspec.Raw(b"true")
-_ONE = msgspec.Raw(b"1")
-_NULL = b"null"
 
 
 class RelayedChat:
@@ -42,7 +40,6 @@ class RelayedChat:
             agent if type(agent) is TranslatingAgent else None
         )  # `isinstance` of an ABC runs Python code
         self.incoming = Incoming(context.running)
-        self._path = b""
         self._body: tuple[bytes, ...] = ()
         self._carry: list[bytes] = []
         self._reader: StreamReader | None = None
@@ -58,28 +55,21 @@ class RelayedChat:
         agent.n = passthrough.check(body, agent.fields, more=more)
         return agent.fields
 
-    def compose(self, fields: Fields, path: bytes) -> None:
+    def compose(self, fields: Fields) -> None:
         """Asks for the tokens whatever the agent asked for; a plain OpenAI endpoint has none to give."""
         context, long = self._context, self._agent.long
         field = passthrough.foreign(fields, context.allow_fields) if context.engine == "vllm" else None
         if field is not None:
             raise unsupported(field, f"the inference engine ({context.engine}) has no such ability")
-        if self._translating is not None:
-            path = b"chat/completions"
         if context.engine != "openai":
-            if path == b"chat/completions":
-                fields["logprobs"] = _TRUE
-            elif "logprobs" not in fields or bytes(fields["logprobs"]) in (_NULL, b"0"):
-                fields["logprobs"] = _ONE
-            fields["return_token_ids"] = _TRUE
+            fields["logprobs"] = fields["return_token_ids"] = _TRUE
         self._body = (_to_json(fields),) if long is None else long.pieces(fields)
-        self._path = b"/v1/" + path
 
     def prepare(self, owner: RunningCall, call_id: str) -> None:
         owner.go()
 
     def request_for(self, worker: Worker) -> tuple[bytes, tuple[bytes, ...]]:
-        return self._path, self._body
+        return b"/v1/chat/completions", self._body
 
     def stop(self, worker: Worker) -> None:
         """It stops when the connection closes."""

@@ -15,7 +15,6 @@ from .record import INVALID, NO_BASE, OK, PARTIAL, TURNS, Base, CallRecord, Capt
 from .token_numbers import parse_ids
 
 _to_json = msgspec.json.Encoder().encode
-_HISTORY = ("messages", "prompt", "input")
 
 
 class Texts:
@@ -63,15 +62,10 @@ def build(
     messages_base, messages = NO_BASE, b""
     if long is not None:
         messages_base, messages = _messages(texts, long[0], call_id, *long[1:])
-    for name in _HISTORY if long is None else ():
-        history = fields.pop(name, None)
-        if history is not None:
-            text = bytes(history)
-            if text[-1:] != b"]":
-                messages = text
-            else:
-                messages_base, messages = _messages(texts, text[:-1], call_id)
-            break
+    elif (history := fields.pop("messages", None)) is not None:
+        messages = bytes(history)
+        if messages[-1:] == b"]":
+            messages_base, messages = _messages(texts, messages[:-1], call_id)
     rest = _to_json(fields)
     digest = hash(rest)
     request_of: str | None = None

@@ -397,8 +397,6 @@ def _message(text: bytes) -> Any:
 def _said(text: bytes, record: CallRecord) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The messages that a call was asked with, and its answers."""
     asked = _message(text)
-    if isinstance(asked, str):
-        asked = [{"role": "user", "content": asked}]
     if not isinstance(asked, list):
         asked = []
     found = [_message(choice.message) for choice in record.choices if choice.message]

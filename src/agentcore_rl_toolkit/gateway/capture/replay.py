@@ -8,10 +8,10 @@ from ...errors import UpstreamError
 from ...messages.dialects import Dialect, ModelRequest, Reply
 from ...messages.dialects.builder import deltas_of
 from ...messages.dialects.canonical import Choice, ToolCall, Usage
-from ...messages.dialects.completions import chat_entries
 from ...messages.errors import NOT_JSON
 from .record import CallRecord
 from .reply import Message, ToolPiece
+from .token_numbers import own_words
 
 
 class _Prompt(msgspec.Struct):
@@ -31,7 +31,6 @@ class _Usage(msgspec.Struct):
 
 _message = msgspec.json.Decoder(Message)
 _usage = msgspec.json.Decoder(_Usage)
-_any = msgspec.json.Decoder()
 
 
 def replay(speaks: Dialect, asked: ModelRequest, record: CallRecord) -> bytes:
@@ -51,9 +50,6 @@ def reply_of(record: CallRecord) -> Reply:
             message = _message.decode(choice.message)
         except NOT_JSON as e:
             raise UpstreamError(f"the engine's message cannot be read: {e}") from e
-        entries = None
-        if choice.agent_logprobs is not None:
-            entries = chat_entries(_any.decode(choice.agent_logprobs))
         choices.append(
             Choice(
                 index=choice.index,
@@ -63,7 +59,7 @@ def reply_of(record: CallRecord) -> Reply:
                 tool_calls=[_tool_call(call) for call in message.tool_calls or ()],
                 finish_reason=choice.finish_reason,
                 stop_sequence=choice.stop_sequence,
-                logprob_entries=entries,
+                logprob_entries=None if choice.agent_logprobs is None else own_words(choice.agent_logprobs),
             )
         )
     return Reply(

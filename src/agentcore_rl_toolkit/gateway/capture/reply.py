@@ -1,8 +1,7 @@
 """Reads a finished reply, once, by typed decoders.
 
-Replies are JSON in the shapes of OpenAI's chat and text completions with the token fields of vLLM:
-``prompt_token_ids`` at the top (chat) or in the choice (completions), ``choices[].token_ids``,
-``choices[].logprobs``. The decoder skips all other fields and builds nothing of them.
+Replies are JSON in the shape of OpenAI's chat completions with the token fields of vLLM: ``prompt_token_ids`` at the top,
+``choices[].token_ids``, ``choices[].logprobs``. The decoder skips all other fields and builds nothing of them.
 
 Structs without a place in the garbage collector's lists (``gc=False``) make this three times as fast. Streams are read by
 `capture.stream`.
@@ -66,7 +65,6 @@ class Choice(Numbered, gc=False):
 
     message: msgspec.Raw = ABSENT
     delta: Message | None = None
-    text: str | None = None
     finish_reason: str | None = None
     routed_experts: msgspec.Raw = ABSENT
     weight_version_first: int | str | None = None  # the built-in policy's
@@ -127,8 +125,6 @@ def read_reply(body: bytes, *, entries: bool = False) -> Captured:
         if version is not None:
             versions.named(version, tokens=True)
         versions.spans(version_of(choice.weight_version_first), version_of(choice.weight_version_last))
-        if captured.prompt is None:
-            captured.prompt = brackets(choice.prompt_token_ids)
         captured.choices.append(_choice(captured, choice, entries=entries))
     put(captured, found)
     check(captured)
@@ -137,10 +133,8 @@ def read_reply(body: bytes, *, entries: bool = False) -> Captured:
 
 def _choice(captured: Captured, choice: Choice, *, entries: bool) -> ChoiceRecord:
     message = raw(choice.message)
-    if message is None and choice.text is None:
-        raise CaptureError(f"choice {choice.index} of the engine's reply has no message")
     if message is None:
-        message = _encode({"role": "assistant", "content": choice.text or ""})
+        raise CaptureError(f"choice {choice.index} of the engine's reply has no message")
     ids = read_numbers(captured, packed_ids, [choice.token_ids])
     logprobs = None if ids is None else read_numbers(captured, packed_logprobs, [choice.logprobs])
     record = choice_record(
@@ -155,7 +149,7 @@ def _choice(captured: Captured, choice: Choice, *, entries: bool) -> ChoiceRecor
     record.routed_experts = experts(captured, choice.routed_experts)
     record.stop_sequence = stop_sequence(choice.stop_reason)
     if entries and (words := own_words(choice.logprobs)) is not None:
-        record.agent_logprobs = _encode(words)
+        record.agent_logprobs = _encode({"content": words})
     return record
 
 

@@ -1,4 +1,4 @@
-"""Reads a stream: joins chat or text completion events into whole choices as they come.
+"""Reads a stream: joins chat completion events into whole choices as they come.
 
 Each event is decoded once, with its numbers as they came. For an agent that speaks the servers' dialect the reader hands on the
 event's own lines (`StreamReader.read`), for others it makes deltas of them (`StreamReader.feed`). Events are joined a block at a
@@ -15,7 +15,6 @@ import msgspec
 from ...errors import CaptureError, UpstreamError
 from ...messages.dialects import Delta
 from ...messages.dialects.canonical import ToolDelta
-from ...messages.dialects.completions import chat_entries
 from ...messages.errors import NOT_JSON
 from .events import DONE, gather, split
 from .record import Captured, ChoiceRecord
@@ -37,7 +36,6 @@ from .token_numbers import (
     ABSENT,
     SHORT,
     brackets,
-    extend_logprobs,
     own_words,
     packed_ids,
     packed_logprobs,
@@ -133,11 +131,7 @@ class StreamReader:
         if not self.begun:
             origin = _origin.decode(text)
             captured.reply_id, captured.model, self.begun = origin.id, origin.model, True
-        if prompt is None:
-            prompt = brackets(event.prompt_token_ids)
-        for choice in event.choices if prompt is None else ():
-            prompt = brackets(choice.prompt_token_ids) if prompt is None else prompt
-        captured.prompt = prompt
+        captured.prompt = brackets(event.prompt_token_ids) if prompt is None else prompt
 
     def feed(self, data: bytes) -> list[Delta]:
         """Read whole events of a stream; what is new in them. Raises: UpstreamError on an event that is not JSON of this kind."""
@@ -203,15 +197,15 @@ def _deltas(event: Event, *, entries: bool) -> Iterator[Delta]:
         piece = choice.delta or _NO_DELTA
         delta = Delta(
             choice=choice.index,
-            text=choice.text or piece.content or "",
+            text=piece.content or "",
             reasoning=piece.reasoning_content or piece.reasoning or "",
             refusal=piece.refusal or "",
             finish_reason=choice.finish_reason,
         )
         if piece.tool_calls:
             delta.tool_calls = [_tool_piece(place, call) for place, call in enumerate(piece.tool_calls)]
-        if entries and (words := own_words(choice.logprobs)) is not None:
-            delta.logprob_entries = chat_entries(words)
+        if entries:
+            delta.logprob_entries = own_words(choice.logprobs)
         if choice.finish_reason is not None:
             delta.stop_sequence = stop_sequence(choice.stop_reason)
         yield delta
@@ -236,7 +230,7 @@ class _Parts:
         self.finish_reason: str | None = None
         self.experts: msgspec.Raw = ABSENT
         self.stop_sequence: str | None = None
-        self.entries: dict[str, Any] = {}  # logprobs in the engine's words
+        self.entries: list[Any] = []  # logprobs in the engine's words
         self.versions = Versions()
 
     def take(self, captured: Captured, choices: Sequence[Choice], *, entries: bool) -> None:
@@ -247,9 +241,9 @@ class _Parts:
         if (packed := read_numbers(captured, packed_logprobs, logprobs)) is not None:
             self.logprobs.append(packed)
         for words in map(own_words, logprobs if entries else ()):
-            extend_logprobs(self.entries, words or {})
+            self.entries += words or ()
         deltas = [c.delta for c in choices if c.delta is not None]
-        self.content += [d.content for d in deltas if d.content] if deltas else [c.text for c in choices if c.text]
+        self.content += [d.content for d in deltas if d.content]
         self.rare += [d for d in deltas if d.tool_calls is not None or d.reasoning_content or d.reasoning or d.refusal]
         for choice in choices:
             if choice.finish_reason is not None:
@@ -271,7 +265,7 @@ class _Parts:
         )
         record.routed_experts = experts(captured, self.experts)
         record.stop_sequence = self.stop_sequence
-        record.agent_logprobs = _encode(self.entries) if self.entries else None
+        record.agent_logprobs = _encode({"content": self.entries}) if self.entries else None
         return record
 
 

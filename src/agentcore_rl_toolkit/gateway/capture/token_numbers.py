@@ -25,13 +25,16 @@ class _Logprob(msgspec.Struct, gc=False):
 
 class _Logprobs(msgspec.Struct, gc=False):
     content: list[_Logprob] | None = None
-    token_logprobs: list[float | None] | None = None
+
+
+class _OwnWords(msgspec.Struct, gc=False):
+    content: list[dict[str, Any]] | None = None
 
 
 _ids = msgspec.json.Decoder(list[int])
 _id_lists = msgspec.json.Decoder(list[list[int] | None])
 _logprobs = msgspec.json.Decoder(list[_Logprobs | None])
-_own_words: msgspec.json.Decoder[dict[str, Any] | None] = msgspec.json.Decoder(dict[str, Any] | None)
+_own_words = msgspec.json.Decoder(_OwnWords)
 _PROMPT = b'"prompt_token_ids":['
 SHORT = 8 * 2**10  # bytes: prompt ids up to here are decoded with the rest
 _NEAR_END = 16 * 2**10  # engines write the prompt ids before or after everything else
@@ -68,34 +71,16 @@ def packed_logprobs(parts: Sequence[msgspec.Raw]) -> bytes | None:
         decoded = [part for part in _logprobs.decode(b"[%b]" % b",".join(parts)) if part is not None]
     except NOT_JSON as e:
         raise CaptureError(f"the engine's logprobs cannot be read: {e}") from e
-    values: list[Any] = []
-    found = False
-    for part in decoded:
-        if part.content is not None:
-            found = True
-            values += [entry.logprob for entry in part.content]
-        elif part.token_logprobs is not None:
-            found = True
-            values += part.token_logprobs
-    return pack_logprobs(values) if found else None
+    found = [part.content for part in decoded if part.content is not None]
+    return pack_logprobs([entry.logprob for content in found for entry in content]) if found else None
 
 
-def own_words(logprobs: msgspec.Raw) -> dict[str, Any] | None:
+def own_words(logprobs: bytes) -> list[dict[str, Any]] | None:
     """Logprobs as the engine wrote them, for an agent that asked for them. None: there are none, or they cannot be read."""
     try:
-        return _own_words.decode(logprobs)
+        return _own_words.decode(logprobs).content
     except NOT_JSON:
         return None
-
-
-def extend_logprobs(whole: dict[str, Any], part: dict[str, Any]) -> None:
-    """Put the logprobs of an event, in the engine's words, behind those of the events before."""
-    for name, value in part.items():
-        known = whole.get(name)
-        if isinstance(value, list) and isinstance(known, list):
-            known += value
-        elif known is None:
-            whole[name] = [*value] if isinstance(value, list) else value
 
 
 def brackets(value: msgspec.Raw) -> bytes | None:
@@ -130,7 +115,6 @@ class Numbered(msgspec.Struct, gc=False):
     index: Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)] = 0
     token_ids: msgspec.Raw = ABSENT
     logprobs: msgspec.Raw = ABSENT
-    prompt_token_ids: msgspec.Raw = ABSENT
 
 
 def without_numbers(text: bytes, choices: Iterable[Numbered], prompt: msgspec.Raw) -> bytes:
@@ -147,8 +131,6 @@ def without_numbers(text: bytes, choices: Iterable[Numbered], prompt: msgspec.Ra
             text = _cut(text, b'"logprobs":', logprobs)
         if ids is not ABSENT:
             text = _cut(text, b'"token_ids":', ids)
-        if choice.prompt_token_ids is not ABSENT:
-            text = _cut(text, b'"prompt_token_ids":', choice.prompt_token_ids)
     return text if prompt is ABSENT else _cut(text, b'"prompt_token_ids":', prompt)
 
 

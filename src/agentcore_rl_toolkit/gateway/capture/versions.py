@@ -84,5 +84,5 @@ def bounds(
 
 
 def brings_tokens(data: bytes) -> bool:
-    """Whether there are token ids in these bytes of a chat or text completion's stream."""
+    """Whether there are token ids in these bytes of a chat completion's stream."""
     return _TOKENS.search(data) is not None

@@ -130,7 +130,6 @@ def past_calls(records: Sequence[CallRecord]) -> Iterator[PastCall]:
         text_bytes.append((base.length if base.call_id is not None else 0) + len(record.messages))
         if (
             record.status not in (OK, INVALID)
-            or record.dialect == "completions"
             or not (record.prompt_base.length or record.prompt_ids)
             or not record.choices
             or not all(choice.ids for choice in record.choices)
@@ -157,7 +156,7 @@ def _messages(
     record: CallRecord, places: Mapping[str | None, int], messages: list[list[Any]], text_bytes: list[int]
 ) -> list[Any]:
     base, text = record.messages_base, record.messages
-    if record.dialect == "completions" or not text:
+    if not text:
         return []
     if base.call_id is None:
         return _list.decode(text)

@@ -6,7 +6,6 @@ and reasoning taken apart, cut where a stop string begins.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,20 +37,9 @@ class _SampledChoice:
 
 
 class TokenReply:
-    """The choices of one token call, while they arrive.
+    """The choices of one token call, while they arrive."""
 
-    ``raw`` are the prompt's ids of a text completion; its text is given out as sampled.
-    """
-
-    def __init__(
-        self,
-        renderer: Renderer,
-        asked: ModelRequest,
-        prompt: RenderedPrompt | None,
-        *,
-        raw: Sequence[int] | None = None,
-    ) -> None:
-        self._raw = raw
+    def __init__(self, renderer: Renderer, asked: ModelRequest, prompt: RenderedPrompt | None) -> None:
         self._renderer = renderer
         self._asked = asked
         self._prompt = prompt
@@ -101,8 +89,6 @@ class TokenReply:
 
     def _stream(self, choice: int) -> ReplyStream:
         asked = self._asked
-        if self._raw is not None:
-            return self._renderer.raw_stream(self._raw, choice=choice, stops=asked.sampling.stop)
         return self._renderer.stream(
             tools=(asked.tools or None) if asked.tool_choice != "none" else None,
             opens_reasoning=self._prompt is not None and self._prompt.opens_reasoning,

@@ -36,37 +36,27 @@ _to_json = msgspec.json.Encoder().encode
 
 
 class Prompt:
-    """``rendered`` is a conversation's prompt, until it is committed or abandoned; ``raw`` are the ids of a text prompt.
-    ``json`` are the ids as JSON. The session's history is pinned from `pin` to `release`.
+    """``rendered`` is a conversation's prompt, until it is committed or abandoned; ``json`` are its ids as JSON. The session's
+    history is pinned from `pin` to `release`.
     """
 
-    __slots__ = ("_conversation", "_history", "_mode", "json", "raw", "rendered")
+    __slots__ = ("_conversation", "_history", "_mode", "json", "rendered")
 
     def __init__(self, mode: TokenMode) -> None:
         self._mode = mode
         self._history: History | None = None
         self._conversation: Conversation | None = None
         self.rendered: RenderedPrompt | None = None
-        self.raw: list[int] | None = None
         self.json = b"[]"
 
-    def pin(self, session: Session) -> None:
-        self._history = self._mode.histories.pin(session)
+    def pin(self, session: Session) -> History:
+        history = self._history = self._mode.histories.pin(session)
+        return history
 
-    def render(self, asked: ModelRequest) -> None:
+    def render(self, history: History, asked: ModelRequest) -> None:
         """Runs in a thread. Raises: RequestError."""
-        renderer = self._mode.renderer
-        if self._history is None:
-            ids = asked.prompt or []
-            if isinstance(ids, str):
-                ids = renderer.encode(ids, add_special_tokens=asked.add_special_tokens)
-            if not ids:
-                raise RequestError("prompt must not be empty", param="prompt")
-            self.raw, self.json = ids, _to_json(ids)
-            asked.counted = Usage(prompt_tokens=len(ids))
-            return
-        conversation = self._conversation = self._mode.histories.open(self._history)
-        prompt = self.rendered = renderer.render(
+        conversation = self._conversation = self._mode.histories.open(history)
+        prompt = self.rendered = self._mode.renderer.render(
             conversation, asked.messages, asked.tools or None, asked.template_options() or None
         )
         asked.counted = Usage(prompt_tokens=prompt.length, cached_tokens=prompt.reused_tokens)
@@ -142,9 +132,6 @@ class TokenSampling:
         asked.require(self._engine.features, engine=self._engine.name, allowed=allowed)
         fields = agent.as_chat(list)
         self._force_calls()
-        if asked.prompt is not None:
-            fields.pop("messages", None)
-            fields["prompt"] = msgspec.Raw(_to_json(asked.prompt))
         return fields
 
     def _force_calls(self) -> None:
@@ -161,18 +148,18 @@ class TokenSampling:
             raise unsupported(asked.features()[feature], why)
         asked.response_format = {"type": "structural_tag", "format": tag}
 
-    def compose(self, fields: Fields, path: bytes) -> None:
+    def compose(self, fields: Fields) -> None:
         """The engine's request needs the prompt, which a thread is about to make."""
         if self._session.settings.model_id is not None:
             self._agent.asked.model = self._session.settings.model_id
 
     def prepare(self, owner: RunningCall, call_id: str) -> None:
         self._call_id = call_id
-        if self._agent.asked.prompt is None:
-            self._prompt.pin(self._session)
+        history = self._prompt.pin(self._session)
         self._rendering = True
         owner.become(State.RENDERING)
-        work = asyncio.get_running_loop().run_in_executor(self._mode.executor, self._prompt.render, self._agent.asked)
+        loop, render = asyncio.get_running_loop(), self._prompt.render
+        work = loop.run_in_executor(self._mode.executor, render, history, self._agent.asked)
         work.add_done_callback(lambda work: self._rendered(work, owner))
 
     def _rendered(self, work: asyncio.Future[None], owner: RunningCall) -> None:
@@ -247,8 +234,7 @@ class TokenSampling:
 
     def _sampled(self) -> TokenReply:
         if self._reply is None:
-            prompt = self._prompt
-            self._reply = TokenReply(self._mode.renderer, self._agent.asked, prompt.rendered, raw=prompt.raw)
+            self._reply = TokenReply(self._mode.renderer, self._agent.asked, self._prompt.rendered)
         return self._reply
 
     def capture(self) -> Captured:
@@ -258,7 +244,7 @@ class TokenSampling:
             for piece in pieces:
                 self._take(piece)
         captured = Captured(choices=[], has_tokens=True, reply_id=agent.reply_id, model=agent.asked.model)
-        if self._prompt.rendered is not None or self._prompt.raw is not None:
+        if self._prompt.rendered is not None:
             captured.prompt = self._prompt.json[1:-1]
         if self._reader is not None and self._reader.error is not None:
             captured.error = _to_json(self._reader.error)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..errors import RequestError, context_overflow
-from . import anthropic, chat, completions, responses
+from . import anthropic, chat, responses
 from .builder import deltas_of
 from .canonical import (
     Choice,
@@ -54,7 +54,6 @@ class Dialect:
 
 DIALECTS: dict[str, Dialect] = {
     "chat": Dialect("chat", chat.parse_request, chat.encode_reply, chat.Encoder),
-    "completions": Dialect("completions", completions.parse_request, completions.encode_reply, completions.Encoder),
     "responses": Dialect("responses", responses.parse_request, responses.encode_reply, responses.Encoder),
     "anthropic": Dialect("anthropic", anthropic.parse_request, anthropic.encode_reply, anthropic.Encoder),
 }

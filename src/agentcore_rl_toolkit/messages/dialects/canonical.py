@@ -16,7 +16,7 @@ import msgspec
 
 from ..errors import unsupported
 
-DialectName = Literal["chat", "completions", "responses", "anthropic"]
+DialectName = Literal["chat", "responses", "anthropic"]
 ParseStatus = Literal["none", "parsed", "unparsed"]
 
 # Canonical finish reasons; engines' other words are passed on as they are.
@@ -90,7 +90,6 @@ _OWN_WORDS: dict[str, dict[str, str]] = {
         "stop": "stop_sequences",
     },
     "responses": {"response_format": "text.format"},
-    "completions": {"top_logprobs": "logprobs"},
 }
 
 
@@ -98,8 +97,7 @@ class ModelRequest(msgspec.Struct, kw_only=True):
     """One call of an agent, whatever dialect it came in.
 
     ``tool_choice`` is "auto", "none", "required" or the name of a tool after "tool:". ``response_format`` has the
-    chat shape. ``prompt`` is set for the completions dialect only, then ``messages`` is empty. ``template_kwargs`` go
-    to the chat template.
+    chat shape. ``template_kwargs`` go to the chat template.
     """
 
     dialect: DialectName
@@ -108,8 +106,6 @@ class ModelRequest(msgspec.Struct, kw_only=True):
     tools: list[dict[str, Any]] = []
     tool_choice: str = "auto"
     parallel_tool_calls: bool | None = None
-    prompt: str | list[int] | None = None
-    add_special_tokens: bool = True  # of a text prompt; chat templates write their own
     stream: bool = False
     include_usage: bool = False
     n: int = 1

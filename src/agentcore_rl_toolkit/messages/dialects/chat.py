@@ -218,16 +218,14 @@ def encode_reply(reply: Reply, request: ModelRequest) -> bytes:
     )
 
 
-class ChunkEncoder:
-    """The common part of chat and text completion streams: the head of each chunk, and the end."""
-
-    kind = ""
+class Encoder:
+    """Deltas -> the bytes of a chat completion stream."""
 
     def __init__(self, request: ModelRequest, *, reply_id: str, model: str = "", created: int = 0) -> None:
         self._request = request
         self._head = {
             "id": reply_id,
-            "object": self.kind,
+            "object": "chat.completion.chunk",
             "created": created or int(time.time()),
             "model": model or request.model,
         }
@@ -250,12 +248,6 @@ class ChunkEncoder:
 
     def _chunk(self, choices: list[dict[str, Any]]) -> bytes:
         return encode_event(msgspec.json.encode({**self._head, "choices": choices}))
-
-
-class Encoder(ChunkEncoder):
-    """Deltas -> the bytes of a chat completion stream."""
-
-    kind = "chat.completion.chunk"
 
     def start(self) -> bytes:
         """The first chunk of each choice, which names the role."""

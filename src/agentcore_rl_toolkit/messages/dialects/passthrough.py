@@ -1,7 +1,7 @@
-"""Checks of an OpenAI request that is passed on to a chat or completions endpoint without being read whole.
+"""Checks of an OpenAI request that is passed on to a chat endpoint without being read whole.
 
 An unknown field is left out: an engine might do something with it that the record does not show. The gateway refuses
-fields that would make the record wrong (several prompts in one call, beams instead of samples) and fields that reach beyond the
+fields that would make the record wrong (beams instead of samples) and fields that reach beyond the
 call (where the engine gets its cache from, which request an id belongs to). `dialects.rules` has both.
 
 Source: request models of OpenAI's API and vLLM (entrypoints/openai), 2026-11. SGLang's endpoints get no such requests.
@@ -23,7 +23,7 @@ MAX_N = 128  # OpenAI's own bound
 _LONGEST_NUMBER = 18  # digits; what is longer is no count of anything here, and costs quadratic time to read
 
 _OPENAI = """
-    model messages prompt frequency_penalty logit_bias logprobs top_logprobs max_tokens max_completion_tokens metadata n
+    model messages frequency_penalty logit_bias logprobs top_logprobs max_tokens max_completion_tokens metadata n
     parallel_tool_calls presence_penalty prompt_cache_key prompt_cache_options prompt_cache_retention reasoning_effort
     response_format safety_identifier seed service_tier stop store stream stream_options temperature tool_choice tools top_p
     user
@@ -77,9 +77,6 @@ def check(body: bytes, fields: Fields, *, more: Collection[str] | None) -> int:
     for name in ("max_tokens", "max_completion_tokens"):
         if name in fields and len(bytes(fields[name])) > _LONGEST_NUMBER:
             raise RequestError(f"{name} is no number of tokens", param=name)
-    prompt = fields.get("prompt")
-    if prompt is not None:
-        _one_prompt(bytes(prompt))
     n = fields.get("n")
     if n is None or bytes(n) == b"null":
         return 1
@@ -120,10 +117,3 @@ def _leave_out_the_unknown(fields: Fields, more: Collection[str]) -> None:
         value, refusal = bytes(fields.pop(name)), REFUSED["chat"].get(name)
         if refusal is not None and value not in (*_NOTHING, *map(msgspec.json.encode, refusal.unless)):
             raise unsupported(name, refusal.why)
-
-
-def _one_prompt(text: bytes) -> None:
-    if text[:1] != b"[" or text[1:].lstrip()[:1] not in (b'"', b"["):
-        return
-    if len(msgspec.json.decode(text, type=list[msgspec.Raw])) > 1:
-        raise unsupported("prompt", "one prompt per call, send them one by one")

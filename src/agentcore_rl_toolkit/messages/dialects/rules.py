@@ -19,7 +19,6 @@ class Refusal(NamedTuple):
 _ENGINES_OWN = """bootstrap_host bootstrap_port bootstrap_room custom_logit_processor data_parallel_rank disagg_prefill_dp_rank
     ec_transfer_params kv_transfer_params lora_path rid routed_dp_rank session_params"""
 _OUTPUTS = {
-    "suffix": Refusal("there is no insertion; put the text into the prompt"),
     "echo": Refusal("it would repeat the prompt inside the answer; leave it out", (False,)),
     "best_of": Refusal("every sample is returned; use n", (1,)),
     "use_beam_search": Refusal("beams are no samples of the policy, nothing could be trained on them; use n", (False,)),
@@ -39,7 +38,6 @@ REFUSED: dict[str, dict[str, Refusal]] = {
         "add_generation_prompt": Refusal("an answer always starts a new message; leave it out", (True,)),
         "chat_template": Refusal("the template of the model is used; give another to the gateway (--template)"),
     },
-    "completions": _OUTPUTS,
     "responses": {
         "previous_response_id": Refusal("responses are not kept; send the whole input"),
         "conversation": Refusal("conversations are not kept; send the whole input"),

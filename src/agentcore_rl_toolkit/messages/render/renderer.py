@@ -20,12 +20,11 @@ from ..dialects.canonical import Choice
 from ..errors import RequestError
 from .algebra import SuffixRenderer, TemplateFacts, probe
 from .conversation import Conversation, Digest, KnownPrompt, Match, message_digest
-from .parsers import Grammar, OutputParser, grammar_named, grammar_of, new_parser
+from .parsers import Grammar, grammar_named, grammar_of, new_parser
 from .reply import ReplyStream
 from .template import ChatTemplate
 from .tokens import PlainText, TokenBuffer, Tokenizer
 
-_NEAR = 8  # tokens of a prompt that decide how the first one behind them is written
 _TAIL = 24  # tokens that surely hold the mark that opens reasoning, in any tokenizer
 
 
@@ -212,13 +211,6 @@ class Renderer:
         parser = new_parser(self.grammar, tools=tools, reasoning_open=opens_reasoning)
         return ReplyStream(self.tokenizer, self.stop_token_ids, parser, choice=choice, stops=stops)
 
-    def raw_stream(self, prompt_ids: Sequence[int], *, choice: int = 0, stops: Sequence[str] = ()) -> ReplyStream:
-        """The same for a text completion of these ids: its text is what was sampled, with nothing read into it."""
-        before = prompt_ids[-_NEAR:]
-        return ReplyStream(
-            self.tokenizer, self.stop_token_ids, OutputParser(), choice=choice, stops=stops, before=before
-        )
-
     def count(
         self,
         messages: Sequence[dict[str, Any]],
@@ -253,9 +245,8 @@ class Renderer:
             entries.append({**shown, "top_logprobs": []})
         return entries
 
-    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Ids of a text; ``add_special_tokens`` for the prompt of a text completion, which no template starts."""
-        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(ids)

@@ -49,7 +49,6 @@ class StopCutter:
 class ReplyStream:
     """Sampled ids, as they come, -> deltas for the agent; the same answer as `Renderer.parse` gives for all of them.
 
-    ``before`` are the last ids of a prompt that the answer goes on from without a mark in between.
     ``settled`` counts the ids that belong to the answer for sure: with stop strings, those whose text begins in what is
     out; without, all of them.
     """
@@ -62,13 +61,12 @@ class ReplyStream:
         *,
         choice: int = 0,
         stops: Sequence[str] = (),
-        before: Sequence[int] = (),
     ) -> None:
         self._cutter = StopCutter(stops) if stops else None
         self._begins: list[int] = []  # where the text of each id not yet settled begins
         self._text_size = 0
         self.settled = 0
-        self._decoder = TextDecoder(tokenizer, before)
+        self._decoder = TextDecoder(tokenizer)
         self._stop_ids = stop_ids
         self._parser = parser
         self._choice = choice

@@ -180,10 +180,10 @@ class Tokenizer:
         backend.no_padding()
         return cls(backend, special_tokens=special, eos_ids=eos_ids)
 
-    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Shapes: -> (T,). ``add_special_tokens`` puts in what the tokenizer adds to a bare text (a start token)."""
+    def encode(self, text: str) -> list[int]:
+        """Shapes: -> (T,). Nothing is put in front: templates write the start token themselves."""
         # The fast variant leaves out character offsets, which are not needed here.
-        return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+        return list(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids, special tokens shown."""
@@ -257,14 +257,12 @@ class TextDecoder:
     """Ids, as they come, -> text, such that the pieces joined are the decoding of the whole.
 
     A character may be spread over several tokens: what could still change is held back. Some decoders treat the first
-    token differently (a leading space), so a window of tokens already shown is decoded along with the new ones.
-    ``before`` are ids whose text is out already: with them the first new token is not the first of all."""
+    token differently (a leading space), so a window of tokens already shown is decoded along with the new ones."""
 
-    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        half = bool(before) and tokenizer.decode(before).endswith(_REPLACEMENT)  # its other half is the answer's
-        self._ids: list[int] = [] if half else list(before)
-        self._shown = len(self._ids)  # ids of the window whose text is out
+        self._ids: list[int] = []
+        self._shown = 0  # ids of the window whose text is out
 
     def feed(self, ids: Sequence[int]) -> str:
         self._ids += ids
