@@ -6,8 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -17,6 +15,8 @@ from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 from agentcore_rl_toolkit.trajectory import build_trajectory
+
+from .served import Served
 
 pytestmark = [
     pytest.mark.system,
@@ -48,20 +48,10 @@ QUIET = {
 @pytest.fixture
 async def url(engine: ScriptedEngine, tmp_path: Path) -> AsyncIterator[str]:
     """A gateway process over the scripted engine."""
-    ready = tmp_path / "ready.json"
-    line = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "gateway", "serve", "--engine", "vllm"]
-    line += ["--upstream", engine.url, "--ready-file", str(ready), "--parent-pid", str(os.getpid())]
-    process = await asyncio.to_thread(subprocess.Popen, line, stderr=subprocess.PIPE)
-    try:
-        async with asyncio.timeout(40):
-            while not ready.exists():
-                assert process.poll() is None, process.stderr.read().decode() if process.stderr else ""
-                await asyncio.sleep(0.02)
-        yield json.loads(ready.read_text())["url"]
-    finally:
-        process.send_signal(signal.SIGTERM)
-        _, output = await asyncio.to_thread(process.communicate, timeout=20)
-        assert process.returncode == 0, output.decode()
+    served = Served(tmp_path, engine)
+    yield await served.start()
+    served.process.send_signal(signal.SIGTERM)
+    assert served.process.wait(20) == 0, served.errors.read_text()
 
 
 @pytest.fixture

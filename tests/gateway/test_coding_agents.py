@@ -16,10 +16,8 @@ from typing import Any
 
 import pytest
 
-import agentcore_rl_toolkit
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.backends import CollectConfig, CollectedRollout, GroupRequest, collect_async
-from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, UpstreamConfig
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine, Seen, logprob_of
@@ -27,9 +25,10 @@ from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.runtime import LocalRuntime
 from agentcore_rl_toolkit.trajectory import Turn
 
+from .asking import MODEL, captured, opened
+
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "cli_agents"
-MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 RELEASES = {"pinned": ROOT / ".venvs" / "npm", "newest": ROOT / ".venvs" / "npm-newest"}
 PACKAGES = {
     "claude": ("Claude Code", "@anthropic-ai/claude-code"),
@@ -68,14 +67,13 @@ async def test_recorded_requests_of_a_coding_agent_are_taken(
     gateway = Gateway(config)
     await gateway.start()
     try:
-        client = GatewayClient(gateway.url)
-        [session] = await client.create_sessions_async([new_session_id()])
+        session = await opened(gateway)
         for call in recorded:
             url = f"{session.base_url}/{call['path']}"
             body = {k: v for k, v in call["body"].items() if stream or k not in ("stream", "stream_options")}
             status, answer = await request("POST", url, body=body, key=session.api_key, timeout_s=30)
             assert status == 200, answer[:1000]
-        capture = (await client.fetch_async([session.session_id]))[session.session_id]
+        capture = await captured(gateway, session)
     finally:
         await gateway.stop(grace_s=0.2)
     assert capture.errors == []

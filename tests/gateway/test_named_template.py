@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import agentcore_rl_toolkit
-from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import ConfigError
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle
-from agentcore_rl_toolkit.gateway.http.client import request
+from agentcore_rl_toolkit.gateway import Gateway, GatewayConfig
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 from agentcore_rl_toolkit.messages.render import Renderer
 
-MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
+from .asking import MODEL, Start, opened
+from .asking import message_of as ask
+
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 CALL = "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>2</arg_value>\n</tool_call>"  # as GLM writes one
-
-Start = Callable[..., Awaitable[Gateway]]
 
 
 @pytest.fixture
@@ -32,20 +27,13 @@ def template(tmp_path: Path) -> Path:
     return path
 
 
-async def ask(session: SessionHandle, messages: list[Any], **more: Any) -> Any:
-    url, body = session.base_url + "/chat/completions", {"model": "m", "messages": messages, **more}
-    status, reply = await request("POST", url, body=body, key=session.api_key)
-    assert status == 200, reply
-    return json.loads(reply)["choices"][0]["message"]
-
-
 async def test_prompts_and_answers_are_those_of_the_named_template_and_parser(
     engine: ScriptedEngine, start_gateway: Start, template: Path
 ) -> None:
     engine.first_id, engine.last_id = 300, 500
     renderer = Renderer.from_path(MODEL)
     gateway = await start_gateway(engine, model_dir=str(MODEL), template=str(template), parser="glm")
-    [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
+    session = await opened(gateway)
     engine.replies.append({"token_ids": [*renderer.encode(CALL), min(renderer.stop_token_ids)]})
     message = await ask(session, [{"role": "user", "content": "What is 2 + 3?"}], tools=[TOOL])
     assert renderer.decode(engine.calls[-1].prompt_ids).startswith("<|im_start|>system\nother<|im_end|>")

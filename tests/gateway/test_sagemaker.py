@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import boto3
@@ -12,8 +11,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-import agentcore_rl_toolkit
-from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, UpstreamConfig
 from agentcore_rl_toolkit.gateway.sampling_services.sagemaker import RUNTIME, SESSIONS
 from agentcore_rl_toolkit.messages.render import Renderer
@@ -21,8 +18,8 @@ from agentcore_rl_toolkit.policy.training_service.interface import Completion
 from agentcore_rl_toolkit.policy.training_service.sagemaker.service import Running, running
 
 from ..policy.training_service.scripted import ScriptedModel
+from .asking import MODEL, captured, gpt, opened
 
-MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 ARN = "arn:aws:sagemaker:us-west-2:123456789012:model-package/run/{}"
 HUB = "arn:aws:sagemaker:us-west-2:aws:hub-content/SageMakerPublicHub/Model/m"
 
@@ -74,12 +71,11 @@ async def gateway(service: Running) -> AsyncIterator[Gateway]:
 
 async def say(gateway: Gateway, **asked: Any) -> tuple[Any, list[Any]]:
     """The answer, and the turns that were recorded."""
-    client = GatewayClient(gateway.url)
-    [session] = await client.create_sessions_async([new_session_id()])
-    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
+    session = await opened(gateway)
+    async with gpt(session) as llm:
         message = {"role": "user", "content": "What is 2 + 3?"}
         answer = await llm.chat.completions.create(**{"model": "m", "messages": [message], **asked})
-    return answer, (await client.fetch_async([session.session_id]))[session.session_id].turns
+    return answer, (await captured(gateway, session)).turns
 
 
 async def test_what_goes_beyond_the_tokens_asked_for_is_cut_counted_and_not_recorded(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -18,8 +17,6 @@ pytest.importorskip("tinker")
 import tinker
 from tinker.types import RequestErrorCategory
 
-import agentcore_rl_toolkit
-from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import ConfigError, GatewayError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle, UpstreamConfig
 from agentcore_rl_toolkit.gateway.config import Limits
@@ -29,12 +26,11 @@ from agentcore_rl_toolkit.gateway.testing import Fault
 from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.policy.training_service import clients
 
+from .asking import MODEL, Start, captured, gpt, opened, until
 from .scripted_tinker import ScriptedTinker, status_error
 
-MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 USER = {"role": "user", "content": "What is 2 + 3?"}
 NEW = "tinker://run/sampler_weights/new"
-Start = Callable[..., Awaitable[Gateway]]
 
 
 @pytest.fixture
@@ -65,23 +61,9 @@ async def gateway(start: Start) -> Gateway:
     return await start()
 
 
-def agent(session: SessionHandle) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0)
-
-
-async def opened(gateway: Gateway) -> SessionHandle:
-    return (await GatewayClient(gateway.url).create_sessions_async([new_session_id()]))[0]
-
-
 async def say(session: SessionHandle, **asked: Any) -> Any:
-    async with agent(session) as llm:
+    async with gpt(session) as llm:
         return await llm.chat.completions.create(**{"model": "m", "messages": [USER], **asked})
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not reached():  # noqa: ASYNC110  (there is no event for it)
-            await asyncio.sleep(0.01)
 
 
 def test_our_clients_have_the_sdks_methods() -> None:
@@ -105,7 +87,7 @@ async def test_the_sdk_is_asked_for_what_the_agent_asks_for(service: ScriptedTin
     ids = sorted(Renderer.from_path(MODEL).stop_token_ids)
     wanted = tinker.SamplingParams(max_tokens=7, seed=5, stop=ids, temperature=0.5, top_k=20, top_p=0.9)
     assert (call.params, len(call.completion_ids)) == (wanted, 2)
-    turns = (await GatewayClient(gateway.url).fetch_async([session.session_id]))[session.session_id].turns
+    turns = (await captured(gateway, session)).turns
     assert [t.prompt_ids for t in turns] == [call.prompt_ids] * 2
     assert [t.completion_ids for t in turns] == call.completion_ids
 
@@ -135,7 +117,7 @@ async def test_new_weights_are_sampled_at_once_and_running_calls_end_on_the_old_
     gate.set()
     await slow
     assert [call.path for call in service.calls] == [None, NEW]
-    turns = (await client.fetch_async([session.session_id]))[session.session_id].turns
+    turns = (await captured(gateway, session)).turns
     versions = {tuple(t.completion_ids): (t.weight_version_first, t.weight_version_last) for t in turns}
     assert [versions[tuple(call.completion_ids[0])] for call in service.calls] == [(old, old), (4, 4)]
 
@@ -153,7 +135,7 @@ async def test_weights_that_are_published_while_others_are_opened_are_sampled(
     held.set_result(None)
     await asking
     assert [call.path for call in service.calls] == [NEW]
-    [turn] = (await client.fetch_async([session.session_id]))[session.session_id].turns
+    [turn] = (await captured(gateway, session)).turns
     assert (turn.weight_version_first, turn.weight_version_last) == (2, 2)
 
 
@@ -163,7 +145,7 @@ async def test_weights_that_are_not_there_change_nothing(service: ScriptedTinker
     with pytest.raises(GatewayError, match="no weights"):
         await client.set_weight_version_async(2, sampler="tinker://nobody/none")
     await say(session)
-    [turn] = (await client.fetch_async([session.session_id]))[session.session_id].turns
+    [turn] = (await captured(gateway, session)).turns
     assert turn.weight_version_first == 1
 
 
@@ -205,7 +187,7 @@ async def test_the_sdks_errors_reach_the_agent(
     with pytest.raises(openai.APIStatusError) as caught:
         await say(session)
     assert caught.value.status_code == status
-    capture = (await GatewayClient(gateway.url).fetch_async([session.session_id]))[session.session_id]
+    capture = await captured(gateway, session)
     assert (capture.turns, [e["status"] for e in capture.errors]) == ([], ["error"])
 
 
@@ -229,7 +211,7 @@ async def test_comments_keep_a_stream_alive_until_the_answer_is_there(service: S
     service.faults.append(Fault(gate=gate))
     lines: list[str] = []
     async with (
-        agent(session) as llm,
+        gpt(session) as llm,
         llm.chat.completions.with_streaming_response.create(model="m", messages=[USER], stream=True) as reply,  # type: ignore[list-item]
     ):
         async for text in reply.iter_lines():
@@ -241,7 +223,7 @@ async def test_comments_keep_a_stream_alive_until_the_answer_is_there(service: S
     assert "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"])
     service.faults.append(Fault(gate=(gate := asyncio.Event())))
     service.errors.append(status_error(503))
-    async with agent(session) as llm:
+    async with gpt(session) as llm:
         stream = await llm.chat.completions.create(model="m", messages=[USER], stream=True)  # type: ignore[list-item]
         gate.set()
         with pytest.raises(openai.APIError, match="scripted failure"):  # an event: the head is out

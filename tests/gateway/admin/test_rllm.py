@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,11 +17,11 @@ import openai
 import pytest
 
 from agentcore_rl_toolkit.errors import ConfigError
-from agentcore_rl_toolkit.gateway import Gateway
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 
+from ..asking import Start, until
+
 USER = [{"role": "user", "content": "hello there"}]
-Start = Callable[..., Awaitable[Gateway]]
 
 
 FOLDER = str(Path(__file__).parents[3] / "compat" / "rllm_model_gateway" / "src")
@@ -29,14 +29,13 @@ FOLDER = str(Path(__file__).parents[3] / "compat" / "rllm_model_gateway" / "src"
 
 @pytest.fixture
 def rllm() -> Iterator[ModuleType]:
-    folder = FOLDER
-    sys.path.insert(0, folder)
+    sys.path.insert(0, FOLDER)
     try:
         import rllm_model_gateway
 
         yield rllm_model_gateway
     finally:
-        sys.path.remove(folder)
+        sys.path.remove(FOLDER)
         for name in [n for n in sys.modules if n.split(".")[0] == "rllm_model_gateway"]:
             del sys.modules[name]
 
@@ -183,9 +182,7 @@ async def test_a_late_reply_does_not_bring_a_deleted_session_back(
         async with httpx.AsyncClient(base_url=client.get_session_url(name), timeout=60) as agent:
             body = {"model": "m", "messages": USER}
             late = asyncio.ensure_future(agent.post("/chat/completions", json=body))
-            async with asyncio.timeout(30):
-                while not engine.calls:  # noqa: ASYNC110  (at the other end of a socket)
-                    await asyncio.sleep(0.005)
+            await until(lambda: engine.calls)
             assert await client.delete_session(name) == 0
             gate.set()
             assert (await late).status_code == 403

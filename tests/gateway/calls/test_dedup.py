@@ -7,7 +7,6 @@ import base64
 import dataclasses
 import io
 import json
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,44 +16,15 @@ import numpy as np
 import openai
 import pytest
 
-import agentcore_rl_toolkit
-from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
+from agentcore_rl_toolkit.gateway import Gateway, GatewayConfig, SessionHandle, UpstreamConfig
 from agentcore_rl_toolkit.gateway.capture.reply import read_reply
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 from agentcore_rl_toolkit.trajectory.experts import int32_of, shape_of
 
-MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
+from ..asking import MODEL, Start, attempt, captured, gpt, opened, until
+
 USER = [{"role": "user", "content": "hello there"}]
-Start = Callable[..., Awaitable[Gateway]]
-
-
-async def opened(gateway: Gateway, **settings: Any) -> SessionHandle:
-    return (await GatewayClient(gateway.url).create_sessions_async([new_session_id()], **settings))[0]
-
-
-async def ask(session: SessionHandle, *, retry: int = 0, key: str | None = None, **asked: Any) -> tuple[int, Any]:
-    """One attempt on a connection of its own."""
-    headers = {"x-stainless-retry-count": str(retry)} | ({"idempotency-key": key} if key else {})
-    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
-        body = {"model": "m", "messages": USER, **asked}
-        reply = await llm.chat.completions.with_raw_response.create(**body, extra_headers=headers)
-        return reply.status_code, json.loads(reply.text)
-
-
-def text(reply: tuple[int, Any]) -> str:
-    return str(reply[1]["choices"][0]["message"]["content"])
-
-
-async def turns(session: SessionHandle, gateway: Gateway) -> int:
-    return len((await GatewayClient(gateway.url).fetch_async([session.session_id]))[session.session_id].turns)
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not reached():  # noqa: ASYNC110  # a socket at the other end
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("noticed", [True, False])
@@ -64,22 +34,22 @@ async def test_of_two_equal_samples_the_retry_is_that_of_the_agent_that_gave_up(
     """Agents sample one prompt several times at once. The one that gave up must not take the reply of another."""
     answered = asyncio.Event()
     engine.faults += [Fault(gate=answered), Fault(gate=answered)]
-    first = asyncio.ensure_future(ask(session))
+    first = asyncio.ensure_future(attempt(session))
     await until(lambda: len(engine.calls) == 1)
-    second = asyncio.ensure_future(ask(session))
+    second = asyncio.ensure_future(attempt(session))
     await until(lambda: len(engine.calls) == 2)
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
     if noticed:
         await until(lambda: len(gateway.running) == 1)
-    retried = asyncio.ensure_future(ask(session, retry=1))
+    retried = asyncio.ensure_future(attempt(session, retry=1))
     await until(lambda: retried.done() or len(gateway.running) == 2)
     answered.set()
     again = await retried
-    assert text(await second)
-    assert text(again) != text(await second)
-    assert await turns(session, gateway) == 2
+    assert await second
+    assert again != await second
+    assert len((await captured(gateway, session)).turns) == 2
 
 
 async def test_a_sample_that_failed_is_drawn_again_though_an_equal_one_succeeded(
@@ -87,12 +57,12 @@ async def test_a_sample_that_failed_is_drawn_again_though_an_equal_one_succeeded
 ) -> None:
     engine.faults.append(Fault(status=500))
     with pytest.raises(openai.InternalServerError):
-        await ask(session)
-    other = await ask(session)
-    again = await ask(session, retry=1)
-    assert text(again) != text(other)
-    assert text(await ask(session, retry=1)) == text(again)  # its reply may have been lost as well
-    assert await turns(session, gateway) == 2
+        await attempt(session)
+    other = await attempt(session)
+    again = await attempt(session, retry=1)
+    assert again != other
+    assert await attempt(session, retry=1) == again  # its reply may have been lost as well
+    assert len((await captured(gateway, session)).turns) == 2
 
 
 async def test_a_stream_that_its_agent_broke_off_has_no_claim_on_a_later_retry(
@@ -118,7 +88,7 @@ async def test_a_stream_that_its_agent_broke_off_has_no_claim_on_a_later_retry(
     engine.token_s = 0.0
     swallowed = await streamed("0")
     assert await streamed("1") == swallowed
-    assert await turns(session, gateway) == 1
+    assert len((await captured(gateway, session)).turns) == 1
 
 
 @pytest.mark.parametrize(("n", "stream"), [(1, False), (2, True)])
@@ -139,7 +109,7 @@ async def test_a_repeated_reply_has_the_logprobs_that_were_asked_for(
                 found[choice.index] += [e.to_dict() for e in (choice.logprobs and choice.logprobs.content) or ()]
         return found
 
-    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
+    async with gpt(session) as llm:
         first = await items("0")
         assert first.keys() == set(range(n))
         assert all(entry["token"] and entry["logprob"] < 0 for entries in first.values() for entry in entries)
@@ -151,10 +121,10 @@ async def test_a_repeated_reply_has_the_logprobs_that_were_asked_for(
 async def test_the_last_turn_that_is_allowed_can_be_repeated(engine: ScriptedEngine, start_gateway: Start) -> None:
     gateway = await start_gateway(engine)
     session = await opened(gateway, max_turns=1)
-    first = await ask(session)
-    assert text(await ask(session, retry=1)) == text(first)
+    first = await attempt(session)
+    assert await attempt(session, retry=1) == first
     with pytest.raises(openai.PermissionDeniedError, match="turn_limit_reached"):
-        await ask(session)
+        await attempt(session)
 
 
 async def test_a_second_try_waits_while_the_gateway_is_paused(
@@ -162,14 +132,14 @@ async def test_a_second_try_waits_while_the_gateway_is_paused(
 ) -> None:
     gate = asyncio.Event()
     engine.faults.append(Fault(gate=gate, drop_after=0))
-    call = asyncio.ensure_future(ask(session))
+    call = asyncio.ensure_future(attempt(session))
     await until(lambda: len(engine.calls) == 1)
     await gateway.running.pause(in_flight="continue")
     gate.set()
     await asyncio.sleep(0.6)
     assert len(engine.calls) == 1
     gateway.running.resume()
-    assert (await call)[0] == 200
+    assert await call
 
 
 # -- what nobody foresaw ends the call at once, with an error the agent understands
@@ -198,8 +168,6 @@ async def test_a_finish_reason_is_recognised_however_the_engine_spaces_its_json(
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    from agentcore_rl_toolkit.gateway import GatewayConfig, UpstreamConfig
-
     gateway = Gateway(GatewayConfig(upstreams=(UpstreamConfig(url=f"http://127.0.0.1:{port}", engine="vllm"),)))
     await gateway.start()
     try:
@@ -229,7 +197,7 @@ async def test_the_sessions_model_is_what_a_token_engine_is_asked_for(
     engine.first_id, engine.last_id = 300, 500
     gateway = await start_gateway(engine, model_dir=str(MODEL))
     session = await opened(gateway, model_id="real-model")
-    assert (await ask(session, model="gpt-4"))[0] == 200
+    assert await attempt(session, model="gpt-4")
     assert engine.calls[-1].body["model"] == "real-model"
 
 
@@ -274,7 +242,7 @@ async def test_rllms_traces_have_the_routing_with_its_shape(
         return reply
 
     engine.faults.append(Fault(edit=edit))
-    await ask(session)
+    await attempt(session)
     status, body = await request("GET", f"{gateway.url}/sessions/{session.session_id}/traces")
     assert status == 200
     [trace] = json.loads(body)
@@ -291,16 +259,16 @@ async def test_a_call_can_be_repeated_after_a_restart(
     store = tmp_path / "store"
     gateway = await start_gateway(engine, store_dir=store)
     session = await opened(gateway)
-    first = await ask(session, key=key)
-    other = await ask(session, key="k2", temperature=0.5)
+    first = await attempt(session, key=key)
+    other = await attempt(session, key="k2", temperature=0.5)
     await gateway.stop(grace_s=0.2)
     gateway = await start_gateway(engine, store_dir=store)
     path = session.base_url.split("/", 3)[3]
     session = dataclasses.replace(session, base_url=f"{gateway.url}/{path}")
-    assert text(await ask(session, retry=1, key=key)) == text(first)
-    assert text(await ask(session, retry=1, key="k2", temperature=0.5)) == text(other)
-    assert text(await ask(session, retry=1, temperature=0.7)) not in (text(first), text(other))
-    assert await turns(session, gateway) == 3
+    assert await attempt(session, retry=1, key=key) == first
+    assert await attempt(session, retry=1, key="k2", temperature=0.5) == other
+    assert await attempt(session, retry=1, temperature=0.7) not in (first, other)
+    assert len((await captured(gateway, session)).turns) == 3
 
 
 @pytest.mark.parametrize("dialect", ["chat", "responses"])
@@ -310,7 +278,7 @@ async def test_a_reply_rendered_here_is_repeated_with_its_logprobs(
     gateway = await start_gateway(engine, model_dir=str(MODEL))
     session = await opened(gateway)
     entries: list[Any] = []
-    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
+    async with gpt(session) as llm:
         for retry in ("0", "1"):
             headers = {"x-stainless-retry-count": retry}
             if dialect == "chat":

@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import openai
 import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, Limits, SessionCapture, SessionHandle
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, Limits, SessionHandle
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 
+from ..asking import Start, captured, gpt, opened, until
+
 USER = [{"role": "user", "content": "hello there"}]
-Start = Callable[..., Awaitable[Gateway]]
-
-
-def agent(session: SessionHandle, **settings: Any) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, **{"max_retries": 0, **settings})
-
-
-async def captured(client: GatewayClient, session: SessionHandle, *, close: bool = True) -> SessionCapture:
-    return (await client.fetch_async([session.session_id], close=close))[session.session_id]
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not reached():  # noqa: ASYNC110  (what is waited for happens in another process's stead: a socket)
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("status", [400, 429, 500, 503])
@@ -36,7 +23,7 @@ async def test_an_engines_error_reaches_the_agent_and_is_no_turn(
     engine: ScriptedEngine, client: GatewayClient, session: SessionHandle, status: int
 ) -> None:
     engine.faults.append(Fault(status=status, headers=(("Retry-After", "7"),)))
-    async with agent(session) as llm:
+    async with gpt(session) as llm:
         with pytest.raises(openai.APIStatusError) as caught:
             await llm.chat.completions.create(model="m", messages=USER)
         await llm.chat.completions.create(model="m", messages=USER)
@@ -52,7 +39,7 @@ async def test_an_engine_that_sends_the_agent_away_is_a_502(
     engine: ScriptedEngine, session: SessionHandle, status: int
 ) -> None:
     engine.faults.append(Fault(status=status, body=b"", headers=(("Location", "http://169.254.169.254/"),)))
-    async with agent(session) as llm:
+    async with gpt(session) as llm:
         with pytest.raises(openai.InternalServerError) as caught:
             await llm.chat.completions.create(model="m", messages=USER)
     assert caught.value.status_code == 502
@@ -64,7 +51,7 @@ async def test_a_reply_cut_off_before_it_was_relayed_is_a_clean_error(
     engine: ScriptedEngine, client: GatewayClient, session: SessionHandle, cut: int
 ) -> None:
     engine.faults.extend([Fault(drop_after=cut)] * 4)
-    async with agent(session) as llm:
+    async with gpt(session) as llm:
         with pytest.raises(openai.APIStatusError) as caught:
             await llm.chat.completions.create(model="m", messages=USER)
     assert caught.value.status_code == 502
@@ -78,7 +65,7 @@ async def test_a_stream_that_breaks_off_is_partial_and_the_agent_is_told(
 ) -> None:
     engine.faults.append(Fault(drop_after=900))
     seen = 0
-    async with agent(session) as llm:
+    async with gpt(session) as llm:
         with pytest.raises(openai.APIError, match="closed the connection"):  # noqa: PT012  (the stream is what raises)
             async for _ in await llm.chat.completions.create(model="m", messages=USER, stream=True):
                 seen += 1
@@ -123,7 +110,7 @@ async def test_tokens_that_do_not_fit_together_are_reported_and_never_padded(
     edit: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> None:
     engine.faults.append(Fault(edit=edit))
-    async with agent(session) as llm:
+    async with gpt(session) as llm:
         assert (await llm.chat.completions.create(model="m", messages=USER)).choices
     capture = await captured(client, session)
     assert capture.turns == []
@@ -138,7 +125,7 @@ async def test_an_agent_that_hangs_up_cancels_the_call_at_the_engine(
 ) -> None:
     engine.token_s = 0.5
     engine.faults.append(Fault(delay_s=0.0 if stream else 30.0))
-    async with agent(session) as llm:
+    async with gpt(session) as llm:
         if stream:
             async for _ in await llm.chat.completions.create(model="m", messages=USER, stream=True):
                 break
@@ -160,7 +147,7 @@ async def test_an_agent_that_hangs_up_cancels_the_call_at_the_engine(
 async def test_each_of_n_choices_keeps_its_own_tokens(
     engine: ScriptedEngine, client: GatewayClient, session: SessionHandle, stream: bool
 ) -> None:
-    async with agent(session) as llm:
+    async with gpt(session) as llm:
         reply = await llm.chat.completions.create(model="m", messages=USER, n=3, stream=stream)
         if stream:
             async for _ in reply:
@@ -179,7 +166,7 @@ async def test_parallel_tool_calls_and_reasoning_of_a_stream_are_merged(
         for i in range(2)
     ]
     engine.replies.append({"content": None, "tool_calls": calls, "reasoning_content": "let me think"})
-    async with agent(session) as llm:
+    async with gpt(session) as llm:
         async for _ in await llm.chat.completions.create(model="m", messages=USER, stream=True):
             pass
     capture = await captured(client, session)
@@ -193,7 +180,7 @@ async def test_a_retry_takes_over_the_call_that_is_still_running(
 ) -> None:
     engine.token_s, gate = 0.25, asyncio.Event()
     engine.faults.append(Fault(gate=None if stream else gate))
-    async with agent(session) as llm:
+    async with gpt(session) as llm:
 
         async def ask(retry: str) -> str:
             reply = await llm.chat.completions.create(
@@ -219,10 +206,9 @@ async def test_a_retry_takes_over_the_call_that_is_still_running(
 
 async def test_a_call_past_its_deadline_is_ended(engine: ScriptedEngine, start_gateway: Start) -> None:
     gateway = await start_gateway(engine, limits=Limits(call_s=0.2))
-    client = GatewayClient(gateway.url)
-    [session] = await client.create_sessions_async([new_session_id()])
+    session = await opened(gateway)
     engine.faults.append(Fault(delay_s=20.0))
-    async with agent(session) as llm:
+    async with gpt(session) as llm:
         with pytest.raises(openai.APIStatusError) as caught:
             await llm.chat.completions.create(model="m", messages=USER)
     assert caught.value.status_code == 504
@@ -232,7 +218,7 @@ async def test_a_call_past_its_deadline_is_ended(engine: ScriptedEngine, start_g
 async def test_a_session_has_no_more_turns_than_allowed(client: GatewayClient, engine: ScriptedEngine) -> None:
     [session] = await client.create_sessions_async([new_session_id()], max_turns=1)
     engine.faults.append(Fault(status=500))
-    async with agent(session) as llm:
+    async with gpt(session) as llm:
         with pytest.raises(openai.InternalServerError):
             await llm.chat.completions.create(model="m", messages=USER)
         await llm.chat.completions.create(model="m", messages=USER)
@@ -246,7 +232,7 @@ async def test_a_refused_request_is_an_entry_of_the_session_and_no_turn(
     client: GatewayClient, engine: ScriptedEngine
 ) -> None:
     [session] = await client.create_sessions_async([new_session_id()])
-    async with agent(session) as llm:
+    async with gpt(session) as llm:
         for _ in range(60):
             with pytest.raises(openai.BadRequestError):
                 await llm.chat.completions.create(model="m", messages=USER, extra_body={"lora_path": "/x"})  # type: ignore[arg-type]
@@ -268,7 +254,7 @@ async def test_session_settings_win_over_the_agents_request(client: GatewayClien
         model_id="policy",
         max_tokens=4,
     )
-    async with agent(session) as llm:
+    async with gpt(session) as llm:
         await llm.chat.completions.create(
             model="asked", messages=USER, temperature=0.0, max_completion_tokens=50, logprobs=False, seed=1
         )
@@ -284,7 +270,7 @@ async def test_a_plain_openai_endpoint_is_recorded_as_untrainable(start_gateway:
         gateway = await start_gateway(plain, engine="openai")
         client = GatewayClient(gateway.url)
         [session] = await client.create_sessions_async([new_session_id()])
-        async with agent(session) as llm:
+        async with gpt(session) as llm:
             await llm.chat.completions.create(model="m", messages=USER, extra_body={"wings": 2})
         capture = await captured(client, session)
         # Such an endpoint may be OpenAI itself, which refuses what it does not know.

@@ -6,8 +6,6 @@ import dataclasses
 import itertools
 import json
 import zlib
-from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,17 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import agentcore_rl_toolkit
-from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient
 from agentcore_rl_toolkit.gateway.calls.incremental import LISTS, Translated, translate, understand
 from agentcore_rl_toolkit.gateway.capture.prefix_index import Budget, Prefixes
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 from agentcore_rl_toolkit.messages.dialects import DIALECTS, Dialect, RequestError
 
-Start = Callable[..., Awaitable[Gateway]]
-MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
+from ..asking import MODEL, Start, captured, opened
+
 Item = dict[str, Any]
 
 words = st.text(alphabet='ab \\"é\n😀[],', max_size=8)
@@ -161,17 +156,12 @@ def test_what_is_no_longer_in_memory_is_read_again() -> None:
 # -- over real connections
 
 
-async def sessions_of(gateway: Gateway) -> Any:
-    [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
-    return session
-
-
 LONG_TEXT = "The quick brown fox. " * 2_000
 
 
 async def test_a_mistake_far_back_is_named_by_its_place(engine: ScriptedEngine, start_gateway: Start) -> None:
     gateway = await start_gateway(engine)
-    session = await sessions_of(gateway)
+    session = await opened(gateway)
     url = session.base_url + "/messages"
     history: list[Any] = [{"role": "user", "content": LONG_TEXT}]
     for wrong in (None, {"role": "robot", "content": "x"}, None):
@@ -207,7 +197,7 @@ async def test_prompts_rendered_here_are_the_same_whether_or_not_only_the_new_is
         monkeypatch.setattr("agentcore_rl_toolkit.gateway.calls.agent.LONG", least)
         async with ScriptedEngine() as engine:
             gateway = await start_gateway(engine, engine="vllm", model_dir=str(MODEL))
-            session = await sessions_of(gateway)
+            session = await opened(gateway)
             items: list[Any] = []
             for turn in range(4):
                 items.append({"role": "user", "content": f"{turn} {LONG_TEXT[:30_000]}"})
@@ -225,7 +215,7 @@ async def test_prompts_rendered_here_are_the_same_whether_or_not_only_the_new_is
                     items.append({"role": "assistant", "content": answer["content"]})
                 else:
                     items += answer["output"]
-            turns = (await GatewayClient(gateway.url).fetch_async([session.session_id]))[session.session_id].turns
+            turns = (await captured(gateway, session)).turns
             for before, after in itertools.pairwise(turns):
                 whole = [*before.prompt_ids, *before.completion_ids]
                 assert list(after.prompt_ids)[: len(whole)] == whole

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -12,13 +10,11 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-import agentcore_rl_toolkit
-from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
-from agentcore_rl_toolkit.gateway.http.client import request
+from agentcore_rl_toolkit.gateway import GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 
-MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
+from ..asking import MODEL, Start, ask, captured, claude, gpt, opened
+
 USER = [{"role": "user", "content": "hi"}]
 PNG = "data:image/png;base64,iVBORw0KGgo="
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
@@ -33,19 +29,9 @@ class Point(BaseModel):
     y: int
 
 
-def gpt(session: SessionHandle) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0)
-
-
-def claude(session: SessionHandle) -> anthropic.AsyncAnthropic:
-    return anthropic.AsyncAnthropic(
-        base_url=session.base_url.removesuffix("/v1"), api_key=session.api_key, max_retries=0
-    )
-
-
 async def recorded(client: GatewayClient, session: SessionHandle, engine: ScriptedEngine) -> None:
     """Every call became turns with exactly the sampled tokens, and none failed."""
-    capture = (await client.fetch_async([session.session_id]))[session.session_id]
+    capture = await captured(client, session)
     assert [t.completion_ids for t in capture.turns] == [ids for seen in engine.calls for ids in seen.completion_ids]
     assert capture.errors == []
 
@@ -216,11 +202,11 @@ async def test_fields_nobody_can_honour_are_named_in_every_dialect(session: Sess
 
 
 async def test_a_field_of_the_operators_engine_passes_in_every_dialect_and_others_are_left_out(
-    engine: ScriptedEngine, start_gateway: Callable[..., Awaitable[Gateway]]
+    engine: ScriptedEngine, start_gateway: Start
 ) -> None:
     for model in (None, str(MODEL)):
         gateway = await start_gateway(engine, allow_fields=("wings",), model_dir=model)
-        [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
+        session = await opened(gateway)
         engine.first_id, engine.last_id = 300, 500
         more = {"wings": 2, "claws": 2}
         async with gpt(session) as llm, claude(session) as other:
@@ -242,22 +228,19 @@ async def test_a_field_of_the_operators_engine_passes_in_every_dialect_and_other
 )
 async def test_a_field_that_an_engine_would_pass_over_is_refused(
     engine: ScriptedEngine,
-    start_gateway: Callable[..., Awaitable[Gateway]],
+    start_gateway: Start,
     kind: str,
     asked: dict[str, Any],
     param: str | None,
 ) -> None:
     engine.gives_tokens = kind != "openai"
     gateway = await start_gateway(engine, engine=kind)
-    client = GatewayClient(gateway.url)
-    [session] = await client.create_sessions_async([new_session_id()])
-    body = {"model": "m", "messages": USER, "max_tokens": 4, **asked}
-    url = session.base_url + "/chat/completions"
-    status, raw = await request("POST", url, body=body, key=session.api_key)
+    session = await opened(gateway)
+    status, raw = await ask(session, max_tokens=4, **asked)
     reply = json.loads(raw)
     assert (status, len(engine.calls)) == ((400, 0) if param else (200, 1)), reply
     if param:
         assert reply["error"]["param"] == param
-        capture = await client.fetch_async([session.session_id])
-        assert capture[session.session_id].turns == []
-        assert [(e["status"], e["field"]) for e in capture[session.session_id].errors] == [("refused", param)]
+        capture = await captured(gateway, session)
+        assert capture.turns == []
+        assert [(e["status"], e["field"]) for e in capture.errors] == [("refused", param)]

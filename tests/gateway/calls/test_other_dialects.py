@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -13,14 +14,7 @@ from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine, encode_messages
 
-
-def claude(session: SessionHandle) -> anthropic.AsyncAnthropic:
-    root = session.base_url.removesuffix("/v1")
-    return anthropic.AsyncAnthropic(base_url=root, api_key=session.api_key, max_retries=0)
-
-
-def gpt(session: SessionHandle) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0)
+from ..asking import captured, claude, gpt
 
 
 async def test_errors_are_worded_as_the_provider_words_them(
@@ -34,10 +28,10 @@ async def test_errors_are_worded_as_the_provider_words_them(
         assert caught.value.response.json()["error"]["type"] == "overloaded_error"
         with pytest.raises(anthropic.BadRequestError, match="temperature"):
             await llm.messages.create(**ask, extra_body={"temperature": "hot"})
-    async with anthropic.AsyncAnthropic(base_url=session.base_url[:-3], api_key="wrong", max_retries=0) as stranger:
+    async with claude(dataclasses.replace(session, api_key="wrong")) as stranger:
         with pytest.raises(anthropic.AuthenticationError):
             await stranger.messages.create(**ask)
-    assert (await client.fetch_async([session.session_id]))[session.session_id].turns == []
+    assert (await captured(client, session)).turns == []
 
 
 def out_of_memory(chunk: dict[str, Any]) -> dict[str, Any]:
@@ -73,7 +67,7 @@ async def test_a_stream_the_engine_does_not_finish_is_no_finished_answer(
             messages = [{"role": "user", "content": "hello"}]
             async for _ in await llm.chat.completions.create(model="m", messages=messages, stream=True):
                 pass
-    capture = (await client.fetch_async([session.session_id]))[session.session_id]
+    capture = await captured(client, session)
     assert capture.turns == []
     assert [e["status"] for e in capture.errors] == ["partial"] * 3
 
@@ -82,8 +76,7 @@ async def test_tokens_are_counted_by_the_engine_and_nothing_is_recorded(
     engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
 ) -> None:
     messages = [{"role": "user", "content": "one two three"}]
-    base_url = session.base_url.removesuffix("/v1")
-    async with anthropic.AsyncAnthropic(base_url=base_url, api_key=session.api_key, max_retries=0) as llm:
+    async with claude(session) as llm:
         counted = await llm.messages.count_tokens(model="m", system="be brief", messages=messages)  # type: ignore[arg-type]
         expected = encode_messages([{"role": "system", "content": "be brief"}, *messages])
         assert counted.input_tokens == len(expected)
@@ -91,10 +84,10 @@ async def test_tokens_are_counted_by_the_engine_and_nothing_is_recorded(
         with pytest.raises(anthropic.BadRequestError) as caught:
             await llm.messages.count_tokens(model="m", messages=messages)  # type: ignore[arg-type]
     assert "count" in str(caught.value)
-    async with anthropic.AsyncAnthropic(base_url=base_url, api_key="wrong", max_retries=0) as stranger:
+    async with claude(dataclasses.replace(session, api_key="wrong")) as stranger:
         with pytest.raises(anthropic.AuthenticationError):
             await stranger.messages.count_tokens(model="m", messages=messages)  # type: ignore[arg-type]
-    capture = (await client.fetch_async([session.session_id]))[session.session_id]
+    capture = await captured(client, session)
     assert (capture.turns, capture.errors) == ([], [])
 
 

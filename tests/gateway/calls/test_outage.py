@@ -4,33 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-import agentcore_rl_toolkit
 from agentcore_rl_toolkit.app.causes import blame
-from agentcore_rl_toolkit.contract import Cause, new_session_id
+from agentcore_rl_toolkit.contract import Cause
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle, UpstreamConfig
 from agentcore_rl_toolkit.gateway.capture.record import CONSTRAINED, LOST_WEIGHTS
 from agentcore_rl_toolkit.gateway.config import Limits
 from agentcore_rl_toolkit.gateway.http.client import request
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 
-MODEL = str(Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights")
-Start = Callable[..., Awaitable[Gateway]]
-
-
-async def opened(gateway: Gateway) -> SessionHandle:
-    return (await GatewayClient(gateway.url).create_sessions_async([new_session_id()]))[0]
-
-
-async def ask(session: SessionHandle, **asked: Any) -> tuple[int, bytes]:
-    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 6, **asked}
-    return await request("POST", session.base_url + "/chat/completions", body=body, key=session.api_key)
+from ..asking import MODEL, Start, ask, captured, gpt, opened, until
 
 
 async def health(gateway: Gateway) -> dict[str, Any]:
@@ -38,12 +25,6 @@ async def health(gateway: Gateway) -> dict[str, Any]:
     assert status == 200
     found: dict[str, Any] = json.loads(body)
     return found
-
-
-async def until(reached: Callable[[], Any]) -> None:
-    async with asyncio.timeout(30):
-        while not reached():  # noqa: ASYNC110  # nobody is told
-            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -76,7 +57,7 @@ async def test_what_waited_in_vain_is_for_later_and_is_the_infrastructures(
     await engine.stop()
 
     async def fails(session: SessionHandle) -> openai.APIStatusError:
-        async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
+        async with gpt(session) as llm:
             with pytest.raises(openai.APIStatusError) as failed:
                 await llm.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
         return failed.value
@@ -104,7 +85,7 @@ async def test_turns_of_a_server_that_lost_its_weights_are_not_trained(
     assert (await health(gateway))["status"].startswith("an inference server was started again")
     await GatewayClient(gateway.url).set_weight_version_async(5)
     await ask(session)
-    found = (await GatewayClient(gateway.url).fetch_async([session.session_id]))[session.session_id]
+    found = await captured(gateway, session)
     assert [t.untrainable_reason for t in found.turns] == [None, LOST_WEIGHTS, None]
     assert [t.weight_version_last for t in found.turns] == [4, None, 5]
     assert (await health(gateway))["status"] == "ok"
@@ -126,7 +107,7 @@ async def test_a_server_is_asked_which_weights_it_has(kind: str, route: str) -> 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         upstreams = (UpstreamConfig(url=url, engine=kind),)  # type: ignore[arg-type]
-        gateway = Gateway(GatewayConfig(upstreams=upstreams, model_dir=MODEL))
+        gateway = Gateway(GatewayConfig(upstreams=upstreams, model_dir=str(MODEL)))
         entries.append("7")
         await gateway.start()
         [worker] = gateway.router.workers.values()
@@ -152,7 +133,7 @@ FORMS: list[tuple[dict[str, Any], bool]] = [
 ]
 
 
-@pytest.mark.parametrize("mode", [{}, {"model_dir": MODEL}], ids=["relay", "token"])
+@pytest.mark.parametrize("mode", [{}, {"model_dir": str(MODEL)}], ids=["relay", "token"])
 async def test_answers_held_to_a_form_are_not_trained_unless_the_user_says_so(
     engine: ScriptedEngine, start_gateway: Start, mode: dict[str, Any]
 ) -> None:
@@ -163,19 +144,17 @@ async def test_answers_held_to_a_form_are_not_trained_unless_the_user_says_so(
             session = await opened(gateway)
             status, body = await ask(session, **asked)
             assert status == 200, body
-            found = (await GatewayClient(gateway.url).fetch_async([session.session_id]))[session.session_id]
+            found = await captured(gateway, session)
             assert found.turns[0].untrainable_reason == (CONSTRAINED if held and not allowed else None)
 
 
 async def test_a_closed_token_route_is_told_in_the_servers_own_words(
     engine: ScriptedEngine, start_gateway: Start
 ) -> None:
-    from agentcore_rl_toolkit.gateway.testing import Fault
-
     answer = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
     refusal = json.dumps({"error": {"message": answer, "type": "PermissionDeniedError", "code": 403}}).encode()
     engine.faults.append(Fault(status=403, body=refusal))
-    gateway = await start_gateway(engine, model_dir=MODEL)
+    gateway = await start_gateway(engine, model_dir=str(MODEL))
     status, body = await ask(await opened(gateway))
     assert status == 502
     assert answer in body.decode()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -14,42 +13,31 @@ from strands.models.anthropic import AnthropicModel
 from strands.models.openai import OpenAIModel
 from strands.types.exceptions import ContextWindowOverflowException
 
-import agentcore_rl_toolkit
-from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
+from agentcore_rl_toolkit.gateway import SessionHandle
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 from agentcore_rl_toolkit.gateway.testing.tokens import error_body
 from agentcore_rl_toolkit.messages.render import Renderer
 
-MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
+from ..asking import MODEL, Start, claude, gpt, opened
+
 USER: Any = [{"role": "user", "content": "What is 2 + 3?"}]
 PARAMETERS = {"type": "object", "properties": {"expression": {"type": "string"}}}
 FUNCTION = {"name": "calculator", "description": "computes", "parameters": PARAMETERS}
 TOOLS: Any = [{"type": "function", "function": FUNCTION}]
 RESPONSES_TOOLS: Any = [{"type": "function", **FUNCTION}]
 ANTHROPIC_TOOLS: Any = [{"name": "calculator", "input_schema": PARAMETERS}]
-Start = Callable[..., Awaitable[Gateway]]
-
-
-def gpt(session: SessionHandle) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0)
-
-
-def claude(session: SessionHandle) -> anthropic.AsyncAnthropic:
-    url = session.base_url.removesuffix("/v1")
-    return anthropic.AsyncAnthropic(base_url=url, api_key=session.api_key, max_retries=0)
 
 
 @pytest.fixture
 def rendered(engine: ScriptedEngine, start_gateway: Start) -> Callable[..., Awaitable[SessionHandle]]:
     """Open a session on a gateway that renders prompts itself: ``await rendered(context_tokens=..., max_tokens=...)``."""
 
-    async def opened(*, context_tokens: int | None = None, kind: str = "vllm", **settings: Any) -> SessionHandle:
+    async def start(*, context_tokens: int | None = None, kind: str = "vllm", **settings: Any) -> SessionHandle:
         engine.first_id, engine.last_id = 300, 500
         gateway = await start_gateway(engine, engine=kind, model_dir=str(MODEL), context_tokens=context_tokens)
-        return (await GatewayClient(gateway.url).create_sessions_async([new_session_id()], **settings))[0]
+        return await opened(gateway, **settings)
 
-    return opened
+    return start
 
 
 Rendered = Callable[..., Awaitable[SessionHandle]]
@@ -122,7 +110,7 @@ async def test_an_overflow_that_the_engine_tells_within_its_stream_is_a_400(
     engine: ScriptedEngine, start_gateway: Start, kind: str, renders: bool, dialect: str, wanted: dict[str, Any]
 ) -> None:
     gateway = await start_gateway(engine, engine=kind, model_dir=str(MODEL) if renders else None)
-    [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
+    session = await opened(gateway)
     event = b"data: " + json.dumps({"error": wanted}).encode() + b"\n\ndata: [DONE]\n\n"
     engine.faults.append(Fault(body=event, headers=(("content-type", "text/event-stream"),)))
     async with gpt(session) as llm, claude(session) as other:
@@ -164,6 +152,3 @@ async def test_reasoning_comes_back_by_whichever_part_of_its_item_a_client_keeps
             item = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": foreign}
             await llm.responses.create(input=[*USER, item, message, *USER], **asked)
             assert "reasoning_content" not in engine.calls[-1].body["messages"][1]
-
-
-# -- what streams and answers say of themselves

@@ -6,63 +6,25 @@ import asyncio
 import fcntl
 import json
 import os
-import signal
 import socket
-import subprocess
 import sys
 import termios
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import agentcore_rl_toolkit
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.admin.rllm import traces_of
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine, decode_ids
 from agentcore_rl_toolkit.trajectory import Trajectory, build_trajectory
 
+from ..asking import MODEL, Start, captured, opened, until
+from ..served import Served
 from ..stores import locked
 
-MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 USER: Any = [{"role": "user", "content": "hello there"}]
-Start = Callable[..., Awaitable[Gateway]]
-
-
-async def opened(gateway: Gateway, **settings: Any) -> SessionHandle:
-    return (await GatewayClient(gateway.url).create_sessions_async([new_session_id()], **settings))[0]
-
-
-def started(engine_url: str, folder: Path, *more: str, kind: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "gateway", "serve", "--engine", kind]
-    command += ["--upstream", engine_url, "--store", str(folder / "store"), "--ready-file", str(folder / "ready.json")]
-    return subprocess.Popen([*command, "--parent-pid", str(os.getpid()), *more], stderr=subprocess.DEVNULL)
-
-
-@asynccontextmanager
-async def served(
-    engine_url: str, folder: Path, *more: str, kind: str = "vllm"
-) -> AsyncIterator[tuple[str, Callable[[], None]]]:
-    """`agentcore-rl gateway serve` as a process of its own: its address, and a way to kill it."""
-    ready = folder / "ready.json"
-    ready.unlink(missing_ok=True)
-    process = started(engine_url, folder, *more, kind=kind)
-
-    def kill() -> None:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-
-    try:
-        async with asyncio.timeout(60):
-            while not ready.exists():
-                assert process.poll() is None
-                await asyncio.sleep(0.02)
-        yield json.loads(ready.read_text())["url"], kill
-    finally:
-        kill()
 
 
 async def asked(
@@ -114,7 +76,9 @@ async def test_several_choices_are_stored_when_the_agent_has_the_last_finish_rea
         engine.first_id, engine.last_id = 300, 500
         more = () if how == "relayed" else ("--model", str(MODEL))
         kind = "vllm" if how == "relayed" else how
-        async with served(engine.url, tmp_path, *more, kind=kind) as (url, kill):
+        gateway = Served(tmp_path, engine, "--store", str(tmp_path / "store"), *more, kind=kind)
+        try:
+            url = await gateway.start()
             [session] = await GatewayClient(url).create_sessions_async([new_session_id()])
             reader, writer = await asked(session, path, stream=True, n=2)
             got = b""
@@ -123,19 +87,20 @@ async def test_several_choices_are_stored_when_the_agent_has_the_last_finish_rea
                     piece = await reader.read(2**16)
                     assert piece, got
                     got += piece
-            kill()
+            gateway.kill()
             writer.close()
-        async with served(engine.url, tmp_path, *more, kind=kind) as (url, _):
+            await gateway.start()
             turns = (await GatewayClient(url).fetch_async([session.session_id]))[session.session_id].turns
             assert [t.choice_index for t in turns] == [0, 1]
+        finally:
+            gateway.kill()
 
 
 # -- replies that nobody took
 
 
 async def trajectory_of(gateway: Gateway, session: SessionHandle, *, close: bool = True) -> Trajectory:
-    found = await GatewayClient(gateway.url).fetch_async([session.session_id], close=close)
-    return build_trajectory(session.session_id, found[session.session_id].turns)
+    return build_trajectory(session.session_id, (await captured(gateway, session, close=close)).turns)
 
 
 def hang_up(writer: asyncio.StreamWriter) -> None:
@@ -146,9 +111,7 @@ def hang_up(writer: asyncio.StreamWriter) -> None:
 async def unread(writer: asyncio.StreamWriter) -> None:
     """Return when something of a reply lies in our system, and nobody has read it."""
     sock = writer.transport.get_extra_info("socket")
-    async with asyncio.timeout(60):
-        while not int.from_bytes(fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4)), sys.byteorder):  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    await until(lambda: int.from_bytes(fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4)), sys.byteorder))
 
 
 async def sip(writer: asyncio.StreamWriter, upto: bytes) -> None:
@@ -167,12 +130,6 @@ async def whole(reader: asyncio.StreamReader) -> dict[str, Any]:
             await reader.readexactly(int(head.lower().split(b"content-length:")[1].split()[0]))
         )
     return reply
-
-
-async def until(reached: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not reached():  # noqa: ASYNC110  (a socket at the other end)
-            await asyncio.sleep(0.005)
 
 
 def ids(reply: dict[str, Any]) -> str:

@@ -6,18 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-import openai
 import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import ConfigError, GatewayError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.client.one import OneGateway
-from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 
+from ..asking import gpt, status_of, until
+
 Serve = Callable[[bytes], Awaitable[str]]
-Start = Callable[..., Awaitable[Gateway]]
 
 
 @pytest.fixture
@@ -62,7 +61,7 @@ async def test_what_is_no_gateway_is_said_and_not_a_traceback(serve: Serve, answ
 
 async def ask(session: SessionHandle, text: str, **asked: Any) -> str:
     """The answer, read by OpenAI's client."""
-    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as agent:
+    async with gpt(session) as agent:
         assistant: Any = [{"role": "user", "content": text}]
         return str(
             (await agent.chat.completions.create(model="m", messages=assistant, **asked)).choices[0].message.content
@@ -85,35 +84,17 @@ async def test_sessions_deleted_during_a_bulk_fetch_leave_the_others_whole(
     names = [new_session_id() for _ in range(250)]  # more than the sockets hold
     for name in names:
         [session] = await client.create_sessions_async([name], metadata={"task": "x" * 100_000})
-        url, body = session.base_url + "/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}
-        assert (await request("POST", url, body=body, key=session.api_key))[0] == 200
+        assert await status_of(session) == 200
     one = OneGateway(gateway.url, public_url=gateway.url, admin_key=None, timeout_s=30.0)
     reader = one.read(names, close=False)
     found = {(await anext(reader)).session_id}
     kept = [*names[:20], names[-1]]
     await client.delete_async(name for name in names if name not in kept)
-    async with asyncio.timeout(60):
-        while gateway.store.removing:  # noqa: ASYNC110  (the gateway's clock)
-            await asyncio.sleep(0.02)
+    await until(lambda: not gateway.store.removing)
     async for capture in reader:
         assert len(capture.turns) == 1
         found.add(capture.session_id)
     assert found >= set(kept)
-
-
-async def test_sessions_are_opened_all_or_none(start_gateway: Start, engine: ScriptedEngine) -> None:
-    gateway = await start_gateway(engine)
-    gateway.sessions.limit = 3
-    client = GatewayClient(gateway.url)
-    with pytest.raises(GatewayError, match="a//b"):
-        await client.create_sessions_async(["first", "a//b"])
-    with pytest.raises(GatewayError, match="0 sessions already and may be 3"):
-        await client.create_sessions_async(["a", "b", "c", "d"])
-    assert gateway.sessions.by_id == {}
-    assert len(await client.create_sessions_async(["a", "b", "b", "c"])) == 4
-    assert len(await client.create_sessions_async(["a", "c"])) == 2
-    with pytest.raises(GatewayError, match="3 sessions already"):
-        await client.create_sessions_async(["d"])
 
 
 async def test_sessions_are_listed_with_their_running_calls(client: GatewayClient, engine: ScriptedEngine) -> None:

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import GatewayError, GatewayLostError
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
-from agentcore_rl_toolkit.gateway.http.client import request
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
-Start = Callable[..., Awaitable[Gateway]]
+from ..asking import Start
+from ..asking import status_of as ask
+from ..served import Served
+
 KEY = "key-of-the-administrator"
-
-
-async def ask(session: SessionHandle) -> int:
-    body = {"messages": [{"role": "user", "content": "hi"}]}
-    return (await request("POST", session.base_url + "/chat/completions", body=body, key=session.api_key))[0]
 
 
 async def all_answer(client: GatewayClient) -> None:
@@ -92,58 +85,29 @@ async def test_versions_and_pauses_are_those_of_all(both: GatewayClient, two: li
     assert [gateway.running.weight_version for gateway in two] == [7, 7]
 
 
-class Process:
-    """A gateway as a process, which comes back at the same address and store."""
-
-    def __init__(self, folder: Path, engine: str) -> None:
-        self.folder, self.engine, self.port, self.url = folder, engine, 0, ""
-        self.process: subprocess.Popen[bytes] | None = None
-
-    async def start(self) -> None:
-        self.folder.mkdir(exist_ok=True)
-        ready = self.folder / "ready.json"
-        ready.unlink(missing_ok=True)
-        line = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "gateway", "serve", "--engine", "vllm"]
-        line += ["--upstream", self.engine, "--store", str(self.folder / "store"), "--ready-file", str(ready)]
-        line += ["--port", str(self.port), "--parent-pid", str(os.getpid())]
-        environment = {**os.environ, "AGENTCORE_RL_GATEWAY_ADMIN_KEY": KEY}
-        self.process = await asyncio.to_thread(subprocess.Popen, line, stderr=subprocess.DEVNULL, env=environment)
-        async with asyncio.timeout(60):
-            while not ready.exists():
-                assert self.process.poll() is None
-                await asyncio.sleep(0.02)
-        self.url = json.loads(ready.read_text())["url"]
-        self.port = int(self.url.rpartition(":")[2])
-
-    def signal(self, number: signal.Signals) -> None:
-        assert self.process is not None
-        self.process.send_signal(number)
-        if number == signal.SIGKILL:
-            self.process.wait()
-
-
 @pytest.fixture
-async def processes(engine: ScriptedEngine, tmp_path: Path) -> AsyncIterator[Sequence[Process]]:
-    made = [Process(tmp_path / name, engine.url) for name in ("first", "second")]
+async def processes(engine: ScriptedEngine, tmp_path: Path) -> AsyncIterator[Sequence[Served]]:
+    made = [
+        Served(tmp_path / name, engine, "--store", str(tmp_path / name / "store"), AGENTCORE_RL_GATEWAY_ADMIN_KEY=KEY)
+        for name in ("first", "second")
+    ]
     try:
         await asyncio.gather(*(each.start() for each in made))
         yield made
     finally:
         for each in made:
-            if each.process is not None:
-                each.process.kill()
-                each.process.wait()
+            each.kill()
 
 
 async def test_one_that_is_killed_costs_its_sessions_only_and_is_used_again_when_it_is_back(
-    processes: Sequence[Process], caplog: pytest.LogCaptureFixture
+    processes: Sequence[Served], caplog: pytest.LogCaptureFixture
 ) -> None:
     killed, other = processes
     client = GatewayClient([p.url for p in processes], admin_key=KEY)
     sessions = await client.create_sessions_async([new_session_id() for _ in range(6)])
     theirs = {p.url: [s for s in sessions if s.gateway == p.url] for p in processes}
     assert await asyncio.gather(*map(ask, sessions)) == [200] * 6
-    killed.signal(signal.SIGKILL)
+    killed.kill()
     with pytest.raises(GatewayLostError) as lost:
         await client.fetch_async([s.session_id for s in sessions])
     assert lost.value.gateway == killed.url
@@ -176,13 +140,13 @@ async def test_one_that_is_killed_costs_its_sessions_only_and_is_used_again_when
 
 @pytest.mark.nightly
 async def test_one_that_hangs_delays_nothing_beyond_the_deadline_and_doubles_nothing(
-    processes: Sequence[Process],
+    processes: Sequence[Served],
 ) -> None:
     hung, other = processes
     limit_s = 4.0
     client = GatewayClient([p.url for p in processes], admin_key=KEY, timeout_s=limit_s)
     old = await client.create_sessions_async([new_session_id() for _ in range(4)])
-    hung.signal(signal.SIGSTOP)
+    hung.process.send_signal(signal.SIGSTOP)
     try:
         names = [new_session_id() for _ in range(6)]
         began_s = time.monotonic()
@@ -200,7 +164,7 @@ async def test_one_that_hangs_delays_nothing_beyond_the_deadline_and_doubles_not
                 await client.fetch_async([s.session_id for s in old])
             assert len(await client.fetch_async([names[0]])) == 1
     finally:
-        hung.signal(signal.SIGCONT)
+        hung.process.send_signal(signal.SIGCONT)
     await all_answer(client)
     alone = GatewayClient(hung.url, admin_key=KEY)
     assert not any(c.turns for c in (await alone.fetch_async(names)).values())
@@ -210,11 +174,11 @@ async def test_one_that_hangs_delays_nothing_beyond_the_deadline_and_doubles_not
 
 
 @pytest.mark.system
-async def test_where_none_answers_the_error_is_that_of_a_gateway_that_is_away(processes: Sequence[Process]) -> None:
+async def test_where_none_answers_the_error_is_that_of_a_gateway_that_is_away(processes: Sequence[Served]) -> None:
     client = GatewayClient([p.url for p in processes], admin_key=KEY, timeout_s=10.0)
     [session] = await client.create_sessions_async([new_session_id()])
     for each in processes:
-        each.signal(signal.SIGKILL)
+        each.kill()
     for attempt in (
         client.create_sessions_async([new_session_id()]),
         client.fetch_async([session.session_id]),

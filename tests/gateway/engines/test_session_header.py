@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from pathlib import Path
-
-import openai
 import pytest
 
-import agentcore_rl_toolkit
 from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient
+from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
-MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
+from ..asking import MODEL, Start, gpt
 
 
 @pytest.mark.parametrize(("kind", "stream"), [("sglang", True), ("sglang-experts", False), ("vllm", False)])
 async def test_sglangs_router_is_told_the_session_of_every_call(
-    engine: ScriptedEngine, start_gateway: Callable[..., Awaitable[Gateway]], kind: str, stream: bool
+    engine: ScriptedEngine, start_gateway: Start, kind: str, stream: bool
 ) -> None:
     gateway = await start_gateway(engine, engine=kind, model_dir=str(MODEL))
     sessions = await GatewayClient(gateway.url).create_sessions_async([new_session_id() for _ in range(2)])
     for _ in range(2):
         for session in sessions:
-            async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as llm:
+            async with gpt(session) as llm:
                 reply = await llm.chat.completions.create(
                     model="m", messages=[{"role": "user", "content": "hi"}], max_tokens=4, stream=stream
                 )

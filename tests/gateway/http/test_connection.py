@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from collections.abc import Awaitable, Callable
 
 import openai
 import pytest
@@ -14,7 +13,8 @@ from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, Limits, SessionHandle
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 
-Start = Callable[..., Awaitable[Gateway]]
+from ..asking import Start, until
+
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
 
 
@@ -59,12 +59,6 @@ class Line:
                 return await self.reader.read(1) == b""
             except ConnectionResetError:
                 return True
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not reached():  # noqa: ASYNC110  (what is waited for is at the other end of a socket)
-            await asyncio.sleep(0.005)
 
 
 async def ask(gateway: Gateway, data: bytes) -> tuple[int, dict[str, str], bytes]:

@@ -7,55 +7,34 @@ import datetime
 import ipaddress
 import json
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle, UpstreamConfig
+from agentcore_rl_toolkit.gateway import Gateway, GatewayConfig, SessionHandle, UpstreamConfig
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
-Start = Callable[..., Awaitable[Gateway]]
-
-
-async def call(session: SessionHandle, body: dict[str, Any]) -> tuple[int, bytes]:
-    return await request(
-        "POST", session.base_url + "/chat/completions", body={"model": "m", **body}, key=session.api_key, timeout_s=60
-    )
-
-
-async def test_a_request_larger_than_what_is_read_at_once_arrives_whole(
-    start_gateway: Start, engine: ScriptedEngine
-) -> None:
-    gateway = await start_gateway(engine)
-    [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
-    text = "".join(f"{n} " for n in range(1_000_000))
-    status, _ = await call(session, {"messages": [{"role": "user", "content": text}]})
-    assert status == 200
-    assert engine.calls[-1].body["messages"][0]["content"] == text
+from ..asking import Start, ask, captured, claude, gpt, opened
 
 
 async def test_a_session_that_grows_long_is_kept_to_the_last_byte(start_gateway: Start, engine: ScriptedEngine) -> None:
     gateway = await start_gateway(engine)
-    client = GatewayClient(gateway.url)
-    [session] = await client.create_sessions_async([new_session_id()])
+    session = await opened(gateway)
     messages: list[dict[str, str]] = []
     for turn in range(6):
         messages.append({"role": "user", "content": f"{turn} " * 20_000})
-        status, answer = await call(session, {"messages": messages, "max_tokens": 4 + turn})
+        status, answer = await ask(session, messages=messages, max_tokens=4 + turn)
         assert status == 200
         assert engine.calls[-1].body["messages"] == messages
         messages.append(json.loads(answer)["choices"][0]["message"])
-    capture = (await client.fetch_async([session.session_id]))[session.session_id]
+    capture = await captured(gateway, session)
     _, reply = await request("GET", f"{gateway.url}/sessions/{session.session_id}/traces")
     traces = json.loads(reply)
     assert [trace["messages"] for trace in traces] == [messages[: 2 * turn + 1] for turn in range(6)]
@@ -138,14 +117,13 @@ async def test_long_requests_and_replies_over_tls(tmp_path: Path, monkeypatch: p
     async with answering(reply, context) as url:
         gateway = Gateway(GatewayConfig(upstreams=(UpstreamConfig(url=url, engine="vllm"),)))
         await gateway.start()
-        client = GatewayClient(gateway.url)
-        [session] = await client.create_sessions_async([new_session_id()])
+        session = await opened(gateway)
         for turn in range(2):
             content = f"{turn}" * 400_000
-            status, _ = await call(session, {"messages": [{"role": "user", "content": content}]})
+            status, _ = await ask(session, content)
             assert status == 200
             assert json.loads(received[-1])["messages"][0]["content"] == content
-        capture = (await client.fetch_async([session.session_id]))[session.session_id]
+        capture = await captured(gateway, session)
         assert [list(turn.prompt_ids) for turn in capture.turns] == [list(range(100_000))] * 2
         await gateway.stop(grace_s=0.2)
 
@@ -173,12 +151,10 @@ def events_of(count: int) -> bytes:
 async def streamed(session: SessionHandle, letter: str, *, dialect: str = "chat") -> str:
     """The text of a streamed call, by the official client."""
     if dialect == "anthropic":
-        url = session.base_url.removesuffix("/v1")
         asked: Any = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": letter}]}
-        claude = anthropic.AsyncAnthropic(base_url=url, api_key=session.api_key, max_retries=0)
-        async with claude, claude.messages.stream(**asked) as events:
+        async with claude(session) as llm, llm.messages.stream(**asked) as events:
             return "".join([text async for text in events.text_stream])
-    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
+    async with gpt(session) as llm:
         stream = await llm.chat.completions.create(
             model="m", messages=[{"role": "user", "content": letter}], stream=True, timeout=30
         )
@@ -198,10 +174,9 @@ async def test_a_stream_that_begins_with_a_long_prompt_is_read_in_pieces(step: i
     async with answering(reply) as url:
         gateway = Gateway(GatewayConfig(upstreams=(UpstreamConfig(url=url, engine="vllm"),)))
         await gateway.start()
-        client = GatewayClient(gateway.url)
-        [session] = await client.create_sessions_async([new_session_id()])
+        session = await opened(gateway)
         assert await streamed(session, "x", dialect=dialect) == "w0 w1 w2 "
-        [turn] = (await client.fetch_async([session.session_id]))[session.session_id].turns
+        [turn] = (await captured(gateway, session)).turns
         assert list(turn.prompt_ids) == list(range(100_000))
         assert list(turn.completion_ids) == [0, 1, 2]
         await gateway.stop(grace_s=0.2)
@@ -223,10 +198,9 @@ async def test_the_beginning_of_a_broken_stream_does_not_get_into_the_next_try()
         upstreams = tuple(UpstreamConfig(url=url, engine="vllm") for url in (first, second))
         gateway = Gateway(GatewayConfig(upstreams=upstreams))
         await gateway.start()
-        client = GatewayClient(gateway.url)
-        [session] = await client.create_sessions_async([new_session_id()])
+        session = await opened(gateway)
         assert await streamed(session, "x") == "w0 w1 w2 "
         assert len(tries) == 2
-        [turn] = (await client.fetch_async([session.session_id]))[session.session_id].turns
+        [turn] = (await captured(gateway, session)).turns
         assert len(turn.prompt_ids) == 5_000
         await gateway.stop(grace_s=0.2)

@@ -7,20 +7,19 @@ import contextlib
 import json
 import os
 import resource
-from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
-from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient
 from agentcore_rl_toolkit.gateway.config import Limits
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
+from ..asking import Start, opened
+
 
 async def test_without_a_descriptor_the_call_fails_and_not_the_server(
-    engine: ScriptedEngine, start_gateway: Callable[..., Awaitable[Gateway]]
+    engine: ScriptedEngine, start_gateway: Start
 ) -> None:
     gateway = await start_gateway(engine, limits=Limits(connect_s=0.3))
-    (session,) = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
+    session = await opened(gateway)
     url = urlsplit(session.base_url)
     body = json.dumps({"messages": [{"role": "user", "content": "hi"}]})
     call = (

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 from agentcore_rl_toolkit.errors import GatewayError
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient
+from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
+from ..asking import Start, until
 from ..stores import refused
-
-Start = Callable[..., Awaitable[Gateway]]
 
 
 async def test_a_request_of_which_one_session_cannot_be_opened_opens_none(start_gateway: Start) -> None:
@@ -26,6 +23,9 @@ async def test_a_request_of_which_one_session_cannot_be_opened_opens_none(start_
         with pytest.raises(GatewayError, match=why):
             await client.create_sessions_async(names, max_turns=5)
         assert [(s.id, s.settings.max_turns) for s in gateway.sessions.by_id.values()] == [(old.session_id, 1)]
+    assert len(await client.create_sessions_async(["rollout-1", "new-1", "new-1", "new-2"])) == 4
+    with pytest.raises(GatewayError, match="3 sessions already"):
+        await client.create_sessions_async(["new-3"])
 
 
 async def test_a_request_that_the_disk_refuses_opens_none(
@@ -38,9 +38,7 @@ async def test_a_request_that_the_disk_refuses_opens_none(
     with refused(gateway), pytest.raises(GatewayError, match="cannot store a session"):
         await client.create_sessions_async([*old[:1], "new-1", *old[1:], "new-2"])
     assert set(await client.fetch_async([*old, "new-1", "new-2"], close=False)) == set(old)
-    async with asyncio.timeout(30):
-        while gateway.store.failed is not None:  # noqa: ASYNC110  (its clock)
-            await asyncio.sleep(0.02)
+    await until(lambda: gateway.store.failed is None)
     await gateway.stop()
     gateway = await start_gateway(engine, store_dir=str(tmp_path))
     assert set(await GatewayClient(gateway.url).fetch_async([*old, "new-1", "new-2"], close=False)) == set(old)

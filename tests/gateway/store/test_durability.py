@@ -6,28 +6,21 @@ import asyncio
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import GatewayError
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
+from agentcore_rl_toolkit.gateway import GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.http.client import stream
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
+from ..asking import Start, gpt, until
+from ..served import Served
+
 USER = [{"role": "user", "content": "hello there"}]
-Start = Callable[..., Awaitable[Gateway]]
-
-
-def agent(session: SessionHandle) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0)
 
 
 async def test_sessions_keys_and_turns_survive_a_restart(
@@ -37,7 +30,7 @@ async def test_sessions_keys_and_turns_survive_a_restart(
     client = GatewayClient(first.url)
     kept, deleted, closed = await client.create_sessions_async([new_session_id() for _ in range(3)], max_turns=2)
     for session in (kept, deleted, closed):
-        async with agent(session) as llm:
+        async with gpt(session) as llm:
             await llm.chat.completions.create(model="m", messages=USER)
     await client.delete_async([deleted.session_id])
     await client.fetch_async([closed.session_id])
@@ -47,7 +40,7 @@ async def test_sessions_keys_and_turns_survive_a_restart(
     moved = SessionHandle(
         session_id=kept.session_id, api_key=kept.api_key, base_url=f"{second.url}/sessions/{kept.session_id}/v1"
     )
-    async with agent(moved) as llm:
+    async with gpt(moved) as llm:
         await llm.chat.completions.create(model="m", messages=[*USER, {"role": "assistant", "content": "w5"}, *USER])
         with pytest.raises(openai.PermissionDeniedError):
             await llm.chat.completions.create(model="m", messages=USER)
@@ -55,29 +48,6 @@ async def test_sessions_keys_and_turns_survive_a_restart(
     assert set(found) == {kept.session_id, closed.session_id}
     assert [t.index for t in found[kept.session_id].turns] == [0, 1]
     assert found[closed.session_id].closed
-
-
-class Served:
-    """`agentcore-rl gateway serve` as a process of its own."""
-
-    def __init__(self, engine_url: str, store: Path, ready: Path, *more: str, engine: str = "vllm") -> None:
-        ready.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "gateway", "serve", "--engine", engine]
-        command += ["--upstream", engine_url, "--store", str(store), "--ready-file", str(ready)]
-        command += ["--parent-pid", str(os.getpid()), *more]
-        self.ready = ready
-        self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-
-    async def when_ready(self) -> dict[str, Any]:
-        async with asyncio.timeout(30):
-            while not self.ready.exists():
-                assert self.process.poll() is None
-                await asyncio.sleep(0.02)
-        return dict(json.loads(self.ready.read_text()))
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
 
 
 def text_of(reply: bytes) -> str:
@@ -118,9 +88,7 @@ class Agents:
     async def see(self, more: int) -> None:
         """Until so many more replies have arrived, to all agents together."""
         wanted = more + sum(map(len, self.seen.values()))
-        async with asyncio.timeout(60):
-            while sum(map(len, self.seen.values())) < wanted:  # noqa: ASYNC110  (other tasks)
-                await asyncio.sleep(0.01)
+        await until(lambda: sum(map(len, self.seen.values())) >= wanted)
 
     async def check(self, url: str, *, texts: bool) -> int:
         """Look for what was answered in what is stored. Returns how much that is."""
@@ -142,18 +110,15 @@ KILLS = 40 if os.environ.get("AGENTCORE_RL_NIGHTLY") else 6
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_every_turn_an_agent_saw_answered_survives_kill_9_exactly_once(tmp_path: Path) -> None:
-    store, ready, agents = tmp_path / "store", tmp_path / "ready.json", Agents(8)
+    agents = Agents(8)
     async with ScriptedEngine(tokens=6) as engine:
-        served: Served | None = None
+        served = Served(tmp_path, engine, "--store", str(tmp_path / "store"))
         try:
             for _ in range(KILLS):
-                served = Served(engine.url, store, ready)
-                running = await agents.start((await served.when_ready())["url"])
+                running = await agents.start(await served.start())
                 await agents.see(16)
                 served.kill()
                 await asyncio.gather(*running)
-            served = Served(engine.url, store, ready)
-            assert await agents.check((await served.when_ready())["url"], texts=True) >= 16 * KILLS
+            assert await agents.check(await served.start(), texts=True) >= 16 * KILLS
         finally:
-            if served is not None:
-                served.kill()
+            served.kill()

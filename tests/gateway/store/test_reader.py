@@ -9,29 +9,22 @@ import random
 import shutil
 import sqlite3
 import subprocess
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import ConfigError, GatewayError
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
+from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.gateway.capture.record import decode, expand
-from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.store.reader import Reader
 from agentcore_rl_toolkit.gateway.store.schema import FILE, FORMAT, TABLES, connect, trouble
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
-Start = Callable[..., Awaitable[Gateway]]
+from ..asking import Start, opened
+from ..asking import status_of as ask
+
 Turns = dict[str, tuple[list[int], list[int]]]
-
-
-async def ask(session: SessionHandle, *reply: str) -> int:
-    roles = ("user", "assistant")
-    body = {"model": "m", "messages": [{"role": roles[i % 2], "content": text} for i, text in enumerate(reply)]}
-    status, _ = await request("POST", session.base_url + "/chat/completions", body=body, key=session.api_key)
-    return status
 
 
 @pytest.fixture
@@ -117,7 +110,7 @@ async def test_damage_in_the_write_ahead_log_costs_what_was_committed_after_it_a
     """As a gateway leaves it that is killed: the log is not in the file yet, and some of its bytes are others."""
     store, before = written
     gateway = await start_gateway(engine, store_dir=str(store))
-    [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
+    session = await opened(gateway)
     for k in range(12):
         assert await ask(session, f"later {k}" + " y" * 400) == 200
     killed = tmp_path / "killed"

@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import agentcore_rl_toolkit
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import GatewayError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle, UpstreamConfig
-from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
+from ..asking import MODEL, Start, until
+from ..asking import status_of as ask
 from ..scripted_tinker import ScriptedTinker
+from ..served import Served
 from ..stores import refused
-
-MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
-Start = Callable[..., Awaitable[Gateway]]
-
-
-async def ask(session: SessionHandle) -> int:
-    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-    return (await request("POST", session.base_url + "/chat/completions", body=body, key=session.api_key))[0]
 
 
 async def versions(client: GatewayClient, *sessions: SessionHandle) -> list[int | None]:
@@ -38,61 +27,21 @@ async def versions(client: GatewayClient, *sessions: SessionHandle) -> list[int 
     return [found[s.session_id].turns[-1].weight_version_first for s in sessions]
 
 
-class Served:
-    """`agentcore-rl gateway serve` as processes of their own, started again and again on one store and port."""
-
-    def __init__(self, engine: ScriptedEngine, folder: Path) -> None:
-        self.folder, self.ready, self.port = folder, folder / "ready.json", 0
-        self.line = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "gateway", "serve", "--engine", "vllm"]
-        self.line += ["--no-admin-key"]  # found through TMPDIR, which is another one here
-        self.line += ["--upstream", engine.url, "--ready-file", str(self.ready), "--parent-pid", str(os.getpid())]
-        self.process: subprocess.Popen[bytes] | None = None
-
-    async def start(self, *more: str, store: bool = True) -> GatewayClient:
-        self.ready.unlink(missing_ok=True)
-        line = [
-            *self.line,
-            "--port",
-            str(self.port),
-            *(("--store", str(self.folder / "store")) if store else ()),
-            *more,
-        ]
-        environment = {**os.environ, "TMPDIR": str(self.folder)}
-        process = subprocess.Popen(line, stderr=subprocess.DEVNULL, env=environment)  # noqa: ASYNC220
-        self.process = process
-        url = (await self.when_ready())["url"]
-        self.port = int(url.rpartition(":")[2])
-        return GatewayClient(url)
-
-    async def when_ready(self) -> dict[str, Any]:
-        assert self.process is not None
-        async with asyncio.timeout(60):
-            while not self.ready.exists():
-                assert self.process.poll() is None
-                await asyncio.sleep(0.02)
-        return dict(json.loads(self.ready.read_text()))
-
-    def kill(self) -> None:
-        """It has no chance to write anything."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-
-
 @pytest.fixture
 async def served(engine: ScriptedEngine, tmp_path: Path) -> AsyncIterator[Served]:
-    made = Served(engine, tmp_path)
+    found = {"TMPDIR": str(tmp_path)}  # where a gateway's key is found
+    made = Served(tmp_path, engine, "--no-admin-key", "--store", str(tmp_path / "store"), **found)
     yield made
     made.kill()
 
 
 async def test_version_and_pause_are_there_after_everything_was_killed(served: Served) -> None:
-    client = await served.start()
+    client = GatewayClient(await served.start())
     sessions = await client.create_sessions_async([f"rollout-{k}" for k in range(6)])
     await client.set_weight_version_async(7)
     await client.pause_async()
     served.kill()
-    client = await served.start()
+    client = GatewayClient(await served.start())
     stats = await client.stats_async()
     assert (stats["weight_version"], (await client.health_async())["paused"]) == (7, True)
     held = [asyncio.ensure_future(ask(s)) for s in sessions]
@@ -103,7 +52,7 @@ async def test_version_and_pause_are_there_after_everything_was_killed(served: S
     assert await asyncio.gather(*held) == [200] * 6
     assert await versions(client, *sessions) == [7] * 6
     served.kill()
-    client = await served.start()
+    client = GatewayClient(await served.start())
     assert await asyncio.gather(*map(ask, sessions)) == [200] * 6
     assert await versions(client, *sessions) == [7] * 6
 
@@ -123,9 +72,7 @@ async def test_a_change_that_cannot_be_stored_is_no_success(
             with pytest.raises(GatewayError, match="cannot store it for a restart") as caught:
                 await change()
             assert caught.value.status == 503
-    async with asyncio.timeout(30):
-        while gateway.store.failed is not None:  # noqa: ASYNC110  (the gateway's clock)
-            await asyncio.sleep(0.02)
+    await until(lambda: gateway.store.failed is None)
     await client.resume_async()
     await gateway.stop()
     assert (await start_gateway(engine, store_dir=str(tmp_path))).running.weight_version == 7

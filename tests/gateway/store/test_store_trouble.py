@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import shutil
 import subprocess
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +15,15 @@ import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import GatewayError
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionCapture, SessionHandle
+from agentcore_rl_toolkit.gateway import GatewayClient, SessionCapture
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.store.schema import FILE
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 
+from ..asking import Start, opened
+from ..asking import status_of as ask
+from ..served import Served
 from ..stores import refused
-
-Start = Callable[..., Awaitable[Gateway]]
-
-
-async def ask(session: SessionHandle, *reply: str) -> int:
-    """One call whose messages are `said`, in turns user and assistant."""
-    roles = ("user", "assistant")
-    body = {"model": "m", "messages": [{"role": roles[i % 2], "content": text} for i, text in enumerate(reply)]}
-    status, _ = await request("POST", session.base_url + "/chat/completions", body=body, key=session.api_key)
-    return status
 
 
 def turns_of(capture: SessionCapture) -> list[tuple[str, list[int], list[int]]]:
@@ -52,7 +43,7 @@ async def test_a_refused_call_is_an_error_and_uses_up_no_turn(
         return reply
 
     gateway = await start_gateway(engine)
-    [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()], max_turns=2)
+    session = await opened(gateway, max_turns=2)
     assert await ask(session, "one") == 200
     with refused(gateway):
         if invalid:
@@ -70,26 +61,14 @@ async def test_a_refused_call_is_an_error_and_uses_up_no_turn(
 # -- a full disk
 
 
-class OnSmallDisk:
+class OnSmallDisk(Served):
     """A gateway process whose store lies on a file system of its own, which the test fills and empties."""
 
-    def __init__(self, engine: str, folder: Path) -> None:
-        self.store, self.ready = folder / "disk", folder / "ready.json"
+    def __init__(self, engine: ScriptedEngine, folder: Path) -> None:
+        self.store = folder / "disk"
         self.store.mkdir()
-        line = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "gateway", "serve", "--engine", "vllm"]
-        line += ["--upstream", engine, "--store", str(self.store), "--ready-file", str(self.ready)]
-        line += ["--set", "fsync=yes"]
-        mount = 'mount -t tmpfs -o size=4m none "$0" && exec "$@"'
-        self.process = subprocess.Popen(
-            ["unshare", "-rm", "sh", "-c", mount, str(self.store), *line], stderr=subprocess.DEVNULL
-        )
-
-    async def client(self) -> GatewayClient:
-        async with asyncio.timeout(30):
-            while not self.ready.exists():
-                assert self.process.poll() is None
-                await asyncio.sleep(0.02)
-        return GatewayClient(json.loads(self.ready.read_text())["url"])
+        mount = ("unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=4m none "$0" && exec "$@"', str(self.store))
+        super().__init__(folder, engine, "--store", str(self.store), "--set", "fsync=yes", under=mount)
 
     @property
     def inside(self) -> Path:
@@ -125,17 +104,16 @@ def small_disks_can_be_made() -> bool:
 async def full_disk(engine: ScriptedEngine, tmp_path: Path) -> AsyncIterator[OnSmallDisk]:
     if not small_disks_can_be_made():
         pytest.skip("no file system can be mounted in a namespace here")
-    disk = OnSmallDisk(engine.url, tmp_path)
+    disk = OnSmallDisk(engine, tmp_path)
     yield disk
-    disk.process.kill()
-    disk.process.wait()
+    disk.kill()
 
 
 @pytest.mark.system
 async def test_on_a_full_disk_calls_and_sessions_are_refused_and_all_goes_on_when_there_is_room(
     full_disk: OnSmallDisk, engine: ScriptedEngine, start_gateway: Start, tmp_path: Path
 ) -> None:
-    client = await full_disk.client()
+    client = GatewayClient(await full_disk.start())
     names = [new_session_id() for _ in range(3)]
     one, two = await client.create_sessions_async(names[:2])
     for session in (one, two):
@@ -165,7 +143,7 @@ async def test_on_a_full_disk_calls_and_sessions_are_refused_and_all_goes_on_whe
     assert seen[names[1]].closed
     copy = tmp_path / "copy"
     shutil.copytree(full_disk.inside, copy, ignore=shutil.ignore_patterns("lock", "ballast"))
-    full_disk.process.kill()
+    full_disk.kill()
     again = GatewayClient((await start_gateway(engine, store_dir=str(copy))).url)
     found = await again.fetch_async(names, close=False)
     assert {n: (turns_of(c), c.closed, len(c.errors)) for n, c in found.items()} == {
@@ -180,8 +158,7 @@ async def test_a_deletion_that_the_disk_refuses_is_not_said_to_be_done(
     engine: ScriptedEngine, start_gateway: Start
 ) -> None:
     gateway = await start_gateway(engine)
-    client = GatewayClient(gateway.url)
-    [session] = await client.create_sessions_async([new_session_id()])
+    session = await opened(gateway)
     assert await ask(session, "one") == 200
     with refused(gateway):
         status, _ = await request("POST", f"{gateway.url}/admin/delete", body={"session_ids": [session.session_id]})

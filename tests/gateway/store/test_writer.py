@@ -9,15 +9,13 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import ConfigError
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
+from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.gateway.capture.record import (
     NO_BASE,
     OK,
@@ -27,13 +25,13 @@ from agentcore_rl_toolkit.gateway.capture.record import (
     pack_ids,
     pack_logprobs,
 )
-from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.store.reader import Reader
 from agentcore_rl_toolkit.gateway.store.schema import FILE, connect
 from agentcore_rl_toolkit.gateway.store.writer import Store
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
-Start = Callable[..., Awaitable[Gateway]]
+from ..asking import Start, opened, until
+from ..asking import status_of as ask
 
 
 class Held:
@@ -127,23 +125,16 @@ def test_a_second_gateway_on_a_store_is_refused(tmp_path: Path) -> None:
     Store(tmp_path).close()
 
 
-async def ask(session: SessionHandle) -> int:
-    body = {"messages": [{"role": "user", "content": "hi"}]}
-    return (await request("POST", session.base_url + "/chat/completions", body=body, key=session.api_key))[0]
-
-
 async def test_a_file_that_another_program_locks_makes_calls_wait_and_is_named_in_the_end(
     engine: ScriptedEngine, start_gateway: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway = await start_gateway(engine, store_dir=str(tmp_path))
     client = GatewayClient(gateway.url)
-    [session] = await client.create_sessions_async([new_session_id()])
+    session = await opened(gateway)
     other = sqlite3.connect(tmp_path / FILE, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     waiting = asyncio.ensure_future(ask(session))
-    async with asyncio.timeout(30):
-        while not engine.calls or not gateway.store.queue_depth:  # noqa: ASYNC110  (a socket at the other end)
-            await asyncio.sleep(0.01)
+    await until(lambda: engine.calls and gateway.store.queue_depth)
     assert (await client.health_async())["status"] == "ok"  # the loop does not wait
     assert not waiting.done()
     other.execute("ROLLBACK")
@@ -154,9 +145,7 @@ async def test_a_file_that_another_program_locks_makes_calls_wait_and_is_named_i
     assert "is locked by another program" in str(gateway.store.failed)
     other.execute("ROLLBACK")
     other.close()
-    async with asyncio.timeout(30):
-        while gateway.store.failed is not None:  # noqa: ASYNC110  (the gateway's clock)
-            await asyncio.sleep(0.02)
+    await until(lambda: gateway.store.failed is None)
     assert await ask(session) == 200
     assert len((await client.fetch_async([session.session_id]))[session.session_id].turns) == 2
 

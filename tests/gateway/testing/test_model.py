@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import openai
 import pytest
 
-from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
+from agentcore_rl_toolkit.gateway import GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.testing import ScriptedModel, ToolCall
+
+from ..asking import Start, gpt
 
 TEXT = "Two lines,\n\n  the second  indented.\n#### 1,042\n"
 ARGUMENTS = {"expression": "2 + 3", "nested": {"list": [1, None, "a  b\nc"]}}
@@ -25,19 +25,14 @@ def model() -> Iterator[ScriptedModel]:
 
 
 @pytest.fixture
-async def client(model: ScriptedModel, start_gateway: Callable[..., Awaitable[Gateway]]) -> GatewayClient:
+async def client(model: ScriptedModel, start_gateway: Start) -> GatewayClient:
     return GatewayClient((await start_gateway(model)).url)
-
-
-@pytest.fixture
-async def session(client: GatewayClient) -> SessionHandle:
-    return (await client.create_sessions_async([new_session_id()]))[0]
 
 
 async def chat(session: SessionHandle, messages: list[Any], stream: bool) -> tuple[str | None, list[tuple[str, str]]]:
     """(text, calls as name and arguments) of one turn by OpenAI's client."""
     tools: Any = [{"type": "function", "function": {"name": "calculator", "parameters": SCHEMA}}]
-    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as caller:
+    async with gpt(session) as caller:
         if not stream:
             reply = await caller.chat.completions.create(model="m", messages=messages, tools=tools)
             assistant = reply.choices[0].message

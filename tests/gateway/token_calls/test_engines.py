@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import openai
 import pytest
 
-import agentcore_rl_toolkit
 from agentcore_rl_toolkit.gateway import (
     Gateway,
     GatewayClient,
     GatewayConfig,
-    SessionCapture,
     SessionHandle,
     UpstreamConfig,
 )
@@ -22,9 +19,9 @@ from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine, logprob_
 from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.trajectory import build_trajectory
 
+from ..asking import MODEL, captured, gpt, until
 from ..scripted_tinker import ScriptedTinker
 
-MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 SYSTEM = {"role": "system", "content": "Solve the problem. Use the calculator."}
 USER = {"role": "user", "content": "What is 2 + 3?"}
 TOOLS = [
@@ -77,14 +74,6 @@ async def gateway(kind: str, engine: ScriptedEngine | ScriptedTinker) -> AsyncIt
     await made.stop(grace_s=0.2)
 
 
-def agent(session: SessionHandle) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0)
-
-
-async def captured(client: GatewayClient, session: SessionHandle) -> SessionCapture:
-    return (await client.fetch_async([session.session_id]))[session.session_id]
-
-
 async def reply_of(llm: openai.AsyncOpenAI, stream: bool, **asked: object) -> tuple[str, list[dict[str, str]], str]:
     """Text, tool calls and finish reason of a reply, streamed or not."""
     reply = await llm.chat.completions.create(model="m", stream=stream, **asked)  # type: ignore[call-overload]
@@ -117,7 +106,7 @@ async def test_a_tool_using_dialogue_is_one_sequence_of_exactly_the_sampled_toke
     scripted = [[*renderer.encode(call), stop], [*renderer.encode("The answer is 5"), stop]]
     engine.replies.extend({"token_ids": ids} for ids in scripted)
     messages: list[dict[str, object]] = [SYSTEM, USER]
-    async with agent(session) as llm:
+    async with gpt(session) as llm:
         text, calls, finish = await reply_of(llm, stream, messages=messages, tools=TOOLS, max_tokens=64)
         assert (text.strip(), finish) == ("", "tool_calls")
         assert [(c["name"], c["arguments"]) for c in calls] == [("calculator", '{"expression": "2 + 3"}')]
@@ -154,7 +143,7 @@ async def test_a_reply_that_breaks_off_is_no_turn_and_the_next_call_goes_on_as_b
     begins = stream and kind != "tinker"  # which answers whole: the agent has seen nothing of a reply that broke off
     # Where the agent has seen nothing yet, the only server is asked once more.
     engine.faults += [Fault(drop_after=700 if begins else 30)] * (1 if begins or kind == "tinker" else 2)
-    async with agent(session) as llm:
+    async with gpt(session) as llm:
         with pytest.raises(openai.APIError):
             await reply_of(llm, stream, messages=[USER])
         await reply_of(llm, stream, messages=[USER])
@@ -177,7 +166,7 @@ async def test_a_missing_logprob_is_reported_and_not_filled_in(
         return reply
 
     engine.faults.append(Fault(edit=edit))
-    async with agent(session) as llm:
+    async with gpt(session) as llm:
         await reply_of(llm, False, messages=[USER])
     capture = await captured(client, session)
     assert capture.turns == []
@@ -192,7 +181,7 @@ async def test_each_choice_and_the_weight_version_are_kept(
         await client.set_weight_version_async(7)
     else:
         engine.weight_version = 7
-    async with agent(session) as llm:
+    async with gpt(session) as llm:
         reply = await llm.chat.completions.create(model="m", messages=[USER], n=2, stream=stream)
         if stream:
             async for _ in reply:
@@ -207,20 +196,11 @@ async def test_parallel_calls_are_branches(
 ) -> None:
     gate = asyncio.Event()
     engine.faults.append(Fault(gate=gate))
-    async with agent(session) as llm:
+    async with gpt(session) as llm:
         slow = asyncio.ensure_future(reply_of(llm, False, messages=[SYSTEM, USER]))
-        async with asyncio.timeout(30):
-            while not engine.calls:  # noqa: ASYNC110  (at the other end of a socket)
-                await asyncio.sleep(0.005)
+        await until(lambda: engine.calls)
         await reply_of(llm, False, messages=[SYSTEM, {"role": "user", "content": "What is 7 + 1?"}])
         gate.set()
         await slow
     turns = (await captured(client, session)).turns
     assert [t.branch_reason for t in turns] == [None, "parallel_calls"]
-
-
-async def test_what_the_engine_cannot_do_is_a_400_that_names_the_field(session: SessionHandle) -> None:
-    async with agent(session) as llm:
-        with pytest.raises(openai.BadRequestError) as caught:
-            await reply_of(llm, False, messages=[USER], logprobs=True, top_logprobs=3)
-    assert caught.value.param == "top_logprobs"

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -17,25 +12,23 @@ from typing import Any
 import anthropic
 import pytest
 
-import agentcore_rl_toolkit
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import ConfigError
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, Limits, SessionHandle
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, Limits
 from agentcore_rl_toolkit.gateway.capture.record import decode, expand, places_of, unpack_ids, whole_prompt
-from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 from agentcore_rl_toolkit.gateway.token_calls.histories import Histories, past_calls
 from agentcore_rl_toolkit.messages.render import Renderer, replay
 
+from ..asking import MODEL, Start, captured, claude, opened
+from ..asking import message_of as ask
+from ..served import Served
 from ..stores import spoil
 
-MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 SYSTEM = {"role": "system", "content": "Solve the problem. Use the calculator."}
 PARAMETERS = {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]}
 TOOLS: Any = [{"type": "function", "function": {"name": "calculator", "parameters": PARAMETERS}}]
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "2 + 3"}}\n</tool_call>'
-
-Start = Callable[..., Awaitable[Gateway]]
 
 
 def user(text: str) -> dict[str, Any]:
@@ -68,14 +61,6 @@ def histories_of(gateway: Gateway) -> Histories:
     return gateway.token_mode.histories
 
 
-async def ask(session: SessionHandle, messages: list[Any], **asked: Any) -> dict[str, Any]:
-    """The assistant message, as an agent puts it into its history."""
-    url, body = session.base_url + "/chat/completions", {"model": "m", "messages": messages, **asked}
-    status, reply = await request("POST", url, body=body, key=session.api_key)
-    assert status == 200, reply
-    return dict(json.loads(reply)["choices"][0]["message"])
-
-
 def assert_one_sequence(turns: list[Any]) -> None:
     """Each turn's prompt begins with the one before it and what was sampled there."""
     for before, after in itertools.pairwise(turns):
@@ -89,8 +74,7 @@ async def test_a_tool_using_session_goes_on_exactly_with_no_memory_for_quiet_one
 ) -> None:
     gateway = await small()
     histories = histories_of(gateway)
-    client = GatewayClient(gateway.url)
-    [session] = await client.create_sessions_async([new_session_id()])
+    session = await opened(gateway)
     odd = [i for c in "The answer is 5" for i in renderer.encode(c)]  # not how the tokenizer would write it
     stop = min(renderer.stop_token_ids)
     messages: list[Any] = [SYSTEM, user("What is 2 + 3?")]
@@ -103,18 +87,15 @@ async def test_a_tool_using_session_goes_on_exactly_with_no_memory_for_quiet_one
         messages += [await ask(session, messages, tools=TOOLS), user(f"and {step}?")]
         assert histories.held_bytes == 0
     assert histories.reloads == 5
-    turns = (await client.fetch_async([session.session_id]))[session.session_id].turns
+    turns = (await captured(gateway, session)).turns
     assert_one_sequence(turns)
     assert turns[-1].completion_ids == [*odd, stop]
 
 
 async def test_other_dialects_branches_and_failures_come_back_too(engine: ScriptedEngine, small: Start) -> None:
     gateway = await small()
-    client = GatewayClient(gateway.url)
-    [session] = await client.create_sessions_async([new_session_id()])
-    async with anthropic.AsyncAnthropic(
-        base_url=session.base_url.removesuffix("/v1"), api_key=session.api_key, max_retries=0
-    ) as llm:
+    session = await opened(gateway)
+    async with claude(session) as llm:
         first = await llm.messages.create(model="m", max_tokens=64, system="be brief", messages=[user("one")])  # type: ignore[list-item]
         message = {"role": "assistant", "content": [b.model_dump() for b in first.content]}
         engine.faults.append(Fault(status=400))
@@ -133,7 +114,7 @@ async def test_other_dialects_branches_and_failures_come_back_too(engine: Script
                 messages=[user("one"), message, user(text)],  # type: ignore[list-item]
             )
     await ask(session, [user("a helper's own question")], n=2)
-    turns = (await client.fetch_async([session.session_id]))[session.session_id].turns
+    turns = (await captured(gateway, session)).turns
     assert [t.branch_reason for t in turns] == [None, None, "history_rewritten", "sub_agent", "sub_agent"]
     assert [t.parent_turn for t in turns] == [None, turns[0].turn_id, turns[0].turn_id, None, None]
     assert_one_sequence(turns[:2])
@@ -201,8 +182,7 @@ async def test_a_damaged_record_costs_the_prefix_and_not_the_call(
     engine: ScriptedEngine, small: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     gateway = await small()
-    client = GatewayClient(gateway.url)
-    [session] = await client.create_sessions_async([new_session_id()])
+    session = await opened(gateway)
     messages = [SYSTEM, user("one")]
     reply = await ask(session, messages)
     spoil(gateway, session.session_id, 0)
@@ -226,7 +206,7 @@ def other_vocabulary(folder: Path) -> Path:
 async def test_another_model_wants_another_store(engine: ScriptedEngine, small: Start, tmp_path: Path) -> None:
     """To its tokenizer the recorded ids are other words."""
     gateway = await small()
-    [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
+    session = await opened(gateway)
     await ask(session, [user("one")])
     await gateway.stop(grace_s=0.2)
     with pytest.raises(ConfigError, match="another --store"):
@@ -238,22 +218,13 @@ async def test_after_kill_9_a_session_goes_on_with_the_very_tokens_it_had(
     engine: ScriptedEngine, renderer: Renderer, tmp_path: Path
 ) -> None:
     engine.first_id, engine.last_id = 300, 500
-    ready = tmp_path / "ready.json"
-    command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "gateway", "serve", "--engine", "vllm"]
-    command += ["--upstream", engine.url, "--model", str(MODEL), "--store", str(tmp_path / "store")]
-    command += ["--ready-file", str(ready), "--parent-pid", str(os.getpid())]
-    name = new_session_id()
+    store = ("--model", str(MODEL), "--store", str(tmp_path / "store"))
+    served, name = Served(tmp_path, engine, *store), new_session_id()
     odd = [i for c in "The answer is 5" for i in renderer.encode(c)]
     messages: list[Any] = [SYSTEM, user("What is 2 + 3?")]
     for life in range(3):
-        ready.unlink(missing_ok=True)
-        process = await asyncio.to_thread(subprocess.Popen, command, stderr=subprocess.DEVNULL)
         try:
-            async with asyncio.timeout(40):
-                while not ready.exists():
-                    assert process.poll() is None
-                    await asyncio.sleep(0.02)
-            client = GatewayClient(json.loads(ready.read_text())["url"])
+            client = GatewayClient(await served.start())
             [session] = await client.create_sessions_async([name])
             for step in range(2):
                 engine.replies.append({"token_ids": [*odd, min(renderer.stop_token_ids)]})
@@ -261,8 +232,7 @@ async def test_after_kill_9_a_session_goes_on_with_the_very_tokens_it_had(
             if life == 2:
                 turns = (await client.fetch_async([name]))[name].turns
         finally:
-            process.send_signal(signal.SIGKILL)
-            await asyncio.to_thread(process.wait)
+            served.kill()
     assert len(turns) == 6
     assert_one_sequence(turns)
     assert [t.prompt_ids for t in turns] == [c.prompt_ids for c in engine.calls]

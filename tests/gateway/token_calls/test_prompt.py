@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import anthropic
 import openai
 import pytest
 
-import agentcore_rl_toolkit
-from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
+from agentcore_rl_toolkit.gateway import Gateway, SessionHandle
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine, logprob_of
 from agentcore_rl_toolkit.messages.render import Renderer
 
-MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
+from ..asking import MODEL, Start, claude, gpt
+
 USER = {"role": "user", "content": "What is 2 + 3?"}
 START = 0  # the token that this model's tokenizer puts before a bare text
 EFFORT = """{%- if reasoning_effort is defined and reasoning_effort -%}
@@ -54,28 +51,18 @@ def renderer(model: Path) -> Renderer:
 async def gateway(
     request: pytest.FixtureRequest,
     engine: ScriptedEngine,
-    start_gateway: Callable[..., Awaitable[Gateway]],
+    start_gateway: Start,
     model: Path,
 ) -> Gateway:
     engine.first_id, engine.last_id = 300, 500
     return await start_gateway(engine, engine=request.param, model_dir=str(model))
 
 
-@pytest.fixture
-async def session(client: GatewayClient) -> SessionHandle:
-    return (await client.create_sessions_async([new_session_id()]))[0]
-
-
-def agent(session: SessionHandle) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0)
-
-
 async def test_counted_tokens_are_those_of_the_prompt_that_is_sent(
     engine: ScriptedEngine, session: SessionHandle
 ) -> None:
-    base_url = session.base_url.removesuffix("/v1")
     asked = {"model": "m", "messages": [USER], "output_config": {"effort": "low"}}
-    async with anthropic.AsyncAnthropic(base_url=base_url, api_key=session.api_key, max_retries=0) as llm:
+    async with claude(session) as llm:
         plain = await llm.messages.count_tokens(model="m", messages=[USER])  # type: ignore[list-item]
         counted = await llm.messages.count_tokens(**asked)  # type: ignore[arg-type]
         assert engine.calls == []
@@ -89,7 +76,7 @@ async def test_logprobs_carry_the_bytes_of_each_token_also_of_split_characters(
 ) -> None:
     ids = renderer.encode("5 \N{EURO SIGN}")
     engine.replies.append({"token_ids": [*ids, min(renderer.stop_token_ids)]})
-    async with agent(session) as llm:
+    async with gpt(session) as llm:
         reply = await llm.chat.completions.create(model="m", messages=[USER], logprobs=True, stream=stream)
         if isinstance(reply, openai.AsyncStream):
             entries = [

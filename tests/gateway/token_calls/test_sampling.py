@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
-import agentcore_rl_toolkit
-from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
-from agentcore_rl_toolkit.gateway.http.client import request
+from agentcore_rl_toolkit.gateway import Gateway, SessionHandle
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 
-MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
-USER = {"role": "user", "content": "What is 2 + 3?"}
+from ..asking import MODEL, Start, ask, gpt, opened, until
 
-Start = Callable[..., Awaitable[Gateway]]
+USER = {"role": "user", "content": "What is 2 + 3?"}
 
 
 @pytest.fixture
@@ -32,24 +25,9 @@ def start(engine: ScriptedEngine, start_gateway: Start) -> Start:
     return start
 
 
-async def opened(gateway: Gateway, **settings: Any) -> SessionHandle:
-    return (await GatewayClient(gateway.url).create_sessions_async([new_session_id()], **settings))[0]
-
-
-async def ask(session: SessionHandle, **asked: Any) -> tuple[int, bytes]:
-    body = {"model": "m", "messages": [USER], **asked}
-    return await request("POST", session.base_url + "/chat/completions", body=body, key=session.api_key)
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not reached():  # noqa: ASYNC110  # the engine tells nobody when it notices
-            await asyncio.sleep(0.01)
-
-
 async def hang_up(engine: ScriptedEngine, session: SessionHandle, *, stream: bool) -> None:
     """Ask, and close the connection: in the middle of the stream, or while the reply is awaited."""
-    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
+    async with gpt(session) as llm:
         if stream:
             reply = await llm.chat.completions.create(model="m", messages=[USER], stream=True)  # type: ignore[list-item]
             async for _ in reply:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
-from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.trajectory import build_trajectory
 
-from .test_histories import CALL, MODEL, SYSTEM, TOOLS, ask, user
+from ..asking import MODEL, Start, captured, opened
+from ..asking import message_of as ask
+from .test_histories import CALL, SYSTEM, TOOLS, user
 
 SUMMARIES = (
     "The user wants a sum. Nothing was found so far and all is left to be done from the start once more.",
@@ -21,7 +20,7 @@ SUMMARIES = (
 
 
 async def test_a_title_and_thrown_away_summaries_are_side_calls_and_the_rest_trains(
-    engine: ScriptedEngine, start_gateway: Callable[..., Awaitable[Gateway]]
+    engine: ScriptedEngine, start_gateway: Start
 ) -> None:
     gateway = await start_gateway(engine, model_dir=str(MODEL))
     renderer = Renderer.from_path(MODEL)
@@ -30,8 +29,7 @@ async def test_a_title_and_thrown_away_summaries_are_side_calls_and_the_rest_tra
     def will_say(text: str) -> None:
         engine.replies.append({"token_ids": [*renderer.encode(text), stop]})
 
-    client = GatewayClient(gateway.url)
-    (session,) = await client.create_sessions_async([new_session_id()])
+    session = await opened(gateway)
     will_say("Sums")
     await ask(session, [{"role": "system", "content": "You make titles."}, user("2 + 3, times 7")])
     said: list[Any] = [SYSTEM, user("What is 2 + 3, times 7? " + "Take your time. " * 8)]
@@ -48,7 +46,7 @@ async def test_a_title_and_thrown_away_summaries_are_side_calls_and_the_rest_tra
     will_say("35")
     await ask(session, said, tools=TOOLS)
 
-    capture = (await client.fetch_async([session.session_id]))[session.session_id]
+    capture = await captured(gateway, session)
     sampled = [len(t.completion_ids) for t in capture.turns]
     found = build_trajectory(session.session_id, capture.turns)
     assert found.report.side_calls == {"no_task_tools": sampled[0], "thrown_away": sampled[2] + sampled[3]}

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle, UpstreamConfig
-from agentcore_rl_toolkit.gateway.http.client import request
+from agentcore_rl_toolkit.gateway import Gateway, GatewayConfig, SessionHandle, UpstreamConfig
+
+from ..asking import ask as post
+from ..asking import captured, opened
 
 
 class Server:
@@ -62,7 +63,7 @@ async def server() -> AsyncIterator[tuple[Server, Gateway, SessionHandle]]:
     port = listening.sockets[0].getsockname()[1]
     gateway = Gateway(GatewayConfig(upstreams=(UpstreamConfig(url=f"http://127.0.0.1:{port}", engine="vllm"),)))
     await gateway.start()
-    session = (await GatewayClient(gateway.url).create_sessions_async([new_session_id()]))[0]
+    session = await opened(gateway)
     yield scripted, gateway, session
     await gateway.stop(grace_s=0.2)
     listening.close()
@@ -72,9 +73,7 @@ async def server() -> AsyncIterator[tuple[Server, Gateway, SessionHandle]]:
 
 
 async def ask(session: SessionHandle, text: str = "x") -> tuple[int, Any]:
-    body = {"model": "m", "messages": [{"role": "user", "content": text}]}
-    url = session.base_url + "/chat/completions"
-    status, reply = await request("POST", url, body=body, key=session.api_key, timeout_s=30)
+    status, reply = await post(session, text)
     return status, json.loads(reply)
 
 
@@ -91,7 +90,7 @@ async def test_long_replies_come_whole_over_one_connection(
         assert reply["id"] == f"r{turn + 1}"
         assert len(reply["choices"][0]["message"]["content"]) == size
     assert scripted.connections == 1
-    capture = (await GatewayClient(gateway.url).fetch_async([session.session_id]))[session.session_id]
+    capture = await captured(gateway, session)
     assert len(capture.turns) == 5
 
 
@@ -111,5 +110,5 @@ async def test_a_long_reply_that_breaks_off_is_no_reply(server: tuple[Server, Ga
     assert "before its reply was whole" in reply["error"]["message"]
     assert "127.0.0.1" not in reply["error"]["message"]
     assert scripted.answers == 2  # there is no other server, so this one was asked once more
-    capture = (await GatewayClient(gateway.url).fetch_async([session.session_id]))[session.session_id]
+    capture = await captured(gateway, session)
     assert capture.turns == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
@@ -20,7 +20,8 @@ from agentcore_rl_toolkit.gateway import (
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine, decode_ids
 
-Start = Callable[..., Awaitable[Gateway]]
+from ..asking import Start, gpt, until
+from ..asking import status_of as ask
 
 
 @pytest.fixture
@@ -33,18 +34,9 @@ async def engines() -> AsyncIterator[list[ScriptedEngine]]:
         await engine.stop()
 
 
-async def ask(session: SessionHandle, text: str = "hello", *, timeout_s: float = 10.0) -> int:
-    body = {"messages": [{"role": "user", "content": text}]}
-    url = session.base_url + "/chat/completions"
-    status, _ = await request("POST", url, body=body, key=session.api_key, timeout_s=timeout_s)
-    return status
-
-
 async def arrived(*engines: ScriptedEngine, count: int = 1) -> None:
     """So many calls are at these engines."""
-    async with asyncio.timeout(30):
-        while sum(len(engine.calls) for engine in engines) < count:  # noqa: ASYNC110  (what is waited for is at the other end of a socket)
-            await asyncio.sleep(0.005)
+    await until(lambda: sum(len(engine.calls) for engine in engines) >= count)
 
 
 async def opened(gateway: Gateway, count: int) -> tuple[GatewayClient, list[SessionHandle]]:
@@ -113,7 +105,7 @@ async def test_a_stream_moves_to_another_engine_only_before_its_first_byte(
     pieces: list[str] = []
 
     async def read() -> None:
-        async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as llm:
+        async with gpt(session) as llm:
             messages = [{"role": "user", "content": "hi"}]
             async for chunk in await llm.chat.completions.create(model="m", messages=messages, stream=True):  # type: ignore[call-overload]
                 pieces.append(chunk.choices[0].delta.content or "")
@@ -268,18 +260,6 @@ async def test_a_servers_name_cannot_break_the_metrics(engines: list[ScriptedEng
     assert rb'{worker="a\"} 1\nfake_metric 7\\"}' in text
 
 
-async def test_metrics_and_health_say_what_is_counted(engines: list[ScriptedEngine], start_gateway: Start) -> None:
-    gateway = await start_gateway(engines[0])
-    client, [session] = await opened(gateway, 1)
-    await ask(session)
-    status, text = await request("GET", gateway.url + "/metrics")
-    assert status == 200
-    assert b"agentcore_rl_gateway_turns_total 1\n" in text
-    assert b"agentcore_rl_gateway_event_loop_lag_seconds " in text
-    assert (await client.health_async())["status"] == "ok"
-    assert (await client.stats_async())["calls"] == 1
-
-
 async def bearer(engine: ScriptedEngine, session: SessionHandle) -> tuple[str | None, str | None]:
     assert await ask(session, str(len(engine.calls))) == 200
     headers = engine.calls[-1].headers
@@ -297,8 +277,7 @@ async def test_a_server_that_is_added_again_goes_on_with_what_is_given_and_keeps
     assert (await bearer(engines[0], session))[0] == "Bearer KEY-C"
     engines[0].faults.append(Fault(delay_s=60.0))
     running = asyncio.ensure_future(bearer(engines[0], session))
-    while not engines[0].active:  # noqa: ASYNC110  (the scripted engine has no event for it)
-        await asyncio.sleep(0.01)
+    await until(lambda: engines[0].active)
     await remove_server(gateway, "w0")  # it stays until its call is done
     assert "are of engine vllm" in await add_server(gateway, url + "/", engine="openai")
     await add_server(gateway, url + "/")

@@ -1,0 +1,72 @@
+"""What most tests of the gateway do: open a session, ask in it as agents do, wait, and read what was recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+
+import agentcore_rl_toolkit
+from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionCapture, SessionHandle
+from agentcore_rl_toolkit.gateway.http.client import request
+
+MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
+Start = Callable[..., Awaitable[Gateway]]  # of the fixture `start_gateway`
+
+
+async def opened(gateway: Gateway, **settings: Any) -> SessionHandle:
+    return (await GatewayClient(gateway.url).create_sessions_async([new_session_id()], **settings))[0]
+
+
+async def captured(where: Gateway | GatewayClient, session: SessionHandle, *, close: bool = True) -> SessionCapture:
+    return (await GatewayClient(where.url).fetch_async([session.session_id], close=close))[session.session_id]
+
+
+def gpt(session: SessionHandle) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0)
+
+
+def claude(session: SessionHandle) -> anthropic.AsyncAnthropic:
+    url = session.base_url.removesuffix("/v1")
+    return anthropic.AsyncAnthropic(base_url=url, api_key=session.api_key, max_retries=0)
+
+
+async def ask(session: SessionHandle, *texts: str, **more: Any) -> tuple[int, bytes]:
+    """Status and body of a chat call: its messages are these texts, of user and assistant in turn."""
+    roles = ("user", "assistant")
+    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts or ["hi"])]
+    body = {"model": "m", "messages": messages, **more}
+    return await request("POST", session.base_url + "/chat/completions", body=body, key=session.api_key, timeout_s=60)
+
+
+async def status_of(session: SessionHandle, *texts: str, **more: Any) -> int:
+    return (await ask(session, *texts, **more))[0]
+
+
+async def message_of(session: SessionHandle, messages: list[Any], **more: Any) -> dict[str, Any]:
+    """The reply's message, as an agent puts it into its history."""
+    status, reply = await ask(session, messages=messages, **more)
+    assert status == 200, reply
+    return dict(json.loads(reply)["choices"][0]["message"])
+
+
+async def attempt(session: SessionHandle, *, retry: int = 0, key: str | None = None, **more: Any) -> str:
+    """The text that one attempt of OpenAI's client is answered with, on a connection of its own."""
+    headers = {"x-stainless-retry-count": str(retry)} | ({"idempotency-key": key} if key else {})
+    body = {"model": "m", "messages": [{"role": "user", "content": "hello there"}], **more}
+    async with gpt(session) as llm:
+        reply = await llm.chat.completions.create(**body, extra_headers=headers)
+        return str(reply.choices[0].message.content)
+
+
+async def until(reached: Callable[[], Any], within_s: float = 60.0) -> None:
+    """Wait for what has no event: it is at the other end of a socket, or the gateway's clock does it."""
+    async with asyncio.timeout(within_s):
+        while not reached():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
