@@ -205,8 +205,9 @@ async def test_the_sessions_model_is_what_a_token_engine_is_asked_for(
 
 
 def routed(reply: Any) -> bytes:
-    choice = {"index": 0, "token_ids": [1, 2], "routed_experts": reply, "finish_reason": "stop", "text": "x"}
-    choice["logprobs"] = {"token_logprobs": [-0.5, -0.25]}
+    choice: Any = {"index": 0, "token_ids": [1, 2], "routed_experts": reply, "finish_reason": "stop"}
+    choice["message"] = {"role": "assistant", "content": "x"}
+    choice["logprobs"] = {"content": [{"token": "x", "logprob": -0.5}, {"token": "y", "logprob": -0.25}]}
     return json.dumps({"choices": [choice], "prompt_token_ids": [7, 8]}).encode()
 
 
