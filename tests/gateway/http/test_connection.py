@@ -317,7 +317,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("route", ["chat/completions", "completions", "responses", "messages", "messages/count_tokens"])
+@pytest.mark.parametrize("route", ["chat/completions", "responses", "messages", "messages/count_tokens"])
 async def test_a_bad_body_is_a_400_in_the_routes_dialect(gateway: Gateway, session: SessionHandle, route: str) -> None:
     async with Line(gateway) as line:
         for body in BAD:
