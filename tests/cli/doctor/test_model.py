@@ -55,7 +55,7 @@ def test_a_folder_without_weights_has_its_template_checked_and_ends_with_1_when_
     template.write_text("{% for m in messages %}{{ m.content }}\n{% endfor %}")
     bad = CliRunner().invoke(command, ["--model", str(tmp_path), "--json"])
     assert bad.exit_code == 1
-    assert {f["level"] for f in json.loads(bad.output) if f["name"] == "stop tokens"} == {"fail"}
+    assert {f["level"] for f in json.loads(bad.output) if f["name"] == "prefix extension, text"} == {"fail"}
 
 
 def test_too_little_memory_and_a_template_without_tools_are_said(
