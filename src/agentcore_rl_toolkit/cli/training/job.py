@@ -89,7 +89,7 @@ def observed(job: Job, console: Console, recording: Recording) -> Iterator[tuple
     """A receiver of a run's events: the display, the files of its folder, the trackers."""
     from .display import Display
     from .report import Report
-    from .trackers import Trackers
+    from .trackers import tracked
 
     report = Report(job.run_dir)
 
@@ -105,17 +105,16 @@ def observed(job: Job, console: Console, recording: Recording) -> Iterator[tuple
                 display.rollout(rollout.cause, rollout.score, tokens, failure)
             case "step" | "evaluated":
                 report.add(event, facts)
-                trackers.event(event, facts)
+                track(event, facts)
                 show = display.step if event == "step" else display.evaluated
                 show(facts)
             case "resumed":
                 recording.resumed(facts["steps_done"])
                 report.drop_steps_from(facts["steps_done"])
-                trackers.resumed(facts["steps_done"])
                 display.resumed(facts["rollouts_done"])
 
     with (
-        Trackers(job.settings.tracker, job.run_dir, dataclasses.asdict(job.config)) as trackers,
+        tracked(job.settings.tracker, job.run_dir, dataclasses.asdict(job.config)) as track,
         Display(console, job.total) as display,
     ):
         yield report, observe
