@@ -57,7 +57,6 @@ class VLLM:
         port = self.url.rpartition(":")[2] or "0"
         line = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "policy", "vllm", "--port", port]
         line += ["--ready-file", str(self._ready), "--parent-pid", str(os.getpid())]
-        line += ["--", "--enable-lora", "--max-lora-rank", "8"]
         began = time.monotonic()
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(line, stdout=log, stderr=log, start_new_session=True)

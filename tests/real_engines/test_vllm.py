@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
 import secrets
 import shutil
@@ -34,7 +33,7 @@ from agentcore_rl_toolkit.gateway.config import Limits
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR, load_policy, problems
 from agentcore_rl_toolkit.weights import EngineAddress, Publisher, prove, publish, write_checkpoint
-from agentcore_rl_toolkit.weights.publishing import gap, probe_prompt
+from agentcore_rl_toolkit.weights.publishing import probe_prompt
 
 from .conftest import VLLM
 
@@ -319,34 +318,6 @@ def test_weights_arrive_and_one_that_does_not_is_caught(vllm: VLLM, tmp_path: Pa
         publish(tmp_path / "none", 13, [address])
     assert address.connect().sample(prompt, n=1, max_tokens=2, seed=0), "it was resumed"
     publisher.publish(before, 14)
-
-
-@nightly
-def test_adapters_arrive(vllm: VLLM, tmp_path: Path, checked: Checked) -> None:
-    """LoRA as peft writes it: W + B A alpha / r."""
-    rank, alpha = 4, 8
-    names = ("q_proj", "v_proj")
-    merged = copy.deepcopy(load_policy()[0])
-    adapters: dict[str, torch.Tensor] = {}
-    torch.manual_seed(3)
-    with torch.no_grad():
-        for name, parameter in merged.named_parameters():
-            if name.split(".")[-2] in names:
-                down, up = torch.randn(rank, parameter.shape[1]) * 0.1, torch.randn(parameter.shape[0], rank) * 0.1
-                parameter.add_(up @ down * (alpha / rank))
-                stem = "base_model.model." + name.removesuffix(".weight")
-                adapters |= {f"{stem}.lora_A.weight": down, f"{stem}.lora_B.weight": up}
-    folder = tmp_path / "adapter"
-    folder.mkdir()
-    save_file(adapters, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": list(names), "bias": "none"}
-    (folder / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": str(WEIGHTS_DIR)}))
-    address = EngineAddress(url=vllm.url, engine="vllm", adapter="tuned")
-    publish(folder, 21, [address])
-    found = prove(merged, probe_prompt(merged.config.vocab_size), [address], 21)
-    base = EngineAddress(url=vllm.url, engine="vllm")
-    assert gap(merged, [1, 2, 3], base.connect().sample([1, 2, 3], n=2, max_tokens=8, seed=1)) > 1e-2
-    checked("LoRA adapter published and proved", f"gap {found:.1e}")
 
 
 @nightly

@@ -172,14 +172,6 @@ def test_vllm_is_paused_loaded_and_resumed_in_this_order(stand_in: tuple[str, ty
     ]
 
 
-def test_vllm_gets_adapters_under_their_name(stand_in: tuple[str, type[Told]], tmp_path: Path) -> None:
-    url, reply = stand_in
-    reply.answers["/weight_info"] = (200, {"weight_version": "7"})
-    publish(tmp_path, 7, [EngineAddress(url=url, engine="vllm", adapter="policy")])
-    load = ("/v1/load_lora_adapter", {"lora_name": "policy", "lora_path": str(tmp_path), "load_inplace": True})
-    assert reply.asked[:2] == [("/pause?mode=wait", {}), load]
-
-
 def test_sglang_updates_from_disk(stand_in: tuple[str, type[Told]], tmp_path: Path) -> None:
     url, reply = stand_in
     reply.answers["/model_info"] = (200, {"weight_version": "7"})
@@ -194,28 +186,6 @@ def test_sglang_updates_from_disk(stand_in: tuple[str, type[Told]], tmp_path: Pa
     with pytest.raises(WeightsError, match="no such folder"):
         publish(tmp_path, 8, [EngineAddress(url=url, engine="sglang")])
     assert reply.asked[-1][0] == "/continue_generation", "it goes on with what it has"
-
-
-@pytest.mark.parametrize("in_flight", ["wait", "keep"])
-def test_sglang_changes_an_adapter_without_a_pause_that_would_keep_it_in_use(
-    stand_in: tuple[str, type[Told]], tmp_path: Path, in_flight: Any
-) -> None:
-    url, reply = stand_in
-    reply.answers["/model_info"] = (200, {"weight_version": "7"})
-    reply.answers["/v1/models"] = (200, {"data": [{"id": "policy"}, {"id": "tuned"}]})
-    engine = EngineAddress(url=url, engine="sglang", adapter="tuned")
-    publish(tmp_path, 7, [engine], in_flight=in_flight)
-    assert reply.asked == [
-        ("/v1/models", None),
-        ("/unload_lora_adapter", {"lora_name": "tuned"}),
-        ("/load_lora_adapter", {"lora_name": "tuned", "lora_path": str(tmp_path)}),
-        ("/update_weight_version", {"new_version": "7", "abort_all_requests": False}),
-        ("/continue_generation", {}),
-        ("/model_info", None),
-    ]
-    reply.answers["/unload_lora_adapter"] = (200, {"success": False, "error_message": "no such adapter"})
-    with pytest.raises(WeightsError, match="no such adapter"):
-        publish(tmp_path, 8, [engine])
 
 
 def test_an_engine_that_says_another_version_is_caught(stand_in: tuple[str, type[Told]], tmp_path: Path) -> None:

@@ -8,40 +8,32 @@ from pathlib import Path
 from typing import Any
 
 WEIGHTS_FILE = "model.safetensors"
-ADAPTER_FILE = "adapter_config.json"
 
 
-def write_checkpoint(model: Any, folder: Path, *, adapter: bool = False) -> Path:
+def write_checkpoint(model: Any, folder: Path) -> Path:
     """Write the weights of a model of transformers, or of peft around one, all or nothing. Returns the folder.
 
-    Adapters are merged into the weights for the export and taken out again; with ``adapter`` they alone are written, as peft
-    does. An output head that shares its matrix with the embedding (tied weights) is stored once.
+    Adapters are merged into the weights for the export and taken out again. An output head that shares its matrix with the
+    embedding (tied weights) is stored once.
     """
+    from safetensors.torch import save_file
+
     partial = folder.with_name(folder.name + ".new")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    if adapter:
-        model.save_pretrained(partial)
-    else:
-        _write_whole(model, partial)
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(partial, folder)
-    return folder
-
-
-def _write_whole(model: Any, folder: Path) -> None:
-    from safetensors.torch import save_file
-
     merged = hasattr(model, "merge_adapter")
     if merged:
         model.merge_adapter()
     try:
         tensors = {name: p.detach().cpu().contiguous() for name, p in plain_parameters(model)}
-        save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+        save_file(tensors, partial / WEIGHTS_FILE, metadata={"format": "pt"})
     finally:
         if merged:
             model.unmerge_adapter()
-    model.config.save_pretrained(folder)
+    model.config.save_pretrained(partial)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(partial, folder)
+    return folder
 
 
 def plain_parameters(model: Any) -> list[tuple[str, Any]]:

@@ -27,14 +27,11 @@ ASK_S = 300.0  # vLLM's first answer took 104 s on busy cores
 
 @dataclass(frozen=True, kw_only=True)
 class EngineAddress:
-    """Where weights go. ``model`` is the name under which the engine serves them. With ``adapter``, the name of a LoRA adapter,
-    only adapters travel: the engine keeps its base weights. ``key`` is the engine's API key.
-    """
+    """Where weights go. ``model`` is the name under which the engine serves them, ``key`` the engine's API key."""
 
     url: str
     engine: Kind = "policy"
     model: str = "policy"
-    adapter: str | None = None
     key: str | None = field(default=None, repr=False)
 
     def connect(self) -> Engine:
@@ -42,8 +39,6 @@ class EngineAddress:
         kinds: dict[str, type[Engine]] = {"policy": PolicyServer, "vllm": VLLMServer, "sglang": SGLangServer}
         if self.engine not in kinds:
             raise ConfigError(f"weights can be put into {', '.join(kinds)}, not into {self.engine!r}")
-        if self.adapter is not None and self.engine == "policy":
-            raise ConfigError("the built-in policy takes whole weights: leave the adapter out, and they are merged")
         return kinds[self.engine](self)
 
 
@@ -121,7 +116,7 @@ class Engine:
     def sample(self, prompt_ids: list[int], *, n: int, max_tokens: int, seed: int) -> list[Sampled]:
         """Sample at temperature 1 from the whole distribution."""
         body = {
-            "model": self._at.adapter or self._at.model,
+            "model": self._at.model,
             "prompt": prompt_ids,
             "n": n,
             "max_tokens": max_tokens,
@@ -160,10 +155,7 @@ class VLLMServer(Engine):
 
     def _hint(self, status: int) -> str:
         if status == 404:
-            return (
-                "; start vLLM with VLLM_SERVER_DEV_MODE=1 on --host 127.0.0.1 (and, for adapters, --enable-lora with "
-                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True)"
-            )
+            return "; start vLLM with VLLM_SERVER_DEV_MODE=1 on --host 127.0.0.1"
         if status == 500:
             return (
                 "; is it started with --worker-extension-cls agentcore_rl_toolkit.weights.vllm_worker.WorkerExtension?"
@@ -177,12 +169,8 @@ class VLLMServer(Engine):
         self._ask("/resume")
 
     def load(self, folder: Path, version: int) -> None:
-        if self._at.adapter is not None:
-            body = {"lora_name": self._at.adapter, "lora_path": str(folder), "load_inplace": True}
-            self._ask("/v1/load_lora_adapter", body, timeout_s=LOAD_S)
-        else:
-            body = {"method": "agentcore_load_weights", "args": [str(folder)]}
-            self._ask("/collective_rpc", body, timeout_s=LOAD_S)
+        body = {"method": "agentcore_load_weights", "args": [str(folder)]}
+        self._ask("/collective_rpc", body, timeout_s=LOAD_S)
         # Blocks of requests that a pause froze are held on purpose; what is reused by others must go.
         self._ask("/reset_prefix_cache")
         self._ask("/update_weight_version", {"new_version": str(version)})
@@ -192,39 +180,25 @@ class VLLMServer(Engine):
 
     def dtype(self) -> str | None:
         # `/server_info` has it too, but fails in environments without pip (vLLM 0.32, `collect_env.get_pip_packages`).
-        try:
-            (found, *_) = self._ask("/collective_rpc", {"method": "agentcore_dtype"})["results"]
-        except WeightsError:  # a server for adapters alone may be without our extension
-            return None
+        (found, *_) = self._ask("/collective_rpc", {"method": "agentcore_dtype"})["results"]
         return str(found)
 
 
 class SGLangServer(Engine):
-    """SGLang's update from disk, and its runtime adapters."""
+    """SGLang's update from disk."""
 
     def pause(self, in_flight: InFlight) -> None:
         # "retract" puts running requests back into the queue: they go on with the new weights, their cache is made anew.
-        if in_flight == "wait" or (in_flight == "keep" and self._at.adapter is not None):
-            return  # the update itself waits until nothing runs; so does taking out an adapter, which a pause would keep in use
+        if in_flight == "wait":
+            return  # the update itself waits until nothing runs
         self._ask("/pause_generation", {"mode": "retract" if in_flight == "keep" else "abort"}, timeout_s=LOAD_S)
 
     def resume(self) -> None:
         self._ask("/continue_generation")
 
     def load(self, folder: Path, version: int) -> None:
-        name = self._at.adapter
-        if name is not None:
-            known = self._ask("/v1/models", get=True).get("data") or []
-            if any(model.get("id") == name for model in known):
-                self._told(self._ask("/unload_lora_adapter", {"lora_name": name}, timeout_s=LOAD_S))
-            self._told(self._ask("/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)}, timeout_s=LOAD_S))
-            # What is cached of the prefixes is kept apart by adapter, and one that is loaded anew is another one.
-            self._told(self._ask("/update_weight_version", {"new_version": str(version), "abort_all_requests": False}))
-            return
         body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": True}
-        self._told(self._ask("/update_weights_from_disk", body, timeout_s=LOAD_S))
-
-    def _told(self, answer: Any) -> None:
+        answer = self._ask("/update_weights_from_disk", body, timeout_s=LOAD_S)
         if answer.get("success") is False:
             raise WeightsError(f"sglang at {self._at.url} did not load the weights: {answer.get('message') or answer}")
 
@@ -234,8 +208,6 @@ class SGLangServer(Engine):
     def sample(self, prompt_ids: list[int], *, n: int, max_tokens: int, seed: int) -> list[Sampled]:
         sampling = {"max_new_tokens": max_tokens, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "n": n}
         body: dict[str, Any] = {"input_ids": prompt_ids, "sampling_params": sampling, "return_logprob": True}
-        if self._at.adapter is not None:
-            body["lora_path"] = self._at.adapter
         answer = self._ask("/generate", body)
         try:
             found = [

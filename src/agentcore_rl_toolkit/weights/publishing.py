@@ -155,16 +155,12 @@ class Publisher:
 
         Raises: WeightsError.
         """
-        whole = [e for e in self.engines if e.adapter is None]
-        adapters = [e for e in self.engines if e.adapter is not None]
-        for engines, name in ((whole, f"{version:06d}"), (adapters, f"{version:06d}-adapter")):
-            if engines:
-                folder = write_checkpoint(model, self.folder / name, adapter=engines is adapters)
-                publish(folder, version, engines, in_flight=self._in_flight)
+        folder = write_checkpoint(model, self.folder / f"{version:06d}")
+        publish(folder, version, self.engines, in_flight=self._in_flight)
         prompt = list(prompt_ids or probe_prompt(model.config.vocab_size))[: PROBE_PROMPT_TOKENS * 4]
         self.gap = prove(model, prompt, self.engines, version, max_gap=self._max_gap)
         for old in self.folder.iterdir():
-            if not old.name.startswith(f"{version:06d}"):
+            if old != folder:
                 shutil.rmtree(old, ignore_errors=True)
         if self._announce is not None:
             self._announce(version)

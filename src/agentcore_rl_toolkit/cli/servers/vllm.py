@@ -63,7 +63,6 @@ def environment(folder: Path, *, cpu: bool) -> dict[str, str]:
     (folder / package.name).symlink_to(package)
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     ours = {"PYTHONPATH": str(folder), "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-    ours["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
     return {**kept, **(_ON_CPUS if cpu else {}), **ours}
 
 
