@@ -29,37 +29,22 @@ class Fork(list[Any]):
     """The samples of one forked rollout: a list, as slime takes several samples, that also answers as one sample.
 
     slime 0.3.1 puts groups of an aborted step back into its buffer (``--partial-rollout``, fully asynchronous
-    rollouts) and reads and writes the attributes below on every member without looking whether it is a list. What it
+    rollouts) and reads and writes attributes of a sample on every member without looking whether it is a list. What it
     writes goes to all samples; a finished fork comes back out of the buffer as it went in.
     """
 
-    @property
-    def status(self) -> Any:
-        return self[0].status
-
-    @property
-    def reward(self) -> Any:
-        return self[0].reward
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # pickle looks for them on a fork that is still empty
+            raise AttributeError(name)
+        return getattr(self[0], name)
 
     @property
     def index(self) -> Any:
         return self[0].index
 
     @property
-    def response(self) -> str:
-        return str(self[0].response)
-
-    @property
     def response_length(self) -> int:
         return sum(s.response_length for s in self)
-
-    @property
-    def metadata(self) -> Any:
-        return self[0].metadata
-
-    @property
-    def session_id(self) -> Any:
-        return self[0].session_id
 
     @property
     def loss_mask(self) -> list[int]:
