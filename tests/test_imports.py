@@ -208,7 +208,7 @@ ROOMS = {
             "sampling",
             "model",
         ),
-        *("warm_start", "word_problems", "weights"),
+        *("word_problems", "weights"),
     ],
 }
 

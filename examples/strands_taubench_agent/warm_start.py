@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,19 +20,20 @@ from typing import Any
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from agentcore_rl_toolkit.policy.model import (
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from agentcore_rl_toolkit.policy.model import TEMPLATE_FILE, WEIGHTS_DIR, save_policy
+from small_model import (
     END,
     END_OF_TEXT,
     START,
-    TEMPLATE_FILE,
     TOOL_MARKS,
-    WEIGHTS_DIR,
+    Batch,
     PolicyShape,
+    assistant_spans,
     chat_tokenizer,
     new_model,
-    save_policy,
+    train,
 )
-from agentcore_rl_toolkit.policy.warm_start import Batch, assistant_spans, train
 
 Conversation = list[dict[str, Any]]
 

@@ -27,20 +27,21 @@ from demonstrations import EXAMPLE_AGENT, demonstrate, varied_surroundings
 from rollouts import measure
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from agentcore_rl_toolkit.policy.model import (
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
+from agentcore_rl_toolkit.policy.model import TEMPLATE_FILE, WEIGHTS_DIR, save_policy
+from agentcore_rl_toolkit.policy.word_problems import generate
+from small_model import (
     END,
     END_OF_TEXT,
     START,
-    TEMPLATE_FILE,
     TOOL_MARKS,
-    WEIGHTS_DIR,
+    Batch,
     PolicyShape,
+    assistant_spans,
     chat_tokenizer,
     new_model,
-    save_policy,
+    train,
 )
-from agentcore_rl_toolkit.policy.warm_start import Batch, assistant_spans, train
-from agentcore_rl_toolkit.policy.word_problems import generate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.policy.model import WEIGHTS_DIR, PolicyShape, new_model
-from agentcore_rl_toolkit.policy.warm_start import assistant_spans, train
+from agentcore_rl_toolkit.policy.model import WEIGHTS_DIR
 from agentcore_rl_toolkit.policy.word_problems import problems
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "policy"))
@@ -19,6 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "policy"))
 import demonstrations
 import make
 import rollouts
+
+from small_model import PolicyShape, assistant_spans, new_model, train
 
 SMALL = make.WarmStartConfig(batch=4, shape=PolicyShape(hidden=32, layers=1, heads=2, feed_forward=64, context=512))
 # None of these texts occurs in the warm start.

@@ -1,14 +1,15 @@
-"""The network: an ordinary Qwen3 causal language model of 0.3 million parameters, which every engine for Qwen3 can load."""
+"""The built-in policy, and any other model in the layout of transformers: as a folder, and as objects of transformers.
+
+The built-in one is an ordinary Qwen3 of 0.3 million parameters, which every engine for Qwen3 can load.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 
 from ..errors import ConfigError
 
@@ -16,48 +17,6 @@ WEIGHTS_DIR = Path(__file__).parent / "weights"
 WEIGHTS_FILE = "model.safetensors"
 TOKENIZER_FILE = "tokenizer.json"
 TEMPLATE_FILE = "chat_template.jinja"
-END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-TOOL_MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<tools>", "</tools>")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PolicyShape:
-    """Size of a policy. ``head_size`` 32 is the smallest that vLLM's CPU build has attention kernels for."""
-
-    hidden: int = 96
-    layers: int = 2
-    heads: int = 4
-    head_size: int = 32
-    feed_forward: int = 288
-    context: int = 1024
-
-
-def new_model(tokenizer: Any, shape: PolicyShape, *, seed: int) -> Any:
-    """A randomly initialised ``Qwen3ForCausalLM`` for a tokenizer of transformers.
-
-    The vocabulary has no padding rows: every id that it can sample can be decoded.
-    """
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=shape.hidden,
-        intermediate_size=shape.feed_forward,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.heads,
-        head_dim=shape.head_size,
-        max_position_embeddings=shape.context,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    model = Qwen3ForCausalLM(config)
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
-    return model
 
 
 def load_policy(directory: str | Path | None = None) -> tuple[Any, Any]:
@@ -105,16 +64,3 @@ def save_policy(model: Any, directory: str | Path, *, tokenizer_from: str | Path
         for name in (TOKENIZER_FILE, "tokenizer_config.json", TEMPLATE_FILE):
             (folder / name).write_bytes((source / name).read_bytes())
     return folder
-
-
-def chat_tokenizer(tokenizer: Tokenizer, template: str) -> Any:
-    """A tokenizer as transformers knows it, with the marks of the built-in policy; `new_model` takes it, and it saves itself."""
-    from transformers import PreTrainedTokenizerFast
-
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=END, pad_token=END_OF_TEXT, extra_special_tokens=[START]
-    )
-    fast.chat_template = template
-    fast.padding_side = "left"
-    fast.model_max_length = PolicyShape.context
-    return fast
