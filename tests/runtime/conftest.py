@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,16 @@ def wait_for(condition: Callable[[], Any], *, within_s: float = DEADLINE_S) -> A
         time.sleep(0.02)
 
 
+def agent_fields(artifact: Path | str) -> dict[str, Any]:
+    """What the control plane is given with every agent: a file of this machine, or an image."""
+    uri = artifact if isinstance(artifact, str) else f"local://{artifact}"
+    return {
+        "agentRuntimeArtifact": {"containerConfiguration": {"containerUri": uri}},
+        "roleArn": "arn:aws:iam::123456789012:role/agent",
+        "networkConfiguration": {"networkMode": "PUBLIC"},
+    }
+
+
 def alive(pid: int) -> bool:
     """Whether a process exists and is no zombie."""
     try:
@@ -59,22 +70,22 @@ class Server:
         agent: Path = AGENTS / "probe.py",
         wait: bool = True,
         credential: str | None = None,
+        python: str = sys.executable,
+        **environment: str,
     ) -> None:
         self.folder = folder
         self.ready_file = folder / "ready.json"
         self.output = folder / "output.txt"
-        command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve", "--agent", f"probe={agent}"]
+        command = [python, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve", "--agent", f"probe={agent}"]
         command += ["--callers", "any"] if credential is None else []
+        if credential is not None:
+            environment["AGENTCORE_RL_CREDENTIALS"] = credential
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
                 [*command, "--ready-file", str(self.ready_file), "--parent-pid", str(os.getpid()), *options],
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={
-                    **os.environ,
-                    "SECRET_OF_THE_HOST": "s3cr3t",
-                    **({"AGENTCORE_RL_CREDENTIALS": credential} if credential is not None else {}),
-                },
+                env={**os.environ, "SECRET_OF_THE_HOST": "s3cr3t", **environment},
             )
         if wait:
             self.wait_ready()
@@ -103,6 +114,31 @@ class Server:
     @functools.cached_property
     def default_client(self) -> Any:
         return self.client(max_pool_connections=20)
+
+    @functools.cached_property
+    def control(self) -> Any:
+        return self.client("bedrock-agentcore-control")
+
+    def create(self, artifact: Path | str = AGENTS / "bare.py", **fields: Any) -> dict[str, Any]:
+        """Create an agent through the control plane, of a new name if none is given."""
+        name = f"a{uuid.uuid4().hex[:12]}"
+        made: dict[str, Any] = self.control.create_agent_runtime(
+            **{"agentRuntimeName": name, **agent_fields(artifact), **fields}
+        )
+        return made
+
+    def settled(self, made: dict[str, Any], **version: str) -> dict[str, Any]:
+        """What became of a created or updated agent."""
+
+        def look() -> Any:
+            state = self.control.get_agent_runtime(agentRuntimeId=made["agentRuntimeId"], **version)
+            return None if state["status"].endswith("ING") else state
+
+        found: dict[str, Any] = wait_for(look)
+        return found
+
+    def delete(self, made: dict[str, Any]) -> None:
+        self.control.delete_agent_runtime(agentRuntimeId=made["agentRuntimeId"])
 
     def invoke(self, payload: Any, session_id: str | None = None, *, client: Any = None) -> Any:
         """Invoke and parse the JSON reply."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ from click.testing import CliRunner, Result
 from agentcore_rl_toolkit.cli.servers.runtime import group
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import ConfigError, LocalRuntimeError
-from agentcore_rl_toolkit.runtime.agents import environments
 from agentcore_rl_toolkit.runtime.agents.environments import Dependencies, build
 
 from .conftest import AGENTS, Server, wait_for
@@ -87,29 +87,17 @@ def test_deploy_makes_versions_and_reports_what_fails(server: Server, tmp_path: 
 
 def folder_with_wheel(tmp_path: Path) -> Path:
     """A project that depends on a package which lies beside it: nothing is fetched."""
-    package = tmp_path / "tinydep"
-    (package / "tinydep").mkdir(parents=True)
-    (package / "tinydep" / "__init__.py").write_text("VALUE = 41\n")
-    (package / "pyproject.toml").write_text(
-        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
-        '[project]\nname = "tinydep"\nversion = "1"\n'
-    )
-    (package / "backend.py").write_text(
-        "import os, zipfile\n"
-        "def build_wheel(directory, config_settings=None, metadata_directory=None):\n"
-        "    name = 'tinydep-1-py3-none-any.whl'\n"
-        "    with zipfile.ZipFile(os.path.join(directory, name), 'w') as z:\n"
-        "        z.write('tinydep/__init__.py')\n"
-        "        z.writestr('tinydep-1.dist-info/METADATA', 'Metadata-Version: 2.1\\nName: tinydep\\nVersion: 1\\n')\n"
-        "        z.writestr('tinydep-1.dist-info/WHEEL',\n"
-        "            'Wheel-Version: 1.0\\nGenerator: x\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n')\n"
-        "        z.writestr('tinydep-1.dist-info/RECORD', '')\n"
-        "    return name\n"
-    )
+    wheel = tmp_path / "tinydep-1-py3-none-any.whl"
+    info = "tinydep-1.dist-info"
+    with zipfile.ZipFile(wheel, "w") as made:
+        made.writestr("tinydep/__init__.py", "VALUE = 41\n")
+        made.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tinydep\nVersion: 1\n")
+        made.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        made.writestr(f"{info}/RECORD", "")
     agent = tmp_path / "agent"
     agent.mkdir()
     (agent / "agent.py").write_text("import tinydep\n")
-    (agent / "requirements.txt").write_text(f"tinydep @ file://{package}\n")
+    (agent / "requirements.txt").write_text(f"tinydep @ file://{wheel}\n")
     return agent
 
 
@@ -132,14 +120,6 @@ def test_environment_is_built_once_also_for_two_at_once(tmp_path: Path) -> None:
     assert len([p for p in root.iterdir() if p.is_dir()]) == 1
 
 
-def test_environment_key_follows_its_files(tmp_path: Path) -> None:
-    agent = folder_with_wheel(tmp_path)
-    before = Dependencies.beside(agent / "agent.py").key()
-    with (agent / "requirements.txt").open("a") as f:
-        f.write("# changed\n")
-    assert Dependencies.beside(agent / "agent.py").key() != before
-
-
 def test_agent_without_dependency_files_runs_in_this_environment(tmp_path: Path) -> None:
     assert build(Dependencies.beside(tmp_path / "agent.py"), tmp_path / "none") == Path(sys.executable)
     assert not (tmp_path / "none").exists()
@@ -150,11 +130,6 @@ def test_failed_build_says_why_and_is_tried_again(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(LocalRuntimeError, match="does/not/exist"):
             build(Dependencies.beside(tmp_path / "agent.py"), tmp_path / "environments")
-
-
-def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("AGENTCORE_RL_CACHE", str(tmp_path))
-    assert environments.cache_dir() == tmp_path / "agent-environments"
 
 
 def test_logs_show_what_a_terminal_would_obey(server: Server, session_id: str) -> None:

@@ -9,9 +9,7 @@ import boto3
 import pytest
 from bedrock_agentcore.runtime import AgentCoreRuntimeClient
 
-from .conftest import AGENTS, Server, wait_for
-
-ROLE = "arn:aws:iam::123456789012:role/agent"
+from .conftest import AGENTS, Server, agent_fields, wait_for
 
 
 @pytest.fixture
@@ -30,11 +28,7 @@ def test_sessions_are_used_and_stopped(server: Server, sdk: Any, session_id: str
 
 @pytest.mark.nightly
 def test_agents_are_made_changed_and_removed(server: Server, sdk: Any) -> None:
-    fields = {
-        "agentRuntimeArtifact": {"containerConfiguration": {"containerUri": f"local://{AGENTS / 'probe.py'}"}},
-        "roleArn": ROLE,
-        "networkConfiguration": {"networkMode": "PUBLIC"},
-    }
+    fields = agent_fields(AGENTS / "probe.py")
     made = sdk.create_agent_runtime_and_wait(agentRuntimeName="by_sdk", **fields)
     assert made["status"] == "READY"
     identity = made["agentRuntimeId"]

@@ -9,37 +9,19 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from ..conftest import AGENTS, Server, wait_for
+from ..conftest import AGENTS, Server, agent_fields, wait_for
 
-ROLE = "arn:aws:iam::123456789012:role/agent"
-LOCAL = {"containerConfiguration": {"containerUri": f"local://{AGENTS / 'bare.py'}"}}
-NETWORK = {"networkMode": "PUBLIC"}
-
-
-@pytest.fixture(scope="module")
-def control(server: Server) -> Any:
-    return server.client("bedrock-agentcore-control")
+FIELDS = agent_fields(AGENTS / "bare.py")
 
 
 def code(error: pytest.ExceptionInfo[ClientError]) -> tuple[int, str]:
     return error.value.response["ResponseMetadata"]["HTTPStatusCode"], error.value.response["Error"]["Code"]
 
 
-def ready(control: Any, identity: str) -> dict[str, Any]:
-    def look() -> dict[str, Any] | None:
-        got: dict[str, Any] = control.get_agent_runtime(agentRuntimeId=identity)
-        return got if got["status"] not in ("CREATING", "UPDATING") else None
-
-    return wait_for(look)  # type: ignore[no-any-return]
-
-
 @pytest.fixture(scope="module")
-def created(control: Any) -> Iterator[dict[str, Any]]:
-    made = control.create_agent_runtime(
+def created(server: Server) -> Iterator[dict[str, Any]]:
+    made = server.create(
         agentRuntimeName="second",
-        agentRuntimeArtifact=LOCAL,
-        roleArn=ROLE,
-        networkConfiguration=NETWORK,
         description="for tests",
         environmentVariables={"FLAVOUR": "sour"},
         requestHeaderConfiguration={"requestHeaderAllowlist": ["X-Amzn-Bedrock-AgentCore-Runtime-Custom-A"]},
@@ -47,16 +29,16 @@ def created(control: Any) -> Iterator[dict[str, Any]]:
     )
     assert (made["status"], made["agentRuntimeVersion"]) == ("CREATING", "1")
     yield made
-    control.delete_agent_runtime(agentRuntimeId=made["agentRuntimeId"])
+    server.delete(made)
 
 
-def test_what_was_written_is_read_back(control: Any, created: dict[str, Any]) -> None:
-    got = ready(control, created["agentRuntimeId"])
+def test_what_was_written_is_read_back(server: Server, created: dict[str, Any]) -> None:
+    got = server.settled(created)
     assert got["status"] == "READY", got.get("failureReason")
     assert got["agentRuntimeArn"] == created["agentRuntimeArn"]
-    assert got["agentRuntimeArtifact"] == LOCAL
+    assert {name: got[name] for name in FIELDS} == FIELDS
     assert got["lifecycleConfiguration"] == {"idleRuntimeSessionTimeout": 120, "maxLifetime": 600}
-    assert (got["roleArn"], got["description"], got["networkConfiguration"]) == (ROLE, "for tests", NETWORK)
+    assert got["description"] == "for tests"
 
 
 def test_a_created_agent_serves_with_its_own_environment(server: Server, created: dict[str, Any]) -> None:
@@ -67,20 +49,14 @@ def test_a_created_agent_serves_with_its_own_environment(server: Server, created
 
 
 def test_update_makes_a_version_that_default_follows_and_other_endpoints_do_not(
-    server: Server, control: Any, created: dict[str, Any]
+    server: Server, created: dict[str, Any]
 ) -> None:
-    identity, arn = created["agentRuntimeId"], created["agentRuntimeArn"]
+    identity, arn, control = created["agentRuntimeId"], created["agentRuntimeArn"], server.control
     endpoint = control.create_agent_runtime_endpoint(agentRuntimeId=identity, name="prod", agentRuntimeVersion="1")
     assert endpoint["agentRuntimeEndpointArn"] == f"{arn}/runtime-endpoint/prod"
-    updated = control.update_agent_runtime(
-        agentRuntimeId=identity,
-        agentRuntimeArtifact=LOCAL,
-        roleArn=ROLE,
-        networkConfiguration=NETWORK,
-        environmentVariables={"FLAVOUR": "sweet"},
-    )
+    updated = control.update_agent_runtime(agentRuntimeId=identity, **FIELDS, environmentVariables={"FLAVOUR": "sweet"})
     assert updated["agentRuntimeVersion"] == "2"
-    assert ready(control, identity)["status"] == "READY"  # until then the first one serves
+    assert server.settled(created)["status"] == "READY"  # until then the first one serves
     tastes = {}
     for qualifier in ("DEFAULT", "prod"):
         reply = server.default_client.invoke_agent_runtime(
@@ -101,11 +77,9 @@ def test_update_makes_a_version_that_default_follows_and_other_endpoints_do_not(
     assert code(error) == (404, "ResourceNotFoundException")
 
 
-def test_a_taken_name_is_409(control: Any, created: dict[str, Any]) -> None:
+def test_a_taken_name_is_409(server: Server, created: dict[str, Any]) -> None:
     with pytest.raises(ClientError) as error:
-        control.create_agent_runtime(
-            agentRuntimeName="second", agentRuntimeArtifact=LOCAL, roleArn=ROLE, networkConfiguration=NETWORK
-        )
+        server.create(agentRuntimeName="second")
     assert code(error) == (409, "ConflictException")
 
 
@@ -116,30 +90,23 @@ def test_a_taken_name_is_409(control: Any, created: dict[str, Any]) -> None:
         (f"local://{AGENTS / 'broken.py'}", "nothing_of_this_name"),
     ],
 )
-def test_what_cannot_be_loaded_is_create_failed_with_the_reason(control: Any, uri: str, reason: str) -> None:
-    made = control.create_agent_runtime(
-        agentRuntimeName="failing",
-        agentRuntimeArtifact={"containerConfiguration": {"containerUri": uri}},
-        roleArn=ROLE,
-        networkConfiguration=NETWORK,
-    )
-    got = ready(control, made["agentRuntimeId"])
-    control.delete_agent_runtime(agentRuntimeId=made["agentRuntimeId"])
+def test_what_cannot_be_loaded_is_create_failed_with_the_reason(server: Server, uri: str, reason: str) -> None:
+    made = server.create(uri)
+    got = server.settled(made)
+    server.delete(made)
     assert got["status"] == "CREATE_FAILED"
     assert reason in got["failureReason"]
 
 
-def test_delete_stops_sessions_and_forgets(server: Server, control: Any, session_id: str) -> None:
-    made = control.create_agent_runtime(
-        agentRuntimeName="shortlived", agentRuntimeArtifact=LOCAL, roleArn=ROLE, networkConfiguration=NETWORK
-    )
+def test_delete_stops_sessions_and_forgets(server: Server, session_id: str) -> None:
+    made = server.create()
     server.default_client.invoke_agent_runtime(
         agentRuntimeArn=made["agentRuntimeArn"], runtimeSessionId=session_id, payload=b"{}"
     )
-    control.delete_agent_runtime(agentRuntimeId=made["agentRuntimeId"])
+    server.delete(made)
     wait_for(lambda: server.ended(session_id))
     for call in (
-        lambda: control.get_agent_runtime(agentRuntimeId=made["agentRuntimeId"]),
+        lambda: server.control.get_agent_runtime(agentRuntimeId=made["agentRuntimeId"]),
         lambda: server.default_client.invoke_agent_runtime(agentRuntimeArn=made["agentRuntimeArn"], payload=b"{}"),
     ):
         with pytest.raises(ClientError) as error:
@@ -149,32 +116,24 @@ def test_delete_stops_sessions_and_forgets(server: Server, control: Any, session
 
 def test_what_a_lifecycle_leaves_open_is_the_runtimes_own(start_server: Callable[..., Server], session_id: str) -> None:
     server = start_server("--set", "idle_timeout=2", "--set", "max_lifetime=7199.5")
-    control = server.client("bedrock-agentcore-control")
-    common = {"agentRuntimeArtifact": LOCAL, "roleArn": ROLE, "networkConfiguration": NETWORK}
-    made = control.create_agent_runtime(agentRuntimeName="open", **common)
-    identity = made["agentRuntimeId"]
-    assert ready(control, identity)["lifecycleConfiguration"] == {"idleRuntimeSessionTimeout": 2, "maxLifetime": 7200}
+    made = server.create()
+    identity, control = made["agentRuntimeId"], server.control
+    assert server.settled(made)["lifecycleConfiguration"] == {"idleRuntimeSessionTimeout": 2, "maxLifetime": 7200}
     server.default_client.invoke_agent_runtime(
         agentRuntimeArn=made["agentRuntimeArn"], runtimeSessionId=session_id, payload=b"{}"
     )
     assert wait_for(lambda: server.ended(session_id))["state"] == "idle"  # not after AWS's 900 seconds
     for given, idle, lifetime in (({"idleRuntimeSessionTimeout": 70}, 70, 7200), ({"maxLifetime": 60}, 2, 60)):
-        control.update_agent_runtime(agentRuntimeId=identity, lifecycleConfiguration=given, **common)
-        got = ready(control, identity)["lifecycleConfiguration"]
+        control.update_agent_runtime(agentRuntimeId=identity, lifecycleConfiguration=given, **FIELDS)
+        got = server.settled(made)["lifecycleConfiguration"]
         assert got == {"idleRuntimeSessionTimeout": idle, "maxLifetime": lifetime}
-    control.update_agent_runtime(agentRuntimeId=identity, **common)  # an update replaces everything
-    assert ready(control, identity)["lifecycleConfiguration"]["maxLifetime"] == 7200
+    control.update_agent_runtime(agentRuntimeId=identity, **FIELDS)  # an update replaces everything
+    assert server.settled(made)["lifecycleConfiguration"]["maxLifetime"] == 7200
     probe = control.get_agent_runtime(agentRuntimeId=server.arn.rpartition("/")[2])
     assert probe["lifecycleConfiguration"]["idleRuntimeSessionTimeout"] == 2
 
 
-def test_idle_above_lifetime_is_400(control: Any) -> None:
+def test_idle_above_lifetime_is_400(server: Server) -> None:
     with pytest.raises(ClientError) as error:
-        control.create_agent_runtime(
-            agentRuntimeName="odd",
-            agentRuntimeArtifact=LOCAL,
-            roleArn=ROLE,
-            networkConfiguration=NETWORK,
-            lifecycleConfiguration={"idleRuntimeSessionTimeout": 700, "maxLifetime": 600},
-        )
+        server.create(lifecycleConfiguration={"idleRuntimeSessionTimeout": 700, "maxLifetime": 600})
     assert code(error) == (400, "ValidationException")

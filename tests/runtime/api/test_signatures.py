@@ -68,36 +68,25 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.stop()
 
 
-def test_boto3_with_the_right_keys_gets_in_and_with_wrong_ones_does_not(guarded: Server, session_id: str) -> None:
+def test_boto3_with_the_right_keys_gets_in(guarded: Server, session_id: str) -> None:
     assert guarded.invoke({"x": "ü"}, session_id)["calls"] == 1
-    for operation in (guarded.client("bedrock-agentcore-control").list_agent_runtimes,):
-        assert operation()["agentRuntimes"]
-    wrong = boto3.client(
-        "bedrock-agentcore",
+    assert guarded.control.list_agent_runtimes()["agentRuntimes"]
+
+
+def client(guarded: Server, key: str, secret: str, service: str = "bedrock-agentcore") -> Any:
+    return boto3.client(
+        service,
         endpoint_url=guarded.url,
         region_name="us-west-2",
-        aws_access_key_id="AKLOCAL",
-        aws_secret_access_key="wrong",
+        aws_access_key_id=key,
+        aws_secret_access_key=secret,
         config=Config(retries={"total_max_attempts": 1}),
     )
-    with pytest.raises(ClientError) as error:
-        guarded.invoke({}, session_id, client=wrong)
-    assert error.value.response["Error"]["Code"] == "AccessDeniedException"
 
 
 @pytest.mark.parametrize(("key", "secret"), [("AKNOBODY", "secret"), ("AKLOCAL", "Secret")])
 def test_unknown_key_or_wrong_secret_is_403_for_every_operation(guarded: Server, key: str, secret: str) -> None:
-    def client(service: str) -> Any:
-        return boto3.client(
-            service,
-            endpoint_url=guarded.url,
-            region_name="us-west-2",
-            aws_access_key_id=key,
-            aws_secret_access_key=secret,
-            config=Config(retries={"total_max_attempts": 1}),
-        )
-
-    data, control = client("bedrock-agentcore"), client("bedrock-agentcore-control")
+    data, control = client(guarded, key, secret), client(guarded, key, secret, "bedrock-agentcore-control")
     target = {"agentRuntimeArn": guarded.arn, "runtimeSessionId": "s" * 40}
     for call in (
         lambda: data.invoke_agent_runtime(**target, payload=b"{}"),

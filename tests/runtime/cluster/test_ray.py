@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,35 +27,9 @@ class Router(Server):
     """`runtime serve --cluster ray` with the Python that has Ray."""
 
     def __init__(self, folder: Path, cluster: RayCluster, *options: str) -> None:
-        self.ready_file = folder / "ready.json"
-        self.output = folder / "output.txt"
-        self.folder = folder
-        command = [cluster.python, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve", "--ray"]
-        command += [
-            cluster.address,
-            "--agent",
-            f"probe={AGENTS / 'probe.py'}",
-            "--set",
-            "stop_grace=2",
-            "--callers",
-            "any",
-        ]
-        command += ["--parent-pid", str(os.getpid())]
-        environment = {**cluster.environment, "AGENTCORE_RL_CACHE": str(folder / "cache")}
-        with self.output.open("wb") as output:
-            self.process = subprocess.Popen(
-                [*command, "--ready-file", str(self.ready_file), *options],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-            )
-        try:
-            wait_for(lambda: self.ready_file.exists() or self.process.poll() is not None, within_s=220)
-            self.wait_ready()
-        except AssertionError:
-            self.process.kill()
-            self.process.wait(10)
-            raise AssertionError(self.output.read_text()) from None
+        options = ("--ray", cluster.address, "--set", "stop_grace=2", *options)
+        cache = {"AGENTCORE_RL_CACHE": str(folder / "cache")}
+        super().__init__(folder, *options, python=cluster.python, **cluster.environment, **cache)
 
     def nodes(self, state: str = "ready") -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.view.get("/_local/nodes")["nodes"]

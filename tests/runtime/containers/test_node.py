@@ -18,26 +18,6 @@ from ..conftest import Server, wait_for
 from ..container_images import IMAGE, containers, podman
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-ROLE = "arn:aws:iam::123456789012:role/local"
-
-
-def create(server: Server, image: str = IMAGE, **fields: Any) -> dict[str, Any]:
-    """Create an agent runtime of an image through the control plane and wait for what becomes of it."""
-    control = server.client("bedrock-agentcore-control")
-    made = control.create_agent_runtime(
-        agentRuntimeName=f"a{new_session_id()[:12]}",
-        agentRuntimeArtifact={"containerConfiguration": {"containerUri": image}},
-        roleArn=ROLE,
-        networkConfiguration={"networkMode": "PUBLIC"},
-        **fields,
-    )
-
-    def settled() -> Any:
-        state = control.get_agent_runtime(agentRuntimeId=made["agentRuntimeId"])
-        return state if state["status"] != "CREATING" else None
-
-    state: dict[str, Any] = wait_for(settled)
-    return state
 
 
 class Agent:
@@ -45,7 +25,7 @@ class Agent:
 
     def __init__(self, server: Server, **fields: Any) -> None:
         self.server = server
-        state = create(server, **fields)
+        state = server.settled(server.create(IMAGE, **fields))
         assert state["status"] == "READY", state.get("failureReason")
         self.arn = state["agentRuntimeArn"]
 
@@ -169,7 +149,7 @@ def test_an_image_that_does_not_start_is_a_424_with_its_own_words(server: Server
 
 @pytest.mark.nightly
 def test_an_image_that_is_not_there_fails_the_creation(server: Server) -> None:
-    state = create(server, "localhost/agentcore-rl-test/absent")
+    state = server.settled(server.create("localhost/agentcore-rl-test/absent"))
     assert state["status"] == "CREATE_FAILED"
     assert "has no image 'localhost/agentcore-rl-test/absent'" in state["failureReason"]
 

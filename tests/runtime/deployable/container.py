@@ -1,31 +1,18 @@
 """The agent of the container tests: standard library only, does what its payload says."""
 
-import http.client
 import json
 import os
 import signal
 import socket
 import socketserver
-import subprocess
 import sys
 import time
-import urllib.parse
 from http.server import BaseHTTPRequestHandler
 
 
 def stop(number, frame):
     print("stopping", flush=True)
     os._exit(0)
-
-
-def connect(url):
-    parts = urllib.parse.urlsplit(url)
-    try:
-        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=3)
-        connection.request("GET", parts.path or "/")
-        return {"status": connection.getresponse().status}
-    except OSError as e:
-        return {"error": type(e).__name__}
 
 
 def act(payload):
@@ -40,26 +27,6 @@ def act(payload):
     if what == "fill":
         held = [bytearray(b"x") * 2**20 for _ in range(payload["mb"])]
         return {"held": len(held)}
-    if what == "fork":
-        children = []
-        try:
-            for _ in range(payload["n"]):
-                children.append(subprocess.Popen(["/bin/sleep", "60"]))
-        except OSError as e:
-            return {"error": type(e).__name__, "started": len(children)}
-        finally:
-            for child in children:
-                child.kill()
-                child.wait()
-        return {"started": len(children)}
-    if what == "fetch":
-        return {url: connect(url) for url in payload["urls"]}
-    if what == "write":
-        with open(payload["path"], "wb") as file:
-            for _ in range(payload["mb"]):
-                file.write(b"x" * 2**20)
-        time.sleep(payload.get("s", 0))
-        return {"written": payload["mb"]}
     raise KeyError(what)
 
 

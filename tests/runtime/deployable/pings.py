@@ -5,7 +5,7 @@ import time
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 first = None
@@ -15,10 +15,6 @@ async def ping(request):
     global first
     first = first or time.monotonic()
     kind = os.environ["PING"]
-    if kind == "text":
-        return PlainTextResponse("pong")
-    if kind == "list":
-        return JSONResponse(["ok"])
     if kind == "never" or (kind == "late" and time.monotonic() - first < 1.0):
         return JSONResponse({"status": "starting"}, status_code=503)
     return JSONResponse({"status": "Healthy"})

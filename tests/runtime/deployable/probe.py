@@ -8,12 +8,10 @@ import socket
 import subprocess
 import time
 import uuid
-from collections import defaultdict
 
 from bedrock_agentcore.runtime import BedrockAgentCoreApp
 
 app = BedrockAgentCoreApp()
-released = defaultdict(lambda: asyncio.Semaphore(0))
 LOADED = uuid.uuid4().hex  # differs with every run of this module
 calls = 0
 
@@ -39,13 +37,7 @@ async def main(payload, context):
     if what == "headers":
         return {"headers": dict(context.request_headers or {})}
     if what == "stream":
-        return stream(payload["n"], payload.get("delay_s", 0.0), payload.get("size", 1), payload.get("hold"))
-    if what == "hold":  # until somebody calls it with "release" and the same name
-        await released[payload["name"]].acquire()
-        return {"held": payload["name"]}
-    if what == "release":
-        released[payload["name"]].release()
-        return {}
+        return stream(payload["n"], payload.get("delay_s", 0.0), payload.get("size", 1))
     if what == "raise":
         raise ValueError("this agent fails on purpose")
     if what == "sleep":
@@ -94,23 +86,10 @@ async def main(payload, context):
     raise KeyError(what)
 
 
-async def stream(n, delay_s, size, hold):
+async def stream(n, delay_s, size):
     for i in range(n):
         yield {"i": i, "pad": "x" * size}
-        if hold is not None and i == 0:
-            await released[hold].acquire()
         await asyncio.sleep(delay_s)
-
-
-@app.websocket
-async def talk(websocket, context):
-    await websocket.accept()
-    while True:
-        text = await websocket.receive_text()
-        if text == "bye":
-            await websocket.close(code=1000)
-            return
-        await websocket.send_text(f"{context.session_id}: {text}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,11 +14,8 @@ from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.runtime.http.app import OPERATIONS
 from agentcore_rl_toolkit.runtime.wire import STATUS
 
-from ..conftest import AGENTS, Server, wait_for
+from ..conftest import AGENTS, Server, agent_fields, wait_for
 
-ROLE = "arn:aws:iam::123456789012:role/agent"
-LOCAL = {"containerConfiguration": {"containerUri": f"local://{AGENTS / 'respond.py'}"}}
-NETWORK = {"networkMode": "PUBLIC"}
 BAD_ID = "nobody-AAAAAAAAAA"
 INJECTED = {
     "throttle": "ThrottlingException",
@@ -38,11 +34,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(tmp_path_factory.mktemp("conformance"), agent=AGENTS / "respond.py")
     yield server
     assert server.stop() == 0, server.output.read_text()
-
-
-@pytest.fixture(scope="module")
-def control(server: Server) -> Any:
-    return server.client("bedrock-agentcore-control")
 
 
 def call(server: Server, operation: str, **changes: Any) -> Any:
@@ -93,9 +84,9 @@ def test_each_operation_knows_wrong_targets(server: Server, operation: str) -> N
 
 
 @pytest.fixture(scope="module")
-def prod(server: Server, control: Any) -> str:
+def prod(server: Server) -> str:
     """The ARN of an endpoint that is not DEFAULT."""
-    made = control.create_agent_runtime_endpoint(agentRuntimeId=server.arn.rpartition("/")[2], name="prod")
+    made = server.control.create_agent_runtime_endpoint(agentRuntimeId=server.arn.rpartition("/")[2], name="prod")
     return str(made["agentRuntimeEndpointArn"])
 
 
@@ -193,28 +184,16 @@ def test_any_error_of_the_agent_is_424_and_names_its_status(server: Server, stat
 # -- control plane
 
 
-def create(control: Any, **more: Any) -> dict[str, Any]:
-    fields = {
-        "agentRuntimeName": f"a{uuid.uuid4().hex[:12]}",
-        "agentRuntimeArtifact": LOCAL,
-        "roleArn": ROLE,
-        "networkConfiguration": NETWORK,
-        **more,
-    }
-    made: dict[str, Any] = control.create_agent_runtime(**fields)
-    return made
-
-
 @pytest.fixture
-def made(control: Any) -> Iterator[dict[str, Any]]:
-    runtime = create(control, tags={"team": "rl"})
+def made(server: Server) -> Iterator[dict[str, Any]]:
+    runtime = server.create(AGENTS / "respond.py", tags={"team": "rl"})
     yield runtime
-    wait_for(lambda: control.get_agent_runtime(agentRuntimeId=runtime["agentRuntimeId"])["status"] != "CREATING")
-    control.delete_agent_runtime(agentRuntimeId=runtime["agentRuntimeId"])
+    server.settled(runtime)
+    server.delete(runtime)
 
 
-def test_tags_of_runtimes_and_endpoints(control: Any, made: dict[str, Any]) -> None:
-    arn = made["agentRuntimeArn"]
+def test_tags_of_runtimes_and_endpoints(server: Server, made: dict[str, Any]) -> None:
+    arn, control = made["agentRuntimeArn"], server.control
     endpoint = control.create_agent_runtime_endpoint(
         agentRuntimeId=made["agentRuntimeId"], name="tagged", tags={"stage": "test"}
     )["agentRuntimeEndpointArn"]
@@ -224,9 +203,9 @@ def test_tags_of_runtimes_and_endpoints(control: Any, made: dict[str, Any]) -> N
     assert refused(lambda: control.list_tags_for_resource(resourceArn=nobody))[0] == 404
 
 
-def test_every_control_operation_is_404_for_what_is_not_there(control: Any, made: dict[str, Any]) -> None:
-    here, there = made["agentRuntimeId"], BAD_ID
-    full = {"agentRuntimeArtifact": LOCAL, "roleArn": ROLE, "networkConfiguration": NETWORK}
+def test_every_control_operation_is_404_for_what_is_not_there(server: Server, made: dict[str, Any]) -> None:
+    here, there, control = made["agentRuntimeId"], BAD_ID, server.control
+    full = agent_fields(AGENTS / "respond.py")
     for work in (
         lambda: control.get_agent_runtime(agentRuntimeId=there),
         lambda: control.get_agent_runtime(agentRuntimeId=here, agentRuntimeVersion="9"),
@@ -240,8 +219,8 @@ def test_every_control_operation_is_404_for_what_is_not_there(control: Any, made
         assert refused(work)[:2] == (404, "ResourceNotFoundException")
 
 
-def test_what_cannot_be_changed_is_409(control: Any, made: dict[str, Any]) -> None:
-    identity = made["agentRuntimeId"]
+def test_what_cannot_be_changed_is_409(server: Server, made: dict[str, Any]) -> None:
+    identity, control = made["agentRuntimeId"], server.control
     control.create_agent_runtime_endpoint(agentRuntimeId=identity, name="twice")
     for work in (
         lambda: control.create_agent_runtime_endpoint(agentRuntimeId=identity, name="twice"),
@@ -257,8 +236,8 @@ def test_what_cannot_be_changed_is_409(control: Any, made: dict[str, Any]) -> No
         ({"agentRuntimeName": "9lives"}, "agentRuntimeName"),
     ],
 )
-def test_bad_field_is_400_and_named(control: Any, changes: dict[str, Any], field: str) -> None:
-    status, code, response = refused(lambda: create(control, **changes))
+def test_bad_field_is_400_and_named(server: Server, changes: dict[str, Any], field: str) -> None:
+    status, code, response = refused(lambda: server.create(**changes))
     assert (status, code, response["reason"]) == (400, "ValidationException", "FieldValidationFailed")
     assert response["fieldList"][0]["name"] == field
 

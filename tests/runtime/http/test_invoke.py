@@ -83,15 +83,6 @@ def test_a_large_stream_and_a_large_payload_are_whole(server: Server, client: An
     assert server.invoke({"do": "size", "data": "y" * 20_000_000}, session_id) == {"bytes": 20_000_000}
 
 
-def test_agent_error_is_424_without_its_body(server: Server, client: Any, session_id: str) -> None:
-    with pytest.raises(ClientError) as error:
-        client.invoke_agent_runtime(agentRuntimeArn=server.arn, runtimeSessionId=session_id, payload=b'{"do": "raise"}')
-    assert code_of(error) == (424, "RuntimeClientError")
-    assert "Received error (500) from runtime" in str(error.value)
-    assert "on purpose" not in str(error.value)
-    assert "on purpose" in "".join(server.view.log(session_id))
-
-
 def test_a_dying_agent_is_424_and_the_id_starts_afresh(server: Server, client: Any, session_id: str) -> None:
     with pytest.raises(ClientError) as error:
         client.invoke_agent_runtime(agentRuntimeArn=server.arn, runtimeSessionId=session_id, payload=b'{"do": "die"}')

@@ -18,14 +18,10 @@ from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.runtime.agents.version_fields import check_fields, check_tags
 from agentcore_rl_toolkit.runtime.wire import WireError
 
-from ..conftest import AGENTS, Server, wait_for
+from ..conftest import AGENTS, Server, agent_fields
 
 PROBE = AGENTS / "probe.py"
-GOOD = {
-    "agentRuntimeArtifact": {"containerConfiguration": {"containerUri": f"local://{PROBE}"}},
-    "roleArn": "arn:aws:iam::123456789012:role/agent",
-    "networkConfiguration": {"networkMode": "PUBLIC"},
-}
+GOOD = agent_fields(PROBE)
 CODE = {"code": {"s3": {"bucket": "b", "prefix": "p"}}, "runtime": "PYTHON_3_12", "entryPoint": ["main.py"]}
 JWT = {"customJWTAuthorizer": {"discoveryUrl": "https://example.com/.well-known/openid-configuration"}}
 
@@ -54,28 +50,21 @@ def test_bad_fields_are_named() -> None:
 
 
 def test_what_can_be_is_taken(server: Server) -> None:
-    control = server.client("bedrock-agentcore-control")
-    made = control.create_agent_runtime(
-        agentRuntimeName="rich",
-        **{
-            **GOOD,
-            "description": "é→",
-            "protocolConfiguration": {"serverProtocol": "HTTP", "port": 8080, "path": "/invocations"},
-            "requestHeaderConfiguration": {"requestHeaderAllowlist": ["X-One", "X_Two"]},
-            "environmentVariables": {"EMPTY": "", "WORDS": "ü 😀 ="},
-            "networkConfiguration": {
-                "networkMode": "VPC",
-                "networkModeConfig": {"securityGroups": ["sg-12345678"], "subnets": ["subnet-12345678"]},
-            },
-            "tags": {"team": "rl", "empty": ""},
-        },
+    vpc = {"securityGroups": ["sg-12345678"], "subnets": ["subnet-12345678"]}
+    made = server.create(
+        PROBE,
+        description="é→",
+        protocolConfiguration={"serverProtocol": "HTTP", "port": 8080, "path": "/invocations"},
+        requestHeaderConfiguration={"requestHeaderAllowlist": ["X-One", "X_Two"]},
+        environmentVariables={"EMPTY": "", "WORDS": "ü 😀 ="},
+        networkConfiguration={"networkMode": "VPC", "networkModeConfig": vpc},
+        tags={"team": "rl", "empty": ""},
     )
-    identity = made["agentRuntimeId"]
-    got = wait_for(lambda: (g := control.get_agent_runtime(agentRuntimeId=identity))["status"] != "CREATING" and g)
+    got = server.settled(made)
     assert got["status"] == "READY", got.get("failureReason")
     assert got["environmentVariables"]["WORDS"] == "ü 😀 ="
     assert got["networkConfiguration"]["networkMode"] == "VPC"
-    control.delete_agent_runtime(agentRuntimeId=identity)
+    server.delete(made)
 
 
 def test_options_that_cannot_work_are_refused() -> None:
@@ -158,15 +147,14 @@ def test_json_that_cannot_be_kept_is_400(server: Server, session_id: str) -> Non
 
 
 def test_a_create_that_fails_for_any_reason_leaves_no_name(server: Server) -> None:
-    control = server.client("bedrock-agentcore-control")
     with pytest.raises(ClientError) as caught:
-        control.create_agent_runtime(agentRuntimeName="again", **{**GOOD, "environmentVariables": {"A=B": "x"}})
+        server.create(PROBE, agentRuntimeName="again", environmentVariables={"A=B": "x"})
     assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 400
     connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=30)
     nested = b'{"agentRuntimeName": "again", "metadataConfiguration": ' + b'{"a":' * 400 + b"1" + b"}" * 400 + b"}"
     connection.request("PUT", "/runtimes/", nested, {"content-type": "application/json"})
     assert connection.getresponse().status == 400
     connection.close()
-    made = control.create_agent_runtime(agentRuntimeName="again", **GOOD)
+    made = server.create(PROBE, agentRuntimeName="again")
     assert made["agentRuntimeVersion"] == "1"
-    control.delete_agent_runtime(agentRuntimeId=made["agentRuntimeId"])
+    server.delete(made)

@@ -62,8 +62,7 @@ def test_an_id_is_no_path(server: Server, tmp_path: Path) -> None:
 
 def test_one_id_at_two_endpoints_has_two_logs(start_server: Callable[..., Server], session_id: str) -> None:
     server = start_server()
-    control = server.client("bedrock-agentcore-control")
-    control.create_agent_runtime_endpoint(agentRuntimeId=server.arn.rpartition("/")[2], name="prod")
+    server.control.create_agent_runtime_endpoint(agentRuntimeId=server.arn.rpartition("/")[2], name="prod")
     for qualifier in ("DEFAULT", "prod"):
         server.default_client.invoke_agent_runtime(
             agentRuntimeArn=server.arn,
@@ -93,13 +92,7 @@ def test_the_cause_of_a_failed_start_is_in_the_message_and_on_the_console(
 def test_an_mcp_server_starts_without_a_ping(start_server: Callable[..., Server]) -> None:
     pytest.importorskip("mcp")
     server = start_server()
-    made = server.client("bedrock-agentcore-control").create_agent_runtime(
-        agentRuntimeName="sums",
-        agentRuntimeArtifact={"containerConfiguration": {"containerUri": f"local://{AGENTS / 'mcp_server.py'}"}},
-        roleArn="arn:aws:iam::123456789012:role/local",
-        networkConfiguration={"networkMode": "PUBLIC"},
-        protocolConfiguration={"serverProtocol": "MCP"},
-    )
+    made = server.create(AGENTS / "mcp_server.py", protocolConfiguration={"serverProtocol": "MCP"})
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "add", "arguments": {"a": 2, "b": 3}}}
     reply: Any = server.default_client.invoke_agent_runtime(
         agentRuntimeArn=made["agentRuntimeArn"],
@@ -119,13 +112,7 @@ def test_an_agent_deleted_while_it_loads_leaves_nothing_behind(
         f"import os, time\nopen({str(tmp_path / 'began')!r}, 'w').write(str(os.getpid()))\ntime.sleep(100)\n"
     )
     server = start_server("--writable", str(tmp_path))
-    control = server.client("bedrock-agentcore-control")
-    made = control.create_agent_runtime(
-        agentRuntimeName="slow",
-        agentRuntimeArtifact={"containerConfiguration": {"containerUri": f"local://{agent}"}},
-        roleArn="arn:aws:iam::123456789012:role/local",
-        networkConfiguration={"networkMode": "PUBLIC"},
-    )
+    made = server.create(agent)
     wait_for((tmp_path / "began").exists)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(
@@ -135,7 +122,7 @@ def test_an_agent_deleted_while_it_loads_leaves_nothing_behind(
             payload=b"{}",
         )
         time.sleep(0.5)
-        control.delete_agent_runtime(agentRuntimeId=made["agentRuntimeId"])
+        server.delete(made)
         with pytest.raises(ClientError) as failed:
             waiting.result(60)
     assert failed.value.response["Error"]["Code"] == "ResourceNotFoundException"

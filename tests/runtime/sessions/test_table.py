@@ -195,11 +195,6 @@ def test_sessions_share_no_files_environment_or_random_numbers(server: Server) -
     assert server.invoke({"do": "read", "path": "note"}, a) == {"read": "mine"}
 
 
-def test_output_is_in_the_sessions_log(server: Server, session_id: str) -> None:
-    server.invoke({"do": "print", "text": "hello from inside"}, session_id)
-    assert "hello from inside" in "".join(server.view.log(session_id[:12]))
-
-
 class Running:
     """A session's process that runs until it is stopped."""
 
