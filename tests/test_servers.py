@@ -157,9 +157,8 @@ def test_a_gateway_is_administered_with_its_key_only(tmp_path: Path) -> None:
             ("POST", "/admin/weight_version"),
             ("GET", "/admin/stats"),
             ("GET", "/metrics"),
-            ("GET", "/sessions"),
+            ("GET", "/sessions/x/traces"),
             ("POST", "/sessions"),
-            ("POST", "/traces/query"),
             ("DELETE", "/admin/workers/x"),
         ):
             assert ask(served, method=method, path=path, body=b"{}")[0] == 401, path

@@ -69,8 +69,6 @@ async def test_a_trainer_creates_a_session_reads_its_traces_and_deletes_it(
             assert {t.weight_version for t in traces} == {5}
             assert traces[0].messages == USER
             assert engine.calls[1].body["temperature"] == 0.3
-            assert (await asyncio.to_thread(sync.get_trace, traces[1].trace_id)) == traces[1]
-            assert [s["session_id"] for s in await asyncio.to_thread(sync.list_sessions)] == [name]
             assert await asyncio.to_thread(sync.delete_session, name) == 3
             with pytest.raises(openai.NotFoundError):
                 await llm.chat.completions.create(model="m", messages=USER)
@@ -166,8 +164,8 @@ async def test_an_application_that_others_can_reach_wants_an_admin_key(
     monkeypatch.setenv("AGENTCORE_RL_GATEWAY_ADMIN_KEY", "trainers-secret")
     app = rllm.create_app(config=rllm.GatewayConfig(host="0.0.0.0", workers=workers))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as http:
-        assert (await http.get("/sessions")).status_code == 401
-        assert (await http.get("/sessions", headers={"x-admin-key": "trainers-secret"})).status_code == 200
+        assert (await http.get("/admin/sessions")).status_code == 401
+        assert (await http.get("/admin/sessions", headers={"x-admin-key": "trainers-secret"})).status_code == 200
     await app.stop()
 
 
@@ -188,7 +186,6 @@ async def test_a_late_reply_does_not_bring_a_deleted_session_back(
             assert (await late).status_code == 403
             await gateway.running.until(lambda: not len(gateway.running), 30)
             assert (await agent.post("/chat/completions", json=body)).status_code == 404
-        assert await client.list_sessions() == []
         assert await client.get_session_traces(name) == []
     assert not gateway.sessions.by_id
 
@@ -249,15 +246,6 @@ async def test_traces_of_sessions_that_nobody_knows_are_none(
     async with rllm.AsyncGatewayClient(gateway.url) as client:
         assert await client.get_session_traces("nobody") == []
         assert await client.get_session_traces("nobody") == []
-        for name in ("a", "b"):
-            await client.create_session(session_id=name)
-            async with openai.AsyncOpenAI(base_url=client.get_session_url(name), api_key="EMPTY", max_retries=0) as llm:
-                for _ in range(2):
-                    await llm.chat.completions.create(model="m", messages=USER)  # type: ignore[arg-type]
-        async with httpx.AsyncClient(base_url=gateway.url) as http:
-            body = {"session_ids": ["a", "nobody", "b"], "limit": 1}
-            reply = (await http.post("/traces/query", json=body)).json()
-        assert [trace["session_id"] for trace in reply] == ["a", "b"]  # the limit holds for each
 
 
 async def test_first_requests_at_the_same_time_start_one_gateway(rllm: ModuleType, tmp_path: Path) -> None:

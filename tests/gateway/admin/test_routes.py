@@ -51,10 +51,7 @@ async def test_a_session_is_found_however_its_request_names_it(engine: ScriptedE
         for written in (name, name.replace("/", "%2F")):
             status, reply = await request("GET", f"{url}/sessions/{written}/traces")
             assert (status, len(json.loads(reply))) == (200, 2)
-            traced = json.loads(reply)[0]["trace_id"]
-            status, reply = await request("GET", f"{url}/traces/{traced}")
-            assert (status, json.loads(reply)["session_id"]) == (200, name)
-    assert (await request("GET", url + "/traces/none"))[0] == 404
+            assert {trace["session_id"] for trace in json.loads(reply)} == {name}
     for bad in ("a//b", "/a", "a/", "a/../b", "v1/a", "a/v1", "a/traces"):
         with pytest.raises(GatewayError, match="session id"):
             await client.create_sessions_async([bad])
@@ -73,13 +70,11 @@ async def test_a_request_that_is_wrong_is_refused_and_opens_nothing(start_gatewa
         ("/admin/delete", {"session_ids": "ab"}),
         ("/admin/fetch", {}),
         ("/sessions/batch_delete", {"session_ids": {"a": 1}}),
-        ("/traces/query", {"session_ids": ["a"], "limit": -1}),
         ("/sessions", {"session_id": 1}),
         ("/sessions", {"session_id": 0}),
     ]
     for path, body in wrong:
         assert (await request("POST", url + path, body=body))[0] == 400, (path, body)
-    assert (await request("GET", url + "/sessions?limit=-1"))[0] == 400
     deep = b'{"session_ids": ["a"], "settings": {"metadata": {"a": ' + b"[" * 100_000
     for target, content, line in (
         (b"*", b"", b"HTTP/1.1 404 Not Found\r\n"),

@@ -64,26 +64,14 @@ class GatewayClient:
     def get_session_url(self, session_id: str) -> str:
         return f"{self.gateway_url}/sessions/{session_id}/v1"
 
-    def get_session_info(self, session_id: str) -> dict[str, Any]:
-        return dict(self._call("GET", f"/sessions/{session_id}"))
-
-    def list_sessions(self, since: float | None = None, limit: int | None = None) -> list[dict[str, Any]]:
-        return list(self._call("GET", "/sessions", params=_given(since=since, limit=limit)))
-
     def delete_session(self, session_id: str) -> int:
         return int(self._call("DELETE", f"/sessions/{session_id}")["deleted"])
 
     def delete_sessions(self, session_ids: list[str]) -> int:
         return int(self._call("POST", "/sessions/batch_delete", json={"session_ids": session_ids})["deleted"])
 
-    def get_session_traces(
-        self, session_id: str, since: float | None = None, limit: int | None = None
-    ) -> list[TraceRecord]:
-        params = _given(since=since, limit=limit)
-        return _records(self._call("GET", f"/sessions/{session_id}/traces", params=params))
-
-    def get_trace(self, trace_id: str) -> TraceRecord:
-        return TraceRecord(**self._call("GET", f"/traces/{trace_id}"))
+    def get_session_traces(self, session_id: str) -> list[TraceRecord]:
+        return _records(self._call("GET", f"/sessions/{session_id}/traces"))
 
     def add_worker(self, url: str, api_path: str = "/v1", model_name: str | None = None, weight: int = 1) -> str:
         body = _given(url=url, api_path=api_path, model_name=model_name, weight=weight)
@@ -141,26 +129,14 @@ class AsyncGatewayClient:
     def get_session_url(self, session_id: str) -> str:
         return f"{self.gateway_url}/sessions/{session_id}/v1"
 
-    async def get_session_info(self, session_id: str) -> dict[str, Any]:
-        return dict(await self._call("GET", f"/sessions/{session_id}"))
-
-    async def list_sessions(self, since: float | None = None, limit: int | None = None) -> list[dict[str, Any]]:
-        return list(await self._call("GET", "/sessions", params=_given(since=since, limit=limit)))
-
     async def delete_session(self, session_id: str) -> int:
         return int((await self._call("DELETE", f"/sessions/{session_id}"))["deleted"])
 
     async def delete_sessions(self, session_ids: list[str]) -> int:
         return int((await self._call("POST", "/sessions/batch_delete", json={"session_ids": session_ids}))["deleted"])
 
-    async def get_session_traces(
-        self, session_id: str, since: float | None = None, limit: int | None = None
-    ) -> list[TraceRecord]:
-        params = _given(since=since, limit=limit)
-        return _records(await self._call("GET", f"/sessions/{session_id}/traces", params=params))
-
-    async def get_trace(self, trace_id: str) -> TraceRecord:
-        return TraceRecord(**await self._call("GET", f"/traces/{trace_id}"))
+    async def get_session_traces(self, session_id: str) -> list[TraceRecord]:
+        return _records(await self._call("GET", f"/sessions/{session_id}/traces"))
 
     async def add_worker(self, url: str, api_path: str = "/v1", model_name: str | None = None, weight: int = 1) -> str:
         body = _given(url=url, api_path=api_path, model_name=model_name, weight=weight)

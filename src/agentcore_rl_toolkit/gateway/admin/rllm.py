@@ -1,4 +1,4 @@
-"""The session, trace and admin routes that rLLM and the toolkit's earlier backends call on `rllm-model-gateway`.
+"""The session, trace and admin routes by which rLLM and the toolkit's earlier backends use `rllm-model-gateway`.
 
 Only whole replies with consistent tokens are listed as traces, in the order the calls were started; failed calls are in
 our own routes. A session must be created before it is called, and a deleted one stays deleted.
@@ -9,24 +9,20 @@ from __future__ import annotations
 import asyncio
 import base64
 import itertools
-from typing import Annotated, Any
-from urllib.parse import parse_qs, unquote_to_bytes
+from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 
 from ...contract import new_session_id
-from ...messages.errors import RequestError
 from ...trajectory import Turn
 from ...trajectory.experts import int32_of, shape_of
 from ..capture.record import OK, UNTRAINABLE, CallRecord, ChoiceRecord, decode, expand, whole_messages
 from ..http.messages import Request, decode_body
-from ..sessions.session import Session
+from ..sessions.registry import Sessions
 from ..sessions.settings import SessionSettings
 from .answers import Handler
-from .sessions import SessionRoutes
-from .state import Parts
-
-_to_json = msgspec.json.Encoder().encode
+from .sessions import Names, SessionRoutes
 
 
 class _Create(msgspec.Struct):
@@ -35,43 +31,23 @@ class _Create(msgspec.Struct):
     sampling_params: dict[str, Any] | None = None
 
 
-class Query(msgspec.Struct):
-    session_ids: list[str] = []
-    since: float | None = None
-    limit: Annotated[int, msgspec.Meta(ge=0)] | None = None
-
-
 class RLLMRoutes:
     """Handlers, found by method and path."""
 
-    def __init__(self, parts: Parts, routes: SessionRoutes) -> None:
-        self._parts = parts
-        self._sessions = parts.sessions
+    def __init__(self, sessions: Sessions, routes: SessionRoutes) -> None:
+        self._sessions = sessions
         self._routes = routes
-        self._exact: dict[tuple[bytes, bytes], Handler] = {
-            (b"POST", b"/sessions"): self._create,
-            (b"GET", b"/sessions"): self._list,
-            (b"POST", b"/sessions/batch_delete"): self._batch_delete,
-            (b"POST", b"/traces/query"): self._query,
-            (b"GET", b"/health/workers"): self._workers,
-            (b"POST", b"/admin/flush"): self._flush,
-            (b"POST", b"/admin/reload"): self._reload,
-        }
 
     def find(self, request: Request) -> Handler | None:
-        method, path = request.method, request.path
-        handler = self._exact.get((method, path))
-        if handler is not None:
-            return handler
-        if path.startswith(b"/traces/") and method == b"GET":
-            return self._trace
-        if not path.startswith(b"/sessions/"):
-            return None
-        if path.endswith(b"/traces"):
-            return self._traces if method == b"GET" else None
-        return {b"GET": self._info, b"DELETE": self._delete}.get(method)
-
-    # -- sessions
+        kind = (request.method, request.path)
+        if request.path.startswith(b"/sessions/") and kind != (b"POST", b"/sessions/batch_delete"):
+            traces = request.path.endswith(b"/traces")
+            return {(b"GET", True): self._traces, (b"DELETE", False): self._delete}.get((request.method, traces))
+        return {
+            (b"POST", b"/sessions"): self._create,
+            (b"POST", b"/sessions/batch_delete"): self._batch_delete,
+            (b"POST", b"/admin/flush"): self._flush,
+        }.get(kind)
 
     async def _create(self, request: Request) -> Any:
         asked = decode_body(request.body, _Create)
@@ -79,89 +55,33 @@ class RLLMRoutes:
         [session] = await self._routes.open([asked.session_id or new_session_id()], settings)
         return {"session_id": session.id, "url": f"/sessions/{session.id}/v1", "api_key": session.key.decode()}
 
-    async def _list(self, request: Request) -> Any:
-        since, limit = _bounds(request)
-        found = [s for s in self._sessions.by_id.values() if s.records and s.created_s >= (since or 0.0)]
-        return [_info(s) for s in found[:limit]]
-
-    async def _info(self, request: Request) -> Any:
-        return _info(self._session(request.path[10:]))
-
     async def _delete(self, request: Request) -> Any:
-        name = unquote_to_bytes(request.path[10:])
-        session = self._sessions.by_id.get(name)
-        records = session.records if session is not None else 0
-        await self._routes.delete_sessions([name.decode("utf-8", "replace")])
-        return {"deleted": records}
+        return await self._deleted([unquote_to_bytes(request.path[10:]).decode("utf-8", "replace")])
 
     async def _batch_delete(self, request: Request) -> Any:
-        names = decode_body(request.body, Query).session_ids
+        return await self._deleted(decode_body(request.body, Names).session_ids)
+
+    async def _deleted(self, names: list[str]) -> dict[str, int]:
         by_id = self._sessions.by_id
         records = sum(by_id[n.encode()].records for n in names if n.encode() in by_id)
         await self._routes.delete_sessions(names)
         return {"deleted": records}
 
-    # -- traces
-
     async def _traces(self, request: Request) -> Any:
         """The session's traces. An unknown session has none: it may have been deleted, or not have called yet."""
         session = self._sessions.by_id.get(unquote_to_bytes(request.path[10:-7]))
-        since, limit = _bounds(request)
-        sessions = [] if session is None else [session]
-        return await self._json(sessions, since, limit)
-
-    async def _query(self, request: Request) -> Any:
-        asked = decode_body(request.body, Query)
-        by_id = self._sessions.by_id
-        found = [s for s in (by_id.get(name.encode()) for name in asked.session_ids) if s is not None]
-        return await self._json(found, asked.since, asked.limit)
-
-    async def _trace(self, request: Request) -> Any:
-        wanted = unquote_to_bytes(request.path[8:]).decode("utf-8", "replace")
-        for session in await self._naming(wanted):
-            for trace in await self._read(session):
-                if trace["trace_id"] == wanted:
-                    return trace
-        raise RequestError(f"there is no trace {wanted!r}", kind="not_found")
-
-    async def _naming(self, trace_id: str) -> list[Session]:
-        """Sessions with a stored call of this name; looked for in a thread."""
-        await self._sessions.store.kept()
-        call_id = trace_id.partition(".")[0]
-        numbers = set(await asyncio.to_thread(self._sessions.store.reader.naming, call_id))
-        return [s for s in self._sessions.by_id.values() if s.number in numbers]
-
-    async def _json(self, sessions: list[Session], since: float | None, limit: int | None) -> bytes:
-        """The traces of all sessions, at most ``limit`` of each, as `rllm-model-gateway` counts them."""
-        traces: list[dict[str, Any]] = []
-        for session in sessions:
-            traces += [t for t in await self._read(session) if since is None or t["timestamp"] >= since][:limit]
-        return await asyncio.to_thread(_to_json, traces)
-
-    async def _read(self, session: Session) -> list[dict[str, Any]]:
-        """A session's traces; decoded in a thread, so that agents' calls go on meanwhile."""
+        if session is None:
+            return []
         await self._sessions.store.kept()
         read, metadata = self._sessions.store.reader.readable, session.settings.metadata
-        return await asyncio.to_thread(lambda: traces_of(session.id, read(session.number), metadata))
-
-    # -- the rest
-
-    async def _workers(self, request: Request) -> Any:
-        workers = self._parts.servers()
-        return {"workers": workers, "healthy": sum(w["healthy"] for w in workers), "total": len(workers)}
+        # In a thread, so that agents' calls go on meanwhile.
+        return await asyncio.to_thread(
+            lambda: msgspec.json.encode(traces_of(session.id, read(session.number), metadata))
+        )
 
     async def _flush(self, request: Request) -> Any:
         await self._sessions.store.kept()
         return {"status": "flushed"}
-
-    async def _reload(self, request: Request) -> Any:
-        return {"status": "ok"}
-
-    def _session(self, name: bytes) -> Session:
-        session = self._sessions.by_id.get(unquote_to_bytes(name))
-        if session is None:
-            raise RequestError(f"there is no session {name.decode('utf-8', 'replace')[:120]!r}", kind="not_found")
-        return session
 
 
 def traces_of(session_id: str, payloads: list[bytes], metadata: dict[str, Any]) -> list[dict[str, Any]]:
@@ -202,33 +122,6 @@ def _trace(record: CallRecord, turn: Turn, choice: ChoiceRecord, asked: Any) -> 
         "raw_request": None,
         "raw_response": None,
     }
-
-
-def _info(session: Session) -> dict[str, Any]:
-    return {
-        "session_id": session.id,
-        "trace_count": session.turns,
-        "created_at": session.created_s,
-        "last_accessed_at": session.closed_s or session.created_s,
-        "metadata": session.settings.metadata,
-    }
-
-
-def _asked(request: Request, name: str) -> str | None:
-    """A parameter of the query."""
-    return parse_qs(request.query.decode("ascii", "replace")).get(name, [None])[0]
-
-
-def _bounds(request: Request) -> tuple[float | None, int | None]:
-    since_text, limit_text = _asked(request, "since"), _asked(request, "limit")
-    try:
-        since = float(since_text) if since_text is not None else None
-        limit = int(limit_text) if limit_text is not None else None
-    except ValueError as e:
-        raise RequestError(f"since is a number, limit a whole one: {e}") from e
-    if limit is not None and limit < 0:
-        raise RequestError("limit is 0 or more", param="limit")
-    return since, limit
 
 
 def _routing(experts: bytes | None) -> list[str] | None:

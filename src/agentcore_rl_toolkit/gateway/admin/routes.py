@@ -119,7 +119,7 @@ class Admin:
         self.answers = Answers()
         self.sessions = SessionRoutes(parts.sessions)
         self.models = ModelRoutes(parts)
-        self._rllm = RLLMRoutes(parts, self.sessions)
+        self._rllm = RLLMRoutes(parts.sessions, self.sessions)
         self._routes: dict[tuple[bytes, bytes], Handler] = {
             (b"POST", b"/admin/sessions"): self.sessions.create,
             (b"GET", b"/admin/sessions"): self.sessions.list_all,

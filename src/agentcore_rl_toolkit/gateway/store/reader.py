@@ -178,10 +178,6 @@ class Reader:
                 log.error("%s", e)
             raise
 
-    def naming(self, call_id: str) -> list[int]:
-        """The sessions that have a call of this id. Reads the whole table: for a thread."""
-        return [number for (number,) in self.query("SELECT DISTINCT session FROM calls WHERE call_id = ?", call_id)]
-
     # -- what administrators set
 
     def value(self, name: str) -> Any:
