@@ -21,7 +21,6 @@ import subprocess
 import sys
 import sysconfig
 import threading
-import time
 import weakref
 import zlib
 from collections import Counter
@@ -37,6 +36,7 @@ from botocore.loaders import JSONFileLoader
 
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.runs import RunReader, TokenSequence
+from serving import serving
 
 # `make nightly`: more of what takes examples or repetitions, and the tests marked for it.
 NIGHTLY = bool(os.environ.get("AGENTCORE_RL_NIGHTLY"))
@@ -345,21 +345,9 @@ CHROMIUM_FLAGS = (
 @contextlib.contextmanager
 def served_view(folder: Path, *words: str) -> Iterator[str]:
     """Address of `agentcore-rl view`, started in a folder as a person does."""
-    command = [sys.executable, "-W", "ignore", "-m", "agentcore_rl_toolkit", "view", *words, "--no-open"]
-    ready = folder / "view-ready.json"
-    ready.unlink(missing_ok=True)
-    command += ["--ready-file", str(ready), "--parent-pid", str(os.getpid())]
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL) as process:
-        try:
-            deadline = time.monotonic() + 90
-            while not ready.exists():
-                assert process.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-            yield json.loads(ready.read_text())["url"]
-        finally:
-            process.terminate()
-            process.wait(30)
+    program = (sys.executable, "-W", "ignore", "-m", "agentcore_rl_toolkit")
+    with serving(folder, "view", *words, "--no-open", program=program, cwd=folder) as ready:
+        yield ready["url"]
 
 
 @pytest.fixture(scope="session")

@@ -5,12 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
 import socket
 import stat
-import subprocess
-import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -28,9 +24,9 @@ from agentcore_rl_toolkit.errors import GatewayError
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.policy import admin_key
 from agentcore_rl_toolkit.runtime.remote import RuntimeView
+from serving import serving as started
 
 WITHIN_S = 60.0
-START_S = 180.0  # of a loaded machine that imports torch
 AGENT = Path(__file__).parent / "runtime" / "deployable" / "probe.py"
 
 
@@ -59,22 +55,8 @@ SERVERS = {
 @contextlib.contextmanager
 def serving(name: str, folder: Path, *options: str) -> Iterator[Served]:
     words, probe = SERVERS[name]
-    ready = folder / "ready.json"
-    command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", *words, *options]
-    command += ["--ready-file", str(ready), "--parent-pid", str(os.getpid())]
-    with (folder / "output.txt").open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output)
-    try:
-        deadline = time.monotonic() + START_S
-        while not ready.exists():
-            assert process.poll() is None, (folder / "output.txt").read_text()
-            assert time.monotonic() < deadline, "the server did not start"
-            time.sleep(0.02)
-        content = json.loads(ready.read_text())
-        yield Served(name, content["url"], probe, content)
-    finally:
-        process.terminate()
-        process.wait(timeout=WITHIN_S)
+    with started(folder, *words, *options) as ready:
+        yield Served(name, ready["url"], probe, ready)
 
 
 @pytest.fixture(scope="module")
@@ -165,8 +147,8 @@ def test_a_gateway_is_administered_with_its_key_only(tmp_path: Path) -> None:
             assert ask(served, "Authorization: Bearer guess", method=method, path=path, body=b"{}")[0] == 401, path
         key_file = Path(served.ready["admin_key_file"])
         assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
-        assert stat.S_IMODE((tmp_path / "ready.json").stat().st_mode) == 0o600
-        assert json.loads(key_file.read_text())["key"] not in (tmp_path / "output.txt").read_text()
+        assert stat.S_IMODE((tmp_path / "gateway.json").stat().st_mode) == 0o600
+        assert json.loads(key_file.read_text())["key"] not in (tmp_path / "gateway.log").read_text()
         with GatewayClient(served.url) as client:  # of the same user: it finds the key
             client.set_weight_version(3)
             assert client.create_sessions(["one"])[0].session_id == "one"

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 import urllib.parse
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from serving import wait_for
 
 from ..conftest import reserved_port
 from ..store.conftest import Request, answering
@@ -39,17 +40,6 @@ if __name__ == "__main__":
 
 def new_session() -> str:
     return "session-" + uuid.uuid4().hex
-
-
-def wait_for(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
-    """The first true value of `condition`; fails the test when there is none in time."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.01)
-    raise AssertionError(f"did not come true within {timeout_s} s")
 
 
 class Agent:
@@ -99,7 +89,7 @@ class Agent:
         return self.results / reply["result_key"], reply
 
     def record(self, path: Path, timeout_s: float = 60.0) -> dict[str, Any]:
-        wait_for(path.exists, timeout_s)
+        wait_for(path.exists, within_s=timeout_s)
         record = json.loads(path.read_text())
         assert isinstance(record, dict)
         return record
@@ -228,7 +218,7 @@ def agents_in(tmp_path: Path) -> Iterator[StartAgent]:
             except OSError:
                 return False
 
-        wait_for(up, 60)
+        wait_for(up)
         return agent
 
     try:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.contract import Outcome, record_outcome
+from serving import wait_for as until
 
 AGENT = """
 @app.rollout_entrypoint
@@ -58,14 +59,6 @@ PATIENT = {"AGENTCORE_RL_STORE_CHECK_S": "50"}
 
 def alive(path: Path) -> Path:
     return path.with_suffix(".alive")
-
-
-def until(condition: Any, timeout_s: float = 60) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return value
 
 
 @pytest.mark.parametrize(

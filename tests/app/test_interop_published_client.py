@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from moto.server import ThreadedMotoServer
 
 from agentcore_rl_toolkit.contract import INFO_FIELD, Cause, Outcome, record_cause, record_outcome
 from scripted_runtime import ScriptedRuntime
+from serving import moto_server
 
 pytestmark = pytest.mark.system
 ROLLOUTS = 50
@@ -71,11 +71,8 @@ print(json.dumps({"results": results, "batch": batch}))
 
 @pytest.fixture
 def s3() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    with moto_server() as url:
+        yield url
 
 
 def comparable(result: dict[str, Any], exp_id: str) -> list[tuple[str, Any]]:

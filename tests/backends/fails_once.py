@@ -1,7 +1,4 @@
-"""The math agent, except that the first session to finish raises instead of returning: an injected failure.
-
-`math_tools.py` beside it is the example's: an agent sees its own folder only.
-"""
+"""The math agent, except that the first session to finish raises instead of returning: an injected failure."""
 
 import os
 

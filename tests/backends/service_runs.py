@@ -18,8 +18,9 @@ from agentcore_rl_toolkit.policy import WEIGHTS_DIR
 from agentcore_rl_toolkit.policy.training_service.interface import Completion, Example
 from agentcore_rl_toolkit.policy.training_service.model import PolicyModel
 from agentcore_rl_toolkit.policy.word_problems import problems
+from serving import serving
 
-from .test_end_to_end import serving
+from .math_agent import math_agent
 
 
 class RecordingModel(PolicyModel):
@@ -73,9 +74,7 @@ def agents(folder: Path) -> Iterator[dict[str, Any]]:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for row in rows[1:]:
         Path(str(row["fail_marker"])).touch()  # only the first problem's first rollout fails
-    agent = Path(__file__).parent / "fails_once.py"
-    served = ["runtime", "serve", "--agent", f"math={agent}", "--store", str(records)]
-    with serving("runtime", served, folder) as runtime:
+    with serving(folder, "runtime", "serve", "--agent", math_agent(folder), "--store", str(records)) as runtime:
         yield {
             "exp_id": "run",
             "agent_runtime_arn": runtime["agents"]["math"],

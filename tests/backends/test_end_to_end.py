@@ -7,16 +7,9 @@ give the recorded ones. One rollout of the group fails on purpose.
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -32,6 +25,9 @@ from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, 
 from agentcore_rl_toolkit.gateway.config import Limits
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 from agentcore_rl_toolkit.policy.word_problems import problems
+from serving import serving
+
+from .math_agent import math_agent
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 ROLLOUTS = 6
@@ -59,53 +55,19 @@ class Place:
         }
 
 
-@contextlib.contextmanager
-def serving(name: str, arguments: list[str], folder: Path) -> Iterator[dict[str, Any]]:
-    ready = folder / f"{name}.json"
-    command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", *arguments]
-    command += ["--ready-file", str(ready), "--parent-pid", str(os.getpid())]
-    with (folder / f"{name}.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
-    try:
-        give_up_s = time.monotonic() + 90
-        while not ready.exists():
-            text = (folder / f"{name}.log").read_text()[-2000:]
-            assert process.poll() is None, f"{name} ended: {text}"
-            assert time.monotonic() < give_up_s, f"{name} is not ready: {text}"
-            time.sleep(0.05)
-        yield json.loads(ready.read_text())
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("e2e")
     (folder / "records").mkdir()
-    agent = Path(__file__).parent / "fails_once.py"
     with contextlib.ExitStack() as stack:
         environment = stack.enter_context(pytest.MonkeyPatch.context())
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             environment.setenv(name, "local")
-        policy = stack.enter_context(serving("policy", ["policy", "serve"], folder))
-        upstream = [
-            "gateway",
-            "serve",
-            "--upstream",
-            policy["url"],
-            "--engine",
-            "policy",
-            "--store",
-            str(folder / "turns"),
-        ]
-        gateway = stack.enter_context(serving("gateway", upstream, folder))
-        served = ["runtime", "serve", "--agent", f"math={agent}", "--store", str(folder / "records")]
-        runtime = stack.enter_context(serving("runtime", served, folder))
+        policy = stack.enter_context(serving(folder, "policy", "serve"))
+        upstream = ("--upstream", policy["url"], "--engine", "policy", "--store", str(folder / "turns"))
+        gateway = stack.enter_context(serving(folder, "gateway", "serve", *upstream))
+        served = ("--agent", math_agent(folder), "--store", str(folder / "records"))
+        runtime = stack.enter_context(serving(folder, "runtime", "serve", *served))
         client = stack.enter_context(
             RolloutClient(
                 runtime["agents"]["math"],

@@ -16,12 +16,12 @@ from typing import Any
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from agentcore_rl_toolkit.cli.main import main
 from agentcore_rl_toolkit.gateway import Gateway, GatewayConfig, UpstreamConfig
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 from agentcore_rl_toolkit.runtime.local import LocalRuntime
+from serving import moto_server
 
 ROOT = Path(__file__).parents[2]
 AGENT = ROOT / "examples" / "strands_math_agent" / "arithmetic_app.py"
@@ -81,15 +81,11 @@ def test_a_part_that_is_missing_is_named_with_the_command_that_installs_it(tmp_p
 
 @pytest.fixture(scope="module")
 def moto() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    url = f"http://{host}:{port}"
     keys = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing", "region_name": "us-west-2"}
     location: Any = {"LocationConstraint": "us-west-2"}
-    boto3.client("s3", endpoint_url=url, **keys).create_bucket(Bucket=BUCKET, CreateBucketConfiguration=location)
-    yield url
-    server.stop()
+    with moto_server() as url:
+        boto3.client("s3", endpoint_url=url, **keys).create_bucket(Bucket=BUCKET, CreateBucketConfiguration=location)
+        yield url
 
 
 @pytest.fixture(scope="module")

@@ -25,13 +25,13 @@ import pytest
 import requests
 from botocore.validate import ParamValidator
 from click.testing import CliRunner
-from moto.server import ThreadedMotoServer
 
 from agentcore_rl_toolkit.cli.doctor import command
 from agentcore_rl_toolkit.deploy import iam
 from agentcore_rl_toolkit.gateway import Gateway, GatewayConfig, UpstreamConfig
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 from agentcore_rl_toolkit.runtime.local import LocalRuntime
+from serving import moto_server
 
 from ..conftest import reserved_port
 from ..deploy.conftest import AGENT
@@ -211,11 +211,8 @@ def aws(tmp_path_factory: pytest.TempPathFactory, scripted_gateway: str, closed_
     folder = tmp_path_factory.mktemp("doctor")
     script = folder / "agent.py"
     script.write_text(AGENT)
-    moto, wire = ThreadedMotoServer("127.0.0.1", 0, verbose=False), Wire()
-    moto.start()
-    host, port = moto.get_host_and_port()
-    url = f"http://{host}:{port}"
-    with LocalRuntime({"shop": script}, ["--callers", "any"]) as runtime:
+    wire = Wire()
+    with moto_server() as url, LocalRuntime({"shop": script}, ["--callers", "any"]) as runtime:
         found = Aws(
             moto=url,
             wire=wire,
@@ -239,8 +236,7 @@ def aws(tmp_path_factory: pytest.TempPathFactory, scripted_gateway: str, closed_
         )
         found.agent()
         yield found
-    found.enforce(False)
-    moto.stop()
+        found.enforce(False)
     wire.shutdown()
     wire.server_close()
 

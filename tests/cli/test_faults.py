@@ -20,12 +20,12 @@ from typing import Any
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from agentcore_rl_toolkit._servers.keys import credential_of_runtime
 from agentcore_rl_toolkit.cli.main import main
 from agentcore_rl_toolkit.cli.training.services import Services
 from agentcore_rl_toolkit.cli.training.stack import QUIET, Stack, start
+from serving import moto_server
 
 # The command line is a program that ends: what it leaves open goes with it.
 pytestmark = [
@@ -167,19 +167,19 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Work]:
         'gateway_url = "http://127.0.0.1:1"\npolicy_url = "http://127.0.0.1:2"\n'
         'data_path = "rows.jsonl"\n'
     )
-    moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    moto.start()
     key = secrets.token_urlsafe(8)
     environment = {**QUIET, "AGENTCORE_RL_GATEWAY_ADMIN_KEY": key}
-    with Services(folder / "logs", env=environment) as services, pytest.MonkeyPatch.context() as patch:
+    with (
+        moto_server() as moto,
+        Services(folder / "logs", env=environment) as services,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
             patch.setenv(name, "us-west-2")  # as it was, afterwards
         stack = start(services, folder / "agent.py", folder=folder / "up", model=None, admin_key=key)
-        host, port = moto.get_host_and_port()
         keys = credential_of_runtime(stack.runtime_url)
         assert keys is not None
-        yield Work(folder, stack, f"http://{host}:{port}", keys)
-    moto.stop()
+        yield Work(folder, stack, moto, keys)
 
 
 @pytest.fixture

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import secrets
-import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +19,12 @@ from agentcore_rl_toolkit.cli.servers.vllm import MODEL_ID
 from agentcore_rl_toolkit.cli.training.services import Services
 from agentcore_rl_toolkit.cli.training.stack import QUIET
 from agentcore_rl_toolkit.gateway import GatewayClient
+from serving import serving
 
 from ..conftest import MakeEnvironment
 
 # 23 CPU seconds; tests/cli/test_up.py has one framework in every `make test`. The first may have to install the others.
 pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(800)]
-DEADLINE_S = 150.0
 MISSING_HERE = (
     "langchain>=1",
     "langchain-openai>=1",
@@ -61,28 +58,15 @@ def running(python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
     environment = {**QUIET, "AGENTCORE_RL_GATEWAY_ADMIN_KEY": key}
     with Services(folder / "logs", env=environment) as services:
         policy = services.launch("policy server", ["policy", "serve"])
-        ready = folder / "runtime.json"
-        line = [python, "-W", "ignore", "-m", "agentcore_rl_toolkit", "runtime", "serve"]
-        for name, file in agents.items():
-            line += ["--agent", f"{name.replace('-', '_')}={file}"]
-        line += ["--store", f"file://{folder / 'store'}"]
-        line += ["--ready-file", str(ready), "--parent-pid", str(os.getpid()), "--set", "init_timeout=120"]
-        with (folder / "runtime.log").open("wb") as log:
-            runtime = subprocess.Popen(line, stdout=log, stderr=log, env={**os.environ, **QUIET})
-        try:
+        words = [f"{name.replace('-', '_')}={file}" for name, file in agents.items()]
+        words = [word for agent in words for word in ("--agent", agent)]
+        words += ["--store", f"file://{folder / 'store'}", "--set", "init_timeout=120"]
+        program = (python, "-W", "ignore", "-m", "agentcore_rl_toolkit.cli")
+        with serving(folder, "runtime", "serve", *words, program=program, **QUIET) as reply:
             services.wait_ready(policy)
             gateway = services.launch("gateway", ["gateway", "serve", "--engine", "policy", "--upstream", policy.url])
             services.wait_ready(gateway)
-            give_up = time.monotonic() + DEADLINE_S
-            while not ready.exists():
-                if runtime.poll() is not None or time.monotonic() > give_up:
-                    pytest.fail((folder / "runtime.log").read_text())
-                time.sleep(0.05)
-            reply = json.loads(ready.read_text())
             yield Running(reply["agents"], reply["url"], gateway.url, key, folder)
-        finally:
-            runtime.terminate()
-            runtime.wait(60)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,19 +16,13 @@ from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import ConfigError, StorePermissionError
 from agentcore_rl_toolkit.store import ObjectStore
 from scripted_runtime import ScriptedRuntime
+from serving import wait_for as until
 
 MakeClient = Callable[..., RolloutClient]
 
 
 def rows(n: int, **what: Any) -> list[dict[str, Any]]:
     return [{"script": {"result": {"n": i}, **what}} for i in range(n)]
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "condition not reached"
-        time.sleep(0.01)
 
 
 def test_every_row_gives_one_item_with_its_ids(client: RolloutClient, runtime: ScriptedRuntime) -> None:

@@ -6,8 +6,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,11 +13,11 @@ from typing import Any, NamedTuple
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from agentcore_rl_toolkit.client import RolloutClient, WatchSettings
 from agentcore_rl_toolkit.store import open_store
 from scripted_runtime import TEST_CREDENTIALS, ScriptedRuntime
+from serving import moto_server, serving, wait_for
 
 from ..conftest import NIGHTLY, reserved_port
 
@@ -74,14 +72,6 @@ ROWS = [{"n": n, "run_s": 0.05 * (n % 5), "prompt": "ü" * (n % 3)} for n in ran
 pytestmark = pytest.mark.system
 
 
-def wait_until(condition: Any, process: subprocess.Popen[Any], within_s: float = 60.0) -> None:
-    deadline_s = time.monotonic() + within_s
-    while not condition():
-        assert process.poll() is None, f"{process.args} ended with {process.returncode}"
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
-
-
 @pytest.fixture(scope="module")
 def published_python(make_environment: Callable[..., str]) -> Path:
     """Interpreter of an environment that holds the published package and nothing of ours."""
@@ -90,15 +80,11 @@ def published_python(make_environment: Callable[..., str]) -> Path:
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    url = f"http://{host}:{port}"
-    client = boto3.client("s3", endpoint_url=url, region_name="us-east-1", **KEYS)
-    client.create_bucket(Bucket=BUCKET)
-    client.close()
-    yield url
-    server.stop()
+    with moto_server() as url:
+        client = boto3.client("s3", endpoint_url=url, region_name="us-east-1", **KEYS)
+        client.create_bucket(Bucket=BUCKET)
+        client.close()
+        yield url
 
 
 def environment(s3: str, **more: str) -> dict[str, str]:
@@ -176,29 +162,11 @@ def our_agent(s3: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Our
     """An agent of ours at the local runtime. An idle session ends after a second."""
     folder = tmp_path_factory.mktemp("ours")
     (folder / "agent.py").write_text(AGENT)
-    ready = folder / "ready.json"
-    words = [
-        "runtime",
-        "serve",
-        "--callers",
-        "any",
-        "--agent",
-        f"a={folder / 'agent.py'}",
-        "--store",
-        f"file://{folder}/store",
-    ]
+    words = ["--callers", "any", "--agent", f"a={folder / 'agent.py'}", "--store", f"file://{folder}/store"]
     for name, value in {**TEST_CREDENTIALS, "AWS_ENDPOINT_URL_S3": s3}.items():
         words += ["--session-env", f"{name}={value}"]
-    words += ["--ready-file", str(ready), "--parent-pid", str(os.getpid()), "--set", "idle_timeout=1"]
-    command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", *words]
-    process = subprocess.Popen(command, env=environment(s3))
-    try:
-        wait_until(ready.exists, process)
-        runtime = json.loads(ready.read_text())
+    with serving(folder, "runtime", "serve", *words, "--set", "idle_timeout=1", **environment(s3)) as runtime:
         yield OurAgent(runtime["agents"]["a"], runtime["url"], f"file://{folder}/store")
-    finally:
-        process.terminate()
-        process.wait(30)
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +196,7 @@ def agent_process(python: Path, folder: Path, s3: str) -> Iterator[str]:
                 return False
 
         try:
-            wait_until(healthy, process)
+            wait_for(healthy, process=process)
             yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
@@ -378,10 +346,7 @@ def test_a_call_of_the_published_client_that_is_refused_ends_its_session(
     )
     assert done.stdout.split() == ["RuntimeClientError"] * 4, done.stderr[-2000:]
     assert status()["started"] == before["started"] + 4
-    deadline_s = time.monotonic() + 60
-    while status()["sessions"]:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.1)
+    wait_for(lambda: not status()["sessions"])
     assert status()["ended"].get("idle", 0) >= before["ended"].get("idle", 0) + 4
 
 

@@ -28,19 +28,13 @@ from agentcore_rl_toolkit.errors import (
     RolloutTimeoutError,
 )
 from scripted_runtime import ARN, ScriptedRuntime
+from serving import wait_for as until
 
 MakeClient = Callable[..., RolloutClient]
 
 
 def script(**what: Any) -> dict[str, Any]:
     return {"script": what}
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "condition not reached"
-        time.sleep(0.01)
 
 
 # ---- results
@@ -467,7 +461,7 @@ batch = client.{name}([{{"script": {{"hang": True}}}}] * 8, 8)
 """
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
-            until(lambda: runtime.runs == 8, 60)
+            until(lambda: runtime.runs == 8)
             if "async" in code:
                 process.send_signal(signal.SIGINT)
             _, errors = process.communicate(None if "async" in code else b"now\n", timeout=300)

@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +10,11 @@ from typing import Any
 import boto3
 import pytest
 from moto.backends import get_backend
-from moto.server import ThreadedMotoServer
 
 from agentcore_rl_toolkit.deploy.calls import Calls
 from agentcore_rl_toolkit.deploy.deployment import Deployment
 from agentcore_rl_toolkit.deploy.settings import Settings
+from serving import moto_server, serving
 
 AGENT = """
 from agentcore_rl_toolkit import AgentCoreRLApp
@@ -42,58 +36,26 @@ app.run()
 @contextlib.contextmanager
 def an_aws(folder: Path) -> Iterator[dict[str, str]]:
     """An AWS for tests, and the environment in which unmodified clients find it."""
-    moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    moto.start()
-    for service in (
-        "iam",
-        "ecr",
-        "s3",
-        "bedrock-agentcore-control",
-    ):
+    for service in ("iam", "ecr", "s3", "bedrock-agentcore-control"):
         for regions in get_backend(service).values():
             for backend in regions.values():
                 backend.reset()
-    host, port = moto.get_host_and_port()
-    ready = folder / "ready.json"
     agent = folder / "agent.py"
     agent.write_text(AGENT)
-    options = ["--callers", "any", "--agent", f"other={agent}", "--ready-file", str(ready)]
-    options += ["--session-env", f"AWS_ENDPOINT_URL_S3=http://{host}:{port}", "--session-env", "AWS_ALLOW_HTTP=true"]
-    with (folder / "output.txt").open("wb") as output:
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "agentcore_rl_toolkit.cli",
-                "runtime",
-                "serve",
-                *options,
-                "--parent-pid",
-                str(os.getpid()),
-            ],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "AGENTCORE_RL_CREDENTIALS": "AKLOCAL:secret"},
-        )
-    deadline = time.monotonic() + 120
-    while not ready.exists():
-        assert process.poll() is None, (folder / "output.txt").read_text()
-        assert time.monotonic() < deadline, "the runtime did not start"
-        time.sleep(0.05)
-    info = json.loads(ready.read_text())
-    yield {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE": info["url"],
-        "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL": info["url"],
-        "AWS_ACCESS_KEY_ID": "AKLOCAL",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_REGION": "us-west-2",
-        "AWS_DEFAULT_REGION": "us-west-2",
-        "agent": str(agent),
-    }
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 0, (folder / "output.txt").read_text()
-    moto.stop()
+    with moto_server() as moto:
+        options = ["--callers", "any", "--agent", f"other={agent}"]
+        options += ["--session-env", f"AWS_ENDPOINT_URL_S3={moto}", "--session-env", "AWS_ALLOW_HTTP=true"]
+        with serving(folder, "runtime", "serve", *options, AGENTCORE_RL_CREDENTIALS="AKLOCAL:secret") as info:
+            yield {
+                "AWS_ENDPOINT_URL": moto,
+                "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE": info["url"],
+                "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL": info["url"],
+                "AWS_ACCESS_KEY_ID": "AKLOCAL",
+                "AWS_SECRET_ACCESS_KEY": "secret",
+                "AWS_REGION": "us-west-2",
+                "AWS_DEFAULT_REGION": "us-west-2",
+                "agent": str(agent),
+            }
 
 
 @pytest.fixture(scope="module")

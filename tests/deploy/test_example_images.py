@@ -23,7 +23,6 @@ from typing import Any
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.backends import CollectConfig, CollectedRollout, GroupRequest, collect_async
@@ -34,8 +33,8 @@ from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.gateway.config import ADMIN_KEY_ENV
 from agentcore_rl_toolkit.gateway.testing import ScriptedModel, ToolCall
 from agentcore_rl_toolkit.runtime.remote import RuntimeView
+from serving import moto_server, wait_for
 
-from ..runtime.conftest import wait_for
 from ..runtime.container_images import engine_storage
 
 __all__ = ["engine_storage"]  # a fixture
@@ -82,11 +81,11 @@ class Place:
 @pytest.fixture(scope="module")
 def place(engine_storage: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder, key = tmp_path_factory.mktemp("place"), secrets.token_urlsafe(24)
-    moto = ThreadedMotoServer("0.0.0.0", 0, verbose=False)  # sessions are containers, for which loopback is their own
-    moto.start()
-    _, port = moto.get_host_and_port()
-    s3 = f"http://127.0.0.1:{port}"
-    with ScriptedModel() as model, Services(folder / "logs", env={ADMIN_KEY_ENV: key}) as services:
+    with (
+        moto_server("0.0.0.0") as s3,  # sessions are containers, for which loopback is their own
+        ScriptedModel() as model,
+        Services(folder / "logs", env={ADMIN_KEY_ENV: key}) as services,
+    ):
         words = ["--upstream", model.url, "--engine", "vllm", "--store", str(folder / "turns"), "--host", "0.0.0.0"]
         gateway = services.wait_ready(services.launch("gateway", ["gateway", "serve", *words]))
         gateway_url = f"http://127.0.0.1:{gateway.url.rpartition(':')[2].rstrip('/')}"
@@ -94,7 +93,7 @@ def place(engine_storage: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
             "--state-dir",
             str(folder / "sessions"),
             "--session-env",
-            f"AWS_ENDPOINT_URL_S3=http://{HOST_NAME}:{port}",
+            f"AWS_ENDPOINT_URL_S3={s3.replace('127.0.0.1', HOST_NAME)}",
         ]
         words += ["--session-env", "AWS_ALLOW_HTTP=true"]
         words += ["--set", "init_timeout=300"]  # AgentCore gives 30 s; here images are built beside it
@@ -112,7 +111,6 @@ def place(engine_storage: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
                 Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": "us-west-2"}
             )
             yield Place(model=model, gateway=gateway_url, admin_key=key, runtime=runtime.url)
-    moto.stop()
 
 
 def task_of(example: Path) -> tuple[dict[str, Any], float]:

@@ -17,10 +17,10 @@ import pytest
 import requests
 from botocore import xform_name
 from botocore.exceptions import ClientError
-from moto.server import ThreadedMotoServer
 
 from agentcore_rl_toolkit.cli.doctor import aws
 from agentcore_rl_toolkit.deploy import agent, deployment, iam
+from serving import moto_server
 
 PLACE = iam.Place(
     account="123456789012",
@@ -35,12 +35,9 @@ ROLE = PLACE.arn("iam", "role/agentcore-rl-shop", region="")
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    requests.post(f"http://{host}:{port}/moto-api/reset-auth", data=b"inf", timeout=30)
-    server.stop()
+    with moto_server() as found:
+        yield found
+        requests.post(f"{found}/moto-api/reset-auth", data=b"inf", timeout=30)
 
 
 def clients(url: str, **keys: str) -> Any:

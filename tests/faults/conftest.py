@@ -6,9 +6,6 @@ What each test found is printed as one table at the end of the run.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,6 +19,7 @@ from agentcore_rl_toolkit.client import Deadlines, RolloutClient, WatchSettings
 from agentcore_rl_toolkit.runtime.remote import RuntimeView
 from agentcore_rl_toolkit.store import ObjectStore, open_store
 from scripted_runtime import TEST_CREDENTIALS
+from serving import serving
 
 HERE = Path(__file__).parent
 AGENTS = ("plain", "throttled", "dropped_before", "dropped_after", "broken_start", "failing", "killed")
@@ -97,49 +95,25 @@ class World:
         return found
 
 
-def wait_for(path: Path, process: subprocess.Popen[bytes], within_s: float = 180.0) -> dict[str, Any]:
-    deadline_s = time.monotonic() + within_s
-    while not path.exists():
-        assert process.poll() is None, f"{process.args} ended with {process.returncode}"
-        assert time.monotonic() < deadline_s, f"{path} did not appear"
-        time.sleep(0.05)
-    answer: dict[str, Any] = json.loads(path.read_text())
-    return answer
-
-
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     root = tmp_path_factory.mktemp("faults")
     runs_dir = root / "runs"
     runs_dir.mkdir()
     store_url = f"file://{root}/store"
-    before = {name: os.environ.get(name) for name in TEST_CREDENTIALS}
-    os.environ.update(TEST_CREDENTIALS)
     (root / "faults.json").write_text(json.dumps(FAULTS))
-    base = [sys.executable, "-m", "agentcore_rl_toolkit.cli"]
-    pid = ["--parent-pid", str(os.getpid())]
-    processes: list[subprocess.Popen[bytes]] = []
-    try:
-        command = ["runtime", "serve", "--ready-file", str(root / "runtime.json"), "--state-dir", str(root / "state")]
-        for name in AGENTS:
-            command += ["--agent", f"{name}={HERE / 'agent.py'}"]
-        command += ["--writable", str(runs_dir), "--session-env", f"RUNS_DIR={runs_dir}", "--store", store_url]
-        command += ["--memory-mb", "512", "--set", "stop_grace=5", "--faults", str(root / "faults.json")]
-        processes.append(subprocess.Popen([*base, *command, *pid]))
-        ready = wait_for(root / "runtime.json", processes[-1])
-        shared = World(ready["url"], ready["agents"], store_url, runs_dir, root)
-        yield shared
-        for client in shared.clients:
-            client.close()
-    finally:
-        for process in reversed(processes):
-            process.terminate()
-            process.wait(timeout=30)
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    words = ["--state-dir", str(root / "state"), "--faults", str(root / "faults.json"), "--store", store_url]
+    words += [word for name in AGENTS for word in ("--agent", f"{name}={HERE / 'agent.py'}")]
+    words += ["--writable", str(runs_dir), "--session-env", f"RUNS_DIR={runs_dir}"]
+    words += ["--memory-mb", "512", "--set", "stop_grace=5"]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in TEST_CREDENTIALS.items():
+            patch.setenv(name, value)
+        with serving(root, "runtime", "serve", *words) as ready:
+            shared = World(ready["url"], ready["agents"], store_url, runs_dir, root)
+            yield shared
+            for client in shared.clients:
+                client.close()
 
 
 @pytest.fixture

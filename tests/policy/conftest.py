@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from agentcore_rl_toolkit.policy.decoder import Decoder
 from agentcore_rl_toolkit.policy.loading import load_decoder
 from agentcore_rl_toolkit.policy.model import load_policy
 from agentcore_rl_toolkit.policy.word_problems import problems
+from serving import START_S, wait_for
 
 torch.set_num_threads(1)
 
@@ -64,13 +64,8 @@ def start(folder: Path, *options: str, parent_pid: int | None = None) -> ServerP
     command += ["--parent-pid", str(parent_pid or os.getpid()), *options]
     with (folder / "stderr.txt").open("wb") as stderr:
         process = subprocess.Popen(command, stderr=stderr)
-    deadline = time.monotonic() + 180
-    while not ready_file.exists():
-        if process.poll() is not None or time.monotonic() > deadline:
-            process.kill()
-            process.wait(timeout=10)
-            raise AssertionError(f"the server did not start: {(folder / 'stderr.txt').read_text()}")
-        time.sleep(0.02)
+    wait_for(lambda: ready_file.exists() or process.poll() is not None, within_s=START_S)
+    assert process.poll() is None, (folder / "stderr.txt").read_text()
     ready = json.loads(ready_file.read_text())
     return ServerProcess(process=process, url=ready["url"], ready=ready)
 

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,24 +21,12 @@ from botocore.config import Config
 
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.runtime.remote import RuntimeView
+from serving import START_S, wait_for
 
 from .container_images import engine_storage
 
 __all__ = ["engine_storage"]  # a fixture; here, so that the files with containers share one engine
 AGENTS = Path(__file__).parent / "deployable"
-DEADLINE_S = 60.0  # a machine with five times as many busy processes as cores
-START_S = 180.0  # for a program that imports half a second of CPU of modules, there
-
-
-def wait_for(condition: Callable[[], Any], *, within_s: float = DEADLINE_S) -> Any:
-    """The first true value of the condition. Fails when there is none in time."""
-    deadline = time.monotonic() + within_s
-    while True:
-        value = condition()
-        if value:
-            return value
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 def agent_fields(artifact: Path | str) -> dict[str, Any]:

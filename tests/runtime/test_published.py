@@ -10,10 +10,10 @@ from pathlib import Path
 import boto3
 import pytest
 from botocore.exceptions import ClientError
-from moto.server import ThreadedMotoServer
 
 from agentcore_rl_toolkit.errors import LocalRuntimeError
 from agentcore_rl_toolkit.runtime.agents.environments import Dependencies, build, cache_dir
+from serving import moto_server
 
 from .conftest import Server, wait_for
 
@@ -49,11 +49,8 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def moto() -> Iterator[str]:
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    with moto_server() as url:
+        yield url
 
 
 @pytest.mark.system

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 from moto.s3.responses import S3Response
-from moto.server import ThreadedMotoServer
 
 from agentcore_rl_toolkit.store import ObjectStore, open_store
+from serving import moto_server
 
 
 @pytest.fixture(scope="session")
@@ -30,11 +30,8 @@ def s3_endpoint() -> Iterator[str]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(S3Response, "put_object", put_object)
-        server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-        server.start()
-        host, port = server.get_host_and_port()
-        yield f"http://{host}:{port}"
-        server.stop()
+        with moto_server() as url:
+            yield url
 
 
 @pytest.fixture

@@ -82,7 +82,7 @@ SEEN: dict[str, str] = {}
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    await asyncio.to_thread(wait_for, condition, 20)
+    await asyncio.to_thread(wait_for, condition)
 
 
 @functools.cache

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
-import signal
 import subprocess
-import sys
-import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +14,9 @@ import pytest
 
 from agentcore_rl_toolkit.policy.word_problems import problems
 from agentcore_rl_toolkit.runs import RunReader, TokenSequence
+from serving import serving
+
+from ..math_agent import math_agent
 
 RLLM_DIR = os.environ.get("RLLM_DIR")
 pytestmark = [
@@ -33,26 +31,6 @@ HERE = Path(__file__).parent
 COMPAT = HERE.parents[2] / "compat" / "rllm_model_gateway" / "src"
 WEIGHTS = HERE.parents[2] / "src" / "agentcore_rl_toolkit" / "policy" / "weights"
 ROLLOUTS = 6
-
-
-@contextlib.contextmanager
-def serving(folder: Path, *arguments: str) -> Iterator[dict[str, Any]]:
-    """`agentcore-rl ARGUMENTS` while the block runs; gives what the server wrote into its ready file."""
-    ready = folder / f"{arguments[0]}.json"
-    command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", *arguments]
-    command += ["--ready-file", str(ready), "--parent-pid", str(os.getpid())]
-    with (folder / f"{arguments[0]}.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-    try:
-        give_up_s = time.monotonic() + 90
-        while not ready.exists():
-            assert process.poll() is None, (folder / f"{arguments[0]}.log").read_text()[-2000:]
-            assert time.monotonic() < give_up_s
-            time.sleep(0.05)
-        yield json.loads(ready.read_text())
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(timeout=30)
 
 
 def driven(python: str, script: str, marker: str, *arguments: str, endpoint: str = "") -> Any:
@@ -102,10 +80,9 @@ def rolled(rllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     records = folder / "records"
     records.mkdir()
     (problem,) = problems("train", 1, seed=3)
-    agent = f"math={HERE.parent / 'fails_once.py'}"
     with (
         serving(folder, "policy", "serve") as policy,
-        serving(folder, "runtime", "serve", "--agent", agent, "--store", str(records)) as runtime,
+        serving(folder, "runtime", "serve", "--agent", math_agent(folder), "--store", str(records)) as runtime,
     ):
         at = {
             "policy": policy["url"],

@@ -21,9 +21,10 @@ import pytest
 from agentcore_rl_toolkit.backends.collection.advantages import grpo
 from agentcore_rl_toolkit.policy.word_problems import Split, problems
 from agentcore_rl_toolkit.runs import Query, RunReader
+from serving import serving
 
+from ..math_agent import math_agent
 from .sampled import Line, read_journal, turns_of
-from .serving import serving
 
 ROOT = Path(__file__).parents[3]
 HERE = Path(__file__).parent
@@ -77,15 +78,13 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("slime")
     (folder / "records").mkdir()
     journal = folder / "engine.jsonl"
-    agent = HERE.parent / "fails_once.py"
-    cli = [sys.executable, "-m", "agentcore_rl_toolkit.cli"]
     with contextlib.ExitStack() as stack:
-        served = [sys.executable, str(HERE / "sglang_server.py"), "--journal", str(journal), "--delay", "0.05"]
         # Slow enough a token that calls are cut off in the middle, and not only before their first one.
-        served += ["--pace", "0.004"]
-        engine = stack.enter_context(serving("engine", served, folder))
-        local = [*cli, "runtime", "serve", "--agent", f"math={agent}", "--store", str(folder / "records")]
-        runtime = stack.enter_context(serving("runtime", local, folder))
+        pace = ("--journal", str(journal), "--delay", "0.05", "--pace", "0.004")
+        program = (sys.executable, str(HERE / "sglang_server.py"))
+        engine = stack.enter_context(serving(folder, *pace, program=program))
+        local = ("--agent", math_agent(folder), "--store", str(folder / "records"))
+        runtime = stack.enter_context(serving(folder, "runtime", "serve", *local))
         place = {
             "engine": engine["url"],
             "runner": {

@@ -13,7 +13,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -27,7 +26,9 @@ from agentcore_rl_toolkit.backends.collection.collect import collect
 from agentcore_rl_toolkit.backends.collection.groups import Group
 from agentcore_rl_toolkit.backends.verl.convert import to_verl
 from agentcore_rl_toolkit.policy.word_problems import problems
+from serving import serving
 
+from ..math_agent import math_agent as agent_in
 from ..recorded import Replay, recorded_episodes, requests_for
 
 ROOT = Path(__file__).parents[3]
@@ -82,19 +83,8 @@ def math_agent(folder: Path) -> Iterator[dict[str, Any]]:
             for i, p in enumerate(problems("train", 2, seed=5))
         )
     )
-    agent = Path(__file__).parents[1] / "fails_once.py"
-    command = ["runtime", "serve", "--agent", f"math={agent}", "--store", str(folder / "records")]
-    ready = folder / "runtime.json"
-    command += ["--ready-file", str(ready), "--parent-pid", str(os.getpid())]
-    with (folder / "runtime.log").open("wb") as log:
-        runtime = subprocess.Popen([sys.executable, "-m", "agentcore_rl_toolkit.cli", *command], stdout=log, stderr=log)
-    try:
-        give_up_s = time.monotonic() + 90
-        while not ready.exists():
-            assert runtime.poll() is None, (folder / "runtime.log").read_text()[-2000:]
-            assert time.monotonic() < give_up_s
-            time.sleep(0.05)
-        served = json.loads(ready.read_text())
+    words = ("--agent", agent_in(folder), "--store", str(folder / "records"))
+    with serving(folder, "runtime", "serve", *words) as served:
         yield {
             "policy": str(ROOT / "src/agentcore_rl_toolkit/policy/weights"),
             "rows": str(rows),
@@ -110,9 +100,6 @@ def math_agent(folder: Path) -> Iterator[dict[str, Any]]:
                 "max_rollout_time": 300,
             },
         }
-    finally:
-        runtime.terminate()
-        runtime.wait(timeout=30)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,78 @@
+"""Programs of a test: started, waited for and ended. And an AWS of moto's."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+WITHIN_S = 60.0  # of a machine with five times as many busy processes as cores
+START_S = 180.0  # of a program that imports torch, there
+OURS = (sys.executable, "-W", "ignore", "-m", "agentcore_rl_toolkit.cli")
+
+
+def wait_for(
+    condition: Callable[[], Any], *, within_s: float = WITHIN_S, process: subprocess.Popen[Any] | None = None
+) -> Any:
+    """The first true value of the condition. Fails when there is none in time, or a process ends before."""
+    deadline_s = time.monotonic() + within_s
+    while not (value := condition()):
+        assert process is None or process.poll() is None, f"{process.args!r} ended with {process.returncode}"
+        assert time.monotonic() < deadline_s, "waited in vain"
+        time.sleep(0.02)
+    return value
+
+
+@contextlib.contextmanager
+def serving(
+    folder: Path,
+    *words: str,
+    program: Sequence[str] = OURS,
+    cwd: Path | None = None,
+    **environment: str,
+) -> Iterator[dict[str, Any]]:
+    """What a server writes into its ready file, while it runs. Its output is in ``folder``; ours end with 0."""
+    ours = program[-1] == OURS[-1]
+    name = words[0] if ours else Path(program[-1]).stem
+    ready, log = folder / f"{name}.json", folder / f"{name}.log"
+    ready.unlink(missing_ok=True)
+    line = [*program, *words, "--ready-file", str(ready), "--parent-pid", str(os.getpid())]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            line,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=cwd,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+    try:
+        wait_for(lambda: ready.exists() or process.poll() is not None, within_s=START_S)
+        assert process.poll() is None, log.read_text()[-4000:]
+        yield json.loads(ready.read_text())
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    assert process.returncode == 0 or not ours, log.read_text()[-4000:]
+
+
+@contextlib.contextmanager
+def moto_server(host: str = "127.0.0.1") -> Iterator[str]:
+    """Where an AWS of moto's is. What it holds is the process's: another file's server may have the same."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(host, 0, verbose=False)
+    server.start()
+    yield f"http://127.0.0.1:{server.get_host_and_port()[1]}"
+    server.stop()
