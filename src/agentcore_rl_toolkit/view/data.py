@@ -1,4 +1,4 @@
-"""The page's data, as JSON values. The server and the exported file give the same."""
+"""The page's data, as JSON values."""
 
 from __future__ import annotations
 
