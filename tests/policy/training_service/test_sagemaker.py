@@ -395,7 +395,7 @@ def test_requests_beyond_the_limits_are_refused_and_use_no_number(
 
 def test_what_is_not_served_says_so(serve: Serve) -> None:
     clients = serve()
-    with refused("ResourceNotFoundException", "POST /training-sessions"):  # of a service without jobs
+    with refused("ResourceNotFoundException", "POST /training-sessions"):
         clients.runtime.sample_training_session(trainingSessionName=clients.session, body=b"{}")
     with refused("UnknownOperationException", "ListTrainingJobs"):
         clients.control.list_training_jobs()

@@ -296,15 +296,6 @@ def test_turns_are_compared_with_the_same_turns_of_the_group(service: Service, m
     }
 
 
-def test_a_lenient_service_leaves_such_rollouts_out() -> None:
-    around = Around()
-    with running(ScriptedModel(), around=around, strict=False) as here:
-        service = Service(here, around, ScriptedModel())
-        around.agent = lambda p: {"status": "error"} if p["prompt"] == "7+7" else service.roll(p)
-        service.create()
-        assert service.ended()[0]["JobStatus"] == "Completed"
-
-
 def test_a_batch_without_any_reward_ends_the_job(service: Service) -> None:
     def agent(payload: dict[str, Any]) -> Any:
         service.runtime.complete_rollout(**service.ids(payload), Status="failed")

@@ -23,11 +23,10 @@ def group() -> None:
 @click.option(
     "--as",
     "api",
-    type=click.Choice(["tokens", "sagemaker", "sagemaker-lenient"]),
+    type=click.Choice(["tokens", "sagemaker"]),
     default="tokens",
     show_default=True,
-    help="sagemaker: SageMaker Training Sessions and multi-turn RL jobs, for unmodified boto3 and SDK clients; "
-    "lenient: a rollout's fault does not end its job.",
+    help="sagemaker: SageMaker Training Sessions and multi-turn RL jobs, for unmodified boto3 and SDK clients.",
 )
 @click.option(
     "--checkpoint-dir",
@@ -68,12 +67,7 @@ def serve(model: Path | None, api: str, checkpoint_dir: Path | None, **settings:
     from .job_surroundings import JobSurroundings
 
     folder = check_directory(model)
-    serve_sessions(
-        config,
-        checkpoint_dir=checkpoint_dir,
-        around=lambda made: JobSurroundings(made, folder),
-        strict=api == "sagemaker",
-    )
+    serve_sessions(config, checkpoint_dir=checkpoint_dir, around=lambda made: JobSurroundings(made, folder))
 
 
 group.add_command(vllm_command)

@@ -19,7 +19,7 @@ from ...._servers import sigv4
 from ...._servers.process import break_off
 from . import wire
 from .control import described_hub_content, hub_content
-from .job_app import RUNTIME, STREAM, JobRoutes
+from .job_app import RUNTIME, JobRoutes
 from .sessions import Service, Session
 from .wire import RefusedError, read
 
@@ -34,7 +34,7 @@ Faults = dict[Literal["throttle", "error", "lost"], float]
 
 class SageMakerApp:
     """ASGI application. ``credential``: access key and secret of its clients. ``tokenizer``: the base model's folder.
-    ``jobs``: the routes of jobs and chats, if they are served.
+    ``jobs``: the routes of jobs, if they are served.
     """
 
     def __init__(
@@ -91,13 +91,8 @@ class SageMakerApp:
     async def _answer(self, request: Request, target: str, body: bytes) -> Response:
         """Raises: RefusedError; ConnectionResetError where the response is to be lost."""
         method, path = request.method, request.url.path.split("/")[1:]
-        if self._jobs is not None:
-            if (found := await self._jobs.answer(request, target, body)) is not None:
-                return found
-            if path[0] == "training-sessions":
-                arn = request.headers.get("x-amzn-sagemaker-model-package")
-                weights = self._session(path[1], "ResourceNotFoundException").weights(arn)
-                return await self._jobs.chat(weights, {**read(body, dict[str, Any]), "stream": f"/{path[2]}" == STREAM})
+        if self._jobs is not None and (found := await self._jobs.answer(request, target, body)) is not None:
+            return found
         return JSONResponse(self._control(target, body) if target else self._run(method, path, body))
 
     def _run(self, method: str, path: list[str], body: bytes) -> dict[str, Any]:

@@ -1,12 +1,8 @@
-"""The routes of jobs: the control plane's (JSON 1.1), and the job runtime's, which take the job in a header or in the body. And
-chats with the model of a session, which need a gateway as jobs do.
-"""
+"""The routes of jobs: the control plane's (JSON 1.1), and the job runtime's, which take the job in a header or in the body."""
 
 from __future__ import annotations
 
-import asyncio
 import time
-import uuid
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -28,8 +24,6 @@ class JobRoutes:
 
     def __init__(self, jobs: Jobs) -> None:
         self._jobs = jobs
-        self._chats: set[str | None] = set()  # the weights that a place of their own samples
-        self._opening = asyncio.Lock()
 
     async def answer(self, request: Request, target: str, body: bytes) -> Response | None:
         """None where a request is not about jobs. Raises: RefusedError, KeyError, msgspec.ValidationError."""
@@ -38,15 +32,6 @@ class JobRoutes:
         if request.url.path in RUNTIME:
             return await self._run(request, wire.read(body, dict[str, Any]))
         return None
-
-    async def chat(self, path: str | None, asked: dict[str, Any]) -> Response:
-        """A chat with these weights."""
-        place = f"chat {path}"
-        async with self._opening:
-            if path not in self._chats:
-                await self._jobs.around.use(place, path)
-                self._chats.add(path)
-        return await _reply(self._jobs.around.chat(place, f"chat-{uuid.uuid4()}", asked), asked["stream"])
 
     def _control(self, target: str, asked: Mapping[str, Any]) -> dict[str, Any]:
         if target == "CreateJob":

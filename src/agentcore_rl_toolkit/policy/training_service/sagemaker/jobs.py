@@ -2,8 +2,7 @@
 
 Theory of operation. A job is one task. A rollout is an invocation of the agent with the payload of AWS's jobs; it is over when
 CompleteRollout and UpdateReward have come, whatever the agent answers. A rollout that failed is tried again under a new id. A
-fault that was seen to end whole jobs at AWS ends this job too, unless the service is lenient: then the rollout, like one whose
-tries are used up, is left out of its group.
+fault that was seen to end whole jobs at AWS ends this job too. A rollout whose tries are used up is left out of its group.
 
 Hyperparameters have the names that the API was seen to accept, and the ranges of the developer guide. Steps are synchronous,
 all weights are trained (no LoRA), nothing is validated between steps; advantage methods that are not computed here are refused.
@@ -242,13 +241,11 @@ class Jobs:
     ``endpoint`` is the job runtime's address for agents.
     """
 
-    def __init__(
-        self, model: PolicyModel, packages: Packages, around: Surroundings, *, endpoint: str, strict: bool
-    ) -> None:
+    def __init__(self, model: PolicyModel, packages: Packages, around: Surroundings, *, endpoint: str) -> None:
         self.all: dict[tuple[str, str], Job] = {}
         self.trajectories: dict[str, Trajectory] = {}
         self._model, self._packages, self.around = model, packages, around
-        self._endpoint, self._strict = endpoint, strict
+        self._endpoint = endpoint
 
     def create(self, asked: Mapping[str, Any]) -> Job:
         """Start a job. Raises: RefusedError."""
@@ -360,7 +357,7 @@ class Jobs:
                         break
                     except RolloutFailedError as e:
                         log.warning("a rollout of %s failed: %s", job.arn, failed := str(e))
-                        if e.fatal and self._strict:
+                        if e.fatal:
                             raise
             info["Completed"] += 1
 

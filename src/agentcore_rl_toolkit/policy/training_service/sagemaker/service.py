@@ -68,14 +68,13 @@ def running(
     tokenizer: Path | None = None,
     allowed_hosts: tuple[str, ...] = (),
     around: Surroundings | None = None,
-    strict: bool = True,
 ) -> Iterator[Running]:
     """Serve a model on a thread of this process until the block ends. ``port`` 0 takes a free one. Our own clients of this user
     find its key by the address.
 
     ``checkpoint_dir``: the folder of a `PolicyModel` that keeps its weights, for the names of the model packages.
     ``tokenizer``: the folder that the hub names for the base model's tokenizer; None: the built-in policy's.
-    ``around``: what multi-turn RL jobs need; None: there are no jobs. ``strict``: a fault that ended jobs at AWS ends them here.
+    ``around``: what multi-turn RL jobs need; None: there are no jobs.
     Raises: ConfigError (port in use).
     """
     secret = keys.make()
@@ -84,7 +83,7 @@ def running(
     try:
         jobs: JobRoutes | None = None
         if around is not None:
-            jobs = JobRoutes(Jobs(model, service.packages, around, endpoint=url_of(listener), strict=strict))
+            jobs = JobRoutes(Jobs(model, service.packages, around, endpoint=url_of(listener)))
         credential, folder = (ACCESS_KEY, secret), str(check_directory(tokenizer))
         app = SageMakerApp(service, credential=credential, tokenizer=folder, jobs=jobs)
         server = Server(
@@ -118,9 +117,7 @@ def running(
         service.close()
 
 
-def serve(
-    config: ServeConfig, *, checkpoint_dir: Path | None, around: Callable[[PolicyModel], Surroundings], strict: bool
-) -> None:
+def serve(config: ServeConfig, *, checkpoint_dir: Path | None, around: Callable[[PolicyModel], Surroundings]) -> None:
     """Serve the built-in policy until SIGTERM, SIGINT or the parent's end. Raises: ConfigError."""
     torch.set_num_threads(config.threads)
     raise_file_limit()
@@ -135,7 +132,6 @@ def serve(
             tokenizer=config.weights,
             allowed_hosts=config.allowed_hosts,
             around=around(model),
-            strict=strict,
         ) as service,
         tempfile.TemporaryDirectory(prefix="agentcore-rl-sagemaker-") as folder,
     ):

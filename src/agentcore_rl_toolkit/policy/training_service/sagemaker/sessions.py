@@ -164,16 +164,6 @@ class Session:
             self._sampling.popitem(last=False)
         return f"sample-{self._samples}"
 
-    def weights(self, arn: str | None) -> str | None:
-        """The model package that a chat samples: this one, else the newest. Raises: RefusedError."""
-        self._check_open()
-        path = arn or self._latest
-        try:
-            self._check_saved(path)
-        except ConfigError as e:
-            raise RefusedError(e.message) from e
-        return path
-
     def answer(self, operation_id: str) -> dict[str, Any]:
         """Status and result of an operation. Raises: RefusedError."""
         operation = self._training.get(operation_id) or self._sampling.get(operation_id)
