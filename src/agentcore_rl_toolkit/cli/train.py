@@ -136,60 +136,60 @@ def command(
             f"backend {backend} takes an agent that is deployed, and all its settings from --config FILE "
             f"(docs/backends/{backend}.md); --agent and the options beside it are for --backend loop"
         )
-    from ..backends.settings import from_mapping, read_settings, with_environment
-    from .servers.rehearsal import NO_AGENT, rehearsed
-
-    values = with_environment(read_settings(config_path))
-    if agent is not None:
-        values |= NO_AGENT
-    if backend == "sagemaker" and values.get("form") == "job":
-        _train_by_job(values, config_path, dry_run=dry_run, rehearse=rehearse, agent=agent)
-        return
-    from ..backends.rllm.settings import RllmConfig
-    from ..backends.sagemaker.config import SageMakerConfig
-    from ..backends.slime.runner import SlimeRunner
-    from ..backends.tinker.config import TinkerConfig
-    from ..backends.trl.config import TrlConfig
-    from ..backends.verl.settings import VerlConfig
-
-    if backend == "slime":
-        runner = SlimeRunner.from_yaml(config_path)
-        if dry_run:
-            click.echo(runner.plan(slime_steps).render())
-        else:
-            per_step = runner.rollout_batch_size * runner.n_samples_per_prompt
-            _show_quotas(runner.agent_runtime_arn, slime_steps * per_step, runner.endpoint_url)
-            runner.train(slime_steps)
-        return
-    kinds: dict[str, Any] = {"trl": TrlConfig, "verl": VerlConfig, "rllm": RllmConfig}
-    kind = {**kinds, "tinker": TinkerConfig, "sagemaker": SageMakerConfig}[backend]
-    config = from_mapping(kind, values, where=str(config_path)) if backend in SERVICES else kind.from_file(config_path)
-    arn = str(config.agentcore.get("agent_runtime_arn")) if backend == "verl" else config.agent_runtime_arn
-    if backend == "trl" and config.data_path is None:
-        raise ConfigError(f"{config_path}: `data_path` is needed to train from the command line")
-    planned = config.steps * config.groups_per_step * config.group_size if backend in SERVICES else None
-    if rehearse:
-        config = rehearsed(backend, config)
-    plan = config.plan(rehearse=True) if rehearse else config.plan()
+    config = _configured(backend, config_path, agent, rehearse=rehearse)
+    plan = config.plan(slime_steps) if backend == "slime" else config.plan(**({"rehearse": True} if rehearse else {}))
     if dry_run:
         click.echo(plan.render())
         return
     if plan.needs:
         raise ConfigError(f"cannot start {backend}:\n  " + "\n  ".join(plan.needs))
     if not rehearse:
-        _show_quotas(arn, planned, getattr(config, "endpoint_url", None))
+        _show_quotas(config, slime_steps)
     if backend in SERVICES:
         click.echo(plan.render())
         _train_at_service(backend, config, rehearse=rehearse, agent=agent)
-        return
-    if plan.command is None:
+    elif backend == "slime":
+        config.train(slime_steps)
+    elif backend == "trl":
         from ..backends.trl.adapter import train
 
         train(config)
-        return
-    click.echo(plan.render())
-    sys.stdout.flush()
-    os.execvpe(plan.command[0], list(plan.command), {**os.environ, **plan.environment})
+    else:
+        click.echo(plan.render())
+        sys.stdout.flush()
+        os.execvpe(plan.command[0], list(plan.command), {**os.environ, **plan.environment})
+
+
+def _configured(backend: str, path: Path, agent: Path | None, *, rehearse: bool) -> Any:
+    """The configuration of a trainer. ``agent`` is served on this machine. Raises: ConfigError."""
+    from ..backends.rllm.settings import RllmConfig
+    from ..backends.sagemaker.config import SageMakerConfig
+    from ..backends.sagemaker.job import JobConfig
+    from ..backends.settings import from_mapping, read_settings, with_environment
+    from ..backends.slime.runner import SlimeRunner
+    from ..backends.tinker.config import TinkerConfig
+    from ..backends.trl.config import TrlConfig
+    from ..backends.verl.settings import VerlConfig
+    from ..errors import ConfigError
+    from .servers.rehearsal import NO_AGENT, rehearsed
+
+    if backend in SERVICES:
+        values = with_environment(read_settings(path)) | (NO_AGENT if agent is not None else {})
+        config: Any
+        if backend == "tinker":
+            config = from_mapping(TinkerConfig, values, where=str(path))
+        elif values.get("form") != "job":
+            config = from_mapping(SageMakerConfig, values, where=str(path))
+        elif rehearse and agent is None:
+            raise ConfigError("--rehearse of a job takes --agent FILE: its sessions need the local service's key")
+        else:
+            config = JobConfig.from_values(values, where=str(path))
+        return rehearsed(backend, config) if rehearse else config
+    kinds: dict[str, Any] = {"trl": TrlConfig, "verl": VerlConfig, "rllm": RllmConfig, "slime": SlimeRunner}
+    config = kinds[backend].from_file(path)
+    if backend == "trl" and config.data_path is None:
+        raise ConfigError(f"{path}: `data_path` is needed to train from the command line")
+    return config
 
 
 def _imitate(
@@ -260,8 +260,10 @@ def _running(settings: LocalRun, console: Console) -> Stack | None:
 
 
 def _train_at_service(backend: str, config: Any, *, rehearse: bool, agent: Path | None) -> None:
-    """Train at a service with training verbs."""
+    """Train at a service: by its training verbs, or by a multi-turn RL job of SageMaker. Raises: TrainingServiceError."""
     from ..backends.primitives.run import line, line_of
+    from ..backends.sagemaker.adapter import run_async as run_sagemaker
+    from ..backends.sagemaker.job import JobConfig, Jobs
     from .servers.rehearsal import agent_here, local_sagemaker, local_tinker
 
     shown: dict[str, Any] = {
@@ -272,42 +274,15 @@ def _train_at_service(backend: str, config: Any, *, rehearse: bool, agent: Path 
         variables = stack.enter_context(local_sagemaker(config.output_dir)) if rehearse and backend != "tinker" else {}
         if agent is not None:
             config = stack.enter_context(agent_here(agent, config, variables))
-        if backend == "tinker":
+        if isinstance(config, JobConfig):
+            click.echo(f"model package: {_until_interrupted(Jobs(config, click.echo).run_async())}")
+        elif backend == "sagemaker":
+            _until_interrupted(run_sagemaker(config, **shown))
+        else:
             from ..backends.tinker.adapter import run_async as run_tinker
 
-            work = run_tinker(config, **shown, service=local_tinker(config.output_dir) if rehearse else None)
-        else:
-            from ..backends.sagemaker.adapter import run_async as run_sagemaker
-
-            work = run_sagemaker(config, **shown)
-        _until_interrupted(work)
-
-
-def _train_by_job(
-    values: dict[str, Any], config_path: Path, *, dry_run: bool, rehearse: bool, agent: Path | None
-) -> None:
-    """A multi-turn RL job of SageMaker. Raises: ConfigError, TrainingServiceError."""
-    from ..backends.sagemaker.job import JobConfig, Jobs
-    from ..errors import ConfigError
-    from .servers.rehearsal import agent_here, local_sagemaker, rehearsed
-
-    if rehearse and agent is None:
-        raise ConfigError("--rehearse of a job takes --agent FILE: its sessions need the local service's key")
-    config = JobConfig.from_values(values, where=str(config_path))
-    if rehearse:
-        config = rehearsed("sagemaker", config)
-    plan = config.plan()
-    click.echo(plan.render())
-    if dry_run:
-        return
-    if plan.needs:
-        raise ConfigError("cannot start the job:\n  " + "\n  ".join(plan.needs))
-    with contextlib.ExitStack() as stack:
-        variables = stack.enter_context(local_sagemaker(config.output_dir)) if rehearse else {}
-        if agent is not None:
-            config = stack.enter_context(agent_here(agent, config, variables))
-        package = _until_interrupted(Jobs(config, click.echo).run_async())
-        click.echo(f"model package: {package}")
+            service = local_tinker(config.output_dir) if rehearse else None
+            _until_interrupted(run_tinker(config, **shown, service=service))
 
 
 def _until_interrupted(work: Coroutine[Any, Any, T]) -> T:
@@ -324,11 +299,19 @@ def _until_interrupted(work: Coroutine[Any, Any, T]) -> T:
             sys.exit(130)
 
 
-def _show_quotas(arn: str, rollouts: int | None, endpoint_url: str | None) -> None:
+def _show_quotas(config: Any, slime_steps: int) -> None:
     """The quotas of the agent's account, before the run starts. Raises: ConfigError where nothing can run under them."""
     from ..deploy.quotas import before_a_run
 
-    found = before_a_run(arn, endpoint_url=endpoint_url, rollouts=rollouts)
+    if getattr(config, "form", None) == "job":  # SageMaker's rollouts
+        return
+    rollouts = None
+    if hasattr(config, "rollout_batch_size"):
+        rollouts = slime_steps * config.rollout_batch_size * config.n_samples_per_prompt
+    elif hasattr(config, "groups_per_step"):
+        rollouts = config.steps * config.groups_per_step * config.group_size
+    arn = config.agentcore.get("agent_runtime_arn") if hasattr(config, "agentcore") else config.agent_runtime_arn
+    found = before_a_run(str(arn), endpoint_url=getattr(config, "endpoint_url", None), rollouts=rollouts)
     if found is not None:
         click.echo(found, err=True)
 

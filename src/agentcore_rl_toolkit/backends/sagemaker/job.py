@@ -72,7 +72,7 @@ class JobConfig:
         # A job keeps no records.
         return from_mapping(cls, {k: v for k, v in values.items() if k != "s3_bucket"}, where=where)
 
-    def plan(self) -> Plan:
+    def plan(self, *, rehearse: bool = False) -> Plan:
         """Raises: ConfigError when the data cannot be read."""
         rows, batch = len(read_rows(self.data_path)), int(self.hyperparameters.get("global_batch_size", BATCH))
         needs = needs_of_botocore()
@@ -80,7 +80,8 @@ class JobConfig:
             needs.append(f"{self.data_path} has {rows} rows, a step takes {batch} (global_batch_size)")
         if self.model_package_group_arn == self.checkpoint_group_arn:
             needs.append("model_package_group_arn and checkpoint_group_arn must be two groups")
-        facts = [("form", "a multi-turn RL job"), ("job", self.job_name), ("agent", self.agent_runtime_arn)]
+        form = f"{'a rehearsal of ' if rehearse else ''}a multi-turn RL job"
+        facts = [("form", form), ("job", self.job_name), ("agent", self.agent_runtime_arn)]
         facts += [("model", self.base_model), ("output", self.output_s3), ("rows", f"{rows} in {self.data_path}")]
         facts += [(name, str(value)) for name, value in self.hyperparameters.items()]
         return Plan(backend="sagemaker", facts=facts, needs=needs)
