@@ -63,7 +63,7 @@ def test_one_agent_is_driven_by_our_client_a_job_and_a_session(tmp_path: Path, m
                 groups_per_step=2,
             )
             usable: list[int] = []
-            asyncio.run(run_async(config, on_step=lambda step, groups: usable.append(step.stats.usable)))
+            asyncio.run(run_async(config, lambda step, groups: usable.append(step.stats.usable)))
             assert usable == [16]
     model.close()
 

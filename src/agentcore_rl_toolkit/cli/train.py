@@ -261,15 +261,12 @@ def _running(settings: LocalRun, console: Console) -> Stack | None:
 
 def _train_at_service(backend: str, config: Any, *, rehearse: bool, agent: Path | None) -> None:
     """Train at a service: by its training verbs, or by a multi-turn RL job of SageMaker. Raises: TrainingServiceError."""
-    from ..backends.primitives.run import line, line_of
+    from ..backends.primitives.run import line
     from ..backends.sagemaker.adapter import run_async as run_sagemaker
     from ..backends.sagemaker.job import JobConfig, Jobs
     from .servers.rehearsal import agent_here, local_sagemaker, local_tinker
 
-    shown: dict[str, Any] = {
-        "on_step": lambda result, groups: click.echo(line(result)),
-        "on_evaluated": lambda found: click.echo(line_of(found)),
-    }
+    show = lambda result, groups: click.echo(line(result))  # noqa: E731
     with contextlib.ExitStack() as stack:
         variables = stack.enter_context(local_sagemaker(config.output_dir)) if rehearse and backend != "tinker" else {}
         if agent is not None:
@@ -277,12 +274,12 @@ def _train_at_service(backend: str, config: Any, *, rehearse: bool, agent: Path 
         if isinstance(config, JobConfig):
             click.echo(f"model package: {_until_interrupted(Jobs(config, click.echo).run_async())}")
         elif backend == "sagemaker":
-            _until_interrupted(run_sagemaker(config, **shown))
+            _until_interrupted(run_sagemaker(config, show))
         else:
             from ..backends.tinker.adapter import run_async as run_tinker
 
             service = local_tinker(config.output_dir) if rehearse else None
-            _until_interrupted(run_tinker(config, **shown, service=service))
+            _until_interrupted(run_tinker(config, show, service=service))
 
 
 def _until_interrupted(work: Coroutine[Any, Any, T]) -> T:

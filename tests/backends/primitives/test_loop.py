@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ async def run(
     first_version: int = 0,
     first_step: int = 0,
     held_out: Sequence[dict[str, Any]] = (),
-    on_evaluated: Callable[[Evaluated], None] | None = None,
+    evaluated: list[Evaluated] | None = None,
     **more: Any,
 ) -> tuple[int, ScriptedClient, list[tuple[str, int]], list[StepResult]]:
     replay, training = Replay(episodes), ScriptedClient()
@@ -79,11 +79,10 @@ async def run(
         client=replay.client,
         gateway=replay.gateway,
         publish=publish,
-        on_step=lambda result, groups: steps.append(result),
+        observe=lambda result, groups: (steps if isinstance(result, StepResult) else evaluated).append(result),  # type: ignore[union-attr]
         first_version=first_version,
         first_step=first_step,
         held_out=held_out,
-        on_evaluated=on_evaluated,
     )
     return version, training, published, steps
 
@@ -115,7 +114,7 @@ async def test_held_out_rows_are_run_before_between_and_after_with_the_weights_o
     held = [replace(good, input_id=f"{when}/0000") for when in ("before", "step-1", "after")]
     found: list[Evaluated] = []
     batches = [requests[:4], requests[4:]]
-    await run([*episodes, *held], batches, held_out=[{}], on_evaluated=found.append, steps=2, eval_every=1)
+    await run([*episodes, *held], batches, held_out=[{}], evaluated=found, steps=2, eval_every=1)
     assert [(e.when, e.weight_version) for e in found] == [("before", 0), ("step-1", 1), ("after", 2)]
     assert [e.stats.scored for e in found] == [1, 1, 1]
 

@@ -8,6 +8,7 @@ import dataclasses
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ def test_a_session_trains_exactly_what_it_sampled_and_a_second_run_goes_on(
     model = RecordingModel()
     steps: list[tuple[StepResult, list[Group]]] = []
 
-    def keep(result: StepResult, groups: list[Group]) -> None:
+    def keep(result: Any, groups: list[Group]) -> None:
         steps.append((result, groups))
 
     with contextlib.closing(model), running(model) as service, agents(tmp_path) as settings:
@@ -45,7 +46,7 @@ def test_a_session_trains_exactly_what_it_sampled_and_a_second_run_goes_on(
             output_s3="s3://bucket/runs",
             **settings,
         )
-        assert asyncio.run(run_async(config, on_step=keep)) == 1
+        assert asyncio.run(run_async(config, keep)) == 1
         [(first, groups)] = steps
         assert Counter(r.outcome for g in groups for r in g.rollouts) == {Outcome.OK: 31, Outcome.AGENT_ERROR: 1}
         assert first.metrics["billed_sample_tokens"] > 0
@@ -57,7 +58,7 @@ def test_a_session_trains_exactly_what_it_sampled_and_a_second_run_goes_on(
         assert state["state"] != state["sampler"]
 
         sampled, trained = len(model.sampled), len(model.trained)
-        asyncio.run(run_async(dataclasses.replace(config, steps=2), on_step=keep))
+        asyncio.run(run_async(dataclasses.replace(config, steps=2), keep))
         second, groups = steps[1]
         assert second.step == 1
         # Its first rollouts come from the restored weights, under the version they had.

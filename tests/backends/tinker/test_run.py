@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,10 +60,10 @@ def test_the_service_trains_exactly_what_it_sampled_and_a_second_run_goes_on(
     model, service, config = place.model, place.service, place.config
     steps: list[tuple[StepResult, list[Group]]] = []
 
-    def keep(result: StepResult, groups: list[Group]) -> None:
+    def keep(result: Any, groups: list[Group]) -> None:
         steps.append((result, groups))
 
-    assert asyncio.run(run_async(config, on_step=keep, service=service)) == 1
+    assert asyncio.run(run_async(config, keep, service=service)) == 1
     [(first, groups)] = steps
     outcomes = Counter(r.outcome for g in groups for r in g.rollouts)
     assert outcomes == {Outcome.OK: 31, Outcome.AGENT_ERROR: 1}
@@ -73,7 +74,7 @@ def test_the_service_trains_exactly_what_it_sampled_and_a_second_run_goes_on(
     assert state["state"] in model.paths
 
     sampled, trained = len(model.sampled), len(model.trained)
-    assert asyncio.run(run_async(dataclasses.replace(config, steps=2), on_step=keep, service=service)) >= 1
+    assert asyncio.run(run_async(dataclasses.replace(config, steps=2), keep, service=service)) >= 1
     second, groups = steps[1]
     assert second.step == 1
     # Its first rollouts come from the restored weights, under the version they had.

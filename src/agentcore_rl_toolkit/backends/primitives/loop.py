@@ -53,6 +53,9 @@ class Evaluated:
     stats: CollectStats
 
 
+Observer = Callable[[StepResult | Evaluated, list[Group]], None]  # of a step or an evaluation, with its groups
+
+
 async def train_async(
     batches: Iterable[Sequence[GroupRequest]],
     *,
@@ -61,9 +64,8 @@ async def train_async(
     client: RolloutClient,
     gateway: GatewayClient,
     publish: Publish,
-    on_step: Callable[[StepResult, list[Group]], None] | None = None,
+    observe: Observer,
     held_out: Sequence[Mapping[str, Any]] = (),
-    on_evaluated: Callable[[Evaluated], None] | None = None,
     first_version: int = 0,
     first_step: int = 0,
     recording: Recording | None = None,
@@ -92,8 +94,7 @@ async def train_async(
             weight_version=version,
             recording=recording.at(when if when in ("before", "after") else "eval", step) if recording else None,
         )
-        if on_evaluated is not None:
-            on_evaluated(Evaluated(when=when, weight_version=version, stats=summarize(groups)))
+        observe(Evaluated(when=when, weight_version=version, stats=summarize(groups)), groups)
 
     sampler = await new_weights()
     if held_out and first_step == 0:
@@ -137,19 +138,18 @@ async def train_async(
             await evaluate(f"step-{step + 1}", step + 1)
         if config.checkpoint_every and (step + 1) % config.checkpoint_every == 0:
             state = await training.save_state(f"{config.exp_id}-{step + 1:06d}")
-        if on_step is not None:
-            result = StepResult(
-                step=step,
-                weight_version=version,
-                trained=bool(data),
-                samples=len(data),
-                too_long=len(samples) - len(data),
-                sampler=sampler,
-                state=state,
-                stats=stats,
-                metrics={**metrics, **report.numbers(), **_staleness(samples, version)},
-            )
-            on_step(result, groups)
+        result = StepResult(
+            step=step,
+            weight_version=version,
+            trained=bool(data),
+            samples=len(data),
+            too_long=len(samples) - len(data),
+            sampler=sampler,
+            state=state,
+            stats=stats,
+            metrics={**metrics, **report.numbers(), **_staleness(samples, version)},
+        )
+        observe(result, groups)
     if held_out:
         await evaluate("after", step + 1)
     return version

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -13,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ..._servers.process import write_private
 from ...client.data import payload_id, read_rows
 from ...contract import Cause
 from ...errors import ConfigError
@@ -21,14 +21,12 @@ from ..collection.recording import Recording, kept, open_recording
 from ..service import RolloutService
 from .client import TrainingClient
 from .config import PrimitivesConfig
-from .loop import Evaluated, StepResult, train_async
+from .loop import Evaluated, Observer, StepResult, train_async
 from .publishing import to_gateway
 
 log = logging.getLogger(__name__)
 
 STATE_FILE = "state.json"
-OnStep = Callable[[StepResult, list[Group]], None]
-OnEvaluated = Callable[[Evaluated], None]
 
 
 def batches(
@@ -55,9 +53,7 @@ def batches(
 async def run_async(
     config: PrimitivesConfig,
     connect: Callable[[str | None], Awaitable[TrainingClient]],
-    *,
-    on_step: OnStep | None = None,
-    on_evaluated: OnEvaluated | None = None,
+    observe: Observer | None = None,
 ) -> int:
     """Train as configured; goes on from `output_dir` where a checkpoint is. Returns the last weight version.
 
@@ -89,9 +85,8 @@ async def run_async(
             client=rollouts.client,
             gateway=rollouts.gateway,
             publish=to_gateway(rollouts.gateway, training, max_gap=config.max_weights_gap),
-            on_step=_recorder(config, recording, on_step),
+            observe=_recorder(config, recording, observe),
             held_out=held_out,
-            on_evaluated=_of_evaluations(recording, on_evaluated),
             first_version=int(done["weight_version"]) if done else 0,
             first_step=first_step,
             recording=recording,
@@ -111,53 +106,40 @@ async def run_async(
                 await asyncio.to_thread(rollouts.close)
 
 
-def _recorder(config: PrimitivesConfig, recording: Recording, on_step: OnStep | None) -> OnStep:
+def _recorder(config: PrimitivesConfig, recording: Recording, observe: Observer | None) -> Observer:
     started_s = time.monotonic()
 
-    def record(result: StepResult, groups: list[Group]) -> None:
-        facts = asdict(result) | {"elapsed_s": round(time.monotonic() - started_s, 3)}
-        facts |= {**facts.pop("stats"), **result.stats.evaluation(), **facts.pop("metrics")}
-        del facts["state"]
-        recording.run.event("step", facts)
-        if result.state is not None:
-            state = {
-                "steps": result.step + 1,
-                "weight_version": result.weight_version,
-                "state": result.state,
-                "sampler": result.sampler,
-            }
-            _write_state(config.output_dir, state)
-        if on_step is not None:
-            on_step(result, groups)
+    def record(result: StepResult | Evaluated, groups: list[Group]) -> None:
+        if isinstance(result, Evaluated):
+            facts = {"when": result.when, "version": result.weight_version, **result.stats.evaluation()}
+            recording.run.event("evaluated", facts)
+        else:
+            facts = asdict(result) | {"elapsed_s": round(time.monotonic() - started_s, 3)}
+            facts |= {**facts.pop("stats"), **result.stats.evaluation(), **facts.pop("metrics")}
+            del facts["state"]
+            recording.run.event("step", facts)
+            if result.state is not None:
+                state = {"steps": result.step + 1, "state": result.state, "sampler": result.sampler}
+                text = json.dumps({**state, "weight_version": result.weight_version})
+                write_private(config.output_dir / STATE_FILE, text)
+        if observe is not None:
+            observe(result, groups)
 
     return record
 
 
-def _of_evaluations(recording: Recording, on_evaluated: OnEvaluated | None) -> OnEvaluated:
-    def record(found: Evaluated) -> None:
-        facts = {"when": found.when, "version": found.weight_version, **found.stats.evaluation()}
-        recording.run.event("evaluated", facts)
-        if on_evaluated is not None:
-            on_evaluated(found)
-
-    return record
-
-
-def line_of(found: Evaluated) -> str:
-    """An evaluation in one line, for people."""
-    reward = "none" if found.stats.score_mean is None else f"{found.stats.score_mean:.3f}"
-    return f"held out, {found.when}: reward {reward} of {found.stats.scored} rollouts, weights {found.weight_version}"
-
-
-def line(result: StepResult) -> str:
-    """A step in one line, for people."""
+def line(result: StepResult | Evaluated) -> str:
+    """A step or an evaluation in one line, for people."""
     stats = result.stats
+    if isinstance(result, Evaluated):
+        reward = "none" if stats.score_mean is None else f"{stats.score_mean:.3f}"
+        return f"held out, {result.when}: reward {reward} of {stats.scored} rollouts, weights {result.weight_version}"
     reward = "  none" if stats.reward_mean is None else f"{stats.reward_mean:6.3f}"
     failed = stats.causes.get(Cause.POLICY, 0)
-    line = f"step {result.step:4d}  reward {reward}  usable {stats.usable}/{stats.rollouts}  weights {result.weight_version}"
+    text = f"step {result.step:4d}  reward {reward}  usable {stats.usable}/{stats.rollouts}  weights {result.weight_version}"
     losses = "  ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
-    line += f"  policy failed {failed}" if failed else ""
-    return f"{line}  {losses or 'nothing to learn from'}"
+    text += f"  policy failed {failed}" if failed else ""
+    return f"{text}  {losses or 'nothing to learn from'}"
 
 
 def _read_state(folder: Path) -> dict[str, Any] | None:
@@ -169,9 +151,3 @@ def _read_state(folder: Path) -> dict[str, Any] | None:
         return {key: state[key] for key in ("steps", "weight_version", "state")}
     except (json.JSONDecodeError, KeyError) as e:
         raise ConfigError(f"{file} is not a run's state ({e!r}); remove it to begin anew") from e
-
-
-def _write_state(folder: Path, state: dict[str, Any]) -> None:
-    unfinished = folder / f"{STATE_FILE}.new"
-    unfinished.write_text(json.dumps(state), encoding="utf-8")
-    os.replace(unfinished, folder / STATE_FILE)

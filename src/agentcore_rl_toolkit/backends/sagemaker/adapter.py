@@ -24,7 +24,7 @@ from ...gateway.sampling_services.sagemaker import (
 from ...weights.engines import Sampled
 from ..primitives.client import Adam, Passed
 from ..primitives.data import Datum
-from ..primitives.run import OnEvaluated, OnStep
+from ..primitives.loop import Observer
 from ..primitives.run import run_async as run_primitives
 from . import session
 from .config import SageMakerConfig
@@ -173,10 +173,6 @@ def combined(results: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> Pass
     return Passed(metrics=metrics)
 
 
-async def run_async(
-    config: SageMakerConfig, *, on_step: OnStep | None = None, on_evaluated: OnEvaluated | None = None
-) -> int:
+async def run_async(config: SageMakerConfig, observe: Observer | None = None) -> int:
     """Train as configured (`primitives.run`). Returns the last weight version."""
-    return await run_primitives(
-        config, lambda state: SageMakerTraining.open(config, state), on_step=on_step, on_evaluated=on_evaluated
-    )
+    return await run_primitives(config, lambda state: SageMakerTraining.open(config, state), observe)

@@ -14,7 +14,7 @@ from ...gateway import Gateway, GatewayConfig, UpstreamConfig
 from ...weights.engines import Sampled
 from ..primitives.client import Adam, Passed
 from ..primitives.data import Datum
-from ..primitives.run import OnEvaluated, OnStep
+from ..primitives.loop import Observer
 from ..primitives.run import run_async as run_primitives
 from .config import TinkerConfig
 
@@ -89,13 +89,7 @@ class TinkerTraining:
         return self._tinker.Datum(model_input=self._tinker.ModelInput.from_ints(tokens), loss_fn_inputs=inputs)
 
 
-async def run_async(
-    config: TinkerConfig,
-    *,
-    on_step: OnStep | None = None,
-    on_evaluated: OnEvaluated | None = None,
-    service: Any = None,
-) -> int:
+async def run_async(config: TinkerConfig, observe: Observer | None = None, *, service: Any = None) -> int:
     """Train as configured (`primitives.run`). Returns the last weight version.
 
     ``service`` is an object with the methods of `tinker.ServiceClient` in place of the SDK's own: a rehearsal, for which the
@@ -106,12 +100,7 @@ async def run_async(
             service = await asyncio.to_thread(sdk().ServiceClient, base_url=config.service_url)
         else:
             config = await stack.enter_async_context(_gateway_of(config, service))
-        return await run_primitives(
-            config,
-            lambda state: TinkerTraining.open(service, config, state),
-            on_step=on_step,
-            on_evaluated=on_evaluated,
-        )
+        return await run_primitives(config, lambda state: TinkerTraining.open(service, config, state), observe)
 
 
 @asynccontextmanager
