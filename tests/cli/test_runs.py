@@ -84,18 +84,29 @@ def test_good_rollouts_are_written_and_imitated(work: Path, monkeypatch: pytest.
     output_of(work, monkeypatch, "export", "shop", "--best-of-group", "--out", "best.jsonl")
     assert len((work / "best.jsonl").read_text().splitlines()) == 2  # a group of each step
 
-    words = ["train", "--method", "sft", "--from", "shop", "--out", str(work / "runs" / "taught")]
+    words = [
+        "train",
+        "--method",
+        "sft",
+        "--from",
+        "shop",
+        "--from",
+        "best.jsonl",
+        "--out",
+        str(work / "runs" / "taught"),
+    ]
     options = ["--set", "min_reward=1", "--set", "epochs=3", "--set", "batch_tokens=12", "--set", "learning_rate=3e-3"]
     done = CliRunner().invoke(cli, [*words, *options], catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    assert "imitating 6 sequences, 12 sampled tokens" in done.output
+    assert "imitating 8 sequences, 16 sampled tokens" in done.output
     steps = [json.loads(line) for line in (work / "runs" / "taught" / "metrics.jsonl").read_text().splitlines()]
-    assert len(steps) == 6  # three sequences of four tokens each
+    assert len(steps) == 9  # three sequences of four tokens each
     assert steps[-1]["loss"] < 0.7 * steps[0]["loss"]
     assert model_folder(work / "runs" / "taught") == work / "runs" / "taught" / "policy"
     for wrong, why in (
         (["train", "--from", "shop"], "--from is for --method sft"),
         (["train", "--method", "sft"], "--from RUN is missing"),
+        (["train", "--method", "sft", "--from", "best.jsonl"], "--model is missing: a file does not say"),
         (["train", "--method", "sft", "--from", "shop", "--set", "min_reward=2"], "no usable rollout with a reward"),
     ):
         with pytest.raises(ConfigError, match=why):

@@ -59,7 +59,13 @@ SERVICES = ("tinker", "sagemaker")  # of training: they run in `backends.primiti
 )
 @click.option("--teacher-url", metavar="URL", help="With --method distill: vLLM or `policy serve` with another model.")
 @click.option("--credit", type=click.Choice(["episode", "turn"]), help="What rewards compare. [default: episode]")
-@click.option("--from", "sources", multiple=True, metavar="RUN", help="With --method sft: a run; repeatable.")
+@click.option(
+    "--from",
+    "sources",
+    multiple=True,
+    metavar="RUN",
+    help="With --method sft: a run, or a file of `runs export`; repeatable.",
+)
 @click.option("--resume", is_flag=True, help="Go on with the newest unfinished run, or with the one in --out.")
 @click.option("--dry-run", is_flag=True, help="With --config of another trainer: check it and print what would run.")
 @click.option(
@@ -97,8 +103,8 @@ def command(
     With --method distill: the advantage of a token is its logprob by the teacher minus its own, plus reward_weight (0) times the
     rewards'. With --credit turn: the agent returns one reward for each model call; settings are discount and normalise.
 
-    With --method sft: imitate what good rollouts of the runs in --from sampled; settings are min_reward, best_of_group, epochs,
-    batch_tokens, learning_rate, lora_rank and seed.
+    With --method sft: imitate what good rollouts of the runs in --from sampled, and all of files such as `runs export` writes;
+    settings are min_reward, best_of_group, epochs, batch_tokens, learning_rate, lora_rank and seed.
 
     With --config of slime, verl, rLLM, Tinker, SageMaker or TRL: check the file and launch that trainer. AGENTCORE_AGENT_ARN and
     AGENTCORE_S3_BUCKET fill agent_runtime_arn and s3_bucket where the file leaves them out. A file .env in this folder, then one
@@ -207,7 +213,7 @@ def _imitate(
         raise ConfigError(
             f"--method sft takes --from RUN, --model, --set and --out{others}; --from is for --method sft"
         )
-    values = {**from_words(words, Imitation), "runs": sources, **({"model": str(model)} if model else {})}
+    values = {**from_words(words, Imitation), "sources": sources, **({"model": str(model)} if model else {})}
     quiet_libraries()
     imitate(from_mapping(Imitation, values, where="options"), out)
 

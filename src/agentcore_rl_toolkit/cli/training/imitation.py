@@ -1,15 +1,17 @@
-"""`agentcore-rl train --method sft`: train on what good rollouts of earlier runs sampled."""
+"""`agentcore-rl train --method sft`: train on what good rollouts of earlier runs sampled, or on demonstrations."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ...backends.settings import Count, check
+from ...client.data import read_rows
 from ...errors import ConfigError
 from ...runs import demonstrations, find_run, read_config, write_config
 from ..output.commands import nearby, program
@@ -19,9 +21,12 @@ from .settings import Sized, new_folder
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Imitation(Sized):
-    """The settings of imitation. ``min_reward`` None takes every usable rollout; ``batch_tokens`` of an optimizer step."""
+    """The settings of imitation. ``min_reward`` None takes every usable rollout; ``batch_tokens`` of an optimizer step.
 
-    runs: tuple[str, ...]
+    ``sources`` are runs, or files as `runs export` writes them, which are taken whole.
+    """
+
+    sources: tuple[str, ...]
     min_reward: float | None = None
     best_of_group: bool = False
     epochs: Count = 2
@@ -29,29 +34,34 @@ class Imitation(Sized):
 
     def __post_init__(self) -> None:
         check(self)
-        if not self.runs:
+        if not self.sources:
             raise ConfigError("--from RUN is missing: which run's rollouts are to be imitated?")
+        runs = [name for name in self.sources if not Path(name).is_file()]
+        if not runs and self.model is None:
+            raise ConfigError("--model is missing: a file does not say of which model its ids are")
         # The ids are those of the first run's tokenizer.
-        self.fit(self.model or read_config(find_run(self.runs[0])).get("model") or None)
+        self.fit(self.model or read_config(find_run(runs[0])).get("model") or None)
+
+    def rows(self, source: str) -> Iterable[Mapping[str, Any]]:
+        """What one source has to imitate. Raises: ConfigError."""
+        if Path(source).is_file():
+            return read_rows(source)
+        return demonstrations(find_run(source), min_reward=self.min_reward, best_of_group=self.best_of_group)
 
 
 def imitate(settings: Imitation, out: Path | None) -> Path:
     """Train and leave a run's folder, whose model `--model` takes. Raises: ConfigError where there is nothing to imitate."""
-    rows = [
-        row
-        for name in settings.runs
-        for row in demonstrations(find_run(name), min_reward=settings.min_reward, best_of_group=settings.best_of_group)
-    ]
+    rows = [row for source in settings.sources for row in settings.rows(source)]
     if not rows:
         least = f" with a reward of at least {settings.min_reward:g}" if settings.min_reward is not None else ""
-        raise ConfigError(f"{', '.join(settings.runs)}: no usable rollout{least} has tokens to imitate")
+        raise ConfigError(f"{', '.join(settings.sources)}: no usable rollout{least} has tokens to imitate")
     run_dir = new_folder(out, "sft")
     write_config(run_dir, {"kind": "sft", **dataclasses.asdict(settings)})
     tokens = sum(sum(row["assistant_masks"]) for row in rows)
     click.echo(f"imitating {len(rows)} sequences, {tokens} sampled tokens  run directory {nearby(run_dir)}")
     loop = load_loop()
     config = loop.Config(**{f.name: getattr(settings, f.name) for f in dataclasses.fields(Sized) if f.name != "model"})
-    with (run_dir / "metrics.jsonl").open("a") as metrics:
+    with (run_dir / "metrics.jsonl").open("a", buffering=1) as metrics:
 
         def observe(facts: dict[str, Any]) -> None:
             metrics.write(json.dumps({"event": "imitated", **facts}) + "\n")
