@@ -320,6 +320,12 @@ def test_weights_arrive_and_one_that_does_not_is_caught(vllm: VLLM, tmp_path: Pa
     publisher.publish(before, 14)
 
 
+async def calling_until(happened: asyncio.Event, session: SessionHandle) -> None:
+    """A session with a call under way at all times: this small model samples a single long one faster than weights arrive."""
+    while not happened.is_set():
+        await chat(session, max_tokens=800, ignore_eos=True)
+
+
 @nightly
 async def test_weights_that_change_under_a_call_are_told_apart_in_token_mode(
     vllm: VLLM, gateway: Gateway, tmp_path: Path, checked: Checked
@@ -327,17 +333,19 @@ async def test_weights_that_change_under_a_call_are_told_apart_in_token_mode(
     address = EngineAddress(url=vllm.url, engine="vllm")
     folder = write_checkpoint(load_policy()[0], tmp_path / "same")
     publish(folder, 31, [address])
-    session, before = await opened(gateway), await metric(vllm, "generation_tokens_total")
-    call = asyncio.ensure_future(chat(session, max_tokens=800, ignore_eos=True))
-    await sampling(vllm, before)
+    sessions, published = [await opened(gateway) for _ in range(4)], asyncio.Event()
+    calls = [asyncio.ensure_future(calling_until(published, session)) for session in sessions]
+    await sampling(vllm, await metric(vllm, "generation_tokens_total"))
     await asyncio.to_thread(publish, folder, 32, [address], in_flight="keep")
-    await call
-    [turn] = await turns_of(gateway, session)
-    versions = turn.token_versions()
-    assert (turn.weight_version_first, turn.weight_version_last) == (31, 32)
-    assert versions == sorted(versions)
-    assert set(versions) == {31, 32}
-    checked("weights changed under a running call", f"{versions.count(31)} tokens of 31, {versions.count(32)} of 32")
+    published.set()
+    await asyncio.gather(*calls)
+    turns = [turn for session in sessions for turn in await turns_of(gateway, session)]
+    for turn in turns:
+        versions = turn.token_versions()
+        assert versions == sorted(versions)
+        assert (turn.weight_version_first, turn.weight_version_last) == (versions[0], versions[-1])
+    [crossed, *_] = [v for turn in turns if set(v := turn.token_versions()) == {31, 32}]
+    checked("weights changed under a running call", f"{crossed.count(31)} tokens of 31, {crossed.count(32)} of 32")
 
 
 @nightly
@@ -350,10 +358,11 @@ async def test_kill_9_in_the_middle_costs_no_call_in_token_mode(
     await client.set_weight_version_async(41)
     sessions = [await opened(gateway) for _ in range(8)]
     await chat(sessions[0])  # vLLM has said its version once
-    before = await metric(vllm, "generation_tokens_total")
-    calls = [asyncio.ensure_future(chat(session, max_tokens=600, ignore_eos=True)) for session in sessions]
-    await sampling(vllm, before)
+    killed = asyncio.Event()
+    calls = [asyncio.ensure_future(calling_until(killed, session)) for session in sessions]
+    await sampling(vllm, await metric(vllm, "generation_tokens_total"))
     await asyncio.to_thread(vllm.kill)
+    killed.set()
     async with asyncio.timeout(120):
         while len(gateway.calls.outage) < len(calls):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
