@@ -62,6 +62,7 @@ from agentcore_rl_toolkit.client.evaluation import interval
 from agentcore_rl_toolkit.errors import AgentCoreRLError, CaptureError
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR, load_policy, problems
+from agentcore_rl_toolkit.policy.linear import use_onednn
 from agentcore_rl_toolkit.policy.loading import placement
 from agentcore_rl_toolkit.runs.record import tools_of
 from agentcore_rl_toolkit.weights import EngineAddress, Publisher
@@ -333,9 +334,11 @@ def probe_of(groups: Sequence[Group]) -> list[int] | None:
 
 def compute_in(model: Any, dtype: str) -> None:
     """Let a model, and its output head where that is called alone, multiply matrices in this type."""
+    if dtype == "float32":
+        use_onednn(model)
+        return
     for part in (model, model.get_output_embeddings()):
-        if dtype == "bfloat16":
-            part.forward = torch.autocast(model.device.type, torch.bfloat16)(part.forward)
+        part.forward = torch.autocast(model.device.type, torch.bfloat16)(part.forward)
 
 
 def load_model(model_dir: Path | None, config: Config) -> tuple[Any, Any]:

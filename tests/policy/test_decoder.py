@@ -55,6 +55,7 @@ FAMILIES = {
             "rope_parameters": {**LLAMA3, "original_max_position_embeddings": 64},
         },
     ),
+    "llama by oneDNN": ("Llama", {"hidden_size": 256, "attention_bias": True, "mlp_bias": True}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2 with yarn": ("Qwen2", {"rope_parameters": YARN}),
     "mistral": ("Mistral", {"sliding_window": None, "head_dim": 24}),

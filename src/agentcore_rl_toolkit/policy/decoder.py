@@ -11,7 +11,7 @@ cache, so the same code reads a prompt (many new tokens) and takes a decoding st
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the name everybody gives it)
 
 from ..errors import ConfigError, PolicyError
+from .linear import products
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 _ROPES = ("default", "linear", "llama3", "yarn")  # the others change with the length of the sequence
@@ -106,46 +107,34 @@ def _rotation(config: Any, head_size: int) -> tuple[tuple[float, ...], float]:
 
 
 class _Layer:
-    """Fused weights of one layer; None where the model has none. ``like`` has their device and type."""
+    """Fused weights of one layer, from tensors named without their prefix; None where the model has none.
 
-    def __init__(self, shape: DecoderShape, like: torch.Tensor) -> None:
-        d, size, inner = shape.hidden, shape.head_size, shape.feed_forward
-        projected, empty = (shape.heads + 2 * shape.kv_heads) * size, like.new_empty
-        self.in_norm, self.mid_norm = empty(d), empty(d)
-        self.qkv, self.out = empty(projected, d), empty(d, shape.heads * size)
-        self.gate_up, self.down = empty(2 * inner, d), empty(d, inner)
-        self.qkv_bias = empty(projected) if shape.qkv_bias else None
-        self.out_bias = empty(d) if shape.out_bias else None
-        self.gate_up_bias = empty(2 * inner) if shape.mlp_bias else None
-        self.down_bias = empty(d) if shape.mlp_bias else None
-        self.qk_norm = empty(shape.heads + shape.kv_heads, size) if shape.qk_norm else None
+    ``like`` has their device and type. ``kept`` brings a matrix into the order that it is multiplied in.
+    """
 
-    def load(self, w: Mapping[str, torch.Tensor], shape: DecoderShape) -> None:
-        """Copy the tensors of this layer, named without their prefix."""
-        self.in_norm.copy_(w["input_layernorm.weight"])
-        self.mid_norm.copy_(w["post_attention_layernorm.weight"])
-        self.out.copy_(w["self_attn.o_proj.weight"])
-        self.down.copy_(w["mlp.down_proj.weight"])
-        _fuse(self.qkv, [w[f"self_attn.{x}_proj.weight"] for x in "qkv"])
-        _fuse(self.gate_up, [w["mlp.gate_proj.weight"], w["mlp.up_proj.weight"]])
-        if self.qkv_bias is not None:
-            _fuse(self.qkv_bias, [w[f"self_attn.{x}_proj.bias"] for x in "qkv"])
-        if self.out_bias is not None:
-            self.out_bias.copy_(w["self_attn.o_proj.bias"])
-        if self.gate_up_bias is not None and self.down_bias is not None:
-            _fuse(self.gate_up_bias, [w["mlp.gate_proj.bias"], w["mlp.up_proj.bias"]])
-            self.down_bias.copy_(w["mlp.down_proj.bias"])
-        if self.qk_norm is not None:
-            self.qk_norm[: shape.heads] = w["self_attn.q_norm.weight"]
-            self.qk_norm[shape.heads :] = w["self_attn.k_norm.weight"]
+    def __init__(
+        self,
+        w: Mapping[str, torch.Tensor],
+        shape: DecoderShape,
+        like: torch.Tensor,
+        kept: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        qkv, gate_up = [f"self_attn.{x}_proj" for x in "qkv"], ["mlp.gate_proj", "mlp.up_proj"]
 
+        def fused(kind: str, *parts: str) -> torch.Tensor:
+            return torch.cat([w[f"{part}.{kind}"] for part in parts]).to(like)
 
-def _fuse(target: torch.Tensor, parts: list[torch.Tensor]) -> None:
-    """Write the parts below each other, without a second copy of them."""
-    first = 0
-    for part in parts:
-        target[first : first + len(part)] = part
-        first += len(part)
+        self.in_norm, self.mid_norm = fused("weight", "input_layernorm"), fused("weight", "post_attention_layernorm")
+        self.qkv, self.out = kept(fused("weight", *qkv)), kept(fused("weight", "self_attn.o_proj"))
+        self.gate_up, self.down = kept(fused("weight", *gate_up)), kept(fused("weight", "mlp.down_proj"))
+        self.qkv_bias = fused("bias", *qkv) if shape.qkv_bias else None
+        self.out_bias = fused("bias", "self_attn.o_proj") if shape.out_bias else None
+        self.gate_up_bias = fused("bias", *gate_up) if shape.mlp_bias else None
+        self.down_bias = fused("bias", "mlp.down_proj") if shape.mlp_bias else None
+        self.qk_norm = None
+        if shape.qk_norm:
+            rows = [w["self_attn.q_norm.weight"]] * shape.heads + [w["self_attn.k_norm.weight"]] * shape.kv_heads
+            self.qk_norm = torch.stack(rows).to(like)
 
 
 class Decoder:
@@ -171,7 +160,8 @@ class Decoder:
         self.cache_tokens = cache_tokens
         self.device, self.dtype = device, dtype
         nothing = torch.empty(0, device=device, dtype=dtype)
-        self._layers = [_Layer(shape, nothing) for _ in range(shape.layers)]
+        self._kept, self._linear = products(shape.hidden, device, dtype)
+        self._layers: list[_Layer] = []
         self._embedding, self._final_norm = (
             nothing.new_empty(shape.vocabulary, shape.hidden),
             nothing.new_empty(shape.hidden),
@@ -190,9 +180,10 @@ class Decoder:
         """
         check_tensors(state, expected_tensors(self.shape))
         with torch.inference_mode():
-            for k, layer in enumerate(self._layers):
+            for k in range(self.shape.layers):
                 prefix = f"model.layers.{k}."
-                layer.load({n[len(prefix) :]: t for n, t in state.items() if n.startswith(prefix)}, self.shape)
+                own = {n[len(prefix) :]: t for n, t in state.items() if n.startswith(prefix)}
+                self._layers[k : k + 1] = [_Layer(own, self.shape, self._final_norm, self._kept)]
             self._embedding.copy_(state["model.embed_tokens.weight"])
             self._final_norm.copy_(state["model.norm.weight"])
             if not self.shape.tied:
@@ -215,7 +206,7 @@ class Decoder:
         (rows may be padded on the right), None for Q - 1. ``width`` is an upper bound of starts + Q over the rows.
         Shapes: (N, Q), (N,) -> (N, V).
         """
-        shape = self.shape
+        shape, linear = self.shape, self._linear
         n, q = ids_NQ.shape
         self.reserve(first_row + n, width)
         heads, kv_heads, size = shape.heads, shape.kv_heads, shape.head_size
@@ -229,7 +220,7 @@ class Decoder:
         x = F.embedding(ids_NQ, self._embedding)
         for k, layer in enumerate(self._layers):
             normed = F.rms_norm(x, (shape.hidden,), layer.in_norm, shape.norm_epsilon)
-            h = F.linear(normed, layer.qkv, layer.qkv_bias).view(n, q, heads + 2 * kv_heads, size)
+            h = linear(normed, layer.qkv, layer.qkv_bias).view(n, q, heads + 2 * kv_heads, size)
             qk = h[:, :, : heads + kv_heads]
             if layer.qk_norm is not None:
                 qk = F.rms_norm(qk, (size,), None, shape.norm_epsilon) * layer.qk_norm
@@ -247,12 +238,12 @@ class Decoder:
             if last_N is not None and k == shape.layers - 1:  # nothing after the last attention looks at other tokens
                 chosen = torch.arange(n, device=self.device)
                 attended, x = attended[chosen, :, last_N][:, :, None], x[chosen, last_N][:, None]
-            x = x + F.linear(attended.transpose(1, 2).flatten(2), layer.out, layer.out_bias)
+            x = x + linear(attended.transpose(1, 2).flatten(2), layer.out, layer.out_bias)
             normed = F.rms_norm(x, (shape.hidden,), layer.mid_norm, shape.norm_epsilon)
-            gate, up = F.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-            x = x + F.linear(F.silu(gate) * up, layer.down, layer.down_bias)
+            gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+            x = x + linear(F.silu(gate) * up, layer.down, layer.down_bias)
         x = x if every else x[:, -1]
-        return F.linear(F.rms_norm(x, (shape.hidden,), self._final_norm, shape.norm_epsilon), self._head).float()
+        return linear(F.rms_norm(x, (shape.hidden,), self._final_norm, shape.norm_epsilon), self._head).float()
 
     @torch.inference_mode()
     def move_row(self, source: int, target: int, tokens: int) -> None:

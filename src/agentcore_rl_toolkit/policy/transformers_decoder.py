@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from .decoder import check_tensors, end_ids
+from .linear import use_onednn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,7 @@ class TransformersDecoder:
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
         self._model = model.eval()
+        use_onednn(model)
         asked = inspect.signature(model.forward).parameters
         self._cache = "cache" if "cache" in asked else "past_key_values"  # its name before transformers 5.24
         self._caches: list[Any] = [None] * rows
