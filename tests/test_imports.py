@@ -205,6 +205,7 @@ ROOMS = {
             "loading",
             "transformers_decoder",
             "decoder",
+            "linear",
             "sampling",
             "model",
         ),
