@@ -61,7 +61,7 @@ def test_no_command_writes_the_value_of_a_session_variable(shop: Path) -> None:
     agent = ["--agent", "shop/agent.py", "--data", "shop/rows.jsonl"]
     small = ["--steps", "1", "--groups", "1", "--rollouts", "2", "--out", "run"]
     said = run(shop, "train", *agent, *given, *small, HERE=f"{SECRET}-here")
-    said += run(shop, "runs", "show", "run", "--json")
+    said += run(shop, "view", "run", "--export", "run.html", "--no-open")
     config = json.loads((shop / "run" / "config.json").read_text())
     assert config["session_env"] == list(NAMES)
     url = f"http://user:{SECRET}-user@127.0.0.1:9/v1?api_key={SECRET}-query"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -264,6 +266,37 @@ def test_a_run_that_goes_on_is_shown_as_it_grows(shown: Shown) -> None:
                 break
             page.wait_for_timeout(200)
         assert page.inner_text("#count") != "1 rollout"
+
+
+@pytest.mark.system
+def test_an_exported_run_opens_from_disk(shown: Shown, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "agentcore_rl_toolkit",
+        "view",
+        "loop",
+        "--export",
+        str(tmp_path / "r.html"),
+    ]
+    done = subprocess.run(command, cwd=shown.folder, capture_output=True, text=True, timeout=300)
+    assert "33 of 33 rollouts" in done.stdout, done.stderr
+    page = shown.page
+    page.goto((tmp_path / "r.html").as_uri())
+    page.click("#page table a:text-is('train 2')")
+    page.click(".rows .row >> nth=0")
+    page.click("#least")
+    assert "sampler -3.0600" in page.inner_text("#picked")
+    assert HOSTILE in page.inner_text("#dialogue")
+    page.click("#group")
+    page.wait_for_selector(".member")
+    assert page.locator(".member").count() == 4
+    page.click("#bar a:text-is('Compare')")
+    page.select_option("[name=first]", "loop@before")
+    page.select_option("[name=second]", "loop@after")
+    page.wait_for_selector("#page:has-text('2 inputs in both: 1 better, 0 worse')")
 
 
 @pytest.mark.system

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from .._servers.process import write_ready
+from ..errors import ConfigError
 from .options import allowed_hosts as allowed_hosts_option
 
 
@@ -19,6 +20,9 @@ from .options import allowed_hosts as allowed_hosts_option
 @click.option("--port", default=0, type=click.IntRange(0, 65535), help="Port [default: a free one].")
 @allowed_hosts_option
 @click.option("--no-open", is_flag=True, help="Do not open the browser.")
+@click.option(
+    "--export", type=click.Path(dir_okay=False, path_type=Path), help="Write one RUN as a file that opens from disk."
+)
 @click.option("--ready-file", type=click.Path(dir_okay=False, path_type=Path), hidden=True)
 @click.option("--parent-pid", type=int, hidden=True)
 def command(
@@ -27,6 +31,7 @@ def command(
     port: int,
     allowed_hosts: tuple[str, ...],
     no_open: bool,
+    export: Path | None,
     ready_file: Path | None,
     parent_pid: int | None,
 ) -> None:
@@ -38,12 +43,22 @@ def command(
     \b
     Example:
         agentcore-rl view
-        agentcore-rl view runs/quickstart-20260101-120000
+        agentcore-rl view runs/quickstart-20260101-120000 --export run.html
     """
-    from ..runs import find_run
+    from ..runs import RunReader, find_run
     from ..view.data import Runs
 
     given = [find_run(name) for name in runs]
+    if export is not None:
+        from ..view.export import export as write
+
+        if len(given) > 1:
+            raise ConfigError("--export writes one run: name one")
+        with RunReader(given[0] if given else find_run(None)) as run:
+            held, total = write(run, export)
+            left = f"; the {total - held} older ones are left out" if held < total else ""
+            click.echo(f"{export}: {held} of {total} rollouts{left}")
+        return
     from ..view.server import serve
 
     def ready(url: str) -> None:

@@ -1,4 +1,4 @@
-"""The page's data, as JSON values."""
+"""The page's data, as JSON values. The server and the exported file give the same."""
 
 from __future__ import annotations
 

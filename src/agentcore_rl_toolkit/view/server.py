@@ -10,7 +10,6 @@ import hmac
 import json
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -27,8 +26,8 @@ from .._servers.process import bind, parent_gone, url_of
 from ..errors import ConfigError
 from . import data
 from .data import Runs
+from .export import STATIC
 
-STATIC = Path(__file__).parent / "static"
 LOOK_S = 0.5
 MAX_TOKENS = 20_000  # ids of one question for texts
 HEADERS = {

@@ -1,5 +1,5 @@
 import { el, link, tip } from "./dom.js";
-import { listen, runList } from "./source.js";
+import { exported, listen, runList } from "./source.js";
 import { runPage, runsPage } from "./run.js";
 import { rolloutsPage } from "./rollouts.js";
 import { rolloutPage } from "./rollout.js";
@@ -26,7 +26,7 @@ function go(address, replace = false) {
 
 function drawBar(at) {
   const here = (yes) => (yes ? "page" : null);
-  const parts = [el("strong", {}, "AgentCore RL"), el("a", { href: "#/", "aria-current": here(!at.kind) }, "Runs")];
+  const parts = [el("strong", {}, "AgentCore RL"), exported ? null : el("a", { href: "#/", "aria-current": here(!at.kind) }, "Runs")];
   if (at.kind === "run") parts.push(el("a", { href: link(at.run), "aria-current": here(!at.name) }, at.run), el("a", { href: link(at.run, "rollouts"), "aria-current": here(at.name === "rollouts") }, "Rollouts"));
   parts.push(el("a", { href: "#/compare", "aria-current": here(at.kind === "compare") }, "Compare"));
   bar.replaceChildren(...parts.filter(Boolean), live, el("button", { type: "button", id: "help", title: "Keys (?)", "aria-label": "Keys", onclick: () => keys.showModal() }, "?"));
@@ -67,7 +67,7 @@ async function draw(keep = false) {
   scrollTo(0, scrolled);
   if (focused) { const again = page.querySelector(`[name="${CSS.escape(focused)}"]`); again?.focus(); if (caret && again?.type === "search") again.setSelectionRange(caret, caret); }
   page.dataset.ready = String(mine);
-  await sayState(at.run);
+  if (!exported) await sayState(at.run);
 }
 
 addEventListener("hashchange", () => draw());

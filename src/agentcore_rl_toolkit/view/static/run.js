@@ -1,6 +1,6 @@
 import { el, link, many, number, placeOf, small } from "./dom.js";
 import { lineChart, sparkline, stackedChart } from "./charts.js";
-import { overview, runList } from "./source.js";
+import { exported, overview, runList } from "./source.js";
 
 export async function runsPage() {
   const runs = await runList();
@@ -8,7 +8,7 @@ export async function runsPage() {
   const rows = runs.map((run) => el("tr", {}, el("td", {}, el("a", { href: link(run.name) }, run.name)), el("td", { class: "num" }, number(run.rollouts)), el("td", { class: "num" }, number(run.steps)), el("td", { class: "num" }, number(run.rewards?.at(-1))),
     el("td", {}, sparkline(run.rewards ?? [], `reward of ${run.name} by step`)), el("td", {}, run.problem ? el("span", { class: "warn" }, run.problem) : when(run.last_s))));
   if (!rows.length) return [el("h1", {}, "Runs"), el("p", { class: "notice" }, "There is no run in this folder yet. ", el("code", {}, "agentcore-rl quickstart"), " makes one; it shows up here by itself.")];
-  const compare = runs.length ? el("p", {}, el("a", { href: "#/compare" }, "Compare two runs or two steps")) : null;
+  const compare = runs.length && !exported ? el("p", {}, el("a", { href: "#/compare" }, "Compare two runs or two steps")) : null;
   return [el("h1", {}, "Runs"), el("div", { class: "card" }, el("table", {}, el("thead", {}, el("tr", {}, el("th", {}, "run"), ["rollouts", "steps", "reward, last step"].map((t) => el("th", { class: "num" }, t)), el("th", {}, "reward by step"), el("th", {}, "last rollout"))), el("tbody", {}, rows))), compare];
 }
 
