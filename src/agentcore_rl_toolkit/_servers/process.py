@@ -9,6 +9,8 @@ import os
 import secrets
 import signal
 import socket
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,21 @@ def stop_event(parent_pid: int | None) -> asyncio.Event:
     if parent_pid is not None:
         asyncio.ensure_future(parent_gone(parent_pid)).add_done_callback(lambda _: stop.set())
     return stop
+
+
+@contextlib.contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM, and the end of the terminal unless `nohup` has it ignored, end the block as Ctrl-C does. On another thread than
+    the main one they do as before.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if main and signal.getsignal(n) is not signal.SIG_IGN]
+    before = {n: signal.signal(n, lambda *_: signal.raise_signal(signal.SIGINT)) for n in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _exists(pid: int) -> bool:

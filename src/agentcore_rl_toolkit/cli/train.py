@@ -292,7 +292,7 @@ def _until_interrupted(work: Coroutine[Any, Any, T]) -> T:
     """Do it. Ctrl-C and SIGTERM end it in order, and the process with 130: what runs at the service is stopped."""
     import asyncio
 
-    from .training.services import terminated_as_interrupted
+    from .._servers.process import terminated_as_interrupted
 
     with terminated_as_interrupted():
         try:

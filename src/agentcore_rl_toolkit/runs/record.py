@@ -1,8 +1,8 @@
 """One rollout as a run keeps it, and its binary form.
 
 Values for lists and filters are columns; the rest is one compressed part each: ``dialogue``, ``tokens``, ``detail``. Arrays in
-``tokens`` are little-endian and in base64 inside JSON, so that a browser reads them without a library of ours. Absent is NULL,
-and NaN inside an array of numbers.
+``tokens`` are in base64 inside JSON, so that a browser reads them without a library of ours. Absent is NULL, and NaN inside an
+array of numbers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import json
 import math
-import sys
 import zlib
 from array import array
 from collections import Counter
@@ -235,16 +234,12 @@ def _finite(value: float | None) -> float | None:
 
 
 def _base64(values: array[Any]) -> str:
-    if sys.byteorder == "big":
-        values.byteswap()
     return base64.b64encode(values.tobytes()).decode()
 
 
 def _array(code: str, text: str) -> array[Any]:
     values = array(code)
     values.frombytes(base64.b64decode(text))
-    if sys.byteorder == "big":
-        values.byteswap()
     return values
 
 

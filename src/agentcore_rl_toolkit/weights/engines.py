@@ -8,9 +8,6 @@ Sources: vLLM 0.32, `entrypoints/rl/online/api_router.py`, `entrypoints/serve/de
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -57,23 +54,29 @@ class Engine:
         self._at = address
 
     def _ask(self, path: str, body: Any = None, *, get: bool = False, timeout_s: float = ASK_S) -> Any:
-        at = self._at
-        headers = {"content-type": "application/json"}
-        if (key := self._key()) is not None:
-            headers["authorization"] = f"Bearer {key}"
-        data = None if get else json.dumps({} if body is None else body).encode()
-        request = urllib.request.Request(at.url.rstrip("/") + path, data=data, headers=headers)
+        import httpx
+
+        at, key = self._at, self._key()
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        sent: Any = {} if get else {"json": {} if body is None else body}
         try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as reply:
-                content = reply.read()
-        except urllib.error.HTTPError as e:
-            with e:
-                text = e.read(2000).decode("utf-8", "replace")
-            raise WeightsError(f"{at.engine} at {at.url} refused {path}: {e.code} {text}{self._hint(e.code)}") from e
-        except OSError as e:
+            reply = httpx.request(
+                "GET" if get else "POST",
+                at.url.rstrip("/") + path,
+                headers=headers,
+                timeout=timeout_s,
+                trust_env=False,
+                **sent,
+            )
+        except httpx.HTTPError as e:
             raise WeightsError(f"{at.engine} at {at.url} did not answer {path}: {e}") from e
+        if not reply.is_success:
+            status = reply.status_code
+            raise WeightsError(
+                f"{at.engine} at {at.url} refused {path}: {status} {reply.text[:2000]}{self._hint(status)}"
+            )
         try:
-            return json.loads(content) if content.strip() else {}
+            return reply.json() if reply.content.strip() else {}
         except ValueError:
             return {}
 

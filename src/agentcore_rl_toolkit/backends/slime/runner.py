@@ -11,15 +11,14 @@ import os
 import re
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from ..._servers.process import terminated_as_interrupted
 from ...client.data import encode_payload, read_rows
 from ...errors import AgentCoreRLError, ConfigError
 from ..llm_judge import KEY as JUDGE_KEY
@@ -76,24 +75,6 @@ def run_job(command: Sequence[str], environment: Mapping[str, str], *, job_id: s
         except subprocess.TimeoutExpired:
             client.kill()
             client.wait()
-
-
-@contextlib.contextmanager
-def signals_end_the_run() -> Iterator[None]:
-    """SIGTERM and SIGHUP unwind the main thread like Ctrl-C does, so that what was started is ended."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def leave(number: int, _: Any) -> None:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +157,7 @@ class SlimeRunner(SlimeSettings):
         command = list(plan.command or ())
         job_id = command[command.index("--submission-id") + 1]
         self._write_inputs()
-        with signals_end_the_run():
+        with terminated_as_interrupted():
             try:
                 code = run_job(command, plan.environment, job_id=job_id, address=self._job_address())
             finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -252,25 +253,21 @@ def _refused(name: str, error: Exception, advice: str) -> Finding:
 
 def _model(session: Any) -> Finding:
     """Whether the first model that is served answers."""
-    import urllib.error
-    import urllib.request
+    from ...gateway.http.client import error_message, request
 
     def ask(path: str, body: dict[str, Any] | None = None) -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        headers = {"authorization": f"Bearer {session.api_key}", "content-type": "application/json"}
-        request = urllib.request.Request(f"{session.base_url}/{path}", data=data, headers=headers)
-        with urllib.request.urlopen(request, timeout=DEADLINE_S) as reply:
-            return json.load(reply)
+        method, url = "GET" if body is None else "POST", f"{session.base_url}/{path}"
+        status, data = asyncio.run(request(method, url, body=body, key=session.api_key, timeout_s=DEADLINE_S))
+        if status != 200:
+            raise ValueError(f"HTTP {status}: {error_message(data)}")
+        return json.loads(data)
 
     try:
         model = ask("models")["data"][0]["id"]
         messages = [{"role": "user", "content": "Say one word."}]
         ask("chat/completions", {"model": model, "max_tokens": 1, "messages": messages})
-    except urllib.error.HTTPError as e:
-        text = e.read(500).decode(errors="replace")
-        return fail("model", f"HTTP {e.code}: {text}", "look at the inference server's log")
-    except (OSError, ValueError, LookupError) as e:
-        return fail("model", f"{type(e).__name__}: {e}", "look at the inference server's log")
+    except (GatewayError, ValueError, LookupError) as e:
+        return fail("model", str(e), "look at the inference server's log")
     return ok("model", f"{model!r} answered one token")
 
 

@@ -44,23 +44,16 @@ class Job:
         return self.settings.loop_config(self.loop)
 
     @cached_property
-    def _all_rows(self) -> tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]:
+    def rows(self) -> tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]:
+        """(trained on, held out)."""
         return self.settings.rows()
-
-    @property
-    def rows(self) -> Sequence[Mapping[str, Any]]:
-        return self._all_rows[0]
-
-    @property
-    def held_out(self) -> Sequence[Mapping[str, Any]]:
-        return self._all_rows[1]
 
     @property
     def total(self) -> int:
         """The number of rollouts that the run will start."""
         settings = self.settings
         evaluations = 2 + ((settings.steps - 1) // settings.eval_every if settings.eval_every else 0)
-        return evaluations * len(self.held_out) + settings.steps * settings.groups * settings.rollouts
+        return evaluations * len(self.rows[1]) + settings.steps * settings.groups * settings.rollouts
 
 
 def example(name: str) -> Path:

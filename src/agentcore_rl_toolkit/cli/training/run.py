@@ -58,11 +58,11 @@ def train(job: Job, console: Console, *, stack: Stack | None = None) -> dict[str
 
     Call it on the main thread. Raises: AgentCoreRLError; KeyboardInterrupt on Ctrl-C and SIGTERM.
     """
+    from ..._servers.process import terminated_as_interrupted
     from ...backends.collection.recording import open_recording
     from ...client import Deadlines, RolloutClient
     from ...gateway import GatewayClient
     from ...runtime.remote import RuntimeView
-    from .services import terminated_as_interrupted
 
     settings = job.settings
     with contextlib.ExitStack() as exits:
@@ -112,11 +112,11 @@ def train(job: Job, console: Console, *, stack: Stack | None = None) -> dict[str
             model_dir=job.settings.model,
             recording=recording,
         )
-        runner.run(job.loop.train(services, job.config, job.rows, job.held_out, observer))
+        runner.run(job.loop.train(services, job.config, *job.rows, observer))
     summary = report.summarise(
         exp_id=job.run_dir.name,
         config=dataclasses.asdict(job.config),
-        held_out=len(job.held_out),
+        held_out=len(job.rows[1]),
         wall_s=time.monotonic() - started,
     )
     return summary
@@ -140,7 +140,7 @@ def print_end(console: Console, job: Job, report: Report, summary: dict[str, Any
         console.print(f"\n[bold]One input, {when} training[/] (reward {rollout['reward']})")
         for line in dialogue_lines(rollout["dialogue"] or []):
             console.print(line, highlight=False, markup=False)
-    if job.held_out:
+    if job.rows[1]:
         table = Table(title="\nHeld-out inputs", title_justify="left", title_style="bold")
         for name in ("", "before", "after"):
             table.add_column(name, justify="right" if name else "left")

@@ -175,18 +175,6 @@ class Services:
         self._services.clear()
 
 
-@contextlib.contextmanager
-def terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM, and the end of the terminal unless `nohup` has it ignored, end the block as Ctrl-C does."""
-    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
-    before = {n: signal.signal(n, lambda *_: signal.raise_signal(signal.SIGINT)) for n in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _signal_group(process: subprocess.Popen[bytes], number: int, *, group: bool) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if group:

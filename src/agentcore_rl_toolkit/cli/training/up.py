@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 
+from ..._servers.process import terminated_as_interrupted
 from ...errors import ConfigError
 from ..models import model_option
 from ..options import engine_option, sandbox_words, with_sessions
 from ..output.terminal import visible
-from .services import terminated_as_interrupted
 from .stack import FOLDER, Stack, agent_file, describe, own, scratch_folder
 
 
