@@ -68,7 +68,7 @@ class PolicyModel:
         self._runs: dict[str, _Run] = {}
         self._saved: dict[str, dict[str, Any]] = {}
         self._engines: OrderedDict[str | None, Engine] = OrderedDict()
-        self._lock, self._base_lock = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
         if checkpoint_dir is not None:
             checkpoint_dir.mkdir(parents=True, exist_ok=True)
             for file in sorted(checkpoint_dir.glob("*.pt")):
@@ -91,8 +91,7 @@ class PolicyModel:
 
     def create(self, run: str) -> None:
         """A fresh copy of the base weights, and an optimizer."""
-        with self._base_lock:
-            model = copy.deepcopy(self._base)
+        model = copy.deepcopy(self._base)
         self._runs[run] = _Run(model, torch.optim.AdamW(model.parameters(), weight_decay=0.0))
 
     def forward_backward(
@@ -208,18 +207,10 @@ class PolicyModel:
                 raise ConfigError(f"sampling ended as {generation.finish_reason}: {generation.error}")
         return [Completion(ids=g.token_ids, logprobs=g.logprobs, stop_reason=str(g.finish_reason)) for g in done]
 
-    @torch.no_grad()
     def logprobs(self, path: str | None, ids: list[int]) -> list[float]:
         """Those of all tokens but the first. Shapes: (T,) -> (T - 1,)."""
-        ids_T = torch.tensor(ids)
-        weights = {} if path is None else self._kept_at(path)["weights"]
-        model_input = {"input_ids": ids_T[None]}
-        with self._base_lock:  # its weights are others during the call
-            # Saved weights are copies, so tied ones are two.
-            output = torch.func.functional_call(self._base, weights, (), model_input, tie_weights=False)
-        logits_TV = output.logits[0].float()
-        logprobs_T = torch.log_softmax(logits_TV[:-1], -1).gather(1, ids_T[1:, None])[:, 0]
-        return [float(x) for x in logprobs_T]
+        [done] = self._engine(path).generate([ids], SamplingParams(max_tokens=1, prompt_logprobs=0))
+        return done.prompt_logprobs
 
     def _engine(self, path: str | None) -> Engine:
         with self._lock:
