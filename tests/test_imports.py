@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,63 +19,24 @@ ROOT = Path(agentcore_rl_toolkit.__file__).parent
 ALWAYS = {"errors", "contract", "_lazy"}
 MOST_MODULES = 14  # in one folder
 SHARED = {"collection", "primitives"}  # folders of `backends` that every trainer may import
-MAY_IMPORT: dict[str, set[str]] = {
-    "errors": set(),
-    "_lazy": set(),
-    "contract": {"errors"},
-    "_version": set(),
-    "_installation": {"errors"},
-    "_parsing": set(),
-    "_servers": {"errors"},
-    "_portal": {"errors"},
-    "logs": set(),
-    "proof": set(),
-    "store": {"_portal"},
-    "app": {"store", "logs", "proof", "isolation", "messages", "_installation"},
-    "reward": set(),
-    "client": {"store", "logs", "proof", "_portal", "_servers"},
-    "trajectory": set(),
-    "deploy": {"client", "_installation"},
-    "runs": {"_installation", "logs"},
-    "messages": {"_installation"},
-    "gateway": {
-        "messages",
-        "trajectory",
-        "store",
-        "logs",
-        "_portal",
-        "_servers",
-        "_installation",
-    },
-    "isolation": set(),
-    "runtime": {
-        "isolation",
-        "store",
-        "logs",
-        "_parsing",
-        "_servers",
-        "_installation",
-    },
-    "policy": {
-        "logs",
-        "_parsing",
-        "_servers",
-        "_installation",
-    },
-    "weights": {"_servers"},
-    "backends": {
-        "client",
-        "gateway",
-        "runs",
-        "weights",
-        "trajectory",
-        "store",
-        "logs",
-        "_parsing",
-        "_portal",
-        "_servers",
-        "_installation",
-    },
+DOCUMENT = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text()
+
+
+def table(heading: str) -> list[list[str]]:
+    """The cells of the document's table under this heading, row by row."""
+    section = DOCUMENT.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    return [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| `")]
+
+
+def names_in(text: str) -> list[str]:
+    """What is named first in each pair of backticks: `a`, `b/`, and of `c/d` the c."""
+    return re.findall(r"`(\w+)", text)
+
+
+MAY_IMPORT = {
+    part: set(names_in(allowed))
+    for parts, _, allowed, *_ in table("Parts and their imports")
+    for part in names_in(parts)
 }
 
 
@@ -107,11 +69,7 @@ def imported_parts(path: Path) -> set[str]:
             names = [module] + [f"{module}.{alias.name}" for alias in node.names]
         for name in names:
             pieces = name.split(".")
-            if (
-                pieces[0] == "agentcore_rl_toolkit"
-                and len(pieces) > 1
-                and (pieces[1] in MAY_IMPORT or pieces[1] in ("cli", "view"))
-            ):
+            if pieces[0] == "agentcore_rl_toolkit" and len(pieces) > 1 and pieces[1] in MAY_IMPORT:
                 found.add(".".join(pieces[1:3]) if pieces[1] == "backends" else pieces[1])
     return found
 
@@ -134,84 +92,15 @@ def test_modules_import_only_what_the_table_allows() -> None:
     assert wrong == set()
 
 
-# The rooms of the large parts, highest first: folders, and modules of the part's own folder. Each imports from those below it
-# only, for types too.
-ROOMS = {
-    "gateway": [
-        *("service", "server", "dispatch", "testing", "client", "admin"),
-        *(
-            "sampling_services",
-            "token_calls",
-            "calls",
-            "sessions",
-            "engines",
-            "store",
-            "upstreams",
-            "capture",
-            "http",
-        ),
-        "config",
-    ],
-    "messages": ["render", "dialects", "errors"],
-    "isolation": ["sandbox", "hints", "project"],
-    "runtime": [
-        *(
-            "service",
-            "local",
-            "http",
-            "runtime",
-            "metrics",
-            "cluster",
-            "remote",
-            "local_node",
-            "containers",
-            "sessions",
-        ),
-        *("config", "api", "agents", "roots", "template", "launcher"),
-        "wire",
-    ],
-    "client": [
-        *(
-            "metrics",
-            "rollouts",
-            "evaluation",
-            "batch",
-            "lifecycle",
-        ),
-        *("records", "data_plane", "settings", "ledger", "proofs", "future", "data"),
-    ],
-    "backends": [
-        *(
-            "gepa",
-            "rllm",
-            "sagemaker",
-            "slime",
-            "tinker",
-            "trl",
-            "verl",
-            "primitives",
-            "service",
-            "_gateway_process",
-            "collection",
-        ),
-        *("_portal", "llm_judge", "chat", "settings"),
-    ],
-    "policy": [
-        *(
-            "training_service",
-            "server",
-            "engine",
-            "batch",
-            "loading",
-            "transformers_decoder",
-            "decoder",
-            "linear",
-            "sampling",
-            "model",
-        ),
-        *("word_problems", "weights"),
-    ],
-}
+def rooms_of(part: str, cell: str) -> list[str]:
+    """Folders, and modules of the part's own folder, highest first; each imports from those below it only, for types too."""
+    below = names_in(re.sub(r"\([^)]*\)", "", cell))
+    trainers = [folder.name for folder in sorted((ROOT / part).glob("*/")) if (folder / "__init__.py").exists()]
+    return [*(t for t in trainers if t not in below), *below] if part == "backends" else below
+
+
+ROOMS = {part: rooms_of(part, rooms) for [part], rooms in ((names_in(p), r) for p, r, *_ in table("Modules"))}
+del ROOMS["cli"]  # a module per command
 
 
 def imported_rooms(path: Path, name: str) -> Iterator[str]:

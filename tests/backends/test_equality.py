@@ -15,8 +15,7 @@ import math
 import statistics
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -48,61 +47,22 @@ from .recorded import (
     recorded_episodes,
     requests_for,
 )
+from .slime.stand_in import Sample as SlimeSample
+from .slime.stand_in import arguments
 
 EPISODES = recorded_episodes()
 SHAPE = (EXPERT_LAYERS, EXPERT_TOP_K)
 
 
-@dataclass
-class SlimeSample:
-    """The fields of slime's `Sample` that take part, with slime's defaults."""
-
-    group_index: int | None = None
-    index: int | None = None
-    rollout_id: int | None = None
-    prompt: Any = ""
-    tokens: list[int] = field(default_factory=list)
-    response: str = ""
-    response_length: int = 0
-    reward: Any = None
-    loss_mask: list[int] | None = None
-    teacher_log_probs: list[float] | None = None
-    weight_versions: list[str] = field(default_factory=list)
-    rollout_log_probs: list[float] | None = None
-    rollout_routed_experts: Any = None
-    remove_sample: bool = False
-    metadata: dict[str, Any] = field(default_factory=dict)
-    session_id: str | None = None
-
-    class Status(Enum):
-        PENDING = "pending"
-        COMPLETED = "completed"
-        TRUNCATED = "truncated"
-        ABORTED = "aborted"
-        FAILED = "failed"
-
-    status: Status = Status.PENDING
-
-
-class SlimeArgs:
-    num_layers = EXPERT_LAYERS
-    moe_router_topk = EXPERT_TOP_K
-    use_rollout_routing_replay = False
-    advantage_estimator = "grpo"
-    rewards_normalization = True
-    grpo_std_normalization = True
-    reward_key = None
-
-
-TOKENS = Credit(credit="turn", discount=0.5, normalise="group", teacher_url="http://teacher", reward_weight=2.0)
-
-
-class TokenArgs(SlimeArgs):
-    credit, discount, normalise, teacher_url, reward_weight = "turn", 0.5, "group", "http://teacher", 2.0
-
-
-class ReplayArgs(SlimeArgs):
-    use_rollout_routing_replay = True
+RULES: Any = {
+    "credit": "turn",
+    "discount": 0.5,
+    "normalise": "group",
+    "teacher_url": "http://teacher",
+    "reward_weight": 2.0,
+}
+TOKENS = Credit(**RULES)
+EXPERTS = {"num_layers": EXPERT_LAYERS, "moe_router_topk": EXPERT_TOP_K}
 
 
 @dataclass(frozen=True)
@@ -279,7 +239,7 @@ def read_slime(groups: list[Group], credit: Credit) -> dict[str, list[Neutral]]:
     """As slime's RolloutManager does: flatten, post-process the rewards, clear the masks of removed samples."""
     found: dict[str, list[Neutral]] = {}
     flat: list[SlimeSample] = []
-    args = TokenArgs if credit.per_token else SlimeArgs
+    args = arguments(**(RULES if credit.per_token else {}))
     for g, group in enumerate(groups):
         for i, rollout in enumerate(group.rollouts):
             base = SlimeSample(group_index=g, index=g * len(group.rollouts) + i)
@@ -481,7 +441,7 @@ def flat(nested: Any) -> list[int]:
 def test_expert_routing_reaches_every_backend_that_replays_it(groups: list[Group]) -> None:
     for rollout, sample, numbers in moe(groups):
         rows = len(sample.token_ids) - 1
-        (slime,) = to_slime(rollout, SlimeSample(index=0), args=ReplayArgs)
+        (slime,) = to_slime(rollout, SlimeSample(index=0), args=arguments(use_rollout_routing_replay=True, **EXPERTS))
         (verl,) = to_verl(rollout, expert_shape=SHAPE)
         assert flat(slime.rollout_routed_experts.tolist()) == numbers
         assert flat(verl["routed_experts"]) == numbers
@@ -514,10 +474,10 @@ def test_a_group_of_equal_usable_rewards_is_dropped_by_the_filter(groups: list[G
     bad = next(r for g in groups for r in g.rollouts if not r.usable)
     same = [to_slime(good, SlimeSample(index=i, group_index=0)) for i in range(3)]
     same.append(to_slime(bad, SlimeSample(index=3, group_index=0)))
-    assert not keep_informative_group(SlimeArgs, same)
+    assert not keep_informative_group(arguments(), same)
     other = next(r for g in groups for r in g.rollouts if r.usable and r.reward == 0.0)
     same.append(to_slime(other, SlimeSample(index=4, group_index=0)))
-    assert keep_informative_group(SlimeArgs, same)
+    assert keep_informative_group(arguments(), same)
 
 
 def test_the_logged_mean_reward_is_not_moved_by_masked_rollouts(groups: list[Group]) -> None:
@@ -527,7 +487,7 @@ def test_the_logged_mean_reward_is_not_moved_by_masked_rollouts(groups: list[Gro
         for i, r in enumerate(group.rollouts)
         for s in to_slime(r, SlimeSample(index=g * 8 + i, group_index=g))
     ]
-    raw, _ = normalize_rewards(SlimeArgs, flat_samples)
+    raw, _ = normalize_rewards(arguments(), flat_samples)
     for g, group in enumerate(groups):
         by_rollout = {s.rollout_id: r for s, r in zip(flat_samples, raw, strict=True) if s.group_index == g}
         usable = [r for r in group.rewards if r is not None]

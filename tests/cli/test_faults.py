@@ -10,8 +10,6 @@ import json
 import os
 import re
 import secrets
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,10 +20,11 @@ import boto3
 import pytest
 
 from agentcore_rl_toolkit._servers.keys import credential_of_runtime
-from agentcore_rl_toolkit.cli.main import main
 from agentcore_rl_toolkit.cli.training.services import Services
 from agentcore_rl_toolkit.cli.training.stack import QUIET, Stack, start
 from serving import moto_server
+
+from ..conftest import CommandLine
 
 # The command line is a program that ends: what it leaves open goes with it.
 pytestmark = [
@@ -193,25 +192,15 @@ def here(work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # the command line sets its own
-    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
     return tmp_path
 
 
-def call(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+def call(words: list[str], command_line: CommandLine) -> tuple[int, str, str]:
     """Exit code, the first line that is no progress, and all of the output."""
-    monkeypatch.setattr(sys, "argv", ["agentcore-rl", *words])
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        main()
-    output = capsys.readouterr()
-    if words[0] == "doctor":
-        lines = [line for line in output.out.splitlines() if line.startswith("fail")]
-    else:
-        progress = re.compile(r"\d+/\d+ done|still |.* has changed:|[Uu]sage:|Try 'agentcore-rl|$")
-        lines = [line for line in output.err.splitlines() if not progress.match(line)]
-    first = lines[0] if lines else ""
-    return int(ended.value.code or 0), first, f"{output.out}\n--- stderr\n{output.err}"
+    done = command_line(*words)
+    progress = re.compile(r"\d+/\d+ done|still |.* has changed:|[Uu]sage:|Try 'agentcore-rl|$")
+    lines = [line for line in done.stderr.splitlines() if not progress.match(line)]
+    return done.returncode, lines[0] if lines else "", f"{done.stdout}\n--- stderr\n{done.stderr}"
 
 
 @pytest.mark.parametrize("fault", BROKEN_AGENTS)
@@ -223,8 +212,7 @@ def test_a_broken_agent_is_said_in_the_first_line(
     here: Path,
     command: str,
     fault: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command_line: CommandLine,
 ) -> None:
     limit = HANG_S if fault == "hangs" else "60"
     words = {
@@ -237,7 +225,7 @@ def test_a_broken_agent_is_said_in_the_first_line(
     stack = dataclasses.replace(work.stack, agent=str((here / "agent.py").resolve()))
     began_s = time.monotonic()
     with stack.publish(here):
-        code, first, answer = call(words, monkeypatch, capsys)
+        code, first, answer = call(words, command_line)
     assert time.monotonic() - began_s < 90, "a hanging agent is waited for as long as it may take, no longer"
     assert code == 1, answer
     assert first.startswith("error: "), answer
@@ -245,14 +233,11 @@ def test_a_broken_agent_is_said_in_the_first_line(
     assert "Traceback" in answer or fault not in ("raises", "wrong payload key") or command == "eval"
 
 
-@pytest.mark.parametrize(
-    ("line", "wanted"),
-    DO_NOT_LOAD,
-)
+@pytest.mark.parametrize(("line", "wanted"), DO_NOT_LOAD)
 def test_an_agent_that_does_not_load_is_said_in_the_first_line(
-    here: Path, line: str, wanted: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Path, line: str, wanted: str, command_line: CommandLine
 ) -> None:
-    code, first, answer = call(line.split(), monkeypatch, capsys)
+    code, first, answer = call(line.split(), command_line)
     assert code == 1, answer
     assert first.startswith("error: "), answer
     assert re.search(wanted, first), answer
@@ -267,7 +252,7 @@ def test_what_is_wrong_is_said_in_the_first_line(
     code: int,
     wanted: str,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command_line: CommandLine,
 ) -> None:
     stack = dataclasses.replace(work.stack, agent=str((here / "agent.py").resolve()))
     places = {"policy": stack.policy_url, "gateway": stack.gateway_url, "runtime": stack.runtime_url, "here": str(here)}
@@ -293,10 +278,10 @@ def test_what_is_wrong_is_said_in_the_first_line(
     while re.match(r"[A-Z_]+=", words[0]):
         monkeypatch.setenv(*words.pop(0).split("=", 1))
     if what == "alone":
-        found, first, answer = call(words, monkeypatch, capsys)
+        found, first, answer = call(words, command_line)
     else:
         with dataclasses.replace(stack, **changes.get(what, {})).publish(here):
-            found, first, answer = call(words, monkeypatch, capsys)
+            found, first, answer = call(words, command_line)
     assert found == code, answer
     assert re.match(r"fail|error: |Error: ", first), answer
     assert re.search(wanted, first), answer

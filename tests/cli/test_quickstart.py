@@ -16,9 +16,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agentcore_rl_toolkit.cli.main import main
 from agentcore_rl_toolkit.cli.training.services import ServiceError, Services
 from agentcore_rl_toolkit.runs import Query, RunReader, TokenSequence
+from serving import wait_for
+
+from ..conftest import CommandLine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(800)]
 
@@ -78,16 +80,6 @@ def assert_nothing_left(run_dir: Path) -> None:
     while (left := processes_of(run_dir)) and time.monotonic() < give_up:
         time.sleep(0.1)
     assert not left
-
-
-def wait_for(condition, deadline_s: float, process: subprocess.Popen[str]) -> None:  # type: ignore[no-untyped-def]
-    give_up = time.monotonic() + deadline_s
-    while not condition():
-        assert process.poll() is None, process.communicate()[0]
-        if time.monotonic() > give_up:
-            process.send_signal(signal.SIGTERM)
-            pytest.fail(f"the run did not get that far:\n{finish(process, 30)}")
-        time.sleep(0.1)
 
 
 def events(run_dir: Path) -> list[dict]:  # type: ignore[type-arg]
@@ -152,7 +144,7 @@ def test_ctrl_c_stops_everything_and_resume_leaves_all_that_a_run_promises(tmp_p
     run_dir = tmp_path / "run"
     agent = str(agent_of_unequal_rewards(tmp_path))
     process = start(run_dir, *WHOLE, "--steps", "4", "--agent", agent)
-    wait_for(partial(has_step, run_dir), 240, process)
+    wait_for(partial(has_step, run_dir), within_s=240, process=process)
     os.kill(process.pid, signal.SIGINT)
     output = finish(process, 150)
     assert process.returncode == 130, output
@@ -215,7 +207,7 @@ def test_a_killed_policy_ends_the_run(tmp_path: Path) -> None:
     """Without it the others would go on waiting: this is the one that could hang the run."""
     run_dir = tmp_path / "run"
     process = start(run_dir, "--steps", "1000", *small(held_out=2, groups=1, rollouts=2))
-    wait_for(partial(has_step, run_dir), 240, process)
+    wait_for(partial(has_step, run_dir), within_s=240, process=process)
     server_of(process, "policy").kill()
     output = finish(process, 90)  # of a run of a thousand steps
     assert process.returncode == 1, output
@@ -235,13 +227,7 @@ def test_a_killed_service_ends_what_waits_for_it(tmp_path: Path) -> None:
     assert_nothing_left(tmp_path)
 
 
-def test_resume_without_a_run_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["agentcore-rl", "quickstart", "--out", str(tmp_path / "nothing"), "--resume"])
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # a command line sets its own
-    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert "no run to go on with" in capsys.readouterr().err
+def test_resume_without_a_run_says_what_to_do(tmp_path: Path, command_line: CommandLine) -> None:
+    done = command_line("quickstart", "--out", str(tmp_path / "nothing"), "--resume")
+    assert done.returncode == 2
+    assert "no run to go on with" in done.stderr

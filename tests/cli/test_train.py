@@ -7,7 +7,6 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,6 @@ import psutil
 import pytest
 
 from agentcore_rl_toolkit.cli.init import write
-from agentcore_rl_toolkit.cli.main import main
 from agentcore_rl_toolkit.cli.training.job import load_loop
 from agentcore_rl_toolkit.cli.training.settings import new_run, old_run, read
 from agentcore_rl_toolkit.cli.training.trackers import check_installed
@@ -25,6 +23,8 @@ from agentcore_rl_toolkit.errors import ConfigError, MissingExtraError
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR, loading
 from agentcore_rl_toolkit.policy.loading import Sizes
 from agentcore_rl_toolkit.runs import Query, RunReader
+
+from ..conftest import CommandLine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SMALL = ("--groups", "2", "--rollouts", "4")
@@ -56,7 +56,7 @@ def shop(tmp_path: Path) -> Path:
 @pytest.mark.system
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_new_agent_trains_with_nothing_else_typed_and_goes_on_after_ctrl_c(
-    tmp_path: Path, shop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, shop: Path, monkeypatch: pytest.MonkeyPatch, command_line: CommandLine
 ) -> None:
     words = ["--agent", "shop/agent.py", "--data", "shop/train.jsonl", "--eval-data", "shop/eval.jsonl"]
     words += ["--steps", "3", *SMALL, "--set", "hold_calls=yes", "--set", "eval_every=1", "--set", "dtype=bfloat16"]
@@ -84,13 +84,9 @@ def test_a_new_agent_trains_with_nothing_else_typed_and_goes_on_after_ctrl_c(
     [line] = [line.strip() for line in output.splitlines() if "agentcore-rl train --resume" in line]
     assert line.endswith(" --out run")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["agentcore-rl", *line.split()[1:]])
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # a command line sets its own
-    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
     before = set(psutil.Process().children(recursive=True))
-    with pytest.raises(SystemExit) as ended:
-        main()  # in this process, where torch is loaded already
-    assert not ended.value.code, capsys.readouterr()
+    done = command_line(*line.split()[1:])  # in this process, where torch is loaded already
+    assert done.returncode == 0, done
     assert set(psutil.Process().children(recursive=True)) <= before
     summary = json.loads((run / "summary.json").read_text())
     assert summary["steps"] == 3
@@ -251,23 +247,14 @@ def test_a_tracker_that_is_not_installed_names_the_command(tmp_path: Path, monke
     ],
 )
 def test_a_wrong_setting_is_named_before_anything_starts(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    options: list[str],
-    expected: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command_line: CommandLine, options: list[str], expected: str
 ) -> None:
     (tmp_path / "agent.py").write_text("")
     (tmp_path / "rows.jsonl").write_text('{"prompt": "hello"}\n')
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "typo.toml").write_text('agent = "agent.py"\ndata = "rows.jsonl"\ngruops = 3\n')
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["agentcore-rl", "train", *options])
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # a command line sets its own
-    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
-    with pytest.raises(SystemExit) as ended:
-        main()
-    output = capsys.readouterr().err
-    assert ended.value.code == 2, output
-    assert expected in output
+    done = command_line("train", *options)
+    assert done.returncode == 2, done.stderr
+    assert expected in done.stderr
     assert not (tmp_path / "runs").exists()

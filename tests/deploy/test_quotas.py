@@ -12,9 +12,10 @@ from typing import Any
 import boto3
 import pytest
 
-from agentcore_rl_toolkit.cli.main import main
 from agentcore_rl_toolkit.deploy import quotas
 from agentcore_rl_toolkit.deploy.quotas import Quotas
+
+from ..conftest import CommandLine
 
 ARN = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/shop-5RAgoLKvAy"
 LISTED: list[dict[str, Any]] = [
@@ -85,7 +86,7 @@ def test_what_is_not_listed_or_not_readable_is_awss_default_and_said_so(service:
 
 
 def test_eval_and_train_refuse_before_anything_starts(
-    service: Service, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    service: Service, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, command_line: CommandLine
 ) -> None:
     service.listed = [{"QuotaName": "Active Session Workloads per Account", "Value": 0.0}]
     monkeypatch.chdir(tmp_path)
@@ -101,8 +102,6 @@ def test_eval_and_train_refuse_before_anything_starts(
         ["eval", "--agent", ARN, "--bucket", f"file://{tmp_path}/store", "--data", "rows.jsonl"],
         ["train", "--backend", "tinker", "--config", "tinker.toml"],
     ):
-        monkeypatch.setattr("sys.argv", ["agentcore-rl", *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code not in (0, None)
-        assert "quota of sessions alive at once" in capsys.readouterr().err, words
+        done = command_line(*words)
+        assert done.returncode != 0
+        assert "quota of sessions alive at once" in done.stderr, words

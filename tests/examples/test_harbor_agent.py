@@ -207,9 +207,6 @@ def test_a_sandbox_shows_the_task_and_nothing_of_this_machine(
         assert (sandbox.read("/logs/verifier/a/b"), sandbox.read("/none")) == (b"1", None)
 
 
-# -- the check of tasks
-
-
 # -- agents
 
 

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -51,16 +50,6 @@ with Proof(example=Path(__file__).parent, framework="none") as proof:
     proof.check("a check that holds", value=1, target=1, ok=True)
     proof.check_all_ok(oracle)
 """
-
-
-@pytest.fixture(scope="module")
-def harness() -> ModuleType:
-    sys.path.insert(0, str(EXAMPLES))
-    try:
-        import harness
-    finally:
-        sys.path.remove(str(EXAMPLES))
-    return harness
 
 
 @pytest.mark.system

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.errors import ConfigError
-from agentcore_rl_toolkit.gateway import GatewayConfig, UpstreamConfig
+from agentcore_rl_toolkit.gateway import Gateway, GatewayConfig, UpstreamConfig
 
 
 def test_an_admin_key_that_everyone_has_or_nobody_can_send_is_refused() -> None:
@@ -33,3 +33,8 @@ def test_an_upstream_that_cannot_be_asked_is_refused(settings: dict[str, Any], e
 def test_sglang_takes_token_ids_alone() -> None:
     with pytest.raises(ConfigError, match="--model"):
         GatewayConfig(engine="sglang")
+
+
+async def test_a_store_that_cannot_be_used_is_said_before_anything_is_served() -> None:
+    with pytest.raises(ConfigError, match="cannot be used"):
+        Gateway(GatewayConfig(store_dir="/proc/none"))

@@ -20,6 +20,7 @@ class Sample:
     label: str | None = None
     reward: Any = None
     loss_mask: list[int] | None = None
+    teacher_log_probs: list[float] | None = None
     weight_versions: list[str] = field(default_factory=list)
     rollout_log_probs: list[float] | None = None
     rollout_routed_experts: Any = None

@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.cli import main
 from agentcore_rl_toolkit.cli.servers import policy
 from agentcore_rl_toolkit.cli.servers.vllm import EXTENSION, command_line, context_of, environment, find_python
 from agentcore_rl_toolkit.cli.training import stack
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.policy.model import WEIGHTS_DIR
 
+from ...conftest import CommandLine
+
 
 def test_without_vllm_every_command_says_how_to_get_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command_line: CommandLine
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AGENTCORE_RL_ENGINE_PYTHON", str(tmp_path / "none"))
@@ -30,14 +31,10 @@ def test_without_vllm_every_command_says_how_to_get_it(
         ["policy", "vllm"],
         ["train", "--engine", "vllm", "--agent", "agent.py", "--data", "rows.jsonl"],
     ):
-        monkeypatch.setattr(sys, "argv", ["agentcore-rl", *words])
-        with pytest.raises(SystemExit) as ended:
-            main.main()
-        assert ended.value.code == 2
-        output = capsys.readouterr().err
-        assert "engine vllm needs an environment with vLLM" in output
-        assert "AGENTCORE_RL_ENGINE_PYTHON" in output
-        assert "make vllm-env" in output
+        done = command_line(*words)
+        assert done.returncode == 2
+        for said in ("engine vllm needs an environment with vLLM", "AGENTCORE_RL_ENGINE_PYTHON", "make vllm-env"):
+            assert said in done.stderr
 
 
 def test_the_environment_is_looked_for_where_it_is_named_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
