@@ -57,7 +57,7 @@ def requests_for(episodes: Sequence[Episode]) -> list[GroupRequest]:
     counts: dict[str, int] = {}
     for episode in episodes:
         counts[episode.input_id] = counts.get(episode.input_id, 0) + 1
-    return [GroupRequest(input_id=i, payload={"prompt": f"task {i}"}, n=n, metadata=i) for i, n in counts.items()]
+    return [GroupRequest(input_id=i, payload={"prompt": f"task {i}"}, n=n) for i, n in counts.items()]
 
 
 class _Recorder:

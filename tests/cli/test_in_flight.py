@@ -91,9 +91,7 @@ async def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
         client = RolloutClient(
             runtime.arns["agent"], f"file://{tmp_path / 'store'}", "stuck", endpoint_url=runtime.url, model_id="m"
         )
-        requests = [
-            GroupRequest(input_id=name, payload={"hangs": name}, n=1, metadata=None) for name in ("tool", "model")
-        ]
+        requests = [GroupRequest(input_id=name, payload={"hangs": name}, n=1) for name in ("tool", "model")]
         try:
             with open_recording(tmp_path / "run", {}) as recording:
                 collecting = asyncio.create_task(

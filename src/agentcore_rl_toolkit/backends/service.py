@@ -78,9 +78,9 @@ class RolloutSettings(Credit, JudgeSettings):
         return from_mapping(cls, with_environment(read_settings(path)), where=str(path))
 
     def service_settings(self, **others: Any) -> ServiceSettings:
-        """These settings and ``others``, which go by other names here, under the names of `ServiceSettings`."""
-        shared = {f.name: getattr(self, f.name) for f in fields(RolloutSettings)}
-        return ServiceSettings(**{**shared, **others})
+        """These settings as `ServiceSettings`; ``others`` are those that have another value or another name here."""
+        same = {f.name: getattr(self, f.name) for f in fields(ServiceSettings) if hasattr(self, f.name)}
+        return ServiceSettings(**{**same, **others})
 
 
 @dataclass(frozen=True, kw_only=True)

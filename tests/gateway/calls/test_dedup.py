@@ -20,7 +20,7 @@ from agentcore_rl_toolkit.gateway import Gateway, GatewayConfig, SessionHandle, 
 from agentcore_rl_toolkit.gateway.capture.reply import read_reply
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
-from agentcore_rl_toolkit.trajectory.experts import int32_of, shape_of
+from agentcore_rl_toolkit.trajectory.experts import read
 
 from ..asking import MODEL, Start, attempt, captured, gpt, opened, until
 
@@ -220,8 +220,9 @@ def test_vllms_routing_is_kept_as_bytes_and_read_as_int32(kind: Any) -> None:
     kept = captured.choices[0].routed_experts
     assert captured.problem is None
     assert kept == file.getvalue()
-    assert shape_of(kept) == (3, 2, 4)
-    assert np.array_equal(np.frombuffer(int32_of(kept), "<i4").reshape(3, 2, 4), experts)
+    shape, numbers = read(kept)
+    assert shape == (3, 2, 4)
+    assert np.array_equal(np.frombuffer(numbers, "<i4").reshape(3, 2, 4), experts)
 
 
 @pytest.mark.parametrize("expected", ["not base64!", [[1, 2]], [[[1], [2, 3]]], [[[2**40]]], 5, {"a": 1}])

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...errors import CaptureError
 from ...trajectory import ExpertSpan
-from ...trajectory.experts import int32_of, shape_of
+from ...trajectory.experts import read
 from .samples import Sample
 
 INT32_BYTES = 4
@@ -42,22 +42,16 @@ def routed_experts(sample: Sample, *, layers: int, top_k: int) -> memoryview[Any
 def _rows(sample: Sample, span: ExpertSpan, wanted: tuple[int, int, int]) -> bytes:
     """A turn's own routing as int32. Raises: CaptureError when it has another shape."""
     rows, layers, top_k = wanted
-    shape = shape_of(span.data)
-    if shape is not None and shape not in (
-        wanted,
-        (rows + 1, layers, top_k),
-    ):  # some engines report the last token as well
-        raise CaptureError(
-            f"expert routing of {span.turn_id} has the shape {shape}; {rows} tokens, {layers} layers and top {top_k} are "
-            f"{wanted}",
-            session_id=sample.session_id,
-        )
-    data = int32_of(span.data)
+    shape, data = read(span.data)
     size = rows * layers * top_k * INT32_BYTES
-    if len(data) < size or (shape is None and len(data) != size):
+    fits = (
+        len(data) == size if shape is None else shape in (wanted, (rows + 1, layers, top_k))
+    )  # some with the last token
+    if not fits:
+        has = f"{len(data)} bytes as int32" if shape is None else f"the shape {shape}"
         raise CaptureError(
-            f"expert routing of {span.turn_id} has {len(data)} bytes; {rows} tokens x {layers} layers x top {top_k} as "
-            f"int32 are {size}",
+            f"expert routing of {span.turn_id} has {has}; {rows} tokens, {layers} layers and top {top_k} are {wanted}, "
+            f"{size} bytes",
             session_id=sample.session_id,
         )
     return data

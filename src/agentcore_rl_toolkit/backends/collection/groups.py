@@ -91,9 +91,8 @@ def _numbers(values: object) -> dict[str, float]:
 class GroupRequest:
     """One input to roll out `n` times.
 
-    `payload` is what the agent receives (without `_rollout`); `overrides` go into its `_rollout` block; `metadata` is
-    the trainer's own and comes back untouched on the group. `group` names what its rollouts are compared with, where trainers ask
-    for the rollouts of one input one by one; None: with each other.
+    `payload` is what the agent receives (without `_rollout`); `overrides` go into its `_rollout` block. `group` names what its
+    rollouts are compared with, where trainers ask for the rollouts of one input one by one; None: with each other.
     Raises: ConfigError, ContractError.
     """
 
@@ -102,7 +101,6 @@ class GroupRequest:
     n: int = 1
     sampling_params: Mapping[str, Any] | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    metadata: Any = None
     group: str | None = None
 
     def __post_init__(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from ...contract import Outcome
 from ...errors import ConfigError
@@ -49,7 +48,6 @@ class Sample:
     truncated: bool
     routed_experts: Sequence[ExpertSpan] = field(default=(), repr=False)
     metrics: Mapping[str, float] = field(default_factory=dict)
-    metadata: Any = None
 
     @property
     def token_ids(self) -> list[int]:
@@ -96,7 +94,7 @@ def to_samples(
         known = token_advantages([s for *_, s in signals], credit, estimator=estimator, report=report)
         advantages = {(r.session_id, i): A for (r, i, _), A in zip(signals, known, strict=True) if A is not None}
         for rollout in group.usable:
-            found += rollout_samples(rollout, advantages, group_index, group.request.metadata)
+            found += rollout_samples(rollout, advantages, group_index)
     return found
 
 
@@ -133,7 +131,6 @@ def rollout_samples(
     rollout: CollectedRollout,
     advantages: Mapping[tuple[str, int], list[float]] | None = None,
     group_index: int = 0,
-    metadata: Any = None,
 ) -> list[Sample]:
     """Samples of one usable rollout; none when it is masked, has no trajectory or no reward.
 
@@ -169,7 +166,6 @@ def rollout_samples(
                 truncated=sequence.finish_reason in TRUNCATED_REASONS,
                 routed_experts=sequence.routed_experts,
                 metrics=detail.metrics if detail is not None else {},
-                metadata=metadata,
             )
         )
     return found

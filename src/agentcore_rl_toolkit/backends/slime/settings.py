@@ -53,12 +53,7 @@ class SlimeSettings(RolloutSettings):
     def service(self) -> ServiceSettings:
         """The same under the names that all backends share."""
         return self.service_settings(
-            exp_id=self.exp_id,
-            model_id=self.model_id,
             rollout_timeout_s=self.acr_timeout,
             submit_timeout_s=self.acr_submit_timeout,
             tps_limit=self.acr_tps_limit,
-            max_concurrent=self.max_concurrent,
-            max_pool_connections=self.max_pool_connections,
-            gateway_admin_key=self.gateway_admin_key,
         )

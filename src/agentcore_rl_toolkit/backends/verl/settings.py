@@ -86,16 +86,11 @@ class AgentCoreConfig(RolloutSettings):
     def service(self, model_path: str) -> ServiceSettings:
         """The same under shared names. verl serves a model under its path unless told otherwise."""
         return self.service_settings(
-            exp_id=self.exp_id,
             model_id=self.model_id or model_path,
             rollout_timeout_s=self.max_rollout_time,
             submit_timeout_s=self.max_submit_time,
             tps_limit=self.reqs_per_sec,
-            max_concurrent=self.max_concurrent,
-            max_pool_connections=self.max_pool_connections,
-            gateway_admin_key=self.gateway_admin_key,
             gateway_store=None if self.gateway_store == "memory" else self.gateway_store,
-            extra_rollouts=self.extra_rollouts,
         )
 
     @classmethod

@@ -16,7 +16,7 @@ import msgspec
 
 from ...contract import new_session_id
 from ...trajectory import Turn
-from ...trajectory.experts import int32_of, shape_of
+from ...trajectory import experts as routing
 from ..capture.record import OK, UNTRAINABLE, CallRecord, ChoiceRecord, decode, expand, whole_messages
 from ..http.messages import Request, decode_body
 from ..sessions.registry import Sessions
@@ -129,8 +129,8 @@ def _routing(experts: bytes | None) -> list[str] | None:
 
     None as well where the engine gave numbers without a shape (SGLang): which are whose only the model's owner knows.
     """
-    shape = shape_of(experts) if experts else None
-    if experts is None or shape is None or len(shape) != 3:
+    shape, numbers = routing.read(experts or b"")
+    if shape is None or len(shape) != 3:
         return None
     shown = {"shape": list(shape[1:]), "dtype": "int32"}
-    return [msgspec.json.encode(shown).decode(), base64.b64encode(int32_of(experts)).decode()]
+    return [msgspec.json.encode(shown).decode(), base64.b64encode(numbers).decode()]
