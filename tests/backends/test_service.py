@@ -104,7 +104,8 @@ async def test_a_gateway_that_its_trainer_started_is_started_again(
         await gateway.set_weight_version_async(7)
         running = asyncio.create_task(service.roll(script(run_s=3)))
         await asyncio.sleep(1)
-        [first] = service.processes
+        [kept] = service._children
+        first = kept.child.process
         assert os.getsid(first.pid) != os.getsid(0)  # Ctrl-C must not reach it
         start, full = _gateway_process.GatewayProcess._start, [OSError(errno.ENOSPC, "No space left on device")]
 
@@ -117,7 +118,7 @@ async def test_a_gateway_that_its_trainer_started_is_started_again(
         os.kill(first.pid, signal.SIGKILL)
         assert (await service.roll(script())).capture is not None  # a session that is made meanwhile
         assert (await running).capture is not None  # and one that the killed gateway had made
-        assert service.processes != [first]
+        assert kept.child.process is not first
         assert not full  # and the disk has room again
         deadline_s = time.monotonic() + 60
         while (await gateway.stats_async())["weight_version"] != 7:
@@ -125,8 +126,7 @@ async def test_a_gateway_that_its_trainer_started_is_started_again(
             await asyncio.sleep(0.1)
     finally:
         service.close()
-    [last] = service.processes
-    assert last.poll() is not None
+    assert kept.child.process.poll() is not None
     assert [path for path in temporary.iterdir() if not path.name.startswith("agentcore-rl-keys-")] == []
 
 
@@ -134,14 +134,20 @@ def test_a_gateway_that_never_comes_back_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Ended:
+        url, log = "http://127.0.0.1:9", tmp_path / "log"
+
         def wait(self, timeout: float | None = None) -> int:
             return 1
 
         poll = wait
 
+        @property
+        def process(self) -> Ended:
+            return self
+
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(_gateway_process, "RESTARTS", 1)
-    monkeypatch.setattr(_gateway_process.GatewayProcess, "_start", lambda *_: (Ended(), "http://127.0.0.1:9"))
+    monkeypatch.setattr(_gateway_process.GatewayProcess, "_start", lambda *_: Ended())
     made = _gateway_process.GatewayProcess((), host="127.0.0.1", port=9, store=None, environment={})
     for keeper in [thread for thread in threading.enumerate() if thread.name == "agentcore-rl-gateway"]:
         keeper.join(20)  # it may have ended already

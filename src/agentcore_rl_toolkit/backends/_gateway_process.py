@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from .._servers.child import Child
 from ..errors import GatewayError
 
 log = logging.getLogger(__name__)
@@ -43,75 +38,43 @@ class GatewayProcess:
         environment: Mapping[str, str],
     ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="agentcore-rl-gateway-"))
-        self._words = [*words, "--host", host, "--store", store or str(self._folder / "turns")]
+        self._words = ["gateway", "serve", *words, "--host", host, "--store", store or str(self._folder / "turns")]
         self._environment = environment
         self.restarted: Callable[[], None] = lambda: None
         self._closed = threading.Event()
-        self.process, self.url = self._start(port)
+        self.child = self._start(port)
+        self.url = self.child.url.replace("0.0.0.0", "127.0.0.1")
         self._port = urlsplit(self.url).port or port
         threading.Thread(target=self._keep, name="agentcore-rl-gateway", daemon=True).start()
 
     def close(self) -> None:
         """Stop it; a second call does nothing. Its log stays only where there is something to read in it."""
         self._closed.set()
-        process = self.process
-        if process.poll() is not None:
-            return
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(timeout=STOP_S)
-        except subprocess.TimeoutExpired:
-            _end(process)
-        if process.returncode == 0:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self.child.process.poll() is None:
+            self.child.process.terminate()
+            if self.child.end(STOP_S) == 0:
+                shutil.rmtree(self._folder, ignore_errors=True)
 
     def _keep(self) -> None:
         for times in range(RESTARTS):
-            code = self.process.wait()
+            code = self.child.process.wait()
             if self._closed.wait(times):
                 return
-            log.error("the model gateway ended (code %s); starting it again. Its log: %s", code, self._log)
+            log.error("the model gateway ended (code %s); starting it again. Its log: %s", code, self.child.log)
             try:
-                self.process, _ = self._start(self._port)
+                self.child = self._start(self._port)
                 if self._closed.is_set():  # `close` may not have seen this one
-                    return _end(self.process)
+                    self.child.end()
+                    return
                 self.restarted()
             except Exception:  # a full disk, too: its log and its ready file are on one
                 log.exception("the model gateway could not be started again as it was")
-        self.process.wait()
+        self.child.process.wait()
         if not self._closed.is_set():
-            log.error("the model gateway ended after %d restarts and stays down; its log is %s", RESTARTS, self._log)
+            log.error("the model gateway ended after %d restarts and stays down; see %s", RESTARTS, self.child.log)
 
-    @property
-    def _log(self) -> Path:
-        return self._folder / "gateway.log"
-
-    def _start(self, port: int) -> tuple[subprocess.Popen[bytes], str]:
-        ready = self._folder / "ready.json"
-        ready.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "gateway", "serve", *self._words]
-        command += ["--port", str(port), "--ready-file", str(ready), "--parent-pid", str(os.getpid())]
-        with self._log.open("ab") as output:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env={**os.environ, **self._environment},
-                start_new_session=True,  # Ctrl-C is for the trainer, which still needs it to delete its sessions
-            )
-        give_up_s = time.monotonic() + START_S
-        while not ready.exists():
-            ended = process.poll() is not None
-            if ended or time.monotonic() > give_up_s:
-                _end(process)
-                why = "ended" if ended else f"was not ready after {START_S:g} s"
-                tail = self._log.read_text(errors="replace")[-2000:]
-                raise GatewayError(f"the model gateway {why}; its log ({self._log}) ends with:\n{tail}")
-            time.sleep(0.05)
-        return process, str(json.loads(ready.read_text())["url"]).replace("0.0.0.0", "127.0.0.1")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
+    def _start(self, port: int) -> Child:
+        words = [*self._words, "--port", str(port)]
+        child = Child("model gateway", words, self._folder / "gateway.log", self._environment, GatewayError)
+        child.wait_ready(START_S)
+        return child

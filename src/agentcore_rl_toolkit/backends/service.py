@@ -11,7 +11,6 @@ import atexit
 import os
 import secrets
 import socket
-import subprocess
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -147,11 +146,6 @@ class RolloutService:
         self._begun = False
         self._shared: dict[Hashable, _Shared] = {}
         self._opened: list[Any] = []  # what `open` made, and `close` therefore closes
-
-    @property
-    def processes(self) -> list[subprocess.Popen[bytes]]:
-        """The gateways' processes, as they run now."""
-        return [child.process for child in self._children]
 
     @classmethod
     def open(

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from .._servers import keys
+from .._servers.child import Child
 from ..errors import LocalRuntimeError
 from .remote import RuntimeView
 
@@ -47,27 +42,18 @@ class LocalRuntime:
         self._agents = dict(agents)
         self._options = list(options)
         self._env = env
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
 
     def start(self) -> LocalRuntime:
         """Start and wait until every agent is loaded."""
         with tempfile.TemporaryDirectory(prefix="agentcore-rl-start-") as folder:
-            ready, output = Path(folder) / "ready.json", Path(folder) / "output"
-            command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve"]
+            words = ["runtime", "serve", *self._options]
             for name, path in self._agents.items():
-                command += ["--agent", f"{name}={path}"]
-            command += ["--ready-file", str(ready), "--parent-pid", str(os.getpid()), *self._options]
-            with output.open("wb") as out:
-                self._process = subprocess.Popen(
-                    command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=self._env
-                )
-            deadline = time.monotonic() + START_TIMEOUT_S
-            while not ready.exists():
-                if self._process.poll() is not None or time.monotonic() > deadline:
-                    self.stop()
-                    raise LocalRuntimeError(f"the local runtime did not start:\n{output.read_text(errors='replace')}")
-                time.sleep(0.01)
-            info: dict[str, Any] = json.loads(ready.read_text())
+                words += ["--agent", f"{name}={path}"]
+            child = Child("local runtime", words, Path(folder) / "runtime.log", self._env or {}, LocalRuntimeError)
+            self._child = child
+            child.wait_ready(START_TIMEOUT_S)
+        info = child.ready
         self.url, self.pid, self.arns = info["url"], info["pid"], info["agents"]
         access_key, secret = keys.credential_of_runtime(self.url) or ("local", "local")
         self.credentials = {"aws_access_key_id": access_key, "aws_secret_access_key": secret}
@@ -76,15 +62,10 @@ class LocalRuntime:
 
     def stop(self) -> None:
         """Stop gracefully, or by force after a while. Safe to call twice."""
-        if self._process is None:
-            return
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process = None
+        if self._child is not None:
+            self._child.process.terminate()
+            self._child.end(STOP_TIMEOUT_S)
+        self._child = None
 
     def __enter__(self) -> LocalRuntime:
         return self.start()

@@ -184,14 +184,14 @@ async def test_a_trainer_starts_several_gateways_and_one_that_dies_comes_back_wi
             await gateway.set_weight_version_async(7)
             sessions = await gateway.create_sessions_async(["one", "two"])
             assert {s.gateway for s in sessions} == set(gateway.urls)
-            before = service.processes
-            os.kill(before[0].pid, signal.SIGKILL)
+            first = service._children[0].child
+            os.kill(first.process.pid, signal.SIGKILL)
             async with asyncio.timeout(60):
-                while service.processes[0] is before[0] or await gateway.away_async():  # noqa: ASYNC110  (another process)
+                while service._children[0].child is first or await gateway.away_async():  # noqa: ASYNC110  (another process)
                     await asyncio.sleep(0.05)
             assert set(await gateway.fetch_async(["one", "two"])) == {"one", "two"}
             stats = (await gateway.stats_async())["gateways"]
             assert [each["weight_version"] for each in stats.values()] == [7, 7]
         finally:
             service.close()
-    assert all(process.poll() is not None for process in service.processes)
+    assert all(kept.child.process.poll() is not None for kept in service._children)

@@ -43,7 +43,7 @@ def agent_here(agent: Path, config: T, environment: Mapping[str, str]) -> Iterat
     records = (config.output_dir / "records").resolve()
     records.mkdir(parents=True, exist_ok=True)
     options = ["--store", str(records), *(word for name in environment for word in ("--session-env", name))]
-    with LocalRuntime({"rehearsal": agent}, options, env={**os.environ, **environment}) as runtime:
+    with LocalRuntime({"rehearsal": agent}, options, env=environment) as runtime:
         changes: dict[str, Any] = {"agent_runtime_arn": runtime.arns["rehearsal"]}
         if hasattr(config, "endpoint_url"):
             changes |= {"endpoint_url": runtime.url, "s3_bucket": records.as_uri()}

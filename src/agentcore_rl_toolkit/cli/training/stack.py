@@ -24,12 +24,14 @@ from typing import Any
 
 import click
 
+from ..._servers.child import Child, cause_of
+from ..._servers.process import write_private
 from ...errors import AgentCoreRLError, ConfigError, LocalRuntimeError
 from ...isolation.project import Project
 from ..output.commands import nearby
 from ..output.terminal import Waiting, visible
 from ..servers.vllm import context_of
-from .services import READY_DEADLINE_S, Service, Services, cause_of
+from .services import READY_DEADLINE_S, Services
 
 FOLDER = ".agentcore-rl"
 AGENT_NAME = "agent"
@@ -123,7 +125,7 @@ class Stack:
             RuntimeView(self.runtime_url).reload(AGENT_NAME, on_wait=waiting)
         else:
             RuntimeView(self.runtime_url).deploy(agent, AGENT_NAME, {}, on_wait=waiting)
-        _write_private(Path.cwd() / FOLDER / "up.json", now.as_json())
+        write_private(Path.cwd() / FOLDER / "up.json", now.as_json())
         return now
 
     @property
@@ -143,7 +145,7 @@ class Stack:
             shell = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in self.environment().items())
             files = {"up.json": self.as_json(), "up.env": shell}
             for name, text in files.items():
-                _write_private(place / name, text)
+                write_private(place / name, text)
             try:
                 yield place / "up.env"
             finally:
@@ -163,12 +165,6 @@ def _lock(place: Path) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
-
-
-def _write_private(path: Path, text: str) -> None:
-    path.unlink(missing_ok=True)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
-        file.write(text)
 
 
 def use_local_credentials() -> None:
@@ -243,7 +239,7 @@ def start(
     if policy is not None:
         ready = services.wait_ready(policy, VLLM_READY_S if engine == "vllm" else READY_DEADLINE_S)
         upstream = Upstream(url=ready.url, engine=engine)
-    started: list[Service] = []
+    started: list[Child] = []
     if upstream is not None:
         report("policy", upstream.url)
         names = ["gateway"] if gateways == 1 else [f"gateway {number}" for number in range(gateways)]
@@ -287,7 +283,7 @@ def start(
     )
 
 
-def _launch_engine(services: Services, model: Path | None, engine: str, dtype: str | None) -> Service:
+def _launch_engine(services: Services, model: Path | None, engine: str, dtype: str | None) -> Child:
     if engine == "vllm":
         words = ["policy", "vllm", *(["--model", str(model)] if model else [])]
         doing = "loading the model and answering its first request: a minute or two"
