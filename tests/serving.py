@@ -1,4 +1,4 @@
-"""Programs of a test: started, waited for and ended. And an AWS of moto's."""
+"""Servers of a test: programs, applications in a thread, scripts of answers, and an AWS of moto's."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 WITHIN_S = 60.0  # of a machine with five times as many busy processes as cores
 START_S = 180.0  # of a program that imports torch, there
@@ -65,6 +67,68 @@ def serving(
             process.kill()
             process.wait()
     assert process.returncode == 0 or not ours, log.read_text()[-4000:]
+
+
+@contextlib.contextmanager
+def hosted(app: Any) -> Iterator[str]:
+    """Where an ASGI application is served, by a thread of this process."""
+    import uvicorn
+
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    wait_for(lambda: server.started)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join(30)
+
+
+class Asked(NamedTuple):
+    """A request. The names of its headers are in small letters."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@contextlib.contextmanager
+def answering(answer: Callable[[Asked], tuple[Any, ...] | None]) -> Iterator[str]:
+    """An HTTP server that answers with a status, a body (bytes, or what is sent as JSON) and headers; or hangs up, on None."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def handle_any(self) -> None:
+            body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            said = answer(Asked(self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, body))
+            if said is None:
+                self.close_connection = True
+                return
+            status, content, *more = said
+            data = content if isinstance(content, bytes) else json.dumps(content).encode()
+            self.send_response(status)
+            for name, value in {"content-length": str(len(data)), **(more[0] if more else {})}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                with contextlib.suppress(ConnectionError):  # who asked may have given up
+                    self.wfile.write(data)
+
+        do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = handle_any
+
+        def log_message(self, *args: object) -> None:
+            """Nothing: the requests are in the script."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join(5)
 
 
 @contextlib.contextmanager

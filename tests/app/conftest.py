@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 
-from serving import wait_for
+from serving import Asked, wait_for
 
 from ..conftest import reserved_port
-from ..store.conftest import Request, answering
+from ..store.conftest import answering_s3
 
 SESSION_HEADER = "X-Amzn-Bedrock-AgentCore-Runtime-Session-Id"
 
@@ -132,7 +132,7 @@ class FaultyS3:
             "AWS_REGION": "us-east-1",
         }
 
-    def answer(self, request: Request, _number: int) -> tuple[int, bytes] | None:
+    def answer(self, request: Asked, _number: int) -> tuple[int, bytes] | None:
         key = urllib.parse.unquote(request.path.partition("?")[0].split("/", 2)[-1])
         refusal = self.fault(request.method, key)
         status, content = refusal or 200, b""
@@ -168,7 +168,7 @@ def faulty_s3(shared_s3: FaultyS3) -> Iterator[FaultyS3]:
 @pytest.fixture(scope="module")
 def shared_s3() -> Iterator[FaultyS3]:
     s3 = FaultyS3()
-    with answering(s3.answer) as s3.url:
+    with answering_s3(s3.answer) as s3.url:
         yield s3
 
 

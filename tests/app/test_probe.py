@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,39 +15,25 @@ from agentcore_rl_toolkit import AgentCoreRLApp
 from agentcore_rl_toolkit.app import AgentSettings
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import ContractError
+from serving import Asked, answering
 
 KEY, SECRET = "session-key-0123456789", "p" * 64
 
 
-class Gateway(BaseHTTPRequestHandler):
-    """Refuses another key than its sessions'; leads away from `/away`; is no gateway at `/page`."""
-
-    def log_message(self, *_: object) -> None: ...
-
-    def do_GET(self) -> None:
-        if self.path.startswith("/away"):
-            self.send_response(302)
-            self.send_header("location", "/v1/models")
-            self.send_header("content-length", "0")
-            self.end_headers()
-            return
-        good = self.headers["authorization"] == f"Bearer {KEY}"
-        body = json.dumps({"data": [{"id": f"policy-{KEY}"}, {"id": "policy"}]}).encode() if good else b"no"
-        if self.path.startswith("/page"):
-            body = b"<html>a secret page</html>"
-        self.send_response(200 if good else 401)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Gateway)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
+    """Refuses another key than its sessions'; leads away from `/away`; is no gateway at `/page`."""
+
+    def answer(asked: Asked) -> tuple[Any, ...]:
+        if asked.path.startswith("/away"):
+            return 302, b"", {"location": "/v1/models"}
+        good = asked.headers["authorization"] == f"Bearer {KEY}"
+        if asked.path.startswith("/page"):
+            return 200 if good else 401, b"<html>a secret page</html>"
+        return (200, {"data": [{"id": f"policy-{KEY}"}, {"id": "policy"}]}) if good else (401, b"no")
+
+    with answering(answer) as url:
+        yield url
 
 
 def payload(store: str, **changed: Any) -> dict[str, Any]:

@@ -1,37 +1,31 @@
 """`agentcore-rl doctor --aws` on an account in order, and on accounts with one mistake each.
 
-The account: moto's IAM, EC2 and S3, the local control plane and runtime with sessions of a real agent, a real gateway. What moto
-has not (quotas, expired credentials) a server on loopback answers in the service's wire
-shape, which unmodified boto3 reads.
+The account: moto's IAM, EC2 and S3, the local control plane and runtime with sessions of a real agent, a real gateway. That
+credentials expired, a server on loopback says in STS' wire shape.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import json
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
 
 import boto3
-import botocore.session
 import pytest
 import requests
-from botocore.validate import ParamValidator
 from click.testing import CliRunner
 
+from agentcore_rl_toolkit._portal import Portal
 from agentcore_rl_toolkit.cli.doctor import command
 from agentcore_rl_toolkit.deploy import iam
 from agentcore_rl_toolkit.gateway import Gateway, GatewayConfig, UpstreamConfig
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 from agentcore_rl_toolkit.runtime.local import LocalRuntime
-from serving import moto_server
+from serving import answering, moto_server, wait_for
 
 from ..conftest import reserved_port
 from ..deploy.conftest import AGENT
@@ -41,72 +35,10 @@ ADMIN_KEY, MODEL = "trainers-secret-key", "scripted"
 PLACE = iam.Place(account=ACCOUNT, region=REGION, name="shop", bucket=BUCKET)
 
 
-class Wire(ThreadingHTTPServer):
-    """Service Quotas, ECR and STS, as far as moto has them not. What it answers is checked by botocore's model first."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.quotas: dict[str, float] = {}
-        self.expired = False
-        self.models = {name: botocore.session.get_session().get_service_model(name) for name in ("service-quotas",)}
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
-        self.reset()
-
-    def reset(self) -> None:
-        self.quotas = {
-            "Active Session Workloads per Account": 5000.0,
-            "Rate of new Runtime session creation": 25.0,
-            "Rate of Runtime data plane APIs": 200.0,
-        }
-        self.expired = False
-
-    def answer(self, service: str, operation: str) -> dict[str, Any]:
-        reply = self._replies()[operation]
-        wrong = ParamValidator().validate(reply, self.models[service].operation_model(operation).output_shape)
-        assert not wrong.has_errors(), wrong.generate_report()
-        return reply
-
-    def _replies(self) -> dict[str, dict[str, Any]]:
-        quotas = [
-            {"ServiceCode": "bedrock-agentcore", "QuotaName": name, "Value": value}
-            for name, value in self.quotas.items()
-        ]
-        return {"ListServiceQuotas": {"Quotas": quotas}}
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Wire
-
-    def log_message(self, *_: object) -> None: ...
-
-    def _answer(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
-        target = self.headers.get("x-amz-target", "")
-        if target:
-            self._answer(200, json.dumps(self.server.answer("service-quotas", target.rpartition(".")[2])).encode())
-            return
-        assert parse_qs(body.decode())["Action"] == ["GetCallerIdentity"]
-        if self.server.expired:
-            self._answer(
-                403,
-                b"<ErrorResponse><Error><Type>Sender</Type><Code>ExpiredToken</Code><Message>The security token included in the "
-                b"request is expired</Message></Error><RequestId>1</RequestId></ErrorResponse>",
-            )
-            return
-        self._answer(
-            200,
-            b"<GetCallerIdentityResponse><GetCallerIdentityResult><Arn>arn:aws:iam::123456789012:user/x</Arn><UserId>x</UserId>"
-            b"<Account>123456789012</Account></GetCallerIdentityResult></GetCallerIdentityResponse>",
-        )
+EXPIRED = (
+    b"<ErrorResponse><Error><Type>Sender</Type><Code>ExpiredToken</Code><Message>The security token included in the "
+    b"request is expired</Message></Error><RequestId>1</RequestId></ErrorResponse>"
+)
 
 
 @dataclass(kw_only=True)
@@ -114,7 +46,7 @@ class Aws:
     """The account in order, and the environment and options with which the doctor finds it."""
 
     moto: str
-    wire: Wire
+    expired_sts: str
     runtime: LocalRuntime
     arn: str
     gateway: str
@@ -147,12 +79,11 @@ class Aws:
         self.made_of = fields
         identity = self.arn.rpartition("/")[2]
         self.control.update_agent_runtime(agentRuntimeId=identity, **fields)
-        wait = threading.Event()
-        for _ in range(1200):
-            if self.control.get_agent_runtime(agentRuntimeId=identity)["status"] not in ("CREATING", "UPDATING"):
-                return
-            wait.wait(0.05)
-        raise AssertionError("the agent is not up to date after a minute")
+
+        def status() -> str:
+            return str(self.control.get_agent_runtime(agentRuntimeId=identity)["status"])
+
+        wait_for(lambda: status() not in ("CREATING", "UPDATING"))
 
     def variables(self, keys: dict[str, str]) -> dict[str, str]:
         return {**keys, "AWS_ENDPOINT_URL_S3": self.moto, "AWS_ALLOW_HTTP": "true", "AWS_REGION": REGION}
@@ -179,25 +110,14 @@ def without_put() -> iam.Policy:
 @pytest.fixture(scope="module")
 def scripted_gateway() -> Iterator[str]:
     """A real gateway over a scripted engine, on a thread of its own."""
-    ready, ended = threading.Event(), asyncio.Event()
-    found: dict[str, Any] = {}
-
-    async def serve() -> None:
-        async with ScriptedEngine() as engine:
-            upstreams = (UpstreamConfig(url=engine.url, engine="vllm"),)
-            gateway = Gateway(GatewayConfig(upstreams=upstreams, admin_key=ADMIN_KEY))
-            await gateway.start()
-            found.update(url=gateway.url, loop=asyncio.get_running_loop())
-            ready.set()
-            await ended.wait()
-            await gateway.stop(grace_s=0.2)
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
-    thread.start()
-    assert ready.wait(60)
-    yield found["url"]
-    found["loop"].call_soon_threadsafe(ended.set)
-    thread.join(60)
+    portal, engine = Portal("gateway-of-the-test"), ScriptedEngine()
+    portal.call(engine.__aenter__())
+    gateway = Gateway(GatewayConfig(upstreams=(UpstreamConfig(url=engine.url, engine="vllm"),), admin_key=ADMIN_KEY))
+    portal.call(gateway.start())
+    yield gateway.url
+    portal.call(gateway.stop(grace_s=0.2))
+    portal.call(engine.__aexit__(None, None, None))
+    portal.close()
 
 
 @pytest.fixture(scope="module")
@@ -211,11 +131,14 @@ def aws(tmp_path_factory: pytest.TempPathFactory, scripted_gateway: str, closed_
     folder = tmp_path_factory.mktemp("doctor")
     script = folder / "agent.py"
     script.write_text(AGENT)
-    wire = Wire()
-    with moto_server() as url, LocalRuntime({"shop": script}, ["--callers", "any"]) as runtime:
+    with (
+        moto_server() as url,
+        answering(lambda _: (403, EXPIRED)) as sts,
+        LocalRuntime({"shop": script}, ["--callers", "any"]) as runtime,
+    ):
         found = Aws(
             moto=url,
-            wire=wire,
+            expired_sts=sts,
             runtime=runtime,
             arn=runtime.arns["shop"],
             gateway=scripted_gateway,
@@ -237,8 +160,6 @@ def aws(tmp_path_factory: pytest.TempPathFactory, scripted_gateway: str, closed_
         found.agent()
         yield found
         found.enforce(False)
-    wire.shutdown()
-    wire.server_close()
 
 
 @pytest.fixture
@@ -246,13 +167,10 @@ def doctor(
     aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., dict[str, dict[str, str]]]]:
     """Runs the command in this process: its findings by name."""
-    aws.wire.reset()
     environment = {
         **aws.doctor,
         "AWS_REGION": REGION,
         "AWS_ENDPOINT_URL": aws.moto,
-        "AWS_ENDPOINT_URL_STS": aws.wire.url,
-        "AWS_ENDPOINT_URL_SERVICE_QUOTAS": aws.wire.url,
         "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE": aws.runtime.url,
         "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL": aws.runtime.url,
         "AGENTCORE_AGENT_ARN": aws.arn,
@@ -298,8 +216,8 @@ def out_of_reach(aws: Aws, _: pytest.MonkeyPatch) -> list[str]:
     return ["--session-gateway-url", f"http://127.0.0.1:{aws.closed_port}"]
 
 
-def expired(aws: Aws, _: pytest.MonkeyPatch) -> list[str]:
-    aws.wire.expired = True
+def expired(aws: Aws, environment: pytest.MonkeyPatch) -> list[str]:
+    environment.setenv("AWS_ENDPOINT_URL_STS", aws.expired_sts)
     return []
 
 

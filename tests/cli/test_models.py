@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import click
 import pytest
@@ -17,81 +16,66 @@ from agentcore_rl_toolkit.cli.models import Model, model_folder, model_option
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR
 from agentcore_rl_toolkit.policy.loading import load_decoder, read_state
+from serving import Asked, answering
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-class Hub(BaseHTTPRequestHandler):
-    """As much of the hub as a download needs: one model, its files those of the shipped policy."""
+class Hub(contextlib.ExitStack):
+    """A hub on this machine until it is closed, as much as a download needs: one model, its files those of the shipped policy."""
 
-    asked: ClassVar[list[str]] = []
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+        self.url = self.enter_context(answering(self._answer))
 
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_GET(self) -> None:
-        Hub.asked.append(self.path)
-        parts = self.path.partition("?")[0].strip("/").split("/")
+    def _answer(self, asked: Asked) -> tuple[Any, ...]:
+        self.asked.append(asked.path)
+        once = {"connection": "close"}  # no connection outlives the server
+        parts = asked.path.partition("?")[0].strip("/").split("/")
         names = [file.name for file in WEIGHTS_DIR.iterdir() if file.is_file()]
         if parts[:4] == ["api", "models", "some", "small"]:
             if parts[4:6] == ["revision", "none"]:
-                return self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
-            siblings = [{"rfilename": name, "size": (WEIGHTS_DIR / name).stat().st_size} for name in names]
-            body: Any = {"id": "some/small", "sha": COMMIT, "siblings": siblings}
+                return 404, {}, {"X-Error-Code": "RevisionNotFound", **once}
             if "tree" in parts:
-                body = [{"type": "file", "path": n, "size": (WEIGHTS_DIR / n).stat().st_size, "oid": n} for n in names]
-            return self._send(200, json.dumps(body).encode())
+                files = [{"type": "file", "path": n, "size": (WEIGHTS_DIR / n).stat().st_size, "oid": n} for n in names]
+                return 200, files, once
+            siblings = [{"rfilename": name, "size": (WEIGHTS_DIR / name).stat().st_size} for name in names]
+            return 200, {"id": "some/small", "sha": COMMIT, "siblings": siblings}, once
         if parts[:3] == ["some", "small", "resolve"] and parts[-1] in names:
             data = (WEIGHTS_DIR / parts[-1]).read_bytes()
-            return self._send(200, data, {"ETag": f'"{parts[-1]}"', "X-Repo-Commit": COMMIT})
-        return self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
-
-    def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+            return 200, data, {"ETag": f'"{parts[-1]}"', "X-Repo-Commit": COMMIT, **once}
+        return 404, {}, {"X-Error-Code": "RepoNotFound", **once}
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadingHTTPServer]:
-    """A hub on this machine, and a cache of its own."""
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub, and a cache of its own."""
     from huggingface_hub import constants
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr(constants, "ENDPOINT", address)
-    template = address + "/{repo_id}/resolve/{revision}/{filename}"  # made of the address at import
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.chdir(tmp_path)
-    Hub.asked.clear()
-    yield server
-    server.shutdown()
-    server.server_close()
+    with Hub() as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"  # made of the address at import
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.chdir(tmp_path)
+        yield hub
 
 
 def test_a_hub_name_is_loaded_once_with_its_revision_and_found_again_offline(
-    hub: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = model_folder("some/small@v2", weights=False)
     assert not (folder / "model.safetensors").exists()
-    assert any("v2" in path for path in Hub.asked)
+    assert any("v2" in path for path in hub.asked)
     folder = model_folder("some/small@v2")
     assert (folder / "model.safetensors").stat().st_size == (WEIGHTS_DIR / "model.safetensors").stat().st_size
-    hub.shutdown()
-    hub.server_close()
+    hub.close()
     assert model_folder("some/small@v2") == folder
 
 
-def test_what_is_wrong_with_a_name_is_said(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
+def test_what_is_wrong_with_a_name_is_said(hub: Hub, tmp_path: Path) -> None:
     (tmp_path / "m.txt").touch()
     (tmp_path / "m.gguf").write_text("no such thing")
     (tmp_path / "empty").mkdir()
@@ -105,8 +89,7 @@ def test_what_is_wrong_with_a_name_is_said(hub: ThreadingHTTPServer, tmp_path: P
     ):
         with pytest.raises(ConfigError, match=why):
             model_folder(name)
-    hub.shutdown()
-    hub.server_close()
+    hub.close()
     with pytest.raises(
         ConfigError, match=r"the hub cannot be reached.*`hf download some/small --revision v3` where there"
     ):

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 
 from agentcore_rl_toolkit import AgentCoreRLApp, rollout_text
 from agentcore_rl_toolkit.gateway.testing import ScriptedModel
 from agentcore_rl_toolkit.runs import RunReader, read_metrics
 from scripted_runtime import ARN, TEST_CREDENTIALS, ScriptedRuntime
+from serving import hosted
 
 from ..conftest import CommandLine
 
@@ -41,17 +40,9 @@ def runtime() -> Iterator[ScriptedRuntime]:
     """A data plane with the agent behind it."""
     app = AgentCoreRLApp()
     app.rollout_entrypoint(agent)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        thread.join(0.02)
-    with ScriptedRuntime() as runtime:
-        port = server.servers[0].sockets[0].getsockname()[1]
-        runtime.agent_url = f"http://127.0.0.1:{port}"
+    with hosted(app) as url, ScriptedRuntime() as runtime:
+        runtime.agent_url = url
         yield runtime
-    server.should_exit = True
-    thread.join(30)
 
 
 def copies_the_rule(messages: list[dict[str, Any]], tools: Any) -> str:
@@ -208,8 +199,8 @@ def test_a_judge_gives_rewards_and_words_where_the_agent_gives_none(optimize: Op
     [
         (("--text", "nope"), 2, r"does not read the text 'nope' \(it reads: system\): .*rollout_text", 1),
         (("--data", "silent.jsonl"), 2, r"it reads: none\): .*rollout_text", 1),
-        (("--data", "empty.jsonl"), 2, "empty.jsonl holds no rows", 0),
-        (("--eval-data", "empty.jsonl"), 2, "empty.jsonl holds no rows", 0),
+        (("--data", "empty.jsonl"), 2, "empty.jsonl has no rows", 0),
+        (("--eval-data", "empty.jsonl"), 2, "empty.jsonl has no rows", 0),
         (("--data", "eval.jsonl"), 2, "4 rows of --eval-data are in --data too", 0),
         (("--max-rollouts", "22"), 2, "23 rollouts for one proposal", 0),
         (("--set", "max_usd=1", "--set", "usd_per_rollout=0.1"), 2, "23 rollouts for one proposal", 0),

@@ -259,21 +259,6 @@ def seen_by_the_published_client(python: Path, arn: str, endpoint: str, s3: str,
     return seen
 
 
-def seen_by_our_client(arn: str, endpoint: str, s3: str, exp_id: str) -> tuple[Seen, dict[str, int]]:
-    store = open_store(BUCKET, endpoint_url=s3, region="us-west-2")
-    with RolloutClient(
-        arn, BUCKET, exp_id, tps_limit=200, endpoint_url=endpoint, watch=WatchSettings(store=store)
-    ) as client:
-        futures = [
-            client.submit({"n": 1, "run_s": 0}, session_id=s, input_id=i) for i, s in zip(IDS, SESSIONS, strict=True)
-        ]
-        records = [f.result(60) for f in futures]
-        return [
-            [f.result_key, f.input_id, r["input_id"], r["result_key"], r["rewards"]]
-            for f, r in zip(futures, records, strict=True)
-        ], client.stats
-
-
 def check_ids(seen: Seen, exp_id: str, s3: str) -> None:
     objects = boto3.client("s3", endpoint_url=s3, region_name="us-west-2", **CREDENTIALS)
     for (key, future_id, record_id, record_key, rewards), asked, session in zip(seen, IDS, SESSIONS, strict=True):
@@ -299,17 +284,6 @@ def test_ids_of_the_published_client_at_our_agent_and_at_its_own(
         "ids/theirs-ours",
         s3,
     )
-
-
-def test_ids_of_our_client_at_our_agent_and_at_the_published_one(
-    our_agent: OurAgent, published_agent: ScriptedRuntime, s3: str
-) -> None:
-    seen, stats = seen_by_our_client(published_agent.arn, published_agent.url, s3, "ids/ours-theirs")
-    check_ids(seen, "ids/ours-theirs", s3)
-    assert (stats["unproven"], stats.get("proven", 0)) == (len(IDS), 0)
-    seen, stats = seen_by_our_client(our_agent.arn, our_agent.url, s3, "ids/ours-ours")
-    check_ids(seen, "ids/ours-ours", s3)
-    assert (stats.get("unproven", 0), stats["proven"]) == (0, len(IDS))
 
 
 REFUSED_CALLS = """

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 
 from agentcore_rl_toolkit.deploy import quotas
 from agentcore_rl_toolkit.deploy.quotas import Quotas
+from serving import Asked, answering
 
 from ..conftest import CommandLine
 
@@ -30,42 +30,30 @@ LISTED: list[dict[str, Any]] = [
 ]
 
 
-class Service(ThreadingHTTPServer):
+@dataclass
+class Service:
     """Gives what Service Quotas lists in pages of two; refuses where ``listed`` is None."""
 
-    listed: list[dict[str, Any]] | None = LISTED
+    listed: list[dict[str, Any]] | None = field(default_factory=lambda: LISTED)
 
-    class Handler(BaseHTTPRequestHandler):
-        server: Service
-
-        def log_message(self, *_: object) -> None: ...
-
-        def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            assert asked["ServiceCode"] == "bedrock-agentcore"
-            at = int(asked.get("NextToken", 0))
-            reply: dict[str, Any] = {"__type": "AccessDeniedException", "Message": "not allowed"}
-            if self.server.listed is not None:
-                reply = {"Quotas": self.server.listed[at : at + 2]}
-                if at + 2 < len(self.server.listed):
-                    reply["NextToken"] = str(at + 2)
-            body = json.dumps(reply).encode()
-            self.send_response(200 if self.server.listed is not None else 400)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(self, request: Asked) -> tuple[Any, ...]:
+        asked = json.loads(request.body)
+        assert asked["ServiceCode"] == "bedrock-agentcore"
+        at = int(asked.get("NextToken", 0))
+        if self.listed is None:
+            return 400, {"__type": "AccessDeniedException", "Message": "not allowed"}
+        more = {"NextToken": str(at + 2)} if at + 2 < len(self.listed) else {}
+        return 200, {"Quotas": self.listed[at : at + 2], **more}
 
 
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    server = Service(("127.0.0.1", 0), Service.Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("AWS_ENDPOINT_URL_SERVICE_QUOTAS", f"http://127.0.0.1:{server.server_address[1]}")
+    service = Service()
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test")
-    yield server
-    server.shutdown()
-    server.server_close()
+    with answering(service.answer) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_SERVICE_QUOTAS", url)
+        yield service
 
 
 def read(region: str = "us-west-2") -> Quotas:

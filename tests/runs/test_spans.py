@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from agentcore_rl_toolkit.backends import open_recording
 from agentcore_rl_toolkit.contract import span_id_of, trace_id_of
 from agentcore_rl_toolkit.runs import Rollout
 from agentcore_rl_toolkit.runs.spans import spans_of
+from serving import Asked, answering
 
 service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
@@ -47,56 +46,34 @@ def rollout(session_id: str = "session-1", **facts: Any) -> Rollout:
     return Rollout(session_id=session_id, **{**values, **facts})
 
 
-class Collector:
-    """An OTLP receiver: keeps what it is sent."""
-
-    def __init__(self) -> None:
-        self.spans: list[Any] = []
-        collector = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                assert self.path == "/v1/traces"
-                request = service.ExportTraceServiceRequest()
-                request.ParseFromString(self.rfile.read(int(self.headers["content-length"])))
-                for resource in request.resource_spans:
-                    for scope in resource.scope_spans:
-                        collector.spans += scope.spans
-                self.send_response(200)
-                self.send_header("content-type", "application/x-protobuf")
-                self.end_headers()
-                self.wfile.write(service.ExportTraceServiceResponse().SerializeToString())
-
-            def log_message(self, *_: object) -> None:
-                """Nothing."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-
-
 @pytest.fixture
-def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
-    made = Collector()
-    thread = threading.Thread(target=made.server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", made.url)
-    yield made
-    made.server.shutdown()
-    thread.join()
-    made.server.server_close()
+def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The spans that an OTLP receiver was sent."""
+    spans: list[Any] = []
+
+    def keep(asked: Asked) -> tuple[Any, ...]:
+        assert asked.path == "/v1/traces"
+        request = service.ExportTraceServiceRequest()
+        request.ParseFromString(asked.body)
+        for resource in request.resource_spans:
+            for scope in resource.scope_spans:
+                spans.extend(scope.spans)
+        return 200, service.ExportTraceServiceResponse().SerializeToString(), {"content-type": "application/x-protobuf"}
+
+    with answering(keep) as url:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+        yield spans
 
 
 def attributes(span: Any) -> dict[str, Any]:
     return {a.key: getattr(a.value, a.value.WhichOneof("value")) for a in span.attributes}
 
 
-def test_a_rollout_is_sent_as_it_ends_and_its_trace_is_that_of_its_session(
-    collector: Collector, tmp_path: Path
-) -> None:
+def test_a_rollout_is_sent_as_it_ends_and_its_trace_is_that_of_its_session(sent: list[Any], tmp_path: Path) -> None:
     with open_recording(tmp_path, {}) as recording:
         recording.run.rollout(rollout())
         recording.run.rollout(rollout("session-2", outcome="agent_error", error="ValueError: no lamp", reward=None))
-    spans = [s for s in collector.spans if s.trace_id.hex() == trace_id_of("session-1")]
+    spans = [s for s in sent if s.trace_id.hex() == trace_id_of("session-1")]
     by_name = {s.name: s for s in spans}
     assert sorted(s.name for s in spans) == sorted(
         [
@@ -125,7 +102,7 @@ def test_a_rollout_is_sent_as_it_ends_and_its_trace_is_that_of_its_session(
     assert reply["gen_ai.server.time_to_first_token"] == 0.25
     tool = by_name["execute_tool calculator"]
     assert (tool.start_time_unix_nano, tool.end_time_unix_nano) == (101_000_000_000, 102_000_000_000)
-    failed = next(s for s in collector.spans if s.span_id.hex() == span_id_of("session-2"))
+    failed = next(s for s in sent if s.span_id.hex() == span_id_of("session-2"))
     assert (failed.status.code, failed.status.message) == (2, "ValueError: no lamp")
 
 

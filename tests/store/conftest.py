@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import itertools
 import threading
 import uuid
@@ -16,7 +15,7 @@ import pytest
 from moto.s3.responses import S3Response
 
 from agentcore_rl_toolkit.store import ObjectStore, open_store
-from serving import moto_server
+from serving import Asked, answering, moto_server
 
 
 @pytest.fixture(scope="session")
@@ -70,75 +69,38 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
 
 
 @dataclass
-class Request:
-    method: str
-    path: str
-    headers: dict[str, str]
-    body: bytes
-
-
-@dataclass
 class Scripted:
     """An S3 endpoint that answers each request with what `answer` returns: (status, body), or None to hang up without a word."""
 
     url: str = ""
-    requests: list[Request] = field(default_factory=list)
-    answer: Callable[[Request, int], tuple[int, bytes] | None] = lambda _request, _n: (200, b"")
+    requests: list[Asked] = field(default_factory=list)
+    answer: Callable[[Asked, int], tuple[int, bytes] | None] = lambda _request, _n: (200, b"")
 
     def count(self, method: str) -> int:
         return sum(r.method == method for r in self.requests)
 
 
 @contextlib.contextmanager
-def answering(answer: Callable[[Request, int], tuple[int, bytes] | None]) -> Iterator[str]:
+def answering_s3(answer: Callable[[Asked, int], tuple[int, bytes] | None]) -> Iterator[str]:
     """An S3 endpoint on a free port, whose requests `answer` answers, as in `Scripted`."""
     numbers = itertools.count(1)
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def whole(request: Asked) -> tuple[Any, ...] | None:
+        said = answer(request, next(numbers))
+        return said and (*said, {"ETag": '"0123"', "Last-Modified": "Fri, 20 Nov 2026 10:00:00 GMT"})
 
-        def handle_any(self) -> None:
-            body = self.rfile.read(int(self.headers.get("content-length", 0)))
-            seen = Request(self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, body)
-            said = answer(seen, next(numbers))
-            if said is None:
-                self.close_connection = True
-                return
-            status, content = said
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
-            self.send_header("ETag", '"0123"')
-            self.send_header("Last-Modified", "Fri, 20 Nov 2026 10:00:00 GMT")
-            self.end_headers()
-            if self.command != "HEAD":
-                with contextlib.suppress(ConnectionError):  # who asked may have given up
-                    self.wfile.write(content)
-
-        do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = handle_any
-
-        def log_message(self, *args: object) -> None:
-            """Nothing: the requests are in the script."""
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(5)
+    with answering(whole) as url:
+        yield url
 
 
 @pytest.fixture
 def scripted(aws_env: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripted]:
     script = Scripted()
 
-    def answer(request: Request, number: int) -> tuple[int, bytes] | None:
+    def answer(request: Asked, number: int) -> tuple[int, bytes] | None:
         script.requests.append(request)
         return script.answer(request, number)
 
-    with answering(answer) as script.url:
+    with answering_s3(answer) as script.url:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", script.url)
         yield script

@@ -6,16 +6,13 @@ import asyncio
 import contextlib
 import json
 import shutil
-import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 import torch
-import uvicorn
 from safetensors.torch import load_file, save_file
 
 from agentcore_rl_toolkit.cli.training.job import load_loop
@@ -25,23 +22,15 @@ from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.policy import Engine, create_app, load_policy
 from agentcore_rl_toolkit.weights import EngineAddress, Publisher, prove, publish, publishing, write_checkpoint
 from agentcore_rl_toolkit.weights.publishing import probe_prompt
+from serving import Asked, answering, hosted
 
 
 @contextlib.contextmanager
 def serving(dtype: str) -> Iterator[EngineAddress]:
     """A policy server in this process."""
     torch.set_num_threads(1)
-    with Engine.from_directory(max_batch=8, dtype=dtype) as engine:
-        server = uvicorn.Server(uvicorn.Config(create_app(engine), port=0, log_level="warning"))
-        thread = Thread(target=server.run)
-        thread.start()
-        give_up = time.monotonic() + 60
-        while not server.started and time.monotonic() < give_up:
-            time.sleep(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        yield EngineAddress(url=f"http://127.0.0.1:{port}")
-        server.should_exit = True
-        thread.join(30)
+    with Engine.from_directory(max_batch=8, dtype=dtype) as engine, hosted(create_app(engine)) as url:
+        yield EngineAddress(url=url)
 
 
 @pytest.fixture(scope="module")
@@ -126,39 +115,26 @@ def test_the_loop_ends_when_one_tensor_did_not_arrive(
             asyncio.run(training)
 
 
-class Told(BaseHTTPRequestHandler):
+@dataclass
+class Told:
     """Answers like the server whose answers it has, by path; remembers what it was asked."""
 
-    asked: list[tuple[str, Any]]
-    answers: dict[str, tuple[int, Any]]
+    asked: list[tuple[str, Any]] = field(default_factory=list)
+    answers: dict[str, tuple[int, Any]] = field(default_factory=dict)
 
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("content-length") or 0))
-        type(self).asked.append((self.path, json.loads(body) if body else None))
-        status, value = self.answers.get(self.path, (200, {}))
-        content = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("content-length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    do_GET = do_POST
-
-    def log_message(self, *_: Any) -> None:
-        """Quiet."""
+    def answer(self, request: Asked) -> tuple[int, Any]:
+        self.asked.append((request.path, json.loads(request.body) if request.body else None))
+        return self.answers.get(request.path, (200, {}))
 
 
 @pytest.fixture
-def stand_in() -> Iterator[tuple[str, type[Told]]]:
-    handler = type("Handler", (Told,), {"asked": [], "answers": {}})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}", handler
-    server.shutdown()
-    server.server_close()
+def stand_in() -> Iterator[tuple[str, Told]]:
+    told = Told()
+    with answering(told.answer) as url:
+        yield url, told
 
 
-def test_vllm_is_paused_loaded_and_resumed_in_this_order(stand_in: tuple[str, type[Told]], tmp_path: Path) -> None:
+def test_vllm_is_paused_loaded_and_resumed_in_this_order(stand_in: tuple[str, Told], tmp_path: Path) -> None:
     url, reply = stand_in
     reply.answers["/weight_info"] = (200, {"weight_version": "7"})
     assert publish(tmp_path, 7, [EngineAddress(url=url, engine="vllm")], in_flight="keep") == 7
@@ -172,7 +148,7 @@ def test_vllm_is_paused_loaded_and_resumed_in_this_order(stand_in: tuple[str, ty
     ]
 
 
-def test_sglang_updates_from_disk(stand_in: tuple[str, type[Told]], tmp_path: Path) -> None:
+def test_sglang_updates_from_disk(stand_in: tuple[str, Told], tmp_path: Path) -> None:
     url, reply = stand_in
     reply.answers["/model_info"] = (200, {"weight_version": "7"})
     publish(tmp_path, 7, [EngineAddress(url=url, engine="sglang")], in_flight="keep")
@@ -188,7 +164,7 @@ def test_sglang_updates_from_disk(stand_in: tuple[str, type[Told]], tmp_path: Pa
     assert reply.asked[-1][0] == "/continue_generation", "it goes on with what it has"
 
 
-def test_an_engine_that_says_another_version_is_caught(stand_in: tuple[str, type[Told]], tmp_path: Path) -> None:
+def test_an_engine_that_says_another_version_is_caught(stand_in: tuple[str, Told], tmp_path: Path) -> None:
     url, reply = stand_in
     reply.answers["/weight_info"] = (200, {"weight_version": "default"})
     with pytest.raises(WeightsError, match="version 7 was published, engines say"):

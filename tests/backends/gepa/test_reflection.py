@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from agentcore_rl_toolkit.backends import chat
 from agentcore_rl_toolkit.backends.gepa.reflection import Reflection
 from agentcore_rl_toolkit.errors import TrainingServiceError
+from serving import Asked, answering
 
 
 def completion(text: str | None, usage: Any) -> str:
@@ -25,42 +25,27 @@ def completion(text: str | None, usage: Any) -> str:
 USAGE = {"prompt_tokens": 30, "completion_tokens": 4, "total_tokens": 34}
 
 
-class Endpoint(ThreadingHTTPServer):
+@dataclass
+class Endpoint:
     """Answers every request with the same status and body, and keeps their keys."""
 
-    status, body, kind = 200, "", "application/json"
+    url: str = ""
+    status: int = 200
+    body: str = ""
+    kind: str = "application/json"
+    keys: list[str | None] = field(default_factory=list)
 
-    def __init__(self) -> None:
-        self.keys: list[str | None] = []
-        super().__init__(("127.0.0.1", 0), Answers)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1"
-
-
-class Answers(BaseHTTPRequestHandler):
-    server: Endpoint
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        self.server.keys.append(self.headers["authorization"])
-        self.send_response(self.server.status)
-        self.send_header("content-type", self.server.kind)
-        self.send_header("content-length", str(len(self.server.body)))
-        self.end_headers()
-        self.wfile.write(self.server.body.encode())
-
-    def log_message(self, *_: Any) -> None:
-        pass
+    def answer(self, asked: Asked) -> tuple[Any, ...]:
+        self.keys.append(asked.headers.get("authorization"))
+        return self.status, self.body.encode(), {"content-type": self.kind}
 
 
 @pytest.fixture
 def endpoint() -> Iterator[Endpoint]:
-    with Endpoint() as server:
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        yield server
-        server.shutdown()
+    endpoint = Endpoint()
+    with answering(endpoint.answer) as url:
+        endpoint.url = f"{url}/v1"
+        yield endpoint
 
 
 def test_an_answer_is_text_and_its_tokens_are_counted(endpoint: Endpoint) -> None:

@@ -2,43 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
-from typing import Any
 
 import pytest
 
 from agentcore_rl_toolkit.errors import ConfigError, MissingExtraError
 from agentcore_rl_toolkit.runtime.containers.client import Engine
-
-
-class Podman(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        body = json.dumps({"ApiVersion": "1.41", "Components": [{"Name": "Podman Engine"}]}).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args: Any) -> None:
-        return None
+from serving import answering
 
 
 async def test_the_engine_that_docker_host_names_is_asked_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("aiodocker")
-    with ThreadingHTTPServer(("127.0.0.1", 0), Podman) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{server.server_port}")
+    podman = {"ApiVersion": "1.41", "Components": [{"Name": "Podman Engine"}]}
+    with answering(lambda _: (200, podman, {"content-type": "application/json"})) as url:
+        monkeypatch.setenv("DOCKER_HOST", url.replace("http", "tcp"))
         engine = Engine()
         await engine.start()
         await engine.close()
         assert engine.name == "podman"
-        server.shutdown()
 
 
 @pytest.mark.skipif(
