@@ -3,38 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import webbrowser
 from pathlib import Path
+from typing import Any
 
 import click
 
 from .._servers.process import write_ready
 from ..errors import ConfigError
-from .options import allowed_hosts as allowed_hosts_option
+from .options import with_server
 
 
 @click.command()
 @click.argument("runs", nargs=-1)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=0, type=click.IntRange(0, 65535), help="Port [default: a free one].")
-@allowed_hosts_option
+@with_server
 @click.option("--no-open", is_flag=True, help="Do not open the browser.")
 @click.option(
     "--export", type=click.Path(dir_okay=False, path_type=Path), help="Write one RUN as a file that opens from disk."
 )
-@click.option("--ready-file", type=click.Path(dir_okay=False, path_type=Path), hidden=True)
-@click.option("--parent-pid", type=int, hidden=True)
-def command(
-    runs: tuple[str, ...],
-    host: str,
-    port: int,
-    allowed_hosts: tuple[str, ...],
-    no_open: bool,
-    export: Path | None,
-    ready_file: Path | None,
-    parent_pid: int | None,
-) -> None:
+def command(runs: tuple[str, ...], no_open: bool, export: Path | None, ready_file: Path | None, **server: Any) -> None:
     """Show RUNS, folders or names under runs/, in the browser [default: all runs of this folder, also later ones].
 
     An unfinished run is shown as it grows. The texts of models are shown as text, never as a page. The printed address contains a
@@ -64,13 +53,11 @@ def command(
     def ready(url: str) -> None:
         click.echo(f"{url}\nCtrl-C stops.")
         if ready_file is not None:
-            write_ready(ready_file, {"url": url})
+            write_ready(ready_file, {"url": url, "pid": os.getpid()})
         if not no_open and sys.stdout.isatty():
             webbrowser.open(url)
 
-    shown = Runs(given, None if runs else Path.cwd())
-    serving = serve(shown, host=host, port=port, allowed_hosts=allowed_hosts, ready=ready, parent_pid=parent_pid)
     try:
-        asyncio.run(serving)
+        asyncio.run(serve(Runs(given, None if runs else Path.cwd()), ready=ready, **server))
     except KeyboardInterrupt:
         sys.exit(130)

@@ -22,7 +22,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from .._servers.host_check import HostCheck
-from .._servers.process import bind, parent_gone, url_of
+from .._servers.process import listen, parent_gone, url_of
 from ..errors import ConfigError
 from . import data
 from .data import Runs
@@ -138,7 +138,7 @@ async def serve(
 
     Raises: ConfigError when the port is taken.
     """
-    listener = bind(host, port)
+    listener = listen(host, port)
     key = secrets.token_urlsafe(16)
     hosts = HostCheck((host, listener.getsockname()[0]), allowed_hosts)
     page = app(runs, hosts, key, ending=lambda: server.should_exit)
@@ -147,8 +147,6 @@ async def serve(
     )
 
     async def watch() -> None:
-        while not server.started:  # noqa: ASYNC110  # uvicorn has a flag, no event
-            await asyncio.sleep(0.005)
         ready(f"{url_of(listener)}/?key={key}")
         if parent_pid is not None:
             await parent_gone(parent_pid)

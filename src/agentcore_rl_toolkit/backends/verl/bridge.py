@@ -19,11 +19,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..._installation import missing_extra
+from ..._servers.process import BACKLOG, listen, url_of
 from .._portal import start
 
 log = logging.getLogger(__name__)
-
-START_S = 30.0
 
 # The gateway's (SGLang's) names of sampling parameters -> those of verl's servers.
 _TO_VLLM = {
@@ -42,20 +41,9 @@ class Bridge:
         self.url, self.key = "", secrets.token_urlsafe(24)
         self.expert_shape: tuple[int, int] | None = None  # (layers, top k), known from the first reply with routing
         self._server: Any = None
-        self._serving: Any = None
 
     def open(self) -> str:
-        """Listen, on the background loop of this process. Returns the URL. Raises: MissingExtraError, TimeoutError."""
-        loop = start()
-        self._serving = asyncio.run_coroutine_threadsafe(self._start(), loop)
-        self.url = self._serving.result(START_S)
-        return self.url
-
-    def close(self) -> None:
-        if self._server is not None:
-            self._server.should_exit = True
-
-    async def _start(self) -> str:
+        """Listen, on the background loop of this process. Returns the URL. Raises: MissingExtraError."""
         try:
             import uvicorn
             from starlette.applications import Starlette
@@ -66,23 +54,17 @@ class Bridge:
             Route("/generate", self._answer, methods=["POST"]),
             *(Route(path, _empty_list) for path in ("/health", "/v1/models")),
         ]
-        config = uvicorn.Config(
-            Starlette(routes=routes),
-            ws="none",
-            host="127.0.0.1",
-            port=0,
-            lifespan="off",
-            log_level="warning",
-            access_log=False,
-            backlog=4096,
-        )
-        self._server = uvicorn.Server(config)
-        self._task = asyncio.ensure_future(self._server.serve())  # takes no signals: this is not the main thread
-        while not self._server.started and not self._task.done():  # noqa: ASYNC110  (uvicorn has no event for it)
-            await asyncio.sleep(0.01)
-        if self._task.done():
-            self._task.result()
-        return f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
+        app, listener = Starlette(routes=routes), listen("127.0.0.1", 0)
+        quiet = uvicorn.Config(app, ws="none", lifespan="off", log_level="warning", access_log=False, backlog=BACKLOG)
+        self._server = uvicorn.Server(quiet)
+        # It takes no signals: its loop is not the main thread's.
+        self._serving = asyncio.run_coroutine_threadsafe(self._server.serve(sockets=[listener]), start())
+        self.url = url_of(listener)
+        return self.url
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.should_exit = True
 
     # -- HTTP ---------------------------------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ def group() -> None:
     help="Type of the model's numbers. [default: bfloat16 on a GPU, float32 on a CPU]",
 )
 @click.option("--seed", type=int, hidden=True)  # of requests without one
-def serve(model: Path | None, api: str, checkpoint_dir: Path | None, **settings: Any) -> None:
+def serve(model: Path | None, api: str, checkpoint_dir: Path | None, dtype: str | None, **settings: Any) -> None:
     """Serve the policy: token ids in, token ids and logprobs out, weights in. Stop it with Ctrl-C or SIGTERM.
 
     A gateway before it makes a chat endpoint of it: `agentcore-rl gateway serve --engine policy --upstream URL`.
@@ -52,22 +52,19 @@ def serve(model: Path | None, api: str, checkpoint_dir: Path | None, **settings:
     """
     # Waiting threads of OpenMP spin by default, which steals the cores of everything else on the machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    from ...policy.server.process import ServeConfig
-    from ...policy.server.process import serve as serve_tokens
-
-    admin_key = os.environ.get("AGENTCORE_RL_POLICY_ADMIN_KEY") or None
-    config = ServeConfig(weights=model, **settings, admin_key=admin_key)
     if api == "tokens":
         if checkpoint_dir is not None:
             raise click.UsageError("--checkpoint-dir belongs to --as sagemaker")
-        serve_tokens(config)
+        from ...policy.server.process import serve as serve_tokens
+
+        serve_tokens(model, **settings, dtype=dtype, admin_key=os.environ.get("AGENTCORE_RL_POLICY_ADMIN_KEY") or None)
         return
     from ...policy.model import check_directory
     from ...policy.training_service.sagemaker.service import serve as serve_sessions
     from .job_surroundings import JobSurroundings
 
     folder = check_directory(model)
-    serve_sessions(config, checkpoint_dir=checkpoint_dir, around=lambda made: JobSurroundings(made, folder))
+    serve_sessions(model, **settings, checkpoint_dir=checkpoint_dir, around=lambda made: JobSurroundings(made, folder))
 
 
 group.add_command(vllm_command)

@@ -7,9 +7,9 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import uvicorn
@@ -24,86 +24,69 @@ from .app import create_app
 from .keys import ADMIN_KEY_ENV
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServeConfig:
-    """Settings of a policy server process. ``port`` 0 takes a free one. ``dtype``: float32 or bfloat16; None: `placement`'s.
-
-    Without an ``admin_key`` one is made and left to this user's clients (`_servers.keys`).
-    """
-
-    weights: Path | None = None
-    host: str = "127.0.0.1"
-    port: int = 0
-    ready_file: Path | None = None
-    parent_pid: int | None = None
-    threads: int = 1
-    dtype: str | None = None
-    seed: int | None = None
-    allowed_hosts: tuple[str, ...] = ()
-    admin_key: str | None = field(default=None, repr=False)
-
-
 class Server(uvicorn.Server):
     """A server that leaves signals to us: uvicorn raises them again after its shutdown, and the exit code would not be 0."""
+
+    def __init__(self, app: Any, host: str, listener: socket.socket, allowed_hosts: Sequence[str]) -> None:
+        checked = CheckedApp(app, HostCheck((host, listener.getsockname()[0]), allowed_hosts))
+        super().__init__(
+            uvicorn.Config(
+                checked,
+                ws="none",
+                lifespan="off",
+                access_log=False,
+                log_level="warning",
+                timeout_keep_alive=120,
+                timeout_graceful_shutdown=3,
+            )
+        )
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-def serve(config: ServeConfig) -> None:
-    """Serve until SIGTERM, SIGINT or the parent's end. Raises: ConfigError (port in use, no policy there), PolicyError."""
-    if config.admin_key is None and not keys.is_here(config.host):
-        raise ConfigError(f"listening on {config.host} needs an admin key that its clients know: set {ADMIN_KEY_ENV}")
-    torch.set_num_threads(config.threads)
+def serve(
+    weights: Path | None,
+    *,
+    host: str,
+    port: int,
+    allowed_hosts: Sequence[str],
+    ready_file: Path | None,
+    parent_pid: int | None,
+    threads: int,
+    dtype: str | None,
+    seed: int | None,
+    admin_key: str | None,
+) -> None:
+    """Serve until SIGTERM, SIGINT or the parent's end. ``port`` 0 takes a free one. ``dtype``: float32 or bfloat16; None:
+    `placement`'s. Without an ``admin_key`` one is made and left to this user's clients (`_servers.keys`).
+
+    Raises: ConfigError (port in use, no policy there), PolicyError.
+    """
+    if admin_key is None and not keys.is_here(host):
+        raise ConfigError(f"listening on {host} needs an admin key that its clients know: set {ADMIN_KEY_ENV}")
+    torch.set_num_threads(threads)
     raise_file_limit()
-    listener = listen(config.host, config.port)
-    try:
-        engine = Engine.from_directory(config.weights, dtype=config.dtype, seed=config.seed)
+
+    async def run() -> None:
+        made = keys.make() if admin_key is None else None
+        server = Server(create_app(engine, admin_key=admin_key or made), host, listener, allowed_hosts)
+        stopping = asyncio.create_task(stop_event(parent_pid).wait())
+        stopping.add_done_callback(lambda _: setattr(server, "should_exit", True))
+        ready = {"url": url_of(listener), "pid": os.getpid(), "weight_version": engine.weight_version}
+        print(f"policy server at {ready['url']}", file=sys.stderr, flush=True)
+        key_file = keys.leave("policy", str(ready["url"]), made) if made is not None else None
+        if key_file is not None:
+            ready["admin_key_file"] = str(key_file)
+            print(f"  its admin key is in {key_file}", file=sys.stderr, flush=True)
+        if ready_file is not None:
+            write_ready(ready_file, ready)
+        await server.serve(sockets=[listener])
+        keys.forget(key_file)
+
+    with listen(host, port) as listener, Engine.from_directory(weights, dtype=dtype, seed=seed) as engine:
         # The engine's thread gives the interpreter lock away at every operation; with the default of 5 ms it would wait that long
         # for it whenever the HTTP side is busy.
         sys.setswitchinterval(0.0005)
-        with engine:
-            asyncio.run(_serve(config, engine, listener))
-    finally:
-        listener.close()
-
-
-async def _serve(config: ServeConfig, engine: Engine, listener: socket.socket) -> None:
-    made = keys.make() if config.admin_key is None else None
-    app = create_app(engine, admin_key=config.admin_key or made)
-    hosts = HostCheck((config.host, listener.getsockname()[0]), config.allowed_hosts)
-    server = Server(
-        uvicorn.Config(
-            CheckedApp(app, hosts),
-            ws="none",
-            lifespan="off",
-            access_log=False,
-            log_level="warning",
-            timeout_keep_alive=120,
-            timeout_graceful_shutdown=3,
-        )
-    )
-
-    def stop(_: object) -> None:
-        server.should_exit = True
-
-    stopping = asyncio.create_task(stop_event(config.parent_pid).wait())
-    stopping.add_done_callback(stop)
-    url = url_of(listener)
-    # Before the first request is answered: a client must find the key by then.
-    key_file = keys.leave("policy", url, made) if made is not None else None
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    while not server.started and not serving.done():  # noqa: ASYNC110  (uvicorn has no event for it)
-        await asyncio.sleep(0.005)
-    if server.started:
-        if config.ready_file is not None:
-            ready = {"url": url, "pid": os.getpid(), "weight_version": engine.weight_version}
-            if key_file is not None:
-                ready["admin_key_file"] = str(key_file)
-            write_ready(config.ready_file, ready)
-        print(f"policy server at {url}", file=sys.stderr, flush=True)
-        if key_file is not None:
-            print(f"  its admin key is in {key_file}", file=sys.stderr, flush=True)
-    await serving
-    keys.forget(key_file)
+        asyncio.run(run())

@@ -11,16 +11,15 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
-import uvicorn
 
 from ...._servers import keys
-from ...._servers.host_check import CheckedApp, HostCheck
 from ...._servers.open_files import raise_file_limit
 from ...._servers.process import listen, stop_event, url_of, write_private, write_ready
 from ...model import check_directory
-from ...server.process import ServeConfig, Server
+from ...server.process import Server
 from ..model import PolicyModel
 from . import wire
 from .app import SageMakerApp
@@ -78,31 +77,19 @@ def running(
     Raises: ConfigError (port in use).
     """
     secret = keys.make()
-    service = Service(model, Packages(checkpoint_dir))
-    listener = listen(host, port)
-    try:
-        jobs: JobRoutes | None = None
+    with contextlib.closing(Service(model, Packages(checkpoint_dir))) as service, listen(host, port) as listener:
+        url, jobs = url_of(listener), None
         if around is not None:
-            jobs = JobRoutes(Jobs(model, service.packages, around, endpoint=url_of(listener)))
+            jobs = JobRoutes(Jobs(model, service.packages, around, endpoint=url))
         credential, folder = (ACCESS_KEY, secret), str(check_directory(tokenizer))
         app = SageMakerApp(service, credential=credential, tokenizer=folder, jobs=jobs)
-        server = Server(
-            uvicorn.Config(
-                CheckedApp(app, HostCheck((host, listener.getsockname()[0]), allowed_hosts)),
-                ws="none",
-                lifespan="off",
-                access_log=False,
-                log_level="warning",
-                timeout_graceful_shutdown=3,
-            )
-        )
+        server = Server(app, host, listener, allowed_hosts)
 
         async def serving() -> None:
             await server.serve(sockets=[listener])
             if around is not None:
                 await around.close()
 
-        url = url_of(listener)
         key_file = keys.leave(keys.RUNTIME, url, f"{ACCESS_KEY}:{secret}") if keys.is_here(host) else None
         thread = threading.Thread(target=lambda: asyncio.run(serving()), name="sagemaker", daemon=True)
         thread.start()
@@ -112,38 +99,40 @@ def running(
             server.should_exit = True
             thread.join()
             keys.forget(key_file)
-    finally:
-        listener.close()
-        service.close()
 
 
-def serve(config: ServeConfig, *, checkpoint_dir: Path | None, around: Callable[[PolicyModel], Surroundings]) -> None:
-    """Serve the built-in policy until SIGTERM, SIGINT or the parent's end. Raises: ConfigError."""
-    torch.set_num_threads(config.threads)
+def serve(
+    weights: Path | None,
+    *,
+    checkpoint_dir: Path | None,
+    around: Callable[[PolicyModel], Surroundings],
+    ready_file: Path | None,
+    parent_pid: int | None,
+    threads: int,
+    seed: int | None,
+    **server: Any,
+) -> None:
+    """Serve the policy until SIGTERM, SIGINT or the parent's end. ``server``: host, port and further names of `running`.
+
+    Raises: ConfigError.
+    """
+    torch.set_num_threads(threads)
     raise_file_limit()
-    model = PolicyModel(weights=config.weights, checkpoint_dir=checkpoint_dir, seed=config.seed or 0)
+    model = PolicyModel(weights=weights, checkpoint_dir=checkpoint_dir, seed=seed or 0)
     with (
         contextlib.closing(model),
-        running(
-            model,
-            host=config.host,
-            port=config.port,
-            checkpoint_dir=checkpoint_dir,
-            tokenizer=config.weights,
-            allowed_hosts=config.allowed_hosts,
-            around=around(model),
-        ) as service,
+        running(model, checkpoint_dir=checkpoint_dir, tokenizer=weights, around=around(model), **server) as service,
         tempfile.TemporaryDirectory(prefix="agentcore-rl-sagemaker-") as folder,
     ):
         file = Path(folder) / "secret"
         write_private(file, service.secret)
-        if config.ready_file is not None:
-            write_ready(config.ready_file, {"url": service.url, "pid": os.getpid(), "secret_file": str(file)})
+        if ready_file is not None:
+            write_ready(ready_file, {"url": service.url, "pid": os.getpid(), "secret_file": str(file)})
         print(f"SageMaker Training Sessions and multi-turn RL jobs at {service.url}", file=sys.stderr)
         secret = {"AWS_SECRET_ACCESS_KEY": f"$(cat {file})"}  # which stays out of logs
         for name, value in {**service.environment, **secret}.items():
             print(f"  export {name}={value}", file=sys.stderr, flush=True)
-        asyncio.run(_until_stopped(config.parent_pid))
+        asyncio.run(_until_stopped(parent_pid))
 
 
 async def _until_stopped(parent_pid: int | None) -> None:
