@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.contract import Outcome, record_outcome
+from serving import wait_for
 
 AGENT = """
 import random
@@ -42,10 +43,7 @@ def agent(start_shared_agent: Any) -> Any:
 
 
 def idle(agent: Any) -> None:
-    deadline = time.monotonic() + 60
-    while agent.ping() != "Healthy":
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: agent.ping() == "Healthy")
 
 
 def test_the_reply_comes_at_once_and_the_record_holds_what_deployed_clients_read(agent: Any) -> None:
@@ -178,10 +176,7 @@ def test_a_later_attempt_replaces_the_record_of_an_earlier_one(agent: Any) -> No
     path, _ = agent.rollout({"do": "raise", "error": "ValueError"}, session="a" * 40)
     assert agent.record(path)["status_code"] == 500
     agent.rollout(session="a" * 40, attempt=2)
-    deadline = time.monotonic() + 60
-    while agent.record(path)["status_code"] == 500:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: agent.record(path)["status_code"] != 500)
     assert agent.record(path)["_agent"]["attempt"] == 2
 
 

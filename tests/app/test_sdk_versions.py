@@ -6,11 +6,12 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from serving import wait_for
 
 SRC = Path(__file__).parents[2] / "src"
 
@@ -62,16 +63,12 @@ def test_the_agent_behaves_the_same(python: str, start_agent: Any, faulty_s3: An
     assert "exp_id" in reply["error"]
 
     _, reply = agent.rollout(s3_bucket="the-bucket", session="w" * 40)
-    deadline = time.monotonic() + 60
-    while reply["result_key"] not in faulty_s3.objects or "exp/input/" + "w" * 40 + ".alive" in faulty_s3.objects:
-        assert time.monotonic() < deadline, agent.log
-        time.sleep(0.02)
+    alive = "exp/input/" + "w" * 40 + ".alive"
+    wait_for(lambda: reply["result_key"] in faulty_s3.objects and alive not in faulty_s3.objects)
     assert json.loads(faulty_s3.objects[reply["result_key"]])["rewards"] == [0.0, 1.0]
 
     interrupted, _ = agent.rollout({"s": 600})
-    deadline = time.monotonic() + 60
-    while not interrupted.with_suffix(".alive").exists():
-        assert time.monotonic() < deadline
+    wait_for(interrupted.with_suffix(".alive").exists)
     agent.process.send_signal(signal.SIGTERM)
     agent.process.wait(60)
     assert json.loads(interrupted.read_text())["error_type"] == "Interrupted"

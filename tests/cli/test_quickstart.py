@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -76,10 +75,7 @@ def processes_of(run_dir: Path) -> list[str]:
 
 
 def assert_nothing_left(run_dir: Path) -> None:
-    give_up = time.monotonic() + 30
-    while (left := processes_of(run_dir)) and time.monotonic() < give_up:
-        time.sleep(0.1)
-    assert not left
+    wait_for(lambda: not processes_of(run_dir), within_s=30)
 
 
 def events(run_dir: Path) -> list[dict]:  # type: ignore[type-arg]

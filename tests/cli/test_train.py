@@ -7,7 +7,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from agentcore_rl_toolkit.errors import ConfigError, MissingExtraError
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR, loading
 from agentcore_rl_toolkit.policy.loading import Sizes
 from agentcore_rl_toolkit.runs import Query, RunReader
+from serving import wait_for
 
 from ..conftest import CommandLine
 
@@ -70,11 +70,7 @@ def test_a_new_agent_trains_with_nothing_else_typed_and_goes_on_after_ctrl_c(
         cwd=tmp_path,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 200
-    while not any(e["event"] == "step" for e in events(run)):
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_for(lambda: any(e["event"] == "step" for e in events(run)), within_s=200, process=process)
     below = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=150)

@@ -6,13 +6,14 @@ import contextlib
 import io
 import shutil
 import tarfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
+
+from serving import wait_for
 
 from .loading import EXAMPLES, modules_of
 
@@ -135,10 +136,7 @@ def test_a_build_that_takes_too_long_is_ended_with_all_it_started(agent: SimpleN
     assert finished.code is None
     with contextlib.suppress(psutil.NoSuchProcess):
         sleeper = psutil.Process(int(finished.output))
-        deadline_s = time.monotonic() + 60
-        while sleeper.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline_s:
-            time.sleep(0.01)
-        assert sleeper.status() == psutil.STATUS_ZOMBIE
+        wait_for(lambda: sleeper.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_commands_see_a_home_of_their_own_and_no_secret(

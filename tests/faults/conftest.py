@@ -5,8 +5,8 @@ What each test found is printed as one table at the end of the run.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from agentcore_rl_toolkit.client import Deadlines, RolloutClient, WatchSettings
 from agentcore_rl_toolkit.runtime.remote import RuntimeView
 from agentcore_rl_toolkit.store import ObjectStore, open_store
 from scripted_runtime import TEST_CREDENTIALS
-from serving import serving
+from serving import serving, wait_for
 
 HERE = Path(__file__).parent
 AGENTS = ("plain", "throttled", "dropped_before", "dropped_after", "broken_start", "failing", "killed")
@@ -70,13 +70,11 @@ class World:
         """Sessions that the runtime still has."""
         return [s["session_id"] for s in RuntimeView(self.url, timeout_s=10).sessions()]
 
-    def no_session_left(self, within_s: float = 60.0) -> bool:
-        deadline_s = time.monotonic() + within_s
-        while self.live_sessions():
-            if time.monotonic() > deadline_s:
-                return False
-            time.sleep(0.1)
-        return True
+    def left(self) -> int:
+        """How many sessions the runtime still has when they had time to end."""
+        with contextlib.suppress(AssertionError):
+            wait_for(lambda: not self.live_sessions())
+        return len(self.live_sessions())
 
     def runs(self, session_ids: list[str]) -> Counter[str]:
         """Session id -> how often its agent was started."""

@@ -33,7 +33,7 @@ def judge(world: Any, row: Row, fault: str, client: RolloutClient, items: list[B
     client.flush()
     sessions = [item.session_id for item in items if item.session_id]
     twice = sum(n > 1 for n in world.runs(sessions).values())
-    left = 0 if world.no_session_left() else len(world.live_sessions())
+    left = world.left()
     row(fault, sent, outcomes, lost_count=sent - len(items), twice=twice, leaked=left)
     assert len(items) == sent
     assert {item.index for item in items} == set(range(sent))
@@ -170,7 +170,7 @@ def test_killed_client_goes_on_where_it_was(world: Any, row: Row, tmp_path: Path
     runs = world.runs(list(attempts))
     records = world.records(exp_id)
     twice = sum(n > 1 for n in runs.values()) + sum(n > 1 for n in records.values())
-    left = 0 if world.no_session_left() else len(world.live_sessions())
+    left = world.left()
     row(
         f"client killed {point}",
         count,

@@ -1,10 +1,11 @@
-"""What most tests of the gateway do: open a session, ask in it as agents do, wait, and read what was recorded."""
+"""What most tests of the gateway do: open a session, ask in it as agents do, wait, read what was recorded, be its engine."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +71,34 @@ async def until(reached: Callable[[], Any], within_s: float = 60.0) -> None:
     async with asyncio.timeout(within_s):
         while not reached():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
+
+
+Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def asked_by(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    """Head and body of the next request of a connection."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = head.lower().partition(b"content-length:")[2].split(b"\r\n")[0]
+    return head, await reader.readexactly(int(length or 0))
+
+
+@asynccontextmanager
+async def talking(talk: Talk, **options: Any) -> AsyncIterator[str]:
+    """A server that does this with each of its connections, and then hangs up."""
+    writers = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            await talk(reader, writer)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, **options)
+    try:
+        yield f"{'https' if 'ssl' in options else 'http'}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        for writer in writers:
+            writer.close()
+        await asyncio.sleep(0.01)

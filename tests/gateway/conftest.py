@@ -41,8 +41,9 @@ async def start_gateway() -> AsyncIterator[Callable[..., Awaitable[Gateway]]]:
     """Make gateways that are stopped after the test: ``await start_gateway(engine, store_dir=...)``."""
     running: list[Gateway] = []
 
-    async def start(*engines: ScriptedEngine, engine: str = "vllm", **settings: Any) -> Gateway:
-        upstreams = tuple(UpstreamConfig(url=e.url, engine=engine) for e in engines)  # type: ignore[arg-type]
+    async def start(*engines: ScriptedEngine | str, engine: str = "vllm", **settings: Any) -> Gateway:
+        urls = [e if isinstance(e, str) else e.url for e in engines]
+        upstreams = tuple(UpstreamConfig(url=url, engine=engine) for url in urls)  # type: ignore[arg-type]
         # The engines live in this process too: on a busy machine it may have no CPU for as long as `connect_s` is by itself.
         settings = {"limits": Limits(connect_s=60.0), **settings}
         gateway = Gateway(GatewayConfig(upstreams=upstreams, **settings))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentcore_rl_toolkit.runs.in_flight import IN_FLIGHT, in_flight, read_in_flight
+from serving import wait_for
 
 
 def test_what_cannot_be_asked_once_is_asked_again(
@@ -25,10 +25,7 @@ def test_what_cannot_be_asked_once_is_asked_again(
         return [{"session_id": "s", "stage_s": 1.0}]
 
     with in_flight(tmp_path, rollouts):
-        deadline_s = time.monotonic() + 30
-        while (found := read_in_flight(tmp_path)) is None:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
+        found = wait_for(lambda: read_in_flight(tmp_path))
     assert (found["count"], found["rollouts"][0]["session_id"]) == (1, "s")
     warned = [r.message for r in caplog.records if r.levelname == "WARNING"]
     assert sum("could not be brought up to date" in message for message in warned) == 1

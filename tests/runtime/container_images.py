@@ -14,13 +14,14 @@ import os
 import shutil
 import subprocess
 import tarfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+
+from serving import wait_for
 
 PYTHON = Path("/usr/bin/python3")
 PROGRAMS = ("/bin/sh", "/bin/sleep", "/bin/cat", "/bin/ls", "/usr/bin/id")
@@ -180,11 +181,7 @@ def service(folder: Path) -> Iterator[None]:
         words = ["podman", "system", "service", "--time=0", f"unix://{address}"]
         process = subprocess.Popen(words, stdout=log, stderr=log, cwd=folder)
     try:
-        deadline = time.monotonic() + 60
-        while not address.exists():
-            assert process.poll() is None, (folder / "service.log").read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_for(address.exists, process=process)
         yield
     finally:
         process.terminate()

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from agentcore_rl_toolkit.backends.slime import SlimeRunner
 from agentcore_rl_toolkit.backends.slime.generate import payload_of
 from agentcore_rl_toolkit.backends.slime.runner import JOB_ENV, prepare_data
 from agentcore_rl_toolkit.errors import ConfigError
+from serving import wait_for
 
 from .stand_in import Sample
 
@@ -125,11 +125,7 @@ def test_a_signal_stops_the_job(place: Path, with_ray: Path) -> None:
     settings = json.dumps({f.name: getattr(made, f.name) for f in dataclasses.fields(SlimeRunner)})
     environment = {**os.environ, "RAY_JOB_S": "60"}
     process = subprocess.Popen([sys.executable, "-c", TRAIN, settings], env=environment, stderr=subprocess.PIPE)
-    deadline_s = time.monotonic() + 60
-    while not with_ray.exists():
-        assert time.monotonic() < deadline_s
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
+    wait_for(with_ray.exists, process=process)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=300)
     assert process.returncode != 0

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from safetensors.torch import load_file
 
 from agentcore_rl_toolkit.cli.init import write
 from agentcore_rl_toolkit.runs import Query, RunReader
+from serving import wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 DEADLINE_S = 240.0
@@ -78,11 +78,7 @@ def trained(trl_python: str, tmp_path_factory: pytest.TempPathFactory) -> Traine
         start_new_session=True,
     )
     try:
-        deadline = time.monotonic() + DEADLINE_S
-        while not any(e["event"] == "step" for e in events_of(run)):
-            assert process.poll() is None, process.communicate()[0]
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_for(lambda: any(e["event"] == "step" for e in events_of(run)), within_s=DEADLINE_S, process=process)
         process.send_signal(signal.SIGINT)
         stopped = process.communicate(timeout=300)[0]
     finally:

@@ -16,13 +16,13 @@ import numpy as np
 import openai
 import pytest
 
-from agentcore_rl_toolkit.gateway import Gateway, GatewayConfig, SessionHandle, UpstreamConfig
+from agentcore_rl_toolkit.gateway import Gateway, SessionHandle
 from agentcore_rl_toolkit.gateway.capture.reply import read_reply
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 from agentcore_rl_toolkit.trajectory.experts import read
 
-from ..asking import MODEL, Start, attempt, captured, gpt, opened, until
+from ..asking import MODEL, Start, asked_by, attempt, captured, gpt, opened, talking, until
 
 USER = [{"role": "user", "content": "hello there"}]
 
@@ -154,23 +154,17 @@ async def test_a_finish_reason_is_recognised_however_the_engine_spaces_its_json(
         count = len(event["choices"][0]["token_ids"])  # type: ignore[index]
         event["choices"][0]["logprobs"] = {"content": [{"token": "hi", "logprob": -0.5}] * count}  # type: ignore[index]
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
-        await reader.readexactly(length)
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asked_by(reader)
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
         for event in events:
             data = b"data: " + json.dumps(event).encode() + b"\n\n"  # with spaces
             writer.write(b"%x\r\n%b\r\n" % (len(data), data))
             await writer.drain()
         await reader.read()  # it never says [DONE]
-        writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    gateway = Gateway(GatewayConfig(upstreams=(UpstreamConfig(url=f"http://127.0.0.1:{port}", engine="vllm"),)))
-    await gateway.start()
-    try:
+    async with talking(talk) as url:
+        gateway = await start_gateway(url)
         session = await opened(gateway)
         reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
         body = json.dumps({"model": "m", "messages": USER, "stream": True}).encode()
@@ -186,9 +180,6 @@ async def test_a_finish_reason_is_recognised_however_the_engine_spaces_its_json(
             async with asyncio.timeout(0.3):
                 await reader.readuntil(b'"stop"')  # not before it is recorded, which is when the stream has ended
         writer.close()
-    finally:
-        server.close()
-        await gateway.stop(grace_s=0.2)
 
 
 async def test_the_sessions_model_is_what_a_token_engine_is_asked_for(

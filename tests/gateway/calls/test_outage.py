@@ -11,13 +11,13 @@ import pytest
 
 from agentcore_rl_toolkit.app.causes import blame
 from agentcore_rl_toolkit.contract import Cause
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, SessionHandle, UpstreamConfig
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.capture.record import CONSTRAINED, LOST_WEIGHTS
 from agentcore_rl_toolkit.gateway.config import Limits
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 
-from ..asking import MODEL, Start, ask, captured, gpt, opened, until
+from ..asking import MODEL, Start, ask, asked_by, captured, gpt, opened, talking, until
 
 
 async def health(gateway: Gateway) -> dict[str, Any]:
@@ -92,31 +92,26 @@ async def test_turns_of_a_server_that_lost_its_weights_are_not_trained(
 
 
 @pytest.mark.parametrize(("kind", "route"), [("vllm", "/weight_info"), ("sglang", "/model_info")])
-async def test_a_server_is_asked_which_weights_it_has(kind: str, route: str) -> None:
+async def test_a_server_is_asked_which_weights_it_has(start_gateway: Start, kind: str, route: str) -> None:
     entries: list[str] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
+        head, _ = await asked_by(reader)
         body = (
             json.dumps({"weight_version": entries[-1]}).encode() if head.startswith(f"GET {route} ".encode()) else b"{}"
         )
         writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
         await writer.drain()
-        writer.close()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        upstreams = (UpstreamConfig(url=url, engine=kind),)  # type: ignore[arg-type]
-        gateway = Gateway(GatewayConfig(upstreams=upstreams, model_dir=str(MODEL)))
+    async with talking(answer) as url:
         entries.append("7")
-        await gateway.start()
+        gateway = await start_gateway(url, engine=kind, model_dir=str(MODEL))
         [worker] = gateway.router.workers.values()
         forgot = []
         for version in ("7", "default", "8"):
             entries.append(version)
             await gateway.calls.outage.ask(worker)
             forgot.append(worker.forgot)
-        await gateway.stop(grace_s=0.2)
     assert forgot == [False, True, False]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -14,33 +13,7 @@ from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.client.one import OneGateway
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 
-from ..asking import gpt, status_of, until
-
-Serve = Callable[[bytes], Awaitable[str]]
-
-
-@pytest.fixture
-async def serve() -> AsyncIterator[Serve]:
-    """Start servers that answer whatever they are asked with these bytes, and then hang up (or wait, on none)."""
-    servers: list[asyncio.Server] = []
-    writers: list[asyncio.StreamWriter] = []
-
-    async def start(answer: bytes) -> str:
-        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writers.append(writer)
-            await reader.readuntil(b"\r\n\r\n")
-            if answer:
-                writer.write(answer)
-                writer.close()
-
-        servers.append(await asyncio.start_server(talk, "127.0.0.1", 0))
-        return f"http://127.0.0.1:{servers[-1].sockets[0].getsockname()[1]}"
-
-    yield start
-    for server in servers:
-        server.close()
-    for writer in writers:
-        writer.close()
+from ..asking import asked_by, gpt, status_of, talking, until
 
 
 @pytest.mark.parametrize(
@@ -53,10 +26,14 @@ async def serve() -> AsyncIterator[Serve]:
         b"x" * 2_000_000,
     ],
 )
-async def test_what_is_no_gateway_is_said_and_not_a_traceback(serve: Serve, answer: bytes) -> None:
-    client = GatewayClient(await serve(answer), timeout_s=5)
-    with pytest.raises(GatewayError):
-        await client.health_async()
+async def test_what_is_no_gateway_is_said_and_not_a_traceback(answer: bytes) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asked_by(reader)
+        writer.write(answer)
+
+    async with talking(talk) as url:
+        with pytest.raises(GatewayError):
+            await GatewayClient(url, timeout_s=5).health_async()
 
 
 async def ask(session: SessionHandle, text: str, **asked: Any) -> str:

@@ -7,8 +7,8 @@ import datetime
 import ipaddress
 import json
 import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from agentcore_rl_toolkit.gateway import Gateway, GatewayConfig, SessionHandle, UpstreamConfig
+from agentcore_rl_toolkit.gateway import SessionHandle
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
-from ..asking import Start, ask, captured, claude, gpt, opened
+from ..asking import Start, ask, asked_by, captured, claude, gpt, opened, talking
 
 
 async def test_a_session_that_grows_long_is_kept_to_the_last_byte(start_gateway: Start, engine: ScriptedEngine) -> None:
@@ -69,36 +69,23 @@ def certificate(folder: Path) -> tuple[Path, ssl.SSLContext]:
     return chain, context
 
 
-@asynccontextmanager
-async def answering(reply: Callable[[bytes], list[bytes]], tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
+def answering(reply: Callable[[bytes], list[bytes]], **options: Any) -> AbstractAsyncContextManager[str]:
     """A server that answers each request's body with those writes, one after the other."""
-    writers = []
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writers.append(writer)
-        try:
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                size = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
-                for piece in reply(await reader.readexactly(size)):
-                    writer.write(piece)
-                    await writer.drain()
-                    await asyncio.sleep(0.01)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            writer.close()
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            _, body = await asked_by(reader)
+            for piece in reply(body):
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0.01)
 
-    listening = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls, limit=2**22)
-    port = listening.sockets[0].getsockname()[1]
-    try:
-        yield f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
-    finally:
-        listening.close()
-        for writer in writers:
-            writer.close()
-        await asyncio.sleep(0.01)
+    return talking(talk, limit=2**22, **options)
 
 
-async def test_long_requests_and_replies_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_requests_and_replies_over_tls(
+    start_gateway: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chain, context = certificate(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(chain))
     received: list[bytes] = []
@@ -114,9 +101,8 @@ async def test_long_requests_and_replies_over_tls(tmp_path: Path, monkeypatch: p
             b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(answer) + answer
         ]
 
-    async with answering(reply, context) as url:
-        gateway = Gateway(GatewayConfig(upstreams=(UpstreamConfig(url=url, engine="vllm"),)))
-        await gateway.start()
+    async with answering(reply, ssl=context) as url:
+        gateway = await start_gateway(url)
         session = await opened(gateway)
         for turn in range(2):
             content = f"{turn}" * 400_000
@@ -125,7 +111,6 @@ async def test_long_requests_and_replies_over_tls(tmp_path: Path, monkeypatch: p
             assert json.loads(received[-1])["messages"][0]["content"] == content
         capture = await captured(gateway, session)
         assert [list(turn.prompt_ids) for turn in capture.turns] == [list(range(100_000))] * 2
-        await gateway.stop(grace_s=0.2)
 
 
 def events_of(count: int) -> bytes:
@@ -162,7 +147,9 @@ async def streamed(session: SessionHandle, letter: str, *, dialect: str = "chat"
 
 
 @pytest.mark.parametrize(("step", "dialect"), [(1_000, "anthropic"), (65_536, "chat")])
-async def test_a_stream_that_begins_with_a_long_prompt_is_read_in_pieces(step: int, dialect: str) -> None:
+async def test_a_stream_that_begins_with_a_long_prompt_is_read_in_pieces(
+    start_gateway: Start, step: int, dialect: str
+) -> None:
     text = events_of(100_000)
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     cut = len(text) - 5_000 if step == 1_000 else 0  # the small pieces are those in which the events end
@@ -172,17 +159,15 @@ async def test_a_stream_that_begins_with_a_long_prompt_is_read_in_pieces(step: i
         return [head, *[b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces], b"0\r\n\r\n"]
 
     async with answering(reply) as url:
-        gateway = Gateway(GatewayConfig(upstreams=(UpstreamConfig(url=url, engine="vllm"),)))
-        await gateway.start()
+        gateway = await start_gateway(url)
         session = await opened(gateway)
         assert await streamed(session, "x", dialect=dialect) == "w0 w1 w2 "
         [turn] = (await captured(gateway, session)).turns
         assert list(turn.prompt_ids) == list(range(100_000))
         assert list(turn.completion_ids) == [0, 1, 2]
-        await gateway.stop(grace_s=0.2)
 
 
-async def test_the_beginning_of_a_broken_stream_does_not_get_into_the_next_try() -> None:
+async def test_the_beginning_of_a_broken_stream_does_not_get_into_the_next_try(start_gateway: Start) -> None:
     """The first answer ends in the middle of its first event: nothing has reached the agent, so the call is tried again."""
     text = events_of(5_000)
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -195,12 +180,9 @@ async def test_the_beginning_of_a_broken_stream_does_not_get_into_the_next_try()
         return [head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(text), text)]
 
     async with answering(reply) as first, answering(reply) as second:
-        upstreams = tuple(UpstreamConfig(url=url, engine="vllm") for url in (first, second))
-        gateway = Gateway(GatewayConfig(upstreams=upstreams))
-        await gateway.start()
+        gateway = await start_gateway(first, second)
         session = await opened(gateway)
         assert await streamed(session, "x") == "w0 w1 w2 "
         assert len(tries) == 2
         [turn] = (await captured(gateway, session)).turns
         assert len(turn.prompt_ids) == 5_000
-        await gateway.stop(grace_s=0.2)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.gateway import Gateway, GatewayConfig, SessionHandle, UpstreamConfig
+from agentcore_rl_toolkit.gateway import Gateway, SessionHandle
 
+from ..asking import Start, asked_by, captured, opened, talking
 from ..asking import ask as post
-from ..asking import captured, opened
 
 
 class Server:
@@ -23,19 +23,13 @@ class Server:
         self.slices = 7
         self.how = ""
         self.connections = self.answers = 0
-        self.writers: list[asyncio.StreamWriter] = []
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        self.writers.append(writer)
-        try:
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                await reader.readexactly(int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0]))
-                self.answers += 1
-                await self.answer(writer)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            writer.close()
+        while True:
+            await asked_by(reader)
+            self.answers += 1
+            await self.answer(writer)
 
     async def answer(self, writer: asyncio.StreamWriter) -> None:
         message = {"role": "assistant", "content": "x" * self.size}
@@ -57,19 +51,11 @@ class Server:
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[tuple[Server, Gateway, SessionHandle]]:
+async def server(start_gateway: Start) -> AsyncIterator[tuple[Server, Gateway, SessionHandle]]:
     scripted = Server()
-    listening = await asyncio.start_server(scripted.serve, "127.0.0.1", 0)
-    port = listening.sockets[0].getsockname()[1]
-    gateway = Gateway(GatewayConfig(upstreams=(UpstreamConfig(url=f"http://127.0.0.1:{port}", engine="vllm"),)))
-    await gateway.start()
-    session = await opened(gateway)
-    yield scripted, gateway, session
-    await gateway.stop(grace_s=0.2)
-    listening.close()
-    for writer in scripted.writers:
-        writer.close()
-    await asyncio.sleep(0.01)
+    async with talking(scripted.talk) as url:
+        gateway = await start_gateway(url)
+        yield scripted, gateway, await opened(gateway)
 
 
 async def ask(session: SessionHandle, text: str = "x") -> tuple[int, Any]:

@@ -26,6 +26,7 @@ from botocore.validate import ParamValidator
 
 from agentcore_rl_toolkit.policy.training_service.model import PolicyModel
 from agentcore_rl_toolkit.policy.training_service.sagemaker.service import ACCESS_KEY, Running, running
+from serving import wait_for
 
 from ..conftest import start
 from .scripted import ScriptedModel
@@ -101,7 +102,7 @@ class Clients:
         urllib.request.urlopen(asked, timeout=WITHIN_S).close()
 
     def until(self, status: str) -> None:
-        _until(lambda: self.status == status)
+        wait_for(lambda: self.status == status)
 
     def submit(self, config: dict[str, Any], number: int | None = None, token: str | None = None) -> str:
         self.number += number is None
@@ -126,7 +127,7 @@ class Clients:
             response.update(self.poll(operation))
             return response["status"] not in ("Pending", "InProgress")
 
-        _until(done)
+        wait_for(done)
         return response
 
     def train(self, config: dict[str, Any]) -> Any:
@@ -142,14 +143,6 @@ class Clients:
         assert response["status"] == "Completed", response
         [result] = response["operationResult"].values()
         return result
-
-
-def _until(done: Callable[[], bool]) -> None:
-    for _ in range(WITHIN_S * 100):
-        if done():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError(f"not within {WITHIN_S} s")
 
 
 Serve = Callable[..., Clients]
@@ -319,7 +312,7 @@ def test_a_session_is_stopped_once_and_deleted_after_that(serve: Serve) -> None:
     with refused("ValidationException", "transition from Running to Deleting"):
         clients.control.delete_training_session(**name)
     computing, waiting = clients.submit(STEP), clients.submit(STEP)
-    _until(lambda: clients.poll(computing)["status"] == "InProgress")
+    wait_for(lambda: clients.poll(computing)["status"] == "InProgress")
     assert clients.poll(waiting)["status"] == "Pending"
     clients.control.stop_training_session(**name)
     assert clients.status == "Stopping"
@@ -443,7 +436,7 @@ def test_throttled_and_lost_requests_are_done_once_when_they_are_sent_again(serv
                 seen.add("lost")
     assert seen == {"ThrottlingException", "lost"}
     assert operation == "train-20"
-    _until(lambda: list(model.steps.values()) == [20])
+    wait_for(lambda: list(model.steps.values()) == [20])
 
 
 @pytest.mark.system

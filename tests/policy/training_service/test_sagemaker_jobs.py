@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ from agentcore_rl_toolkit.errors import TrainingServiceError
 from agentcore_rl_toolkit.policy.training_service.interface import Example
 from agentcore_rl_toolkit.policy.training_service.sagemaker import jobs as jobs_module
 from agentcore_rl_toolkit.policy.training_service.sagemaker.service import ACCESS_KEY, Running, running
+from serving import wait_for
 
 from .scripted import ScriptedModel
 from .test_sagemaker import BASE, ROLE, check_response
@@ -137,10 +137,8 @@ class Service:
 
     def ended(self, name: str = "sums", category: str = "AgentRFT") -> tuple[dict[str, Any], dict[str, Any]]:
         """The description of a job that is over, and its output."""
-        deadline = time.monotonic() + 60
-        while (found := self.described(name, category))["JobStatus"] in ("InProgress", "Stopping"):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_for(lambda: self.described(name, category)["JobStatus"] not in ("InProgress", "Stopping"))
+        found = self.described(name, category)
         return found, json.loads(found["JobConfigDocument"])["ServiceOutput"]
 
     def ids(self, payload: Mapping[str, Any]) -> dict[str, str]:
