@@ -10,12 +10,12 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import boto3
 import pytest
 
-from agentcore_rl_toolkit.client import RolloutClient, WatchSettings
-from agentcore_rl_toolkit.store import open_store
+from agentcore_rl_toolkit.client import RolloutClient
 from scripted_runtime import TEST_CREDENTIALS, ScriptedRuntime
 from serving import moto_server, serving, wait_for
 
@@ -28,6 +28,11 @@ KEYS = {
     "aws_access_key_id": TEST_CREDENTIALS["AWS_ACCESS_KEY_ID"],
     "aws_secret_access_key": TEST_CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
 }
+
+
+def at_s3(url: str) -> contextlib.AbstractContextManager[object]:
+    """The environment of a client whose bucket is in this S3."""
+    return mock.patch.dict(os.environ, {"AWS_ENDPOINT_URL_S3": url, "AWS_REGION": "us-west-2"})
 
 
 class OurAgent(NamedTuple):
@@ -125,17 +130,18 @@ def published_records(
 
 def our_records(arn: str, endpoint: str, s3: str, tmp_path: Path) -> dict[int, dict[str, Any]]:
     """What our client gets from an agent."""
-    store = open_store(BUCKET, endpoint_url=s3, region="us-west-2")
-    with RolloutClient(
-        arn,
-        BUCKET,
-        f"ours-{tmp_path.name}",
-        tps_limit=200,
-        endpoint_url=endpoint,
-        watch=WatchSettings(store=store),
-        model_id="m",
-        temperature=0.5,
-    ) as client:
+    with (
+        at_s3(s3),
+        RolloutClient(
+            arn,
+            BUCKET,
+            f"ours-{tmp_path.name}",
+            tps_limit=200,
+            endpoint_url=endpoint,
+            model_id="m",
+            temperature=0.5,
+        ) as client,
+    ):
         items = client.map(ROWS, 16, timeout=60)
     for item in items:
         assert item.result is not None, item.error

@@ -150,13 +150,13 @@ async def test_a_server_that_never_answers_costs_one_try_and_not_the_operation(s
     assert len(scripted.requests) >= 2
 
 
-async def test_an_endpoint_given_in_code_wins_and_one_that_is_down_is_a_passing_fault(scripted: Any) -> None:
-    store = open_store("the-bucket", endpoint_url="http://127.0.0.1:9")
+async def test_an_endpoint_that_is_down_is_a_passing_fault(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
+    store = open_store("the-bucket")
     store.retry = QUICK
     with pytest.raises(StoreError, match="did not succeed within"):
         await store.put_async("k", b"", timeout_s=0.3)
     assert scripted.requests == []
-    await open_store("the-bucket", endpoint_url=scripted.url).put_async("k", b"")
 
 
 async def test_expired_credentials_are_fetched_again(
@@ -185,7 +185,6 @@ async def test_listing_follows_every_page(bucket: str) -> None:
     await asyncio.gather(*(put(i) for i in range(1100)))
     listed = [o.key for o in await store.list_async("e/")]
     assert listed == [f"e/{i:05d}" for i in range(1100)]
-    assert [o.key for o in await store.list_async("e/", after="e/01050")] == listed[1051:]
 
 
 async def test_credentials_from_a_profile(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

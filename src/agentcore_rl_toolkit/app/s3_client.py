@@ -43,7 +43,7 @@ class S3ClientStore(ObjectStore):
             key=key, size=answer["ContentLength"], last_modified=answer["LastModified"], etag=answer.get("ETag")
         )
 
-    async def _list(self, prefix: str, after: str | None) -> list[ObjectInfo]:
+    async def _list(self, prefix: str) -> list[ObjectInfo]:
         raise StoreError("a bucket behind the agent's own S3 client cannot be listed")
 
     async def _delete(self, key: str) -> None:

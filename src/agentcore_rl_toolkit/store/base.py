@@ -66,7 +66,7 @@ class ObjectStore(ABC):
     @abstractmethod
     async def _head(self, key: str) -> ObjectInfo: ...
     @abstractmethod
-    async def _list(self, prefix: str, after: str | None) -> list[ObjectInfo]: ...
+    async def _list(self, prefix: str) -> list[ObjectInfo]: ...
     @abstractmethod
     async def _delete(self, key: str) -> None: ...
 
@@ -137,17 +137,15 @@ class ObjectStore(ABC):
         check_key(key)
         return await self._until_deadline("head", key, lambda: self._head(key), timeout_s, 0)
 
-    async def list_async(
-        self, prefix: str = "", after: str | None = None, *, timeout_s: float | None = DEFAULT_TIMEOUT_S
-    ) -> list[ObjectInfo]:
-        """Every object whose key starts with `prefix`, sorted by key, only those behind `after` when it is given.
+    async def list_async(self, prefix: str = "", *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> list[ObjectInfo]:
+        """Every object whose key starts with `prefix`, sorted by key.
 
         A prefix that ends in ``/`` is the quick form; any other one lists the folder that holds it and filters. What lies there
         and is no object is left out.
 
         Raises: ConfigError where an object has a key that no store of ours writes.
         """
-        return await self._until_deadline("list", prefix, lambda: self._list(prefix, after), timeout_s, 10_000_000)
+        return await self._until_deadline("list", prefix, lambda: self._list(prefix), timeout_s, 10_000_000)
 
     async def delete_async(self, key: str, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
         """Remove an object; a missing one is no error."""

@@ -92,8 +92,8 @@ class LocalStore(ObjectStore):
     async def _head(self, key: str) -> ObjectInfo:
         return await self._in_thread(key, lambda: _info(key, _regular(os.lstat(self._path(key)), key)))
 
-    async def _list(self, prefix: str, after: str | None) -> list[ObjectInfo]:
-        return await self._in_thread(prefix, lambda: _walk(self._root, prefix, after))
+    async def _list(self, prefix: str) -> list[ObjectInfo]:
+        return await self._in_thread(prefix, lambda: _walk(self._root, prefix))
 
     async def _delete(self, key: str) -> None:
         def unlink() -> None:
@@ -157,8 +157,8 @@ def _write(path: str, body: bytes, create_only: bool, durable: bool) -> None:
         raise
 
 
-def _walk(root: str, prefix: str, after: str | None) -> list[ObjectInfo]:
-    """The objects whose key starts with `prefix` and sorts behind `after`, sorted by key. No link below `root` is followed.
+def _walk(root: str, prefix: str) -> list[ObjectInfo]:
+    """The objects whose key starts with `prefix`, sorted by key. No link below `root` is followed.
 
     What lies there and is no object is left out, as is a folder below the prefix that cannot be read.
     """
@@ -177,7 +177,7 @@ def _walk(root: str, prefix: str, after: str | None) -> list[ObjectInfo]:
                     if entry.is_dir(follow_symlinks=False):
                         if f"{key}/".startswith(prefix) or prefix.startswith(f"{key}/"):
                             folders.append(f"{key}/")
-                    elif key.startswith(prefix) and (after is None or key > after) and _is_object(entry, key):
+                    elif key.startswith(prefix) and _is_object(entry, key):
                         with contextlib.suppress(FileNotFoundError):  # it is gone since
                             found.append(_info(key, entry.stat(follow_symlinks=False)))
         except OSError as e:

@@ -49,12 +49,12 @@ class MemoryStore(ObjectStore):
             raise ObjectNotFoundError(f"no object {key!r} in {self.url}", key=key)
         return _info(key, entry)
 
-    async def _list(self, prefix: str, after: str | None) -> list[ObjectInfo]:
+    async def _list(self, prefix: str) -> list[ObjectInfo]:
         await asyncio.sleep(0)
         start, cut = self._prefix + prefix, len(self._prefix)
         with _lock:
             found = [(k[cut:], v) for k, v in self._objects.items() if k.startswith(start)]
-        return [_info(k, v) for k, v in sorted(found, key=lambda kv: kv[0]) if after is None or k > after]
+        return [_info(k, v) for k, v in sorted(found, key=lambda kv: kv[0])]
 
     async def _delete(self, key: str) -> None:
         await asyncio.sleep(0)

@@ -75,23 +75,13 @@ def find_region() -> str:
 class RemoteStore(ObjectStore):
     """``s3://bucket/prefix`` (also ``gs://`` and ``az://``). Keys are relative to the prefix.
 
-    The endpoint is `endpoint_url`, else ``AWS_ENDPOINT_URL_S3``, else ``AWS_ENDPOINT_URL``, read on first use; http endpoints and
-    path-style addressing work as they are.
+    The endpoint is ``AWS_ENDPOINT_URL_S3``, else ``AWS_ENDPOINT_URL``, read on first use; http endpoints and path-style
+    addressing work as they are.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        scheme: str,
-        bucket: str,
-        prefix: str,
-        endpoint_url: str | None = None,
-        region: str | None = None,
-    ) -> None:
+    def __init__(self, url: str, *, scheme: str, bucket: str, prefix: str) -> None:
         super().__init__(url)
         self._scheme, self._bucket, self._prefix = scheme, bucket, prefix
-        self._endpoint_url, self._region = endpoint_url, region
         self._opened: tuple[int, Any] | None = None
 
     def _store(self) -> Any:
@@ -122,8 +112,7 @@ class RemoteStore(ObjectStore):
             return obstore.store.from_url(
                 f"{self._scheme}://{self._bucket}", client_options=cast(Any, options), **common
             )
-        region = self._region or find_region()
-        endpoint = self._endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         if endpoint is not None and endpoint.lower().startswith("http://"):
             options["allow_http"] = True
             # There is no certificate to check on this connection, and reading the system's costs 7 ms of CPU per session.
@@ -132,7 +121,7 @@ class RemoteStore(ObjectStore):
             # under this name it also wins over the environment's
             common["aws_endpoint_url_s3"] = endpoint.rstrip("/")
         common |= {
-            "region": region,
+            "region": find_region(),
             "virtual_hosted_style_request": False,
             "client_options": options,
             "credential_provider": find_provider(),
@@ -173,20 +162,14 @@ class RemoteStore(ObjectStore):
 
         return self._info(await self._mapped(key, obstore.head_async(self._store(), self._prefix + key)))
 
-    async def _list(self, prefix: str, after: str | None) -> list[ObjectInfo]:
+    async def _list(self, prefix: str) -> list[ObjectInfo]:
         import obstore
 
         full = self._prefix + prefix
         folder = full.rpartition("/")[0]  # obstore matches whole path parts only
-        stream = obstore.list(
-            self._store(),
-            prefix=folder or None,
-            offset=None if after is None else self._prefix + after,
-            chunk_size=1000,
-        )
+        stream = obstore.list(self._store(), prefix=folder or None, chunk_size=1000)
         found = [self._info(meta) for meta in await self._mapped(prefix, stream.collect_async())]
-        kept = [info for info in found if info.key.startswith(prefix) and (after is None or info.key > after)]
-        return sorted(kept, key=lambda info: info.key)
+        return sorted((info for info in found if info.key.startswith(prefix)), key=lambda info: info.key)
 
     async def _delete(self, key: str) -> None:
         import obstore

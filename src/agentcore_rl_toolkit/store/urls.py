@@ -64,12 +64,8 @@ def parse_url(url_or_bucket: str) -> StoreURL:
     return StoreURL(scheme=scheme, bucket=bucket, prefix="/".join(parts) + "/" if parts else "")
 
 
-def open_store(url_or_bucket: str, *, endpoint_url: str | None = None, region: str | None = None) -> ObjectStore:
+def open_store(url_or_bucket: str) -> ObjectStore:
     """Open the store a URL or plain bucket name stands for; nothing is contacted before its first operation.
-
-    Args:
-        endpoint_url: S3 endpoint; default from the environment (``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``).
-        region: S3 region; default from the environment or the AWS configuration.
 
     Raises: ConfigError on a URL that cannot be read.
     """
@@ -82,14 +78,7 @@ def open_store(url_or_bucket: str, *, endpoint_url: str | None = None, region: s
         return MemoryStore(str(url), url.bucket, url.prefix)
     from .remote import RemoteStore
 
-    return RemoteStore(
-        str(url),
-        scheme=url.scheme,
-        bucket=url.bucket,
-        prefix=url.prefix,
-        endpoint_url=endpoint_url,
-        region=region,
-    )
+    return RemoteStore(str(url), scheme=url.scheme, bucket=url.bucket, prefix=url.prefix)
 
 
 def url_matches(url_or_bucket: str, patterns: Iterable[str]) -> bool:

@@ -100,7 +100,7 @@ class FlakyStore:
 
     error: BaseException | None
 
-    async def list_async(self, prefix: str = "", after: str | None = None, *, timeout_s: float | None = None) -> Any:
+    async def list_async(self, prefix: str = "", *, timeout_s: float | None = None) -> Any:
         self.lists += 1
         if self.error is not None:
             raise self.error
@@ -159,7 +159,7 @@ async def test_a_heartbeat_that_the_listing_did_not_show_yet_is_looked_for_befor
     store: ObjectStore,
 ) -> None:
     class Stale(FlakyStore):
-        async def list_async(self, prefix: str = "", after: str | None = None, **_: Any) -> Any:
+        async def list_async(self, prefix: str = "", **_: Any) -> Any:
             self.lists += 1
             return []
 

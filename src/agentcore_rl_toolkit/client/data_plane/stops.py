@@ -6,78 +6,16 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from ...logs import WarnsOnceAMinute
 from .pacing import Pacer, backoff_s
-from .transport import Ending, InvokeRefusedError, InvokeUncertainError, Transport, in_thread
+from .transport import InvokeRefusedError, InvokeUncertainError, Transport, in_thread
 
 logger = logging.getLogger(__name__)
 
 STOPS_AT_ONCE = 16
-
-INTERVAL_S = 0.5
-SESSIONS_AT_ONCE = 5_000  # in one request; a runtime takes twice as many
-LONGEST_PAUSE_S = 5.0  # between questions of which the last ones failed
-
-
-class Endings:
-    """The sessions that are waited for, and the question for them. Lives on the engine's loop."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._source: Transport | None = transport  # None: it cannot say
-        self._watched: dict[str, Callable[[Ending], Awaitable[None]]] = {}
-        self._task: asyncio.Task[None] | None = None
-        self._failures = 0
-
-    def watch(self, session_id: str, on_end: Callable[[Ending], Awaitable[None]]) -> None:
-        """``on_end(ending)`` is awaited with each answer that says that the session is over and gone, until `forget`."""
-        if self._source is None:
-            return
-        self._watched[session_id] = on_end
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._run())
-
-    def forget(self, session_id: str) -> None:
-        """It is not waited for any more."""
-        self._watched.pop(session_id, None)
-
-    def close(self) -> None:
-        """Ask no more."""
-        self._source = None
-        self._watched.clear()
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(INTERVAL_S if not self._failures else backoff_s(self._failures, cap_s=LONGEST_PAUSE_S))
-            names = list(self._watched)
-            if not names or self._source is None:
-                self._task = None  # before any other step: `watch` starts the next one
-                return
-            for first in range(0, len(names), SESSIONS_AT_ONCE):
-                found = await self._ask(names[first : first + SESSIONS_AT_ONCE])
-                for name, ending in found.items():
-                    on_end = self._watched.get(name)
-                    if on_end is not None and ending.gone:
-                        await on_end(ending)
-
-    async def _ask(self, names: Sequence[str]) -> Mapping[str, Ending]:
-        if self._source is None:
-            return {}
-        try:
-            found: Mapping[str, Ending] | None = await in_thread(self._source.endings, names)
-        except Exception as e:  # it is asked again
-            self._failures += 1
-            logger.debug("the runtime did not say how sessions ended: %s", e)
-            return {}
-        self._failures = 0
-        if found is None:
-            self._source = None
-            return {}
-        return found
 
 
 async def take_turn(ask: Callable[[float], float]) -> None:

@@ -26,7 +26,7 @@ from ...errors import AgentCoreRLError, ConfigError
 
 DATA_PLANE = "bedrock-agentcore"
 CONNECT_TIMEOUT_S = 10.0
-ENDINGS_TIMEOUT_S = 10.0
+ENDINGS_TIMEOUT_S = 5.0
 AWS_DOMAINS = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
 USER_AGENT = "agentcore-rl-toolkit"
 SERVER_ERRORS = ("InternalServerException", "ServiceUnavailableException", "ServiceException")

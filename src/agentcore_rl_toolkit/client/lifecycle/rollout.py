@@ -59,11 +59,10 @@ from ...proof import PROOF_KEY_FIELD
 from ...store import ObjectStore, open_store
 from ...store.base import check_key
 from ..data_plane.pacing import Pacer, backoff_s
-from ..data_plane.stops import Endings, StopQueue, take_turn
+from ..data_plane.stops import StopQueue, take_turn
 from ..data_plane.transport import (
     NO_CREDENTIALS,
     STORE_REFUSED,
-    Ending,
     InvokeFailedError,
     InvokeRefusedError,
     InvokeServerError,
@@ -86,8 +85,8 @@ logger = logging.getLogger(__name__)
 class Stores:
     """Opened stores, watchers and readers, by bucket. Lives on the engine's loop."""
 
-    def __init__(self, bucket: str, store: ObjectStore, settings: WatchSettings) -> None:
-        self._settings = settings
+    def __init__(self, bucket: str, store: ObjectStore, settings: WatchSettings, transport: Transport) -> None:
+        self._settings, self._transport = settings, transport
         self._opened = {bucket: store}
         self._watchers: dict[tuple[str, str], Watcher] = {}
         self._readers: dict[str, ResultReader] = {}
@@ -119,7 +118,8 @@ class Stores:
             local = store.url.startswith(("file:", "memory:"))
             usual_s, cost = (LOCAL_INTERVAL_S, LOCAL_COST) if local else (REMOTE_INTERVAL_S, REMOTE_COST)
             interval_s = usual_s if self._settings.interval_s is None else self._settings.interval_s
-            self._watchers[store.url, root] = Watcher(store, root, interval_s=interval_s, cost=cost)
+            endings = self._transport.endings
+            self._watchers[store.url, root] = Watcher(store, root, interval_s=interval_s, cost=cost, endings=endings)
         return self._watchers[store.url, root]
 
     def close(self) -> None:
@@ -167,10 +167,9 @@ class Engine:
     ) -> None:
         self.portal, self.transport, self.pacer, self.watch = portal, transport, pacer, watch
         self.max_attempts = max_attempts
-        self.endings = Endings(transport)
         self.events = Events(exp_id)
         self.proofs = Proofs(required=watch.require_proof)
-        self.stores = Stores(bucket, store, watch)
+        self.stores = Stores(bucket, store, watch, transport)
         self.runs_once: bool | None = None
         self.admission = asyncio.Lock()
         self._stops = StopQueue(transport, pacer, deadlines.stop_s)
@@ -216,7 +215,6 @@ class Engine:
             await asyncio.wait(ending)
         await self._stops.drain(self._stop_s)
         if cancel:
-            self.endings.close()
             self.stores.close()
 
     def _launch(self, rollout: Rollout) -> None:
@@ -609,11 +607,6 @@ class Rollout:
         waiter = watcher.add(progress.key, expects_life=heartbeat_s is not None, silence_s=silence_s)
         progress.trouble = lambda: watcher.trouble
         reader = engine.stores.reader(progress.bucket)
-
-        async def ended(ending: Ending) -> None:
-            await watcher.died(waiter, str(ending))
-
-        engine.endings.watch(progress.session_id, ended)
         try:
             if reply is None and not (self._adopted is not None and self._adopted.accepted_s):
                 await self._confirm(watcher, waiter)
@@ -629,7 +622,6 @@ class Rollout:
         except RolloutLostError as e:
             raise AttemptEnded(Outcome.LOST, e) from e
         finally:
-            engine.endings.forget(progress.session_id)
             watcher.remove(waiter)
 
     async def _confirm(self, watcher: Watcher, waiter: Waiter) -> None:

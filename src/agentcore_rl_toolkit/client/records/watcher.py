@@ -9,7 +9,7 @@ clock, so the clocks of store and client need not agree. Silence counts only for
 its answer to the invoke, or whose heartbeat was seen. Such a session is lost when it shows none for its `silence_s`, after one
 last direct look for its record and its heartbeat. Silence is measured up to the beginning of a round, because the round may
 miss later changes. It counts anew after a round that failed, or that came late because this process was stopped. A local
-runtime says at once that a session is over (`endings`); then the watcher looks for its record at once too.
+runtime is asked after a round which sessions are over; of those the watcher looks for the record at once.
 
 Where listing is not permitted or not possible, the watcher reads the keys one by one. A rollout whose key could not be read is
 not judged. Faults of the store delay rounds and fail no rollout.
@@ -21,7 +21,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,7 @@ from ...contract import ALIVE_SUFFIX, RECORD_SUFFIX
 from ...errors import AgentCoreRLError, ObjectNotFoundError, RolloutLostError, StoreError, StorePermissionError
 from ...store import ObjectInfo, ObjectStore
 from ..data_plane.pacing import backoff_s
+from ..data_plane.transport import Ending, in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,8 @@ REQUESTS_AT_ONCE = 32
 LOOK_TIMEOUT_S = 15.0  # one look; a store that is down longer shows in the log and is asked again
 UNLISTABLE_S = 60.0  # where listing fails for good, keys are looked at for so long, then it is tried again
 LONGEST_PAUSE_S = 5.0  # between two rounds that failed
+ENDINGS_S = 0.5  # between two questions to a local runtime; ten times as long after one that failed
+MOST_ASKED = 5_000  # sessions in one question; a runtime takes twice as many
 LATE_S = 2.0  # a round this late says that the process did not run, and as a rule its agents did not either
 
 
@@ -69,7 +72,10 @@ class Waiter:
 
 
 class Watcher:
-    """Watches the rollouts of one experiment in one store. Lives on the engine's loop."""
+    """Watches the rollouts of one experiment in one store. Lives on the engine's loop.
+
+    ``endings``: which of these sessions are over; None, or its answer: nothing here can say so.
+    """
 
     def __init__(
         self,
@@ -78,8 +84,10 @@ class Watcher:
         *,
         interval_s: float,
         cost: ListingCost,
+        endings: Callable[[Sequence[str]], Mapping[str, Ending] | None] | None = None,
     ) -> None:
         self._store = store
+        self._endings, self._ask_at_s = endings, 0.0
         self._root = root
         self._interval_s, self._cost = interval_s, cost
         self._waiters: dict[str, Waiter] = {}
@@ -121,7 +129,25 @@ class Watcher:
         except Exception as e:
             logger.debug("the direct look at %s failed: %s", waiter.key, e)
 
-    async def died(self, waiter: Waiter, why: str) -> None:
+    async def _ask(self, now_s: float) -> None:
+        """Ask the runtime which of the sessions are over."""
+        if self._endings is None or now_s < self._ask_at_s:
+            return
+        self._ask_at_s = now_s + ENDINGS_S
+        waiting = {_session(key): waiter for key, waiter in self._waiters.items()}
+        try:
+            found = await in_thread(self._endings, list(waiting)[:MOST_ASKED])
+        except Exception as e:  # it is asked again
+            self._ask_at_s = time.monotonic() + 10 * ENDINGS_S
+            logger.debug("the runtime did not say how sessions ended: %s", e)
+            return
+        if found is None:
+            self._endings = None
+        for name, ending in (found or {}).items():
+            if ending.gone and name in waiting:
+                await self._died(waiting[name], str(ending))
+
+    async def _died(self, waiter: Waiter, why: str) -> None:
         """The waiter's session is over and stores nothing more. The second time this is said without a record, it is lost."""
         if waiter.found.done() or self._waiters.get(waiter.key) is not waiter:
             return
@@ -151,6 +177,7 @@ class Watcher:
             self._unseen = self._unseen or began_s > due_s + LATE_S
             try:
                 await self._round(began_s)
+                await self._ask(began_s)
                 self._failures, self.trouble = 0, None
                 pause_s = max(self._interval_s, self._pages * self._cost.pause_s)
             except Exception as e:  # whatever it is, the rollouts in flight need the next round
@@ -280,6 +307,10 @@ class Watcher:
 
 def _alive(key: str) -> str:
     return key.removesuffix(RECORD_SUFFIX) + ALIVE_SUFFIX
+
+
+def _session(key: str) -> str:
+    return key.rpartition("/")[2].removesuffix(RECORD_SUFFIX)
 
 
 def _may_pass(error: Exception) -> bool:
