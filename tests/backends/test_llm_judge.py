@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import importlib.util
 import json
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -26,53 +24,32 @@ from agentcore_rl_toolkit.backends.sagemaker.job import JobConfig
 from agentcore_rl_toolkit.backends.service import RolloutService, RolloutSettings, ServiceSettings
 from agentcore_rl_toolkit.errors import ConfigError, RolloutError
 from agentcore_rl_toolkit.runs import RunReader, demonstrations
+from examples.loading import EXAMPLES, load
 
 from .collection.test_collect import good, raised, turn
 from .recorded import Episode, Replay
 
-SERVER = Path(__file__).parents[2] / "examples" / "signals" / "judge_server.py"
-Serve = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def scripted() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("scripted_judge", SERVER)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+scripted = load(EXAMPLES / "signals" / "judge_server.py")
 
 
 @pytest.fixture
-def serve(scripted: ModuleType) -> Iterator[Serve]:
-    """Start a judge that answers so; its ``calls`` are what it was asked."""
+def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[JudgeSettings, Any]]]:
+    """Settings of a judge that answers so, and its server, whose ``calls`` are what it was asked. Tries follow at once."""
+    monkeypatch.setattr(chat, "backoff_s", lambda *_, **__: 0.0)
+    (tmp_path / "rubric.md").write_text("Longer is better.")
     running = []
 
-    def start(answer: Callable[[dict[str, Any]], tuple[int, str]]) -> Any:
+    def make(answer: Callable[[dict[str, Any]], tuple[int, str]], **more: Any) -> tuple[JudgeSettings, Any]:
         made = scripted.server(answer)
         threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         running.append(made)
-        return made
-
-    yield start
-    for made in running:
-        made.shutdown()
-        made.server_close()
-
-
-@pytest.fixture
-def judge(tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[JudgeSettings, Any]]:
-    """Settings of a judge that answers so, and its server. Tries follow each other at once."""
-    monkeypatch.setattr(chat, "backoff_s", lambda *_, **__: 0.0)
-    (tmp_path / "rubric.md").write_text("Longer is better.")
-
-    def make(answer: Callable[[dict[str, Any]], tuple[int, str]], **more: Any) -> tuple[JudgeSettings, Any]:
-        made = serve(answer)
         where = {"judge_url": f"http://127.0.0.1:{made.server_port}/v1", "judge_model": "m"}
         return JudgeSettings(judge=str(tmp_path / "rubric.md"), **where, **more), made
 
-    return make
+    yield make
+    for made in running:
+        made.shutdown()
+        made.server_close()
 
 
 def shown(body: dict[str, Any]) -> dict[str, Any]:

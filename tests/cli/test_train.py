@@ -7,7 +7,6 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +27,6 @@ from ..conftest import CommandLine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SMALL = ("--groups", "2", "--rollouts", "4")
-
-
-def train(folder: Path, *options: str, limit_s: float = 240.0) -> tuple[int, str]:
-    """Exit code and what was printed."""
-    words = [sys.executable, "-W", "ignore", "-m", "agentcore_rl_toolkit", "train", *options]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=limit_s, cwd=folder)
-    return done.returncode, done.stdout + done.stderr
 
 
 def events(run: Path) -> list[dict[str, object]]:
@@ -110,41 +102,6 @@ def test_a_new_agent_trains_with_nothing_else_typed_and_goes_on_after_ctrl_c(
         stored = [kept.rollout(row["id"]) for row in kept.rollouts(Query(phase="train", step=1))]
     seen = {message["content"] for rollout in stored for message in rollout["dialogue"] if message["role"] == "user"}
     assert seen == set(prompts[2:4])
-
-
-# What is wrong with the agent: its code, and what the first lines after "error:" must say.
-BROKEN: dict[str, tuple[str, Sequence[str]]] = {
-    "raises": (
-        "    import os; raise RuntimeError(f'the tool backend is {os.environ[\"BACKEND\"]}')",
-        ["agent_error", "the tool backend is down", "Traceback"],
-    ),
-    "returns no reward": ("    return {'text': 'hello'}", ["invalid", "reward"]),
-    "dies": ("    import os; os._exit(3)", ["lost"]),
-}
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("how", BROKEN)
-def test_an_agent_that_never_works_ends_the_run_at_its_first_batch_with_the_cause(tmp_path: Path, how: str) -> None:
-    code, wanted = BROKEN[how]
-    (tmp_path / "agent.py").write_text(
-        "from agentcore_rl_toolkit import AgentCoreRLApp\napp = AgentCoreRLApp()\n\n"
-        f"@app.rollout_entrypoint\nasync def invoke(payload):\n{code}\n\n"
-        "if __name__ == '__main__':\n    app.run()\n"
-    )
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "hello"}\n' * 4)
-    variables = ("--session-env", "BACKEND=down")
-    exit_code, answer = train(
-        tmp_path, "--agent", "agent.py", "--data", "rows.jsonl", *SMALL, *variables, "--out", "run"
-    )
-    assert exit_code == 1, answer
-    cause = answer.split("error: ", 1)[1]
-    first = cause.splitlines()[0]
-    assert "none of the first 8 rollouts can be used" in first
-    for word in wanted:
-        assert word in cause, answer
-    assert wanted[0] in first
-    assert not [e for e in events(tmp_path / "run") if e["event"] == "step"]
 
 
 def test_options_win_over_the_file(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -82,6 +83,14 @@ async def test_a_trainer_creates_a_session_reads_its_traces_and_deletes_it(
         assert await client.delete_sessions(["task:2"]) == 0
 
 
+@asynccontextmanager
+async def using(app: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an application of rLLM's; it is stopped afterwards."""
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as http:
+        yield http
+    await app.stop()
+
+
 async def test_create_app_serves_a_local_handler(rllm: ModuleType) -> None:
     async def handler(asked: dict[str, Any]) -> dict[str, Any]:
         assert asked["messages"] == USER
@@ -96,16 +105,13 @@ async def test_create_app_serves_a_local_handler(rllm: ModuleType) -> None:
         }
         return {"id": "x", "object": "chat.completion", "model": "m", "choices": [choice], "prompt_token_ids": [1, 2]}
 
-    app = rllm.create_app(config=rllm.GatewayConfig(), local_handler=handler)
-    transport = httpx.ASGITransport(app=app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+    async with using(rllm.create_app(config=rllm.GatewayConfig(), local_handler=handler)) as http:
         for stream in (False, True):
             body = {"model": "m", "messages": USER, "stream": stream}
             answer = await http.post("/sessions/s1/v1/chat/completions", json=body)
             assert answer.status_code == 200
             assert '"hi"' in answer.text
         traces = (await http.get("/sessions/s1/traces")).json()
-    await app.stop()
     assert [t["completion_token_ids"] for t in traces] == [[9], [9]]
     assert [t["logprobs"] for t in traces] == [[-0.5], [-0.5]]
 
@@ -162,11 +168,9 @@ async def test_an_application_that_others_can_reach_wants_an_admin_key(
     with pytest.raises(ConfigError, match="admin key"):
         await app.start()
     monkeypatch.setenv("AGENTCORE_RL_GATEWAY_ADMIN_KEY", "trainers-secret")
-    app = rllm.create_app(config=rllm.GatewayConfig(host="0.0.0.0", workers=workers))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as http:
+    async with using(rllm.create_app(config=rllm.GatewayConfig(host="0.0.0.0", workers=workers))) as http:
         assert (await http.get("/admin/sessions")).status_code == 401
         assert (await http.get("/admin/sessions", headers={"x-admin-key": "trainers-secret"})).status_code == 200
-    await app.stop()
 
 
 async def test_a_late_reply_does_not_bring_a_deleted_session_back(
@@ -193,8 +197,7 @@ async def test_a_late_reply_does_not_bring_a_deleted_session_back(
 async def test_every_call_is_made_with_the_configured_model(rllm: ModuleType) -> None:
     async with ScriptedEngine() as engine:
         config = rllm.GatewayConfig(workers=[{"url": engine.url}], model="the-policy")
-        app = rllm.create_app(config=config)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as http:
+        async with using(rllm.create_app(config=config)) as http:
             for path, body in (
                 ("chat/completions", {"messages": USER}),
                 ("responses", {"input": "hello"}),
@@ -207,7 +210,6 @@ async def test_every_call_is_made_with_the_configured_model(rllm: ModuleType) ->
             # A session whose trainer names a model keeps that one.
             await http.post("/admin/sessions", json={"session_ids": ["s2"], "settings": {"model_id": "another"}})
             await http.post("/sessions/s2/v1/chat/completions", json={"model": "x", "messages": USER})
-        await app.stop()
         assert [call.body["model"] for call in engine.calls] == ["the-policy"] * 3 + ["another"]
 
 
@@ -226,12 +228,10 @@ async def test_a_worker_is_called_below_its_api_path(
     async with ScriptedEngine(api_path=route) as engine:
         given = {**given, "url": given["url"].replace("URL", engine.url)}
         worker = {**given, "worker_id": "mine", "model_name": "small", "weight": 2}
-        app = rllm.create_app(config=rllm.GatewayConfig(workers=[worker]))
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as http:
+        async with using(rllm.create_app(config=rllm.GatewayConfig(workers=[worker]))) as http:
             answer = await http.post("/sessions/s1/v1/chat/completions", json={"model": "m", "messages": USER})
             assert answer.status_code == 200
             [reply] = (await http.get("/admin/workers")).json()
-        await app.stop()
         found = rllm.WorkerInfo(**reply)
         base = base.replace("URL", engine.url)
         assert (found.url, found.api_path, found.api_url) == (base, path, base + path)
@@ -251,24 +251,20 @@ async def test_traces_of_sessions_that_nobody_knows_are_none(
 async def test_first_requests_at_the_same_time_start_one_gateway(rllm: ModuleType, tmp_path: Path) -> None:
     async with ScriptedEngine() as engine:
         config = rllm.GatewayConfig(workers=[{"url": engine.url}], store="sqlite", db_path=str(tmp_path / "traces"))
-        app = rllm.create_app(config=config)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as http:
+        async with using(rllm.create_app(config=config)) as http:
             names = [f"s{n}" for n in range(8)]
             body = {"model": "m", "messages": USER}
             calls = [http.post(f"/sessions/{name}/v1/chat/completions", json=body) for name in names]
             assert [answer.status_code for answer in await asyncio.gather(*calls)] == [200] * 8
             traces = [(await http.get(f"/sessions/{name}/traces")).json() for name in names]
-        await app.stop()
         assert [len(found) for found in traces] == [1] * 8
 
 
 async def test_an_evaluation_run_asks_its_provider_for_nothing_extra(rllm: ModuleType) -> None:
     async with ScriptedEngine(gives_tokens=False) as provider:
         config = rllm.GatewayConfig(add_logprobs=False, add_return_token_ids=False)
-        app = rllm.create_app(config=config)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as http:
+        async with using(rllm.create_app(config=config)) as http:
             assert (await http.post("/admin/workers", json={"url": provider.url, "api_path": "/v1"})).status_code == 200
             answer = await http.post("/sessions/s1/v1/chat/completions", json={"model": "m", "messages": USER})
             assert answer.status_code == 200
-        await app.stop()
         assert provider.calls[0].body == {"model": "m", "messages": USER}
