@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import array
-import base64
 import contextlib
 import fcntl
 import functools
@@ -16,16 +14,13 @@ import resource
 import shutil
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import sysconfig
 import threading
 import weakref
-import zlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -365,77 +360,6 @@ def browser() -> Iterator[Any]:
         made = driver.chromium.launch(executable_path=CHROMIUM, args=list(CHROMIUM_FLAGS))
         yield made
         made.close()
-
-
-@dataclass(frozen=True)
-class WorstRollout:
-    """What a person read off the page: the text of the token, and what is said of it."""
-
-    token: str
-    description: str
-    address: str
-
-
-@pytest.fixture
-def find_the_worst(browser: Any) -> Callable[[Path, str], WorstRollout]:
-    """Go with a mouse from a run's first page to the least likely token of the rollout with the lowest reward of its last step.
-
-    Called with the run's folder and the last step as the page names it. The console must stay clean.
-    """
-
-    def go(run: Path, step: str) -> WorstRollout:
-        entries: list[str] = []
-        with served_view(run.parent, run.name) as url:
-            page = browser.new_page(viewport={"width": 1300, "height": 900})
-            page.set_default_timeout(60_000)
-            page.on("console", lambda m: entries.append(m.text) if m.type in ("error", "warning") else None)
-            page.on("pageerror", lambda e: entries.append(str(e)))
-            page.goto(url)
-            page.click(f"#page table a:text-is('{step}')")
-            page.click(".rows .row >> nth=0")  # a step opens with its lowest reward first
-            page.click("#least")
-            found = WorstRollout(page.text_content(".tokens .picked"), page.inner_text("#picked"), page.url)
-            page.close()
-        assert entries == []
-        return found
-
-    return go
-
-
-@pytest.fixture
-def browser_finds_what_the_file_has(find_the_worst: Callable[[Path, str], WorstRollout]) -> Callable[[Path, str], None]:
-    """The same, compared with what the run's file says when it is read without any of the view's code."""
-
-    def compare(run: Path, step: str) -> None:
-        phase, _, number = step.partition(" ")
-        with contextlib.closing(sqlite3.connect(run / "rollouts.sqlite")) as database:
-            where, values = ("AND step = ?", (phase, int(number))) if number else ("", (phase,))
-            last = database.execute("SELECT MAX(step) FROM rollouts WHERE phase = ?", (phase,)).fetchone()[0]
-            assert last == (int(number) if number else None)  # it is the last one
-            worst, reward = database.execute(
-                f"SELECT id, reward FROM rollouts WHERE phase = ? {where} AND reward IS NOT NULL ORDER BY reward, id",
-                values,
-            ).fetchone()
-            [part] = database.execute(
-                "SELECT data FROM parts WHERE rollout = ? AND name = 'tokens'", (worst,)
-            ).fetchone()
-            texts = dict(database.execute("SELECT id, text FROM token_texts"))
-        sampled = []
-        for sequence in json.loads(zlib.decompress(part)):
-            ids, logprobs = array.array("i"), array.array("f")
-            ids.frombytes(base64.b64decode(sequence["ids"]))
-            logprobs.frombytes(base64.b64decode(sequence["logprobs"]))
-            mask = base64.b64decode(sequence["mask"])
-            sampled += [(lp, token) for lp, token, trained in zip(logprobs, ids, mask, strict=True) if trained]
-        logprob, token = min(sampled, key=lambda pair: pair[0])
-        found = find_the_worst(run, f"{phase} {int(number) + 1}" if phase == "train" else step)
-        assert re.search(rf"/rollout/{worst}(\?|$)", found.address), (worst, reward, found.address)
-        assert found.token == texts[token]
-        shown = re.search(r"sampler (-?[\d.]+)", found.description)
-        assert shown is not None, found.description
-        assert float(shown[1]) == pytest.approx(logprob, abs=6e-5)
-
-    return compare
 
 
 @pytest.fixture

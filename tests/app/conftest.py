@@ -34,7 +34,7 @@ app = AgentCoreRLApp()
 """
 POSTLUDE = """
 if __name__ == "__main__":
-    app.run(port=int(sys.argv[1]))
+    app.run(port=int(sys.argv[1]) if len(sys.argv) > 1 else 8080)
 """
 
 

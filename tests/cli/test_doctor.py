@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import subprocess
 import sys
-import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,39 +14,15 @@ from typing import Any
 import boto3
 import pytest
 
-from agentcore_rl_toolkit.cli.main import main
-from agentcore_rl_toolkit.gateway import Gateway, GatewayConfig, UpstreamConfig
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 from agentcore_rl_toolkit.runtime.local import LocalRuntime
 from serving import moto_server
+
+from ..conftest import CommandLine
 
 ROOT = Path(__file__).parents[2]
 AGENT = ROOT / "examples" / "strands_math_agent" / "arithmetic_app.py"
 ADMIN_KEY = "trainers-secret"
 BUCKET = f"records-{uuid.uuid4()}"  # moto's state is the process's
-
-
-def doctor(folder: Path, *options: str, **environment: str) -> tuple[int, dict[str, dict[str, str]]]:
-    """Exit code, and the findings by name."""
-    code, answer = run(["agentcore-rl", "doctor", "--json", *options], folder, environment)
-    return code, {finding["name"]: finding for finding in json.loads(answer)}
-
-
-def run(words: list[str], folder: Path, environment: dict[str, str]) -> tuple[int, str]:
-    """Exit code and what is printed. In this process: a start costs more than what it looks at."""
-    output = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(output):
-        for name in [n for n in os.environ if n.startswith(("AWS_", "AGENTCORE_"))]:
-            patch.delenv(name)
-        for name, value in {"AWS_EC2_METADATA_DISABLED": "true", "HOME": str(folder), **environment}.items():
-            patch.setenv(name, value)
-        patch.chdir(folder)
-        patch.setattr(sys, "argv", words)
-        patch.setattr(sys, "excepthook", sys.excepthook)  # a command line sets its own
-        patch.setattr(threading, "excepthook", threading.excepthook)
-        with pytest.raises(SystemExit) as ended:
-            main()
-    return int(ended.value.code or 0), output.getvalue()
 
 
 @pytest.mark.system
@@ -125,33 +98,23 @@ def test_what_is_wrong_is_named_and_says_what_to_do(
     tmp_path: Path,
     account: dict[str, str],
     empty_runtime: LocalRuntime,
+    monkeypatch: pytest.MonkeyPatch,
+    command_line: CommandLine,
     change: dict[str, str],
     name: str,
     expected: str,
 ) -> None:
-    environment = {k: v for k, v in {**account, **change}.items() if v}
-    environment["AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL"] = empty_runtime.url
-    code, found = doctor(tmp_path, "--aws", **environment)
-    assert code == 1
+    for variable in [n for n in os.environ if n.startswith(("AWS_", "AGENTCORE_"))]:
+        monkeypatch.delenv(variable)
+    bare = {"AWS_EC2_METADATA_DISABLED": "true", "HOME": str(tmp_path)}
+    control = {"AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL": empty_runtime.url}
+    for variable, value in {**account, **change, **control, **bare}.items():
+        if value:
+            monkeypatch.setenv(variable, value)
+    monkeypatch.chdir(tmp_path)
+    done = command_line("doctor", "--json", "--aws")
+    assert done.returncode == 1
+    found = {finding["name"]: finding for finding in json.loads(done.stdout)}
     assert found[name]["level"] == "fail"
     assert expected in found[name]["text"]
     assert found[name]["advice"]
-
-
-@pytest.mark.parametrize(("key", "name", "level"), [(ADMIN_KEY, "model", "ok"), ("wrong", "gateway", "fail")])
-async def test_a_gateway_is_asked_for_one_token(tmp_path: Path, key: str, name: str, level: str) -> None:
-    import asyncio
-
-    async with ScriptedEngine() as engine:
-        upstreams = (UpstreamConfig(url=engine.url, engine="vllm"),)
-        gateway = Gateway(GatewayConfig(upstreams=upstreams, admin_key=ADMIN_KEY))
-        await gateway.start()
-        options = ["--aws", "--gateway-url", gateway.url]
-        environment = {"AGENTCORE_RL_GATEWAY_ADMIN_KEY": key}
-        try:
-            code, found = await asyncio.to_thread(doctor, tmp_path, *options, **environment)
-            assert code == 1  # there are no credentials
-            assert found[name]["level"] == level, found[name]
-            assert not gateway.sessions.by_id
-        finally:
-            await gateway.stop(grace_s=0.2)

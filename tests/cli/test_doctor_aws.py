@@ -49,7 +49,7 @@ class Aws:
     expired_sts: str
     runtime: LocalRuntime
     arn: str
-    gateway: str
+    gateway: Gateway
     keys: dict[str, str]
     script: Path
     closed_port: int
@@ -108,13 +108,13 @@ def without_put() -> iam.Policy:
 
 
 @pytest.fixture(scope="module")
-def scripted_gateway() -> Iterator[str]:
+def scripted_gateway() -> Iterator[Gateway]:
     """A real gateway over a scripted engine, on a thread of its own."""
     portal, engine = Portal("gateway-of-the-test"), ScriptedEngine()
     portal.call(engine.__aenter__())
     gateway = Gateway(GatewayConfig(upstreams=(UpstreamConfig(url=engine.url, engine="vllm"),), admin_key=ADMIN_KEY))
     portal.call(gateway.start())
-    yield gateway.url
+    yield gateway
     portal.call(gateway.stop(grace_s=0.2))
     portal.call(engine.__aexit__(None, None, None))
     portal.close()
@@ -127,7 +127,7 @@ def closed_port() -> Iterator[int]:
 
 
 @pytest.fixture(scope="module")
-def aws(tmp_path_factory: pytest.TempPathFactory, scripted_gateway: str, closed_port: int) -> Iterator[Aws]:
+def aws(tmp_path_factory: pytest.TempPathFactory, scripted_gateway: Gateway, closed_port: int) -> Iterator[Aws]:
     folder = tmp_path_factory.mktemp("doctor")
     script = folder / "agent.py"
     script.write_text(AGENT)
@@ -175,7 +175,7 @@ def doctor(
         "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE_CONTROL": aws.runtime.url,
         "AGENTCORE_AGENT_ARN": aws.arn,
         "AGENTCORE_S3_BUCKET": BUCKET,
-        "AGENTCORE_RL_GATEWAY_URL": aws.gateway,
+        "AGENTCORE_RL_GATEWAY_URL": aws.gateway.url,
         "AGENTCORE_RL_GATEWAY_ADMIN_KEY": ADMIN_KEY,
     }
     for name, value in environment.items():
@@ -199,7 +199,8 @@ def test_an_account_in_order_passes_from_outside_and_from_a_session(aws: Aws, do
     assert bad == {}
     inside = {"session", "session clock", "session bucket", "session gateway"}
     assert inside | {"quotas", "model"} <= set(found)
-    assert all(found[name]["level"] == "ok" for name in inside)
+    assert all(found[name]["level"] == "ok" for name in inside | {"model"})
+    assert not aws.gateway.sessions.by_id
     assert "Contents" not in aws.root("s3").list_objects_v2(Bucket=BUCKET)
     everything = json.dumps(found)
     assert ADMIN_KEY not in everything
@@ -221,12 +222,18 @@ def expired(aws: Aws, environment: pytest.MonkeyPatch) -> list[str]:
     return []
 
 
+def wrong_key(_: Aws, environment: pytest.MonkeyPatch) -> list[str]:
+    environment.setenv("AGENTCORE_RL_GATEWAY_ADMIN_KEY", "wrong")
+    return []
+
+
 @pytest.mark.parametrize(
     ("mistake", "name", "says", "advice"),
     [
         (no_put, "session bucket", "cannot write", "allow s3:PutObject"),
         (out_of_reach, "session gateway", "cannot reach http://127.0.0.1", "security group"),
         (expired, "credentials", "ExpiredToken", "log in again"),
+        (wrong_key, "gateway", "key", "AGENTCORE_RL_GATEWAY_ADMIN_KEY"),
     ],
 )
 def test_each_mistake_is_found_and_says_what_to_do(

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import array
+import base64
+import contextlib
 import json
 import os
+import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -130,9 +137,41 @@ def test_a_run_leaves_all_that_it_promises_and_no_process(
 
 
 def test_a_person_finds_the_least_likely_token_of_its_worst_rollout_in_the_browser(
-    small_run: tuple[Path, str], browser_finds_what_the_file_has: Callable[[Path, str], None]
+    small_run: tuple[Path, str], browser: Any, serve_view: Callable[..., Any]
 ) -> None:
-    browser_finds_what_the_file_has(small_run[0], f"train {STEPS - 1}")
+    """What the page says is what the run's file says when it is read without any of the view's code."""
+    run = small_run[0]
+    with contextlib.closing(sqlite3.connect(run / "rollouts.sqlite")) as database:
+        asked = "SELECT id FROM rollouts WHERE phase = 'train' AND step = ? AND reward IS NOT NULL ORDER BY reward, id"
+        [worst] = database.execute(asked, (STEPS - 1,)).fetchone()
+        asked = "SELECT data FROM parts WHERE rollout = ? AND name = 'tokens'"
+        [part] = database.execute(asked, (worst,)).fetchone()
+        texts = dict(database.execute("SELECT id, text FROM token_texts"))
+    sampled = []
+    for sequence in json.loads(zlib.decompress(part)):
+        ids, logprobs = array.array("i"), array.array("f")
+        ids.frombytes(base64.b64decode(sequence["ids"]))
+        logprobs.frombytes(base64.b64decode(sequence["logprobs"]))
+        mask = base64.b64decode(sequence["mask"])
+        sampled += [(lp, token) for lp, token, trained in zip(logprobs, ids, mask, strict=True) if trained]
+    logprob, token = min(sampled, key=lambda pair: pair[0])
+    entries: list[str] = []
+    with serve_view(run.parent, run.name) as url:
+        page = browser.new_page(viewport={"width": 1300, "height": 900})
+        page.set_default_timeout(60_000)
+        page.on("console", lambda m: entries.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("pageerror", lambda e: entries.append(str(e)))
+        page.goto(url)
+        page.click(f"#page table a:text-is('train {STEPS}')")
+        page.click(".rows .row >> nth=0")  # a step opens with its lowest reward first
+        page.click("#least")
+        assert re.search(rf"/rollout/{worst}(\?|$)", page.url), page.url
+        assert page.text_content(".tokens .picked") == texts[token]
+        shown = re.search(r"sampler (-?[\d.]+)", page.inner_text("#picked"))
+        page.close()
+    assert entries == []
+    assert shown is not None
+    assert float(shown[1]) == pytest.approx(logprob, abs=6e-5)
 
 
 @pytest.mark.nightly

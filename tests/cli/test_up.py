@@ -132,16 +132,6 @@ def test_eval_finds_it_with_its_model_and_needs_no_credentials(
         assert [each["turns"] > 0 for each in stats["gateways"].values()] == [True, True]
 
 
-def test_a_person_finds_the_least_likely_token_of_the_worst_rollout_of_an_evaluation_in_the_browser(
-    folder: Path, up: tuple[object, Stack], browser_finds_what_the_file_has: Callable[[Path, str], None]
-) -> None:
-    row = (folder / "shop" / "eval.jsonl").read_text().splitlines()[0]
-    (folder / "one.jsonl").write_text(row + "\n")
-    done = run(folder, "eval", "--data", "one.jsonl", "--out", "seen")
-    assert done.returncode == 0, done.stdout + done.stderr
-    browser_finds_what_the_file_has(folder / "seen", "eval")
-
-
 def test_a_second_one_in_the_folder_is_refused(folder: Path, up: tuple[object, Stack]) -> None:
     done = run(folder, "up", "--agent", "shop/agent.py")
     assert done.returncode == 2

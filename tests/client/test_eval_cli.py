@@ -17,24 +17,6 @@ import pytest
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR
 
 AGENT = """
-from agentcore_rl_toolkit import AgentCoreRLApp, PolicyFailure
-
-app = AgentCoreRLApp()
-
-@app.rollout_entrypoint
-def run(payload):
-    if payload.get("fail"):
-        raise RuntimeError("on purpose")
-    if payload.get("rambles"):
-        raise PolicyFailure("tokens")
-    assert payload["_rollout"]["sampling_params"] == {"temperature": 0}
-    return {"rewards": float(payload["answer"] == 4)}
-
-if __name__ == "__main__":
-    app.run()
-"""
-
-HELD_AGENT = """
 import os, time
 from agentcore_rl_toolkit import AgentCoreRLApp
 
@@ -42,13 +24,16 @@ app = AgentCoreRLApp()
 
 @app.rollout_entrypoint
 def run(payload):
-    while payload["held"] and os.path.exists(payload["held"]):
+    while os.path.exists(payload.get("held", "")):
         time.sleep(0.02)
-    return {"rewards": 1.0}
+    assert payload["_rollout"]["sampling_params"] == {"temperature": 0}
+    return {"rewards": float(payload["answer"] == 4)}
 
 if __name__ == "__main__":
     app.run()
 """
+
+COLD = ("--sampling-params", '{"temperature": 0}')
 COMMAND = [sys.executable, "-W", "ignore", "-m", "agentcore_rl_toolkit.cli", "eval"]
 
 
@@ -74,7 +59,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_local_agent_is_scored_and_a_run_that_goes_on_starts_nothing_again(folder: Path) -> None:
-    options = ("--agent", "agent.py", "--sampling-params", '{"temperature": 0}', "--concurrency", "4")
+    options = ("--agent", "agent.py", *COLD, "--concurrency", "4")
     done = run(folder, *options)
     assert done.returncode == 0, done.stderr
     assert "reward 0.7500" in done.stdout
@@ -128,10 +113,9 @@ def test_wrong_options_end_with_code_two(
 def test_ctrl_c_ends_with_130_and_the_command_that_goes_on(folder: Path, whom: str) -> None:
     held = folder / "held"
     held.touch()
-    (folder / "agent.py").write_text(HELD_AGENT)
-    rows = [{"id": f"p{n}", "held": str(held) if n >= 2 else ""} for n in range(4)]
+    rows = [{"id": f"p{n}", "answer": 4, "held": str(held) if n >= 2 else ""} for n in range(4)]
     (folder / "data.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    options: tuple[str, ...] = ("--agent", "agent.py", "--model", "none", "--concurrency", "4", "--out", "kept here")
+    options = ["--agent", "agent.py", "--model", "none", *COLD, "--concurrency", "4", "--out", "kept here"]
     with subprocess.Popen(
         [*COMMAND, "--data", "data.jsonl", *options],
         cwd=folder,

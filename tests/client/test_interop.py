@@ -19,7 +19,8 @@ from agentcore_rl_toolkit.client import RolloutClient
 from scripted_runtime import TEST_CREDENTIALS, ScriptedRuntime
 from serving import moto_server, serving, wait_for
 
-from ..conftest import NIGHTLY, reserved_port
+from ..app.conftest import POSTLUDE, PRELUDE, agents_in
+from ..conftest import NIGHTLY
 
 PUBLISHED = "agentcore-rl-toolkit[core]==0.2.0"
 BUCKET = "interop-results"
@@ -44,11 +45,6 @@ class OurAgent(NamedTuple):
 
 
 AGENT = """
-import time
-from agentcore_rl_toolkit import AgentCoreRLApp
-
-app = AgentCoreRLApp()
-
 @app.rollout_entrypoint
 def run(payload, context):
     if payload.get("mark"):
@@ -58,10 +54,6 @@ def run(payload, context):
     if payload["n"] % 10 == 7:
         raise ValueError(f"row {payload['n']} fails")
     return {"rewards": [0.0, payload["n"] / 50], "text": "äöü ✓", "nested": {"n": payload["n"], "list": [None, True, 1.5]}}
-
-if __name__ == "__main__":
-    import sys
-    app.run(port=int(sys.argv[1]) if len(sys.argv) > 1 else 8080)
 """
 
 CLIENT = """
@@ -111,19 +103,25 @@ def comparable(record: dict[str, Any]) -> dict[str, Any]:
     return {**kept, "payload": {**kept["payload"], "_rollout": rollout}}
 
 
-def published_records(
-    published_python: Path, arn: str, endpoint: str, s3: str, tmp_path: Path
-) -> dict[int, dict[str, Any]]:
-    """What the published client gets from an agent."""
+def printed(python: Path, code: str, arn: str, endpoint: str, s3: str, *more: Any) -> str:
+    """What a program with the published client prints, which drives that agent."""
     done = subprocess.run(
-        [str(published_python), "-W", "ignore", "-c", CLIENT, arn, BUCKET, f"theirs-{tmp_path.name}", json.dumps(ROWS)],
+        [str(python), "-W", "ignore", "-c", code, arn, BUCKET, *more],
         env=environment(s3, AWS_ENDPOINT_URL_BEDROCK_AGENTCORE=endpoint),
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    items = json.loads(done.stdout.strip().splitlines()[-1])
+    return done.stdout
+
+
+def published_records(
+    published_python: Path, arn: str, endpoint: str, s3: str, tmp_path: Path
+) -> dict[int, dict[str, Any]]:
+    """What the published client gets from an agent."""
+    said = printed(published_python, CLIENT, arn, endpoint, s3, f"theirs-{tmp_path.name}", json.dumps(ROWS))
+    items = json.loads(said.strip().splitlines()[-1])
     assert all(success for success, *_ in items), [error for *_, error in items if error][:1]
     return {index: record for _, index, record, _ in items}
 
@@ -167,7 +165,7 @@ def check_equal(ours: dict[int, dict[str, Any]], theirs: dict[int, dict[str, Any
 def our_agent(s3: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OurAgent]:
     """An agent of ours at the local runtime. An idle session ends after a second."""
     folder = tmp_path_factory.mktemp("ours")
-    (folder / "agent.py").write_text(AGENT)
+    (folder / "agent.py").write_text(PRELUDE + AGENT + POSTLUDE)
     words = ["--callers", "any", "--agent", f"a={folder / 'agent.py'}", "--store", f"file://{folder}/store"]
     for name, value in {**TEST_CREDENTIALS, "AWS_ENDPOINT_URL_S3": s3}.items():
         words += ["--session-env", f"{name}={value}"]
@@ -180,33 +178,10 @@ def published_agent(
     published_python: Path, s3: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ScriptedRuntime]:
     """A data plane in front of an agent of the published package."""
-    with agent_process(published_python, tmp_path_factory.mktemp("theirs"), s3) as url, ScriptedRuntime() as front:
-        front.agent_url = url
+    with agents_in(tmp_path_factory.mktemp("theirs")) as start, ScriptedRuntime() as front:
+        agent = start(AGENT, env=environment(s3), python=str(published_python))
+        front.agent_url = f"http://127.0.0.1:{agent.port}"
         yield front
-
-
-@contextlib.contextmanager
-def agent_process(python: Path, folder: Path, s3: str) -> Iterator[str]:
-    """An agent in a process of its own, without a runtime before it."""
-    (folder / "agent.py").write_text(AGENT)
-    with reserved_port() as port:
-        process = subprocess.Popen(
-            [str(python), "-W", "ignore", str(folder / "agent.py"), str(port)], env=environment(s3)
-        )
-
-        def healthy() -> bool:
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/ping", timeout=2) as answer:
-                    return bool(answer.status == 200)
-            except OSError:
-                return False
-
-        try:
-            wait_for(healthy, process=process)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-            process.wait(30)
 
 
 def test_our_client_drives_the_published_agent(
@@ -249,24 +224,16 @@ records = [f.result(timeout=60) for f in futures]
 print(json.dumps([[f.result_key, f.input_id, r["input_id"], r["result_key"], r["rewards"]] for f, r in zip(futures, records)]))
 """
 Seen = list[list[Any]]
-CREDENTIALS = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
 
 
 def seen_by_the_published_client(python: Path, arn: str, endpoint: str, s3: str, exp_id: str) -> Seen:
-    done = subprocess.run(
-        [str(python), "-W", "ignore", "-c", CLIENT_OF_IDS, arn, BUCKET, exp_id, json.dumps(IDS), json.dumps(SESSIONS)],
-        env=environment(s3, AWS_ENDPOINT_URL_BEDROCK_AGENTCORE=endpoint),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    seen: Seen = json.loads(done.stdout.strip().splitlines()[-1])
+    said = printed(python, CLIENT_OF_IDS, arn, endpoint, s3, exp_id, json.dumps(IDS), json.dumps(SESSIONS))
+    seen: Seen = json.loads(said.strip().splitlines()[-1])
     return seen
 
 
 def check_ids(seen: Seen, exp_id: str, s3: str) -> None:
-    objects = boto3.client("s3", endpoint_url=s3, region_name="us-west-2", **CREDENTIALS)
+    objects = boto3.client("s3", endpoint_url=s3, region_name="us-west-2", **KEYS)
     for (key, future_id, record_id, record_key, rewards), asked, session in zip(seen, IDS, SESSIONS, strict=True):
         assert future_id == record_id
         assert type(future_id) is type(record_id)
@@ -317,14 +284,8 @@ def test_a_call_of_the_published_client_that_is_refused_ends_its_session(
             return found
 
     before = status()
-    done = subprocess.run(
-        [str(published_python), "-W", "ignore", "-c", REFUSED_CALLS, arn, BUCKET],
-        env=environment(s3, AWS_ENDPOINT_URL_BEDROCK_AGENTCORE=endpoint),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.stdout.split() == ["RuntimeClientError"] * 4, done.stderr[-2000:]
+    said = printed(published_python, REFUSED_CALLS, arn, endpoint, s3)
+    assert said.split() == ["RuntimeClientError"] * 4
     assert status()["started"] == before["started"] + 4
     wait_for(lambda: not status()["sessions"])
     assert status()["ended"].get("idle", 0) >= before["ended"].get("idle", 0) + 4

@@ -9,9 +9,7 @@ import urllib.request
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import anthropic
 import httpx
-import openai
 import pytest
 from pydantic import BaseModel
 from strands import Agent, tool
@@ -24,6 +22,8 @@ from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 from agentcore_rl_toolkit.trajectory import build_trajectory
 
+from .asking import claude, gpt
+
 USER = [{"role": "user", "content": "hello"}]
 INFRASTRUCTURE = Blame(cause=Cause.INFRASTRUCTURE)
 OVERFLOW = b'{"error": {"message": "This model\'s maximum context length is 8 tokens", "code": 400}}'
@@ -35,12 +35,8 @@ def failed_at(failure: str) -> Blame:
     return Blame(cause=Cause.POLICY, failure=failure)
 
 
-def root(session: SessionHandle) -> str:
-    return session.base_url.removesuffix("/v1")
-
-
 async def by_openai(session: SessionHandle, stream: bool = False) -> None:
-    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as client:
+    async with gpt(session) as client:
         reply = await client.chat.completions.create(model="m", messages=USER, max_tokens=4, stream=stream)  # type: ignore[call-overload]
         if stream:
             async for _ in reply:
@@ -52,12 +48,12 @@ async def by_openai_streamed(session: SessionHandle) -> None:
 
 
 async def by_responses(session: SessionHandle) -> None:
-    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as client:
+    async with gpt(session) as client:
         await client.responses.create(model="m", input="hello", max_output_tokens=4)
 
 
 async def by_anthropic(session: SessionHandle) -> None:
-    async with anthropic.AsyncAnthropic(base_url=root(session), api_key=session.api_key, max_retries=0) as client:
+    async with claude(session) as client:
         await client.messages.create(model="m", max_tokens=4, messages=USER)  # type: ignore[arg-type]
 
 
@@ -97,7 +93,7 @@ async def by_strands(session: SessionHandle, tokens: int = 4) -> None:
 
 
 async def by_strands_anthropic(session: SessionHandle) -> None:
-    args = {"base_url": root(session), "api_key": session.api_key, "max_retries": 0}
+    args = {"base_url": session.base_url.removesuffix("/v1"), "api_key": session.api_key, "max_retries": 0}
     model = AnthropicModel(client_args=args, model_id="m", max_tokens=4)
     try:
         await Agent(model=model, callback_handler=None, retry_strategy=None).invoke_async("hello")
@@ -172,7 +168,7 @@ async def test_a_cut_answer_that_openai_parses_is_the_policys(engine: ScriptedEn
         total: int
 
     async def parse(session: SessionHandle) -> None:
-        async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as client:
+        async with gpt(session) as client:
             await client.chat.completions.parse(model="m", messages=USER, max_tokens=4, response_format=Answer)  # type: ignore[arg-type]
 
     engine.tokens = 40

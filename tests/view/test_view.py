@@ -17,7 +17,10 @@ from agentcore_rl_toolkit.runs import Rollout, RunWriter, TokenSequence, TokenTe
 
 pytestmark = pytest.mark.timeout(600)
 WEIGHTS = Path(__file__).parents[2] / "src" / "agentcore_rl_toolkit" / "policy" / "weights"
-HOSTILE = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
+HOSTILE = (
+    "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
+    "@DATA@ @CODE@ </script><script>window.hacked = 3</script><meta charset=utf-8>\\u003c 世界"  # of a run as one file
+)
 DEADLINE_MS = 60_000
 
 

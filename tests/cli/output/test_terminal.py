@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from agentcore_rl_toolkit.cli import doctor
 from agentcore_rl_toolkit.cli.doctor import machine
 from agentcore_rl_toolkit.cli.doctor.finding import fail
-from agentcore_rl_toolkit.cli.output.terminal import visible
+from agentcore_rl_toolkit.cli.output.terminal import Waiting, visible
 from agentcore_rl_toolkit.errors import LocalRuntimeError, RolloutError
 
 TITLE, CLIPBOARD, UP = "\x1b]0;owned\x07", "\x1b]52;c;cm0gLXJm\x07", "\x1b[1A\x1b[2K"
@@ -77,3 +77,11 @@ def test_markup_in_an_error_is_text(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "[/red] [link=http://evil.example]here[/link] \\e]0;owned\\a" in shown
     assert "[bold]" in shown
     assert "\x1b]" not in shown
+
+
+def test_what_takes_long_says_so_once_and_then_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    times = iter((100.0, 100.5, 102.9, 103.1, 110.0, 118.2, 119.0))
+    wait = Waiting("loading agent.py", clock=lambda: next(times))
+    for _ in range(6):
+        wait()
+    assert capsys.readouterr().err == "still loading agent.py (3 s)\nstill loading agent.py (18 s)\n"
