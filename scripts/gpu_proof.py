@@ -1,9 +1,10 @@
-"""The proof that one GPU runs all of it, in ten minutes: `python scripts/gpu_proof.py [--device cpu] [--quick]`.
+"""The proof that one GPU runs all of it, in ten minutes: `python scripts/gpu_proof.py [--device cpu] [--shape NAME] [--quick]`.
 
-Nothing is downloaded: models with random weights in the shapes of SmolLM2-135M and Qwen3-0.6B are made here. For each, the
-built-in engine samples beside transformers' `generate` (64 sequences of 256 prompt tokens and 64 new ones). Then `train` takes
-five steps, with publishing and its proof, on an agent whose reward is the length of its answer. The end is one table in Markdown:
-memory stands beside what README's table says. It needs the extra `local` and a PyTorch for the GPU.
+Nothing is downloaded: models with random weights in these shapes are made here. For each, the built-in engine samples beside
+transformers' `generate` (64 sequences of 256 prompt tokens and 64 new ones; 8 and 16 on a CPU). Then `train` takes five steps
+(two on a CPU) of 36 rollouts, 125 tokens of prompt and at most 25 sampled ones, with publishing and its proof, on an agent
+whose reward is the length of its answer. The end is one table in Markdown: memory stands beside what README's table says. It
+needs the extra `local`, and a PyTorch for the GPU.
 """
 
 from __future__ import annotations
@@ -27,6 +28,15 @@ SHAPES: dict[str, dict[str, Any]] = {  # family, and what differs from its defau
         "num_hidden_layers": 30,
         "num_attention_heads": 9,
         "num_key_value_heads": 3,
+    },
+    "SmolLM2-360M": {
+        "family": "Llama",
+        "vocab_size": 49152,
+        "hidden_size": 960,
+        "intermediate_size": 2560,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 15,
+        "num_key_value_heads": 5,
     },
     "Qwen3-0.6B": {
         "family": "Qwen3",
@@ -53,7 +63,7 @@ async def invoke_agent(payload):
         reply = await client.chat.completions.create(
             model=rollout["model_id"],
             messages=[{"role": "user", "content": payload["prompt"]}],
-            max_tokens=64,
+            max_tokens=25,
             extra_body=rollout.get("sampling_params"),
         )
     return {"rewards": min(1.0, len(reply.choices[0].message.content or "") / 1000)}
@@ -112,20 +122,12 @@ def sample(folder: Path, batch: int, new: int) -> dict[str, Any]:
 def train(folder: Path, scratch: Path, steps: int) -> list[dict[str, Any]]:
     """Steps of the loop, each with publishing and its proof: the run ends with an error where one fails."""
     (scratch / "agent.py").write_text(AGENT)
-    (scratch / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"Count to {n}."}) + "\n" for n in range(32)))
+    (scratch / "rows.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"Count to {n}. " + "and so on " * 11}) + "\n" for n in range(32))
+    )
     words = ["--agent", str(scratch / "agent.py"), "--data", str(scratch / "rows.jsonl"), "--model", str(folder)]
-    words += [
-        "--steps",
-        str(steps),
-        "--groups",
-        "4",
-        "--rollouts",
-        "8",
-        "--set",
-        "lora_rank=0",
-        "--out",
-        str(scratch / "run"),
-    ]
+    words += f"--steps {steps} --groups 6 --rollouts 6 --set lora_rank=0".split()
+    words += ["--set", "rollout_deadline_s=300", "--out", str(scratch / "run")]
     subprocess.run([sys.executable, "-m", "agentcore_rl_toolkit.cli", "train", *words], check=True, stdout=sys.stderr)
     events = [json.loads(line) for line in (scratch / "run/metrics.jsonl").read_text().splitlines()]
     return [event for event in events if event["event"] == "step"]
@@ -134,7 +136,8 @@ def train(folder: Path, scratch: Path, steps: int) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--quick", action="store_true", help="two layers of each shape, 8 sequences, two steps")
+    parser.add_argument("--shape", choices=list(SHAPES), action="append", help="only these shapes [all]")
+    parser.add_argument("--quick", action="store_true", help="two layers of each shape, the sizes for a CPU")
     a = parser.parse_args()
     if a.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -142,24 +145,18 @@ def main() -> None:
 
     if torch.cuda.is_available() != (a.device == "cuda"):
         sys.exit("PyTorch sees no GPU here")
-    batch, new, steps = (8, 16, 2) if a.quick else (64, 64, 5)
-    columns = [
-        "shape",
-        "on",
-        "parameters",
-        f"engine, tokens/s at {batch}",
-        "transformers",
-        "gap",
-        "loop: sampling, tokens/s",
-    ]
+    batch, new, steps = (8, 16, 2) if a.quick or a.device == "cpu" else (64, 64, 5)
+    columns = ["shape", "on", "parameters", f"engine, tokens/s at {batch}", "transformers", "gap"]
     columns += [
+        "loop: sampling, tokens/s",
         "training, tokens/s",
         "gap, last step",
-        "engine GB (by the table)",
-        "trainer GB (by the table, no activations)",
+        "minutes a step",
+        "CPU minutes a step",
     ]
+    columns += ["engine GB (by the table)", "trainer GB (by the table, no activations)"]
     rows = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    for name in SHAPES:
+    for name in a.shape or SHAPES:
         if a.quick:
             SHAPES[name]["num_hidden_layers"] = 2
         with tempfile.TemporaryDirectory() as scratch:
@@ -167,7 +164,11 @@ def main() -> None:
             parameters = make(name, folder)
             found = sample(folder, batch, new)
             torch.cuda.empty_cache()
-            last = train(folder, Path(scratch), steps)[-1]
+            before = os.times()
+            done = train(folder, Path(scratch), steps)
+            after, last = os.times(), done[-1]
+        wall_s = sum(step["rollout_s"] + step["train_s"] for step in done) / steps
+        cpu_s = sum(after[2:4]) - sum(before[2:4])  # of the loop and all its processes, their start included
         size = found["engine_bytes"]
         cells = [
             name,
@@ -177,6 +178,7 @@ def main() -> None:
         ]
         cells += [f"{found['transformers']:,.0f}", f"{found['gap']:.1e}", f"{last['sampled_tokens_per_s']:,.0f}"]
         cells += [f"{last['trained_tokens_per_s']:,.0f}", f"{last['logprob_gap']:.1e}"]
+        cells += [f"{wall_s / 60:.1f}", f"{cpu_s / steps / 60:.1f}"]
         cells += ["-" if size is None else f"{size / 1e9:.2f} ({2 * parameters / 1e9:.2f})"]
         cells += [f"{last['peak_memory_gb']:.1f} ({16 * parameters / 1e9:.1f})"]
         rows.append("| " + " | ".join(cells) + " |")
