@@ -117,17 +117,22 @@ def actions_of(*policies: iam.Policy) -> set[str]:
     return {action for policy in policies for statement in policy["Statement"] for action in statement["Action"]}
 
 
+BOUND = {"_s3": "s3", "_ecr": "ecr", "_iam": "iam", "_control": agent.CONTROL}
+
+
 def calls_of(module: ModuleType) -> set[str]:
-    """Actions behind the calls in a module's source: `self._call("iam", "GetRole", ...)` and `client("iam").get_role(...)`."""
+    """Actions behind the calls in a module's source: `self._call("sts", "GetX", ...)`, `self._iam("GetRole", ...)` and
+    `client("iam").get_role(...)`.
+    """
     found = set()
     for node in ast.walk(ast.parse(inspect.getsource(module))):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
         made = node.func.value
         if node.func.attr == "_call":
-            service, operation = (
-                getattr(module, a.id) if isinstance(a, ast.Name) else ast.literal_eval(a) for a in node.args[:2]
-            )
+            service, operation = map(ast.literal_eval, node.args[:2])
+        elif node.func.attr in BOUND:
+            service, operation = BOUND[node.func.attr], ast.literal_eval(node.args[0])
         elif (
             isinstance(made, ast.Call)
             and ast.unparse(made.func).endswith("client")

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..errors import ConfigError
@@ -36,6 +37,7 @@ class AgentRuntime:
 
     def __init__(self, settings: Settings, calls: Calls, say: Callable[[str], None]) -> None:
         self.settings, self._call, self._say = settings, calls, say
+        self._control = partial(calls, CONTROL)
 
     # -- up
 
@@ -53,14 +55,13 @@ class AgentRuntime:
             found = None
         if found is None:
             self._say(f"agent {s.name}: is made")
-            made = self._until_role_is_known(
-                lambda: self._call(CONTROL, "CreateAgentRuntime", agentRuntimeName=s.name, tags=s.tags, **wanted)
-            )
+            new = {"agentRuntimeName": s.name, "tags": s.tags, **wanted}
+            made = self._until_role_is_known(lambda: self._control("CreateAgentRuntime", **new))
             if made is None:
                 return Deployed(arn=None, version=None, changed=True)
             return Deployed(arn=made["agentRuntimeArn"], version=made["agentRuntimeVersion"], changed=True)
         arn, runtime = found["agentRuntimeArn"], found["agentRuntimeId"]
-        now = self._call(CONTROL, "GetAgentRuntime", agentRuntimeId=runtime)
+        now = self._control("GetAgentRuntime", agentRuntimeId=runtime)
         same = all(_same(now.get(name), value) for name, value in wanted.items())
         if same and now.get("environmentVariables", {}) == wanted["environmentVariables"] and now["status"] == "READY":
             self._say(f"agent {s.name}: version {now['agentRuntimeVersion']} is up to date")
@@ -70,7 +71,7 @@ class AgentRuntime:
         takes = self._call.parameters_of(CONTROL, "UpdateAgentRuntime")
         theirs = {name: value for name, value in now.items() if name in takes - set(wanted) and value}
         theirs["agentRuntimeId"] = runtime
-        made = self._until_role_is_known(lambda: self._call(CONTROL, "UpdateAgentRuntime", **theirs, **wanted))
+        made = self._until_role_is_known(lambda: self._control("UpdateAgentRuntime", **theirs, **wanted))
         return Deployed(arn=arn, version=None if made is None else str(made["agentRuntimeVersion"]), changed=True)
 
     def _wanted(self, artifact: Mapping[str, Any], role: str) -> dict[str, Any]:
@@ -102,36 +103,25 @@ class AgentRuntime:
     def must_be_ready(self, arn: str) -> None:
         """Wait. Raises: ConfigError with AgentCore's reason when it cannot be made."""
         if self._settled(arn) != "READY" and not self._call.rehearse:
-            now = self._call(CONTROL, "GetAgentRuntime", agentRuntimeId=_id(arn))
+            now = self._control("GetAgentRuntime", agentRuntimeId=_id(arn))
             reason = now.get("failureReason", "no reason given")
             raise ConfigError(f"agent {self.settings.name}: {now['status']}: {reason}")
 
     def point_endpoint(self, arn: str, version: str) -> None:
         """Let the endpoint of the settings, if there is one, lead to this version."""
-        s, name, runtime = self.settings, self.settings.endpoint, _id(arn)
+        name = self.settings.endpoint
         if name is None:
             return
-        found = self._call(CONTROL, "GetAgentRuntimeEndpoint", agentRuntimeId=runtime, endpointName=name, absent=GONE)
+        which: dict[str, Any] = {"agentRuntimeId": _id(arn), "endpointName": name}
+        to: dict[str, Any] = {"agentRuntimeVersion": version}
+        found = self._control("GetAgentRuntimeEndpoint", **which, absent=GONE)
         if found is None:
             self._say(f"endpoint {name}: is made for version {version}")
-            self._call(
-                CONTROL,
-                "CreateAgentRuntimeEndpoint",
-                agentRuntimeId=runtime,
-                name=name,
-                agentRuntimeVersion=version,
-                tags=s.tags,
-            )
-            return
-        if str(found.get("targetVersion") or found.get("liveVersion")) != version:
+            tags = self.settings.tags
+            self._control("CreateAgentRuntimeEndpoint", agentRuntimeId=_id(arn), name=name, tags=tags, **to)
+        elif str(found.get("targetVersion") or found.get("liveVersion")) != version:
             self._say(f"endpoint {name}: now version {version}")
-            self._call(
-                CONTROL,
-                "UpdateAgentRuntimeEndpoint",
-                agentRuntimeId=runtime,
-                endpointName=name,
-                agentRuntimeVersion=version,
-            )
+            self._control("UpdateAgentRuntimeEndpoint", **which, **to)
 
     # -- down
 
@@ -144,39 +134,28 @@ class AgentRuntime:
 
     def _must_be_ours(self, arn: str) -> None:
         name = self.settings.name
-        listed = self._call(CONTROL, "ListTagsForResource", resourceArn=arn, absent=GONE)
+        listed = self._control("ListTagsForResource", resourceArn=arn, absent=GONE)
         if listed is not None and listed.get("tags", {}).get(TAG) != name:
             raise ConfigError(
                 f"the agent {name} was not made by `agentcore-rl deploy` (it lacks the tag {TAG}); nothing is removed"
             )
 
     def _remove(self, runtime: str) -> None:
-        name = self.settings.name
-        endpoints = self._call(
-            CONTROL, "ListAgentRuntimeEndpoints", agentRuntimeId=runtime, maxResults=100, absent=GONE
-        )
-        for endpoint in (endpoints or {}).get("runtimeEndpoints", []):
-            if endpoint["name"] != "DEFAULT":
-                self._say(f"endpoint {endpoint['name']}: is removed")
-                self._call(
-                    CONTROL,
-                    "DeleteAgentRuntimeEndpoint",
-                    agentRuntimeId=runtime,
-                    endpointName=endpoint["name"],
-                    absent=GONE,
-                )
-        self._say(f"agent {name}: is removed")
+        which: dict[str, Any] = {"agentRuntimeId": runtime}
+        found = self._control("ListAgentRuntimeEndpoints", **which, maxResults=100, absent=GONE) or {}
+        for name in (endpoint["name"] for endpoint in found.get("runtimeEndpoints", [])):
+            if name != "DEFAULT":
+                self._say(f"endpoint {name}: is removed")
+                self._control("DeleteAgentRuntimeEndpoint", **which, endpointName=name, absent=GONE)
+        self._say(f"agent {self.settings.name}: is removed")
         deadline = time.monotonic() + GONE_S
         while True:
             # Again and again: an endpoint that is going refuses the first.
-            self._call(CONTROL, "DeleteAgentRuntime", agentRuntimeId=runtime, absent=(*GONE, "ConflictException"))
-            if (
-                self._call.rehearse
-                or self._call(CONTROL, "GetAgentRuntime", agentRuntimeId=runtime, absent=GONE) is None
-            ):
+            self._control("DeleteAgentRuntime", **which, absent=(*GONE, "ConflictException"))
+            if self._call.rehearse or self._control("GetAgentRuntime", **which, absent=GONE) is None:
                 return
             if time.monotonic() > deadline:
-                raise ConfigError(f"agent {name} is still there after {GONE_S:.0f} s")
+                raise ConfigError(f"agent {self.settings.name} is still there after {GONE_S:.0f} s")
             time.sleep(PAUSE_S)
 
     # -- what is there
@@ -184,7 +163,7 @@ class AgentRuntime:
     def _find(self) -> dict[str, Any] | None:
         token: str | None = None
         while True:
-            page = self._call(CONTROL, "ListAgentRuntimes", maxResults=100, nextToken=token)
+            page = self._control("ListAgentRuntimes", maxResults=100, nextToken=token)
             for runtime in page.get("agentRuntimes", []):
                 if runtime["agentRuntimeName"] == self.settings.name:
                     return dict(runtime)
@@ -196,7 +175,7 @@ class AgentRuntime:
         """Wait while it is made or updated. Gives its status then. Raises: ConfigError when that does not end in time."""
         deadline = time.monotonic() + READY_S
         while True:
-            now = self._call(CONTROL, "GetAgentRuntime", agentRuntimeId=_id(arn), absent=GONE)
+            now = self._control("GetAgentRuntime", agentRuntimeId=_id(arn), absent=GONE)
             status = "DELETING" if now is None else str(now["status"])
             if status not in ("CREATING", "UPDATING") or self._call.rehearse:
                 return status

@@ -5,10 +5,12 @@ Nothing is stored on this machine: the parts of a deployment carry its tag on AW
 
 from __future__ import annotations
 
+import base64
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from .calls import Calls
 from .settings import TAG, Settings
 
 POLICY = "agentcore-rl"
+NO_ENTITY, NO_REPOSITORY = ("NoSuchEntity",), ("RepositoryNotFoundException",)
+NOT_IN_S3 = ("404", "NoSuchKey", "NotFound", "NoSuchBucket")
 
 
 class Deployment:
@@ -33,7 +37,7 @@ class Deployment:
     def __init__(self, settings: Settings, calls: Calls, say: Callable[[str], None]) -> None:
         self.settings, self._call, self._say = settings, calls, say
         self._agent = AgentRuntime(settings, calls, say)
-        self._identity: tuple[str, str] | None = None
+        self._s3, self._ecr, self._iam = (partial(calls, service) for service in ("s3", "ecr", "iam"))
 
     # -- up
 
@@ -47,10 +51,8 @@ class Deployment:
         agent = self._agent.bring(artifact, role)
         if agent.arn is None or agent.version is None:
             which = "version 1" if agent.arn is None else "the new version"  # a rehearsal
-            self._say(
-                f"would wait until {which} is ready"
-                + (f", and point endpoint {s.endpoint} at it" if s.endpoint else "")
-            )
+            then = f", and point endpoint {s.endpoint} at it" if s.endpoint else ""
+            self._say(f"would wait until {which} is ready{then}")
         else:
             self._agent.must_be_ready(agent.arn)
             self._agent.point_endpoint(agent.arn, agent.version)
@@ -58,7 +60,7 @@ class Deployment:
 
     def place(self) -> iam.Place:
         """The names of this deployment in its policies."""
-        account, partition = self._who()
+        account, partition = self._who
         s = self.settings
         repository = s.repository
         if s.image is not None and ".dkr.ecr." in s.image:
@@ -75,24 +77,23 @@ class Deployment:
             jobs=any(name.startswith("AGENTCORE_RL_SAGEMAKER_") for name in s.environment),
         )
 
+    @cached_property
     def _who(self) -> tuple[str, str]:
-        if self._identity is None:
-            who = self._call("sts", "GetCallerIdentity")
-            self._identity = str(who["Account"]), str(who["Arn"]).split(":")[1]
-        return self._identity
+        """Account and partition."""
+        who = self._call("sts", "GetCallerIdentity")
+        return str(who["Account"]), str(who["Arn"]).split(":")[1]
 
     def _bucket(self) -> None:
         bucket = self.settings.bucket
         if bucket is None:
             return
-        if self._call("s3", "HeadBucket", Bucket=bucket, absent=("404", "NoSuchBucket", "NotFound")) is not None:
+        if self._s3("HeadBucket", Bucket=bucket, absent=NOT_IN_S3) is not None:
             return
         self._say(f"bucket {bucket}: is made")
         region = self._call.region
         where = None if region == "us-east-1" else {"LocationConstraint": region}
-        self._call(
-            "s3", "CreateBucket", Bucket=bucket, CreateBucketConfiguration=where, absent=("BucketAlreadyOwnedByYou",)
-        )  # closed to the public by S3's own default
+        there = ("BucketAlreadyOwnedByYou",)  # and closed to the public, by S3's own default
+        self._s3("CreateBucket", Bucket=bucket, CreateBucketConfiguration=where, absent=there)
 
     def _artifact(self) -> dict[str, Any]:
         s = self.settings
@@ -104,18 +105,11 @@ class Deployment:
         s = self.settings
         assert s.folder is not None
         assert s.repository is not None
-        found = self._call(
-            "ecr", "DescribeRepositories", repositoryNames=[s.repository], absent=("RepositoryNotFoundException",)
-        )
+        found = self._ecr("DescribeRepositories", repositoryNames=[s.repository], absent=NO_REPOSITORY)
         if found is None:
             self._say(f"repository {s.repository}: is made")
-            found = self._call(
-                "ecr",
-                "CreateRepository",
-                repositoryName=s.repository,
-                tags=_listed(s.tags),
-                absent=("RepositoryAlreadyExistsException",),
-            )
+            there = ("RepositoryAlreadyExistsException",)
+            found = self._ecr("CreateRepository", repositoryName=s.repository, tags=self._tags, absent=there)
             uri = found["repository"]["repositoryUri"] if found else f"{self._registry()}/{s.repository}"
         else:
             uri = found["repositories"][0]["repositoryUri"]
@@ -130,24 +124,18 @@ class Deployment:
             put_wheel_beside(s.folder)
             self._say(f"image {tag}: is built for {s.platform}")
             engine.build(s.folder, uri=image, target=s.platform)
-            token = self._call("ecr", "GetAuthorizationToken")["authorizationData"][0]["authorizationToken"]
+            token = self._ecr("GetAuthorizationToken")["authorizationData"][0]["authorizationToken"]
             self._say(f"image {tag}: is pushed")
-            engine.push(image, password=_password(token))
+            engine.push(image, password=base64.b64decode(token).decode().partition(":")[2])
         return {"containerConfiguration": {"containerUri": image}}
 
     def _pushed(self, tag: str) -> bool:
         """Whether the repository has the image."""
-        found = self._call(
-            "ecr",
-            "DescribeImages",
-            repositoryName=self.settings.repository,
-            imageIds=[{"imageTag": tag}],
-            absent=("ImageNotFoundException", "RepositoryNotFoundException"),
-        )
-        return found is not None
+        which = {"repositoryName": self.settings.repository, "imageIds": [{"imageTag": tag}]}
+        return self._ecr("DescribeImages", **which, absent=("ImageNotFoundException", *NO_REPOSITORY)) is not None
 
     def _registry(self) -> str:
-        account, partition = self._who()
+        account, partition = self._who
         return f"{account}.dkr.ecr.{self._call.region}.amazonaws.com{'.cn' if partition == 'aws-cn' else ''}"
 
     def _archive(self) -> dict[str, Any]:
@@ -155,9 +143,7 @@ class Deployment:
         assert s.folder is not None
         assert s.bucket is not None
         key = f"{iam.ARCHIVES}/{s.name}/{digest_of(s.folder, s.platform, s.python, wheel_digest())}.zip"
-        if self._call(
-            "s3", "HeadObject", Bucket=s.bucket, Key=key, absent=("404", "NoSuchKey", "NotFound", "NoSuchBucket")
-        ):
+        if self._s3("HeadObject", Bucket=s.bucket, Key=key, absent=NOT_IN_S3):
             self._say(f"archive {Path(key).stem}: is there")
         elif self._call.rehearse:
             self._say(f"would make an archive of {s.folder} for {s.platform} and put it to s3://{s.bucket}/{key}")
@@ -165,7 +151,7 @@ class Deployment:
             self._say(f"archive {Path(key).stem}: is made for {s.platform}, Python {s.python}")
             with tempfile.TemporaryDirectory() as work:
                 made = make_archive(s.folder, target=s.platform, python=s.python, into=Path(work))
-                self._call("s3", "PutObject", Bucket=s.bucket, Key=key, Body=made.read_bytes())
+                self._s3("PutObject", Bucket=s.bucket, Key=key, Body=made.read_bytes())
         return {
             "codeConfiguration": {
                 "code": {"s3": {"bucket": s.bucket, "prefix": key}},
@@ -181,18 +167,12 @@ class Deployment:
         place = self.place()
         trust, policy = iam.text(iam.execution_trust(place)), iam.text(iam.execution(place))
         arn = place.arn("iam", f"role/{s.role_name}", region="")
-        found = self._call("iam", "GetRole", RoleName=s.role_name, absent=("NoSuchEntity",))
+        role: dict[str, Any] = {"RoleName": s.role_name}
+        found = self._iam("GetRole", **role, absent=NO_ENTITY)
         if found is None:
             self._say(f"role {s.role_name}: is made")
-            self._call(
-                "iam",
-                "CreateRole",
-                RoleName=s.role_name,
-                AssumeRolePolicyDocument=trust,
-                Description=f"Sessions of the agent {s.name}",
-                Tags=_listed(s.tags),
-                absent=("EntityAlreadyExists",),
-            )
+            about = {"Description": f"Sessions of the agent {s.name}", "Tags": self._tags}
+            self._iam("CreateRole", **role, AssumeRolePolicyDocument=trust, **about, absent=("EntityAlreadyExists",))
         else:
             if not self._is_ours(found["Role"].get("Tags", [])):
                 raise ConfigError(
@@ -200,10 +180,10 @@ class Deployment:
                     f"Use it as it is with --role {arn}, or deploy under another --name"
                 )
             if found["Role"]["AssumeRolePolicyDocument"] != json.loads(trust):
-                self._call("iam", "UpdateAssumeRolePolicy", RoleName=s.role_name, PolicyDocument=trust)
-        now = self._call("iam", "GetRolePolicy", RoleName=s.role_name, PolicyName=POLICY, absent=("NoSuchEntity",))
+                self._iam("UpdateAssumeRolePolicy", **role, PolicyDocument=trust)
+        now = self._iam("GetRolePolicy", **role, PolicyName=POLICY, absent=NO_ENTITY)
         if now is None or now["PolicyDocument"] != json.loads(policy):
-            self._call("iam", "PutRolePolicy", RoleName=s.role_name, PolicyName=POLICY, PolicyDocument=policy)
+            self._iam("PutRolePolicy", **role, PolicyName=POLICY, PolicyDocument=policy)
         return arn
 
     def _smoke(self, arn: str | None) -> str | None:
@@ -249,49 +229,44 @@ class Deployment:
         return left
 
     def _remove_role(self, left: list[str]) -> None:
-        name, gone = self.settings.role_name, ("NoSuchEntity",)
-        role = self._call("iam", "GetRole", RoleName=name, absent=gone)
-        if role is None:
+        name = self.settings.role_name
+        role: dict[str, Any] = {"RoleName": name}
+        found = self._iam("GetRole", **role, absent=NO_ENTITY)
+        if found is None:
             return
-        if not self._is_ours(role["Role"].get("Tags", [])):
+        if not self._is_ours(found["Role"].get("Tags", [])):
             left.append(f"the role {name}, which this command did not make")
             return
         self._say(f"role {name}: is removed")
-        if self._call("iam", "GetRolePolicy", RoleName=name, PolicyName=POLICY, absent=gone) is not None:
-            self._call("iam", "DeleteRolePolicy", RoleName=name, PolicyName=POLICY, absent=gone)
-        self._call("iam", "DeleteRole", RoleName=name, absent=gone)
+        if self._iam("GetRolePolicy", **role, PolicyName=POLICY, absent=NO_ENTITY) is not None:
+            self._iam("DeleteRolePolicy", **role, PolicyName=POLICY, absent=NO_ENTITY)
+        self._iam("DeleteRole", **role, absent=NO_ENTITY)
 
     def _remove_repository(self, left: list[str]) -> None:
-        name, gone = f"agentcore-rl/{self.settings.name.lower()}", ("RepositoryNotFoundException",)
-        found = self._call("ecr", "DescribeRepositories", repositoryNames=[name], absent=gone)
+        name = f"agentcore-rl/{self.settings.name.lower()}"
+        found = self._ecr("DescribeRepositories", repositoryNames=[name], absent=NO_REPOSITORY)
         if found is None:
             return
         arn = found["repositories"][0]["repositoryArn"]
-        if not self._is_ours(self._call("ecr", "ListTagsForResource", resourceArn=arn).get("tags", [])):
+        if not self._is_ours(self._ecr("ListTagsForResource", resourceArn=arn).get("tags", [])):
             left.append(f"the repository {name}, which this command did not make")
             return
         self._say(f"repository {name}: is removed with its images")
-        self._call("ecr", "DeleteRepository", repositoryName=name, force=True, absent=gone)
+        self._ecr("DeleteRepository", repositoryName=name, force=True, absent=NO_REPOSITORY)
 
     def _remove_archives(self, bucket: str) -> None:
         prefix = f"{iam.ARCHIVES}/{self.settings.name}/"
-        found = self._call("s3", "ListObjectsV2", Bucket=bucket, Prefix=prefix, absent=("NoSuchBucket",))
+        found = self._s3("ListObjectsV2", Bucket=bucket, Prefix=prefix, absent=("NoSuchBucket",))
         for item in (found or {}).get("Contents", []):
             self._say(f"archive {Path(item['Key']).stem}: is removed")
-            self._call("s3", "DeleteObject", Bucket=bucket, Key=item["Key"])
+            self._s3("DeleteObject", Bucket=bucket, Key=item["Key"])
 
     # -- tags
 
+    @property
+    def _tags(self) -> list[dict[str, str]]:
+        """As IAM and ECR take them."""
+        return [{"Key": key, "Value": value} for key, value in self.settings.tags.items()]
+
     def _is_ours(self, tags: Sequence[Mapping[str, str]]) -> bool:
         return {"Key": TAG, "Value": self.settings.name} in tags
-
-
-def _listed(tags: Mapping[str, str]) -> list[dict[str, str]]:
-    """Tags as IAM and ECR take them."""
-    return [{"Key": key, "Value": value} for key, value in tags.items()]
-
-
-def _password(token: str) -> str:
-    import base64
-
-    return base64.b64decode(token).decode().partition(":")[2]

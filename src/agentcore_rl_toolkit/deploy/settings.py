@@ -11,8 +11,6 @@ from typing import Any
 from ..errors import ConfigError
 
 TAG = "agentcore-rl-deployment"
-# Source: LifecycleConfiguration in the API reference of AgentCore's control plane.
-IDLE_S, LIFETIME_S = 900, 28_800
 
 
 @dataclass(frozen=True, kw_only=True)
