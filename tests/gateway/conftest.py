@@ -14,6 +14,8 @@ from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, 
 from agentcore_rl_toolkit.gateway.calls.states import IllegalTransitionError
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
+from .sglang import TokenEngine
+
 
 @pytest.fixture(autouse=True)
 def no_illegal_transitions(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
@@ -25,7 +27,7 @@ def no_illegal_transitions(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 @pytest.fixture
 async def engine() -> AsyncIterator[ScriptedEngine]:
-    async with ScriptedEngine() as running:
+    async with TokenEngine() as running:
         yield running
 
 

@@ -22,6 +22,7 @@ from agentcore_rl_toolkit.trajectory import Trajectory, build_trajectory
 
 from ..asking import MODEL, Start, captured, opened, until
 from ..served import Served
+from ..sglang import TokenEngine
 from ..stores import locked
 
 USER: Any = [{"role": "user", "content": "hello there"}]
@@ -69,7 +70,7 @@ async def asked(
 @pytest.mark.parametrize("how", ["relayed", "sglang"])
 async def test_several_choices_are_stored_when_the_agent_has_the_last_finish_reason(tmp_path: Path, how: str) -> None:
     """Also those of a stream whose connection to the engine stays open: the gateway may be killed at that moment."""
-    async with ScriptedEngine(tokens=3, token_s=0.4) as engine:
+    async with TokenEngine(tokens=3, token_s=0.4) as engine:
         engine.first_id, engine.last_id = 300, 500
         more = () if how == "relayed" else ("--model", str(MODEL))
         kind = "vllm" if how == "relayed" else how

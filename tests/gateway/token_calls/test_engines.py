@@ -21,6 +21,7 @@ from agentcore_rl_toolkit.trajectory import build_trajectory
 
 from ..asking import MODEL, captured, gpt, until
 from ..scripted_tinker import ScriptedTinker
+from ..sglang import TokenEngine
 
 SYSTEM = {"role": "system", "content": "Solve the problem. Use the calculator."}
 USER = {"role": "user", "content": "What is 2 + 3?"}
@@ -56,7 +57,7 @@ async def engine(kind: str) -> AsyncIterator[ScriptedEngine | ScriptedTinker]:
     if kind == "tinker":
         yield ScriptedTinker()
         return
-    async with ScriptedEngine() as running:
+    async with TokenEngine() as running:
         running.first_id, running.last_id = 300, 500
         yield running
 

@@ -16,13 +16,14 @@ from agentcore_rl_toolkit.errors import CaptureError
 from agentcore_rl_toolkit.gateway.capture.record import Captured, unpack_ids, unpack_logprobs
 from agentcore_rl_toolkit.gateway.engines import TOKEN_ENGINES, Piece
 from agentcore_rl_toolkit.gateway.testing import Seen, logprob_of
-from agentcore_rl_toolkit.gateway.testing.openai_shapes import SampledReply, chunks, sglang_answer, vllm_choice
+from agentcore_rl_toolkit.gateway.testing.openai_shapes import SampledReply, chunks, vllm_choice
 from agentcore_rl_toolkit.gateway.token_calls.reply import TokenReply
 from agentcore_rl_toolkit.messages.dialects import Delta, ModelRequest
 from agentcore_rl_toolkit.messages.dialects.canonical import Sampling
 from agentcore_rl_toolkit.messages.render import Renderer
 
 from ...messages.reply_builder import ReplyBuilder
+from ..sglang import sglang_answer
 
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 TOOLS = [{"type": "function", "function": {"name": "calculator", "parameters": {"type": "object", "properties": {}}}}]
@@ -43,7 +44,6 @@ def events(engine: str, ids: list[int], step: int, *, finish: str = "stop", stop
         choice = {"index": 0, "ids": ids, "logprobs": logprobs, "content": "x", "finish": finish, "stop": stop}
         answered = SampledReply(
             seen=seen,
-            chat=False,
             choices=[{**choice, "tool_calls": None, "reasoning_content": None}],
             number=1,
             model="m",
@@ -51,7 +51,7 @@ def events(engine: str, ids: list[int], step: int, *, finish: str = "stop", stop
             gives_tokens=True,
             step=step,
         )
-        reply = list(chunks(answered))
+        reply = list(chunks(answered, False))
     else:
         reply = [
             sglang_answer(

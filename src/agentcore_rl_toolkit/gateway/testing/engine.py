@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..._servers.process import stop_listening
-from .openai_shapes import SampledReply, chunks, sglang_answer, vllm_choice, whole
+from .openai_shapes import SampledReply, chunks, vllm_choice, whole
 from .tokens import END, VOCABULARY, Fault, Seen, decode_ids, encode_messages, encode_text, error_body, logprob_of
 
 
@@ -153,14 +153,19 @@ class ScriptedEngine:
         if path == "/abort_request":
             self.aborted.append(seen.body["rid"])
             return await self._whole(writer, 200, b"", fault)
-        if path in ("/inference/v1/generate", "/generate"):
-            return await self._generate(seen, writer, fault)
+        if path == "/inference/v1/generate":
+            sampled = self._sampled(seen, "token_ids", "max_tokens")
+            choices = [vllm_choice(i, ids, finish) for i, (ids, finish, _) in enumerate(sampled)]
+            reply = {"request_id": "generate-1", "choices": choices, "prompt_logprobs": None}
+            if self.weight_version is not None:
+                reply["weight_version"] = self.weight_version
+            return await self._json(writer, reply, fault)
         if path == "/tokenize" and self.gives_tokens:
             seen.prompt_ids = encode_messages(seen.body["messages"])
             counted = {"count": len(seen.prompt_ids), "max_model_len": VOCABULARY, "tokens": seen.prompt_ids}
             return await self._whole(writer, 200, json.dumps(counted).encode(), fault)
         if path not in ("chat/completions", "completions"):
-            return await self._whole(writer, 404, error_body(404), fault)
+            return await self._at_other_paths(seen, writer, fault)
         chat = path == "chat/completions"
         try:
             choices = self._sample(seen, chat)
@@ -169,11 +174,11 @@ class ScriptedEngine:
                 raise
             return await self._whole(writer, 400, error_body(400, f"{type(e).__name__}: {e}"), fault)
         if not seen.body.get("stream"):
-            reply = whole(self._answered(seen, chat, choices))
-            if fault.edit is not None:
-                reply = fault.edit(reply) or reply
-            return await self._whole(writer, 200, json.dumps(reply, separators=(",", ":")).encode(), fault)
-        return await self._events(writer, chunks(self._answered(seen, chat, choices)), fault)
+            return await self._json(writer, whole(self._answered(seen, choices)), fault)
+        return await self._events(writer, chunks(self._answered(seen, choices), chat), fault)
+
+    async def _at_other_paths(self, seen: Seen, writer: asyncio.StreamWriter, fault: Fault) -> bool:
+        return await self._whole(writer, 404, error_body(404), fault)
 
     async def _whole(self, writer: asyncio.StreamWriter, status: int, body: bytes, fault: Fault) -> bool:
         extra = "".join(f"{k}: {v}\r\n" for k, v in fault.headers)
@@ -189,6 +194,10 @@ class ScriptedEngine:
         writer.write(body)
         await writer.drain()
         return True
+
+    async def _json(self, writer: asyncio.StreamWriter, reply: dict[str, Any], fault: Fault) -> bool:
+        reply = (fault.edit(reply) if fault.edit is not None else None) or reply
+        return await self._whole(writer, 200, json.dumps(reply, separators=(",", ":")).encode(), fault)
 
     # -- replies
 
@@ -229,63 +238,17 @@ class ScriptedEngine:
             )
         return choices
 
-    # -- token endpoints
-
-    async def _generate(self, seen: Seen, writer: asyncio.StreamWriter, fault: Fault) -> bool:
-        """vLLM's ``/inference/v1/generate`` and SGLang's ``/generate``."""
-        sglang = seen.path == "/generate"
+    def _sampled(self, seen: Seen, prompt: str, limit: str) -> list[tuple[list[int], str, str | None]]:
+        """What a route that takes token ids answers with; the names are its own."""
         sampling = seen.body["sampling_params"]
-        seen.prompt_ids = list(seen.body["input_ids" if sglang else "token_ids"])
-        limit = sampling.get("max_new_tokens" if sglang else "max_tokens") or self.tokens
+        seen.prompt_ids = list(seen.body[prompt])
         sampled = []
         for _ in range(sampling.get("n") or 1):
             if not self.replies and self.decide is not None:
                 self.replies.append(self.decide(seen))
-            ids, finish, stop = self._ids(limit, sampling.get("stop_token_ids") or [END])
-            seen.completion_ids.append(ids)
-            sampled.append((ids, finish, stop))
-        if sglang:
-            return await self._generate_sglang(seen, sampled, writer, fault)
-        choices = [vllm_choice(i, ids, finish) for i, (ids, finish, _) in enumerate(sampled)]
-        reply: dict[str, Any] = {"request_id": "generate-1", "choices": choices, "prompt_logprobs": None}
-        if self.weight_version is not None:
-            reply["weight_version"] = self.weight_version
-        reply = (fault.edit(reply) if fault.edit is not None else None) or reply
-        return await self._whole(writer, 200, json.dumps(reply).encode(), fault)
-
-    async def _generate_sglang(
-        self, seen: Seen, sampled: list[tuple[list[int], str, str | None]], writer: asyncio.StreamWriter, fault: Fault
-    ) -> bool:
-        rid = seen.body.get("rid") or f"rid-{len(self.requests)}"
-
-        def answer(index: int, count: int | None = None) -> dict[str, Any]:
-            ids, finish, stop = sampled[index]
-            last = count is None or count >= len(ids)
-            return sglang_answer(
-                index,
-                ids[:count],
-                finish if last else None,
-                rid=rid,
-                prompt_tokens=len(seen.prompt_ids),
-                weight_version=self.weight_version,
-                stop=stop,
-            )
-
-        if not seen.body.get("stream"):
-            answers = [answer(i) for i in range(len(sampled))]
-            response = answers if len(answers) > 1 else answers[0]
-            if fault.edit is not None:
-                response = fault.edit(answers[0]) or response
-            return await self._whole(writer, 200, json.dumps(response).encode(), fault)
-        step = self.stream_step
-        longest = max(len(ids) for ids, _, _ in sampled)
-        events = (
-            answer(index, count)
-            for count in range(step, longest + step, step)
-            for index, (ids, _, _) in enumerate(sampled)
-            if count < len(ids) + step
-        )
-        return await self._events(writer, events, fault)
+            sampled.append(self._ids(sampling.get(limit) or self.tokens, sampling.get("stop_token_ids") or [END]))
+            seen.completion_ids.append(sampled[-1][0])
+        return sampled
 
     def _ids(self, limit: int, stops: Sequence[int]) -> tuple[list[int], str, str | None]:
         """Ids, finish reason and the stop string that ended them: scripted, or made up."""
@@ -298,10 +261,9 @@ class ScriptedEngine:
             return ids, "stop", None
         return ids, "length", None
 
-    def _answered(self, seen: Seen, chat: bool, choices: list[dict[str, Any]]) -> SampledReply:
+    def _answered(self, seen: Seen, choices: list[dict[str, Any]]) -> SampledReply:
         return SampledReply(
             seen=seen,
-            chat=chat,
             choices=choices,
             number=len(self.requests),
             model=self.model,

@@ -1,5 +1,5 @@
-"""Answers of engines: vLLM's chat and text completions with ``return_token_ids``, whole or one event per token; and those of the
-routes that take token ids, vLLM's ``/inference/v1/generate`` and SGLang's ``/generate``.
+"""Answers of vLLM with ``return_token_ids``: chat completions, whole or one event per token; text completions, streamed; and
+what ``/inference/v1/generate`` gives for token ids.
 """
 
 from __future__ import annotations
@@ -27,31 +27,6 @@ def vllm_choice(index: int, ids: list[int], finish: str) -> dict[str, Any]:
     }
 
 
-def sglang_answer(
-    index: int,
-    ids: list[int],
-    finish: str | None,
-    *,
-    rid: str,
-    prompt_tokens: int,
-    weight_version: int | None,
-    stop: str | None = None,
-) -> dict[str, Any]:
-    """``stop`` is the stop string that ended it; else the last token is what matched."""
-    reason: dict[str, Any] | None = None
-    if finish is not None:
-        reason = {"type": finish, "matched": (stop or ids[-1]) if finish == "stop" else None}
-    meta = {
-        "id": rid,
-        "finish_reason": reason,
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": len(ids),
-        "weight_version": "default" if weight_version is None else str(weight_version),
-        "output_token_logprobs": [[logprob_of(i), i, None] for i in ids],
-    }
-    return {"index": index, "text": "", "output_ids": ids, "meta_info": meta}
-
-
 @dataclass(frozen=True, kw_only=True)
 class SampledReply:
     """A sampled reply and what its envelope says.
@@ -61,7 +36,6 @@ class SampledReply:
     """
 
     seen: Seen
-    chat: bool
     choices: list[dict[str, Any]]
     number: int
     model: str
@@ -91,34 +65,28 @@ class SampledReply:
 
 
 def whole(answered: SampledReply) -> dict[str, Any]:
-    """The body of a reply that is not streamed."""
-    seen, chat = answered.seen, answered.chat
-    reply = answered.top("chat.completion" if chat else "text_completion")
+    """The body of a chat completion that is not streamed."""
+    seen = answered.seen
+    reply = answered.top("chat.completion")
     reply["choices"] = []
     for c in answered.choices:
-        choice: dict[str, Any] = {"index": c["index"], "finish_reason": c["finish"], "stop_reason": c["stop"]}
-        if chat:
-            message = {"role": "assistant", "content": c["content"], "tool_calls": c["tool_calls"] or []}
-            if c["reasoning_content"]:
-                message["reasoning_content"] = c["reasoning_content"]
-            choice["message"] = message
-        else:
-            choice["text"] = c["content"]
-        choice["logprobs"] = _logprobs(chat, c["ids"], c["logprobs"]) if seen.body.get("logprobs") else None
+        message = {"role": "assistant", "content": c["content"], "tool_calls": c["tool_calls"] or []}
+        if c["reasoning_content"]:
+            message["reasoning_content"] = c["reasoning_content"]
+        choice = {"index": c["index"], "finish_reason": c["finish"], "stop_reason": c["stop"], "message": message}
+        choice["logprobs"] = _logprobs(True, c["ids"], c["logprobs"]) if seen.body.get("logprobs") else None
         if answered.with_ids:
             choice["token_ids"] = c["ids"]
-            if not chat:
-                choice["prompt_token_ids"] = seen.prompt_ids
         reply["choices"].append(choice)
     reply["usage"] = answered.usage
-    if answered.with_ids and chat:
+    if answered.with_ids:
         reply["prompt_token_ids"] = seen.prompt_ids
     return reply
 
 
-def chunks(answered: SampledReply) -> Iterable[dict[str, Any]]:
+def chunks(answered: SampledReply, chat: bool) -> Iterable[dict[str, Any]]:
     """The events of a streamed reply."""
-    seen, chat = answered.seen, answered.chat
+    seen = answered.seen
     kind = "chat.completion.chunk" if chat else "text_completion"
     if chat:
         for c in answered.choices:
