@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ...messages.dialects import DIALECTS, Choice, Reply, RequestError, ToolCall, Usage, deltas_of, new_id
+from ...messages.dialects import DIALECTS, Choice, Reply, RequestError, ToolCall, Usage, new_id
 from .runtime import JobCallError
 
 
@@ -36,10 +36,7 @@ class TranslatedCall:
             choices=[_choice(choice) for choice in found["choices"]],
             usage=Usage(**usage),
         )
-        if not self._request.stream:
-            return self._dialect.encode_reply(whole, self._request)
-        encoder = self._dialect.encoder(self._request, reply_id=whole.id)
-        return b"".join([encoder.start(), *map(encoder.feed, deltas_of(whole)), encoder.finish()])
+        return self._dialect.encode_reply(whole, self._request)
 
 
 def _choice(choice: Mapping[str, Any]) -> Choice:

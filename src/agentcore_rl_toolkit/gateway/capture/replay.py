@@ -6,7 +6,6 @@ import msgspec
 
 from ...errors import UpstreamError
 from ...messages.dialects import Dialect, ModelRequest, Reply
-from ...messages.dialects.builder import deltas_of
 from ...messages.dialects.canonical import Choice, ToolCall, Usage
 from ...messages.errors import NOT_JSON
 from .record import CallRecord
@@ -35,11 +34,7 @@ _usage = msgspec.json.Decoder(_Usage)
 
 def replay(speaks: Dialect, asked: ModelRequest, record: CallRecord) -> bytes:
     """The reply's body in a dialect, as a stream where that was asked for. Raises: UpstreamError where none can be made."""
-    reply = reply_of(record)
-    if not asked.stream:
-        return speaks.encode_reply(reply, asked)
-    encoder = speaks.encoder(asked, reply_id=reply.id, model=reply.model or asked.model)
-    return b"".join([encoder.start(), *map(encoder.feed, deltas_of(reply)), encoder.finish()])
+    return speaks.encode_reply(reply_of(record), asked)
 
 
 def reply_of(record: CallRecord) -> Reply:

@@ -156,7 +156,7 @@ class ScriptedEngine:
         if path == "/inference/v1/generate":
             sampled = self._sampled(seen, "token_ids", "max_tokens")
             choices = [vllm_choice(i, ids, finish) for i, (ids, finish, _) in enumerate(sampled)]
-            reply = {"request_id": "generate-1", "choices": choices, "prompt_logprobs": None}
+            reply: dict[str, Any] = {"request_id": "generate-1", "choices": choices, "prompt_logprobs": None}
             if self.weight_version is not None:
                 reply["weight_version"] = self.weight_version
             return await self._json(writer, reply, fault)

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+
 from ..errors import RequestError, context_overflow
 from . import anthropic, chat, responses
 from .builder import deltas_of
@@ -32,8 +34,10 @@ from .canonical import (
 
 class StreamEncoder(Protocol):
     """Deltas -> bytes for the agent: ``start``, then ``feed`` per delta, then ``finish`` or ``error``. In between ``ping`` says
-    that there is more to come.
+    that there is more to come. After ``finish`` ``body`` is the whole answer.
     """
+
+    body: dict[str, Any]
 
     def start(self) -> bytes: ...
     def feed(self, delta: Delta) -> bytes: ...
@@ -44,18 +48,25 @@ class StreamEncoder(Protocol):
 
 @dataclass(frozen=True)
 class Dialect:
-    """One wire format: how it reads requests, and how it writes answers."""
+    """One wire format: how it reads requests and writes answers."""
 
     name: DialectName
     parse_request: Callable[[bytes | dict[str, Any]], ModelRequest]
-    encode_reply: Callable[[Reply, ModelRequest], bytes]
     encoder: Callable[..., StreamEncoder]
+
+    def encode_reply(self, reply: Reply, request: ModelRequest) -> bytes:
+        """A whole answer, as a stream where the request asks for one."""
+        if self.name == "chat" and not request.stream:
+            return chat.encode_reply(reply, request)
+        encoder = self.encoder(request, reply_id=reply.id, model=reply.model, created=reply.created)
+        stream = b"".join([encoder.start(), *map(encoder.feed, deltas_of(reply)), encoder.finish()])
+        return stream if request.stream else msgspec.json.encode(encoder.body)
 
 
 DIALECTS: dict[str, Dialect] = {
-    "chat": Dialect("chat", chat.parse_request, chat.encode_reply, chat.Encoder),
-    "responses": Dialect("responses", responses.parse_request, responses.encode_reply, responses.Encoder),
-    "anthropic": Dialect("anthropic", anthropic.parse_request, anthropic.encode_reply, anthropic.Encoder),
+    "chat": Dialect("chat", chat.parse_request, chat.Encoder),
+    "responses": Dialect("responses", responses.parse_request, responses.Encoder),
+    "anthropic": Dialect("anthropic", anthropic.parse_request, anthropic.Encoder),
 }
 
 __all__ = [
@@ -71,6 +82,5 @@ __all__ = [
     "ToolDelta",
     "Usage",
     "context_overflow",
-    "deltas_of",
     "new_id",
 ]

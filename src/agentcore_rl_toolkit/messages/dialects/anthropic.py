@@ -10,7 +10,7 @@ import msgspec
 
 from ..errors import NOT_JSON, RequestError, anthropic_error, no_threads, unsupported
 from .arguments import standard, value_of
-from .builder import CollectedCalls, deltas_of, encode_event
+from .builder import CollectedCalls, encode_event
 from .canonical import (
     CONTENT_FILTER,
     LENGTH,
@@ -19,7 +19,6 @@ from .canonical import (
     UNREADABLE,
     Delta,
     ModelRequest,
-    Reply,
     Usage,
     joined,
     own_id,
@@ -348,7 +347,7 @@ class Encoder:
         self._calls = CollectedCalls()
         self._finish: str | None = None
         self._stop_sequence: str | None = None
-        self.message: dict[str, Any] = {  # whole after `finish`
+        self.body: dict[str, Any] = {  # whole after `finish`
             "id": own_id("msg_", reply_id),
             "type": "message",
             "role": "assistant",
@@ -360,7 +359,7 @@ class Encoder:
         }
 
     def start(self) -> bytes:
-        return _event("message_start", {"message": self.message})
+        return _event("message_start", {"message": self.body})
 
     def feed(self, delta: Delta) -> bytes:
         if delta.usage is not None:
@@ -387,7 +386,7 @@ class Encoder:
     def finish(self) -> bytes:
         out = self._close()
         for place, call in enumerate(self._calls.all()):
-            call_id = call.id or own_id("toolu_", self.message["id"], place)
+            call_id = call.id or own_id("toolu_", self.body["id"], place)
             out += self._open("tool_use", {"type": "tool_use", "id": call_id, "name": call.name, "input": {}})
             if call.arguments:
                 out += self._delta("input_json_delta", "partial_json", standard(call.arguments))
@@ -398,7 +397,7 @@ class Encoder:
             "stop_sequence": self._stop_sequence,
         }
         usage = usage_dict(self._usage)
-        self.message |= {"content": self._content, **reason, "usage": usage}
+        self.body |= {"content": self._content, **reason, "usage": usage}
         return out + _event("message_delta", {"delta": reason, "usage": usage}) + _event("message_stop", {})
 
     def error(self, error: RequestError) -> bytes:
@@ -429,12 +428,3 @@ class Encoder:
             out = self._delta("signature_delta", "signature", SIGNATURE)
         self._kind = None
         return out + _event("content_block_stop", {"index": len(self._content) - 1})
-
-
-def encode_reply(reply: Reply, request: ModelRequest) -> bytes:
-    """The JSON body of a whole answer: what a stream of it says."""
-    encoder = Encoder(request, reply_id=reply.id, model=reply.model)
-    for delta in deltas_of(reply):
-        encoder.feed(delta)
-    encoder.finish()
-    return msgspec.json.encode(encoder.message)

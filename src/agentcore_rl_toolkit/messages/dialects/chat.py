@@ -230,6 +230,7 @@ class Encoder:
             "model": model or request.model,
         }
         self._usage: Usage | None = None
+        self.body: dict[str, Any] = {}  # not kept: `encode_reply` writes whole answers
 
     def ping(self) -> bytes:
         return b": more is coming\n\n"

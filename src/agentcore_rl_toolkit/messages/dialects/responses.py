@@ -15,14 +15,13 @@ import msgspec
 
 from ..errors import KINDS, RequestError, openai_error, unsupported
 from . import tool_forms
-from .builder import CollectedCalls, deltas_of, encode_event
+from .builder import CollectedCalls, encode_event
 from .canonical import (
     CONTENT_FILTER,
     LENGTH,
     UNREADABLE,
     Delta,
     ModelRequest,
-    Reply,
     ToolCall,
     ToolForm,
     Usage,
@@ -296,7 +295,7 @@ class Encoder:
         self._calls = CollectedCalls()
         self._usage: Usage | None = None
         self._finish: str | None = None
-        self.response: dict[str, Any] = {}  # after `finish`
+        self.body: dict[str, Any] = {}  # after `finish`
 
     def start(self) -> bytes:
         return self._event("response.created", {"response": self._head}) + self.ping()
@@ -332,8 +331,8 @@ class Encoder:
             out += self._write(call, place, "completed" if call is not calls[-1] else status)
         if not self._output:
             out += self._piece("output_text", "", []) + self._close(status)
-        self.response = {**self._head, **end, "output": self._output, "usage": usage_dict(self._usage)}
-        return out + self._event(f"response.{end['status']}", {"response": self.response})
+        self.body = {**self._head, **end, "output": self._output, "usage": usage_dict(self._usage)}
+        return out + self._event(f"response.{end['status']}", {"response": self.body})
 
     def error(self, error: RequestError) -> bytes:
         """An error after the stream began: the response ends as failed."""
@@ -398,12 +397,3 @@ class Encoder:
         named = {"name": done["name"]} if function else {}
         out += self._event(f"response.{kind}.done", {**place, **named, member: done[member]})
         return out + self._event("response.output_item.done", {"output_index": at, "item": done})
-
-
-def encode_reply(reply: Reply, request: ModelRequest) -> bytes:
-    """The JSON body of a whole answer: what a stream of it ends with."""
-    encoder = Encoder(request, reply_id=reply.id, model=reply.model, created=reply.created)
-    for delta in deltas_of(reply):
-        encoder.feed(delta)
-    encoder.finish()
-    return msgspec.json.encode(encoder.response)
