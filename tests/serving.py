@@ -83,6 +83,22 @@ def hosted(app: Any) -> Iterator[str]:
     thread.join(30)
 
 
+@contextlib.contextmanager
+def gateway_before(url: str, **settings: Any) -> Iterator[Any]:
+    """A gateway before this engine of vLLM's kind, in a thread of this process."""
+    from agentcore_rl_toolkit._portal import Portal
+    from agentcore_rl_toolkit.gateway import Gateway, GatewayConfig, UpstreamConfig
+
+    portal = Portal("gateway-of-the-test")
+    gateway = Gateway(GatewayConfig(upstreams=(UpstreamConfig(url=url, engine="vllm"),), **settings))
+    portal.call(gateway.start())
+    try:
+        yield gateway
+    finally:
+        portal.call(gateway.stop(grace_s=0.2))
+        portal.close()
+
+
 class Asked(NamedTuple):
     """A request. The names of its headers are in small letters."""
 

@@ -12,12 +12,12 @@ import openai
 import prometheus_client
 import pytest
 
-from agentcore_rl_toolkit._portal import Portal
 from agentcore_rl_toolkit._servers.keys import find
 from agentcore_rl_toolkit.client import RolloutClient, metrics
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, UpstreamConfig
+from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.gateway.testing import ScriptedModel
 from agentcore_rl_toolkit.runtime import LocalRuntime
+from serving import gateway_before
 
 pytestmark = pytest.mark.timeout(600)
 DASHBOARD = Path(__file__).parents[1] / "deploy" / "grafana" / "agentcore-rl.json"
@@ -67,7 +67,7 @@ def test_each_metric_is_exposed_with_its_labels_after_a_rollout(
     monkeypatch.setenv("AWS_REGION", "us-west-2")
     (tmp_path / "agent.py").write_text(AGENT)
     (tmp_path / "store").mkdir()
-    registry, portal, texts = prometheus_client.CollectorRegistry(), Portal("gateway-of-the-test"), []
+    registry, texts = prometheus_client.CollectorRegistry(), []
 
     def read(url: str, key: str | None = None) -> str:
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
@@ -78,17 +78,12 @@ def test_each_metric_is_exposed_with_its_labels_after_a_rollout(
         ScriptedModel(lambda messages, tools: "None.") as model,
         LocalRuntime({"a": tmp_path / "agent.py"}, ["--store", str(tmp_path / "store")]) as runtime,
     ):
-        gateway = Gateway(GatewayConfig(upstreams=(UpstreamConfig(url=model.url, engine="vllm"),)))
-        portal.call(gateway.start())
-        try:
+        with gateway_before(model.url) as gateway:
             [session] = GatewayClient(gateway.url).create_sessions(["one"])
             with openai.OpenAI(base_url=session.base_url, api_key=session.api_key) as agent:
                 question: Any = [{"role": "user", "content": "How many lamps?"}]
                 agent.chat.completions.create(model="m", messages=question)
             texts.append(read(f"{gateway.url}/metrics", find("gateway", gateway.url)))
-        finally:
-            portal.call(gateway.stop(grace_s=0.2))
-            portal.close()
         arn, store = runtime.arns["a"], f"file://{tmp_path / 'store'}"
         with RolloutClient(arn, store, "exp", endpoint_url=runtime.url) as client:
             metrics.export_prometheus(client, registry=registry)

@@ -49,22 +49,6 @@ def plain(payload: Any) -> Any:
     return {"got": payload["n"]}
 
 
-def with_context(payload: Any, context: Any) -> Any:
-    return {"got": payload["n"] if context.session_id else None}
-
-
-def with_other_name(payload: Any, request: Any) -> Any:
-    return {"got": payload["n"] if request.session_id else None}
-
-
-def with_default(payload: Any, factor: int = 3) -> Any:
-    return {"got": payload["n"] * factor // 3}
-
-
-def with_options(payload: Any, *args: Any, **options: Any) -> Any:
-    return {"got": payload["n"] if not args and not options else None}
-
-
 async def plain_async(payload: Any) -> Any:
     await asyncio.sleep(0)
     return {"got": payload["n"]}
@@ -104,10 +88,10 @@ class Model(pydantic.BaseModel):
     "func",
     [
         plain,
-        with_context,
-        with_other_name,
-        with_default,
-        with_options,
+        lambda payload, context: {"got": payload["n"] if context.session_id else None},
+        lambda payload, request: {"got": payload["n"] if request.session_id else None},
+        lambda payload, factor=3: {"got": payload["n"] * factor // 3},
+        lambda payload, *args, **options: {"got": payload["n"] if not args and not options else None},
         plain_async,
         async_with_context,
         functools.partial(_two, 1),

@@ -175,12 +175,8 @@ def prose(body: dict[str, Any]) -> tuple[int, str]:
     return 200, "The first attempt is the best."
 
 
-def out_of_range(body: dict[str, Any]) -> tuple[int, str]:
-    return scores(body, lambda *_: 1.5)
-
-
-def not_a_number(body: dict[str, Any]) -> tuple[int, str]:
-    return scores(body, lambda *_: float("nan"))
+def scored(value: float) -> Callable[[dict[str, Any]], tuple[int, str]]:
+    return lambda body: scores(body, lambda *_: value)
 
 
 def one_missing(body: dict[str, Any]) -> tuple[int, str]:
@@ -188,28 +184,16 @@ def one_missing(body: dict[str, Any]) -> tuple[int, str]:
     return 200, json.dumps({"scores": found})
 
 
-def unknown_id(body: dict[str, Any]) -> tuple[int, str]:
-    return 200, by_length(body)[1].replace('"id": "1"', '"id": "7"')
-
-
-def refused(body: dict[str, Any]) -> tuple[int, str]:
-    return 401, "Incorrect API key: sk-secret"
-
-
-def overloaded(body: dict[str, Any]) -> tuple[int, str]:
-    return 503, "try later"
-
-
 @pytest.mark.parametrize(
     ("answer", "why", "tries"),
     [
         (prose, "not the JSON that was asked for", 4),
-        (out_of_range, "less than or equal to 1", 4),
-        (not_a_number, "finite number", 4),
+        (scored(1.5), "less than or equal to 1", 4),
+        (scored(math.nan), "finite number", 4),
         (one_missing, "scores for the attempts", 4),
-        (unknown_id, "scores for the attempts", 4),
-        (refused, "status 401: Incorrect API key: ***", 1),
-        (overloaded, "status 503: try later", 4),
+        (lambda body: (200, by_length(body)[1].replace('"id": "1"', '"id": "7"')), "scores for the attempts", 4),
+        (lambda _: (401, "Incorrect API key: sk-secret"), "status 401: Incorrect API key: ***", 1),
+        (lambda _: (503, "try later"), "status 503: try later", 4),
     ],
 )
 async def test_a_judge_that_fails_masks_the_group_and_says_why(

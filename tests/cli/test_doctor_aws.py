@@ -19,13 +19,12 @@ import pytest
 import requests
 from click.testing import CliRunner
 
-from agentcore_rl_toolkit._portal import Portal
 from agentcore_rl_toolkit.cli.doctor import command
 from agentcore_rl_toolkit.deploy import iam
-from agentcore_rl_toolkit.gateway import Gateway, GatewayConfig, UpstreamConfig
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+from agentcore_rl_toolkit.gateway import Gateway
+from agentcore_rl_toolkit.gateway.testing import ScriptedModel
 from agentcore_rl_toolkit.runtime.local import LocalRuntime
-from serving import answering, moto_server, wait_for
+from serving import answering, gateway_before, moto_server, wait_for
 
 from ..conftest import reserved_port
 from ..deploy.conftest import AGENT
@@ -109,15 +108,11 @@ def without_put() -> iam.Policy:
 
 @pytest.fixture(scope="module")
 def scripted_gateway() -> Iterator[Gateway]:
-    """A real gateway over a scripted engine, on a thread of its own."""
-    portal, engine = Portal("gateway-of-the-test"), ScriptedEngine()
-    portal.call(engine.__aenter__())
-    gateway = Gateway(GatewayConfig(upstreams=(UpstreamConfig(url=engine.url, engine="vllm"),), admin_key=ADMIN_KEY))
-    portal.call(gateway.start())
-    yield gateway
-    portal.call(gateway.stop(grace_s=0.2))
-    portal.call(engine.__aexit__(None, None, None))
-    portal.close()
+    with (
+        ScriptedModel(lambda messages, tools: "Yes.") as model,
+        gateway_before(model.url, admin_key=ADMIN_KEY) as gateway,
+    ):
+        yield gateway
 
 
 @pytest.fixture(scope="module")

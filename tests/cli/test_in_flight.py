@@ -17,15 +17,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from agentcore_rl_toolkit._portal import Portal
 from agentcore_rl_toolkit.backends import CollectConfig, GroupRequest, collect_async, open_recording
 from agentcore_rl_toolkit.cli.main import cli
 from agentcore_rl_toolkit.client import RolloutClient
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, UpstreamConfig
+from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.gateway.testing import ScriptedModel
 from agentcore_rl_toolkit.runs import RunWriter
 from agentcore_rl_toolkit.runs.in_flight import IN_FLIGHT
 from agentcore_rl_toolkit.runtime import LocalRuntime
+from serving import gateway_before
 
 pytestmark = pytest.mark.timeout(600)
 DEADLINE_S = 90.0
@@ -80,14 +80,15 @@ async def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
         release.wait(200)
         return "None."
 
-    portal = Portal("gateway-of-the-test")
     (tmp_path / "store").mkdir()
     store = ["--store", str(tmp_path / "store")]
-    with ScriptedModel(decide) as model, LocalRuntime({"agent": tmp_path / "agent.py"}, store) as runtime:
+    with (
+        ScriptedModel(decide) as model,
+        gateway_before(model.url) as gateway,
+        LocalRuntime({"agent": tmp_path / "agent.py"}, store) as runtime,
+    ):
         for name, value in runtime.credentials.items():
             monkeypatch.setenv(name.upper(), value)
-        gateway = Gateway(GatewayConfig(upstreams=(UpstreamConfig(url=model.url, engine="vllm"),)))
-        portal.call(gateway.start())
         client = RolloutClient(
             runtime.arns["agent"], f"file://{tmp_path / 'store'}", "stuck", endpoint_url=runtime.url, model_id="m"
         )
@@ -111,8 +112,6 @@ async def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
         finally:
             release.set()
             await asyncio.to_thread(client.close)
-            portal.call(gateway.stop(grace_s=0.2))
-            portal.close()
 
 
 def asked(folder: Path) -> dict[str, Any]:

@@ -18,14 +18,14 @@ import pytest
 
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.backends import CollectConfig, CollectedRollout, GroupRequest, collect_async
-from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, UpstreamConfig
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine, Seen, logprob_of
 from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.runtime import LocalRuntime
 from agentcore_rl_toolkit.trajectory import Turn
 
-from .asking import MODEL, captured, opened
+from .asking import MODEL, Start, captured, opened
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "cli_agents"
@@ -56,26 +56,19 @@ def sampled_by(turns: Sequence[Turn]) -> Sampled:
 @pytest.mark.parametrize("mode", ["relay", "token"])
 @pytest.mark.parametrize("name", NAMES)
 async def test_recorded_requests_of_a_coding_agent_are_taken(
-    name: str, mode: str, stream: bool, engine: ScriptedEngine
+    name: str, mode: str, stream: bool, engine: ScriptedEngine, start_gateway: Start
 ) -> None:
     """Their texts and schemas are replaced; fields, tools, blocks and order are as the programs sent them."""
     recorded = json.loads((Path(__file__).parent / "coding_agents" / f"{name}.json").read_text("utf-8"))
     engine.first_id, engine.last_id = 300, 500
-    config = GatewayConfig(
-        upstreams=(UpstreamConfig(url=engine.url, engine="vllm"),), model_dir=str(MODEL) if mode == "token" else None
-    )
-    gateway = Gateway(config)
-    await gateway.start()
-    try:
-        session = await opened(gateway)
-        for call in recorded:
-            url = f"{session.base_url}/{call['path']}"
-            body = {k: v for k, v in call["body"].items() if stream or k not in ("stream", "stream_options")}
-            status, answer = await request("POST", url, body=body, key=session.api_key, timeout_s=30)
-            assert status == 200, answer[:1000]
-        capture = await captured(gateway, session)
-    finally:
-        await gateway.stop(grace_s=0.2)
+    gateway = await start_gateway(engine, model_dir=str(MODEL) if mode == "token" else None)
+    session = await opened(gateway)
+    for call in recorded:
+        url = f"{session.base_url}/{call['path']}"
+        body = {k: v for k, v in call["body"].items() if stream or k not in ("stream", "stream_options")}
+        status, answer = await request("POST", url, body=body, key=session.api_key, timeout_s=30)
+        assert status == 200, answer[:1000]
+    capture = await captured(gateway, session)
     assert capture.errors == []
     assert len(capture.turns) == len(recorded)
     assert sampled_by(capture.turns) == sampled(engine)
@@ -182,7 +175,12 @@ def row(proof: ModuleType, name: str, version: str, found: CollectedRollout) -> 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", NAMES)
 async def test_a_coding_agent_does_a_task_as_it_is(
-    name: str, release: str, runtime: tuple[LocalRuntime, str], proof: ModuleType, engine: ScriptedEngine
+    name: str,
+    release: str,
+    runtime: tuple[LocalRuntime, str],
+    proof: ModuleType,
+    engine: ScriptedEngine,
+    start_gateway: Start,
 ) -> None:
     """It reads a file, edits it, runs a command and answers. What it did stands in the documentation."""
     package = RELEASES[release] / "node_modules" / PACKAGES[name][1] / "package.json"
@@ -190,12 +188,8 @@ async def test_a_coding_agent_does_a_task_as_it_is(
         pytest.skip(f"{package} is not there: scripts/coding_agents.sh installs it where npm is")
     script = Script(proof, name)
     engine.decide = script.decide
-    gateway = Gateway(GatewayConfig(upstreams=(UpstreamConfig(url=engine.url, engine="vllm"),), model_dir=str(MODEL)))
-    await gateway.start()
-    try:
-        found = await rollout(*runtime, gateway, {**proof.TASK, "program": name})
-    finally:
-        await gateway.stop(grace_s=0.2)
+    gateway = await start_gateway(engine, model_dir=str(MODEL))
+    found = await rollout(*runtime, gateway, {**proof.TASK, "program": name})
     assert (found.outcome, found.reward) == ("ok", 1.0), found.reason or found.traceback
     assert found.record is not None
     assert "It is done." in found.record["output"]
