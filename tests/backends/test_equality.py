@@ -302,6 +302,11 @@ def read_verl(groups: list[Group], credit: Credit) -> dict[str, list[Neutral]]:
     return found
 
 
+def shifted_back(first: int, *, target_tokens: Any, mask: Any, logprobs: Any, advantages: Any, **_: Any) -> Neutral:
+    logprobs, advantages = of_trained(logprobs, mask), of_trained(advantages, mask)
+    return Neutral((first, *target_tokens), (0, *mask), logprobs, advantages)
+
+
 def read_primitives(groups: list[Group], credit: Credit) -> dict[str, list[Neutral]]:
     found: dict[str, list[Neutral]] = {r.session_id: [] for g in groups for r in g.rollouts}
     for sample in to_samples(groups, credit=credit):
@@ -309,10 +314,7 @@ def read_primitives(groups: list[Group], credit: Credit) -> dict[str, list[Neutr
         assert datum is not None
         assert len({len(value) for value in dataclasses.asdict(datum).values()}) == 1
         assert datum.tokens[1:] == datum.target_tokens[:-1]
-        mask = tuple(datum.mask)
-        logprobs = tuple(lp for lp, m in zip(datum.logprobs, mask, strict=True) if m)
-        tokens = (datum.tokens[0], *datum.target_tokens)
-        found[sample.session_id].append(Neutral(tokens, (0, *mask), logprobs, of_trained(datum.advantages, datum.mask)))
+        found[sample.session_id].append(shifted_back(datum.tokens[0], **vars(datum)))
     return found
 
 
@@ -326,11 +328,7 @@ def read_sagemaker(groups: list[Group], credit: Credit) -> dict[str, list[Neutra
         [chunk] = datum["modelInput"]["chunks"]
         inputs = {name: tensor["data"] for name, tensor in datum["lossFnInputs"].items()}
         assert all(t["shape"] == [len(chunk["tokens"])] == [len(t["data"])] for t in datum["lossFnInputs"].values())
-        mask = tuple(inputs["weights"])
-        logprobs = tuple(lp for lp, m in zip(inputs["logprobs"], mask, strict=True) if m)
-        advantages = of_trained(inputs["advantages"], inputs["weights"])
-        tokens = (chunk["tokens"][0], *inputs["target_tokens"])
-        found[sample.session_id].append(Neutral(tokens, (0, *mask), logprobs, advantages))
+        found[sample.session_id].append(shifted_back(chunk["tokens"][0], mask=inputs["weights"], **inputs))
     return found
 
 

@@ -16,11 +16,9 @@ from scripted_runtime import TEST_CREDENTIALS, ScriptedRuntime
 from .loading import EXAMPLES, load
 
 AGENTS = ("strands_math_agent", "langgraph_agent", "openai_agents_agent", "anthropic_agent", "plain_agent")
-GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k" / "test.jsonl"
 
 
 reward = load(EXAMPLES / "strands_math_agent" / "reward.py")
-word_problems = load(EXAMPLES / "strands_math_agent" / "word_problems.py")
 
 
 @pytest.mark.parametrize("agent", AGENTS[1:])
@@ -35,20 +33,16 @@ def test_the_task_is_the_same_in_every_framework(agent: str, module: str) -> Non
 STRICT = [
     ("#### 18", 18),
     ("####18", 18),
-    ("####\t18", 18),
     ("She has 9 * 2 = 18.\n#### 18\n", 18),
     ("#### 18\n\nI hope this helps with your 3 questions.", 18),
     ("#### $1,000.00", 1000),
-    ("#### 1,450,000", 1450000),
     ("#### -10", -10),
     ("#### \u221210", -10),
-    ("#### \u201310", -10),
     ("#### -$5", -5),
     ("#### $-5", -5),
     ("#### €18", 18),
     ("#### 18 €", 18),
     ("#### -0", 0),
-    ("#### 18.0", 18),
     ("#### 18.", 18),
     ("#### .5", Fraction(1, 2)),
     ("#### 1/2", Fraction(1, 2)),
@@ -60,8 +54,6 @@ STRICT = [
     ("#### 1e3", 1000),
     ("#### 1.5 million", 1500000),
     ("#### 18 dollars", 18),
-    ("#### 18 km/h", 18),
-    ("#### 10 m2", 10),
     ("#### 10 m²", 10),
     ("#### **18**", 18),
     ("#### $18$", 18),
@@ -73,30 +65,23 @@ STRICT = [
 ]
 NO_ANSWER = [
     "",
-    "18",
     "The answer is 18.",
     "####",
-    "#### ",
     "####\n18",
     "#### eighteen",
     "#### 18\n#### 19",
     "#### 18 #### 19",
-    "#### 18 or 20",
-    "#### 18-20",
     "#### 18, 20",
     "#### 18 and not 20",
     "#### 3 * 6 = 18",
     "#### Answer: 18",
     "##### 18",
-    "### 18",
     "#### 10,00",
-    "#### 1.2.3",
     "#### 3:30",
     "#### 1_000",
     "#### 0x12",
     "#### 1/0",
     "#### nan",
-    "#### inf",
     "#### " + "9" * 5000,
     "#### 1e999999999",
 ]

@@ -115,10 +115,8 @@ def test_a_repetition_penalty_beyond_all_measure_stays_a_distribution(penalty: f
 
 def test_a_seeded_row_repeats_whatever_stands_beside_it() -> None:
     def series(rows: int, at: int) -> list[int]:
-        seeded = [None] * rows
         own = [seeded_generator(11) if k == at else None for k in range(rows)]
         sampler = Sampler([SamplingParams()] * rows, own)
-        assert seeded == [None] * rows
         shared = torch.Generator().manual_seed(rows)
         return [sampler.sample(LOGITS.expand(rows, -1), shared).ids_N[at] for _ in range(30)]
 
