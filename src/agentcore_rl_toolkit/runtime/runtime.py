@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from .._servers.tasks import Tasks
 from ..contract import ROLLOUT_FIELD
 from ..errors import AgentCoreRLError, AgentLoadError, ConfigError, LocalRuntimeError
 from ..store import parse_url
@@ -109,7 +110,7 @@ class Runtime:
             idle_s=config.times.idle_timeout_s,
             lifetime_s=config.times.max_lifetime_s,
         )
-        self._background: set[asyncio.Task[Any]] = set()
+        self._background = Tasks()
         self._kept_logs = KeptLogs()
 
     @property
@@ -120,7 +121,7 @@ class Runtime:
     async def start(self, agents: Sequence[tuple[str, Path]]) -> dict[str, str]:
         """Load the agents. Returns name -> ARN. Raises: AgentLoadError, ConfigError."""
         await self.node.start()
-        self._keep(self.table.reap())
+        self._background.start(self.table.reap())
         mine = [self._register(name, script) for name, script in agents]
         await asyncio.gather(*(self._load(record, record.latest) for record in mine))
         return {record.name: self.registry.arn(record.id) for record in mine}
@@ -143,7 +144,7 @@ class Runtime:
     # -- deploying
     async def deploy(self, record: Record, version: Version) -> None:
         """Load a version in the background; its status says how that went."""
-        version.loading = self._keep(self._deploy(record, version), name=f"deploy {record.name}")
+        version.loading = self._background.start(self._deploy(record, version))
 
     async def reload(self, name: str) -> Record:
         """A new version of an agent from its file as it is now, in the same environment. Raises: WireError 404."""
@@ -151,7 +152,7 @@ class Runtime:
         if record is None:
             raise not_found(f"Agent {name}")
         old = record.latest
-        version = self.registry.update(record.id, old.fields).latest
+        version = self.registry.update(record, old.fields)
         version.script, version.python = old.script, old.python
         await self.deploy(record, version)
         return record
@@ -176,13 +177,13 @@ class Runtime:
         try:
             await self.node.prepare(agent)
         except BaseException:
-            self._keep(self.node.forget_if_unused(agent), name="retire")
+            self._background.start(self.node.forget_if_unused(agent))
             raise
         version.agent = agent
         self.registry.settle(record, version, None)
         for older in record.versions.values():
             if older.agent is not None and not self._is_served(older.agent):
-                self._keep(self.node.forget_if_unused(older.agent), name="retire")
+                self._background.start(self.node.forget_if_unused(older.agent))
 
     def _is_served(self, agent: Agent) -> bool:
         record = self.registry.records.get(agent.runtime_id)
@@ -207,7 +208,7 @@ class Runtime:
                 version.loading.cancel()
                 await asyncio.wait([version.loading])
             if version.agent is not None:
-                self._keep(self._remove(version.agent))
+                self._background.start(self._remove(version.agent))
 
     async def _remove(self, agent: Agent) -> None:
         sessions = [s for s in self.table.sessions.values() if s.agent == agent]
@@ -283,14 +284,8 @@ class Runtime:
     def _on_gone(self, session: Session) -> None:
         self.metrics.session_cpu_s += session.process.cpu_s or 0.0
         if not self._is_served(session.agent):
-            self._keep(self.node.forget_if_unused(session.agent), name="retire")
+            self._background.start(self.node.forget_if_unused(session.agent))
         self._kept_logs.keep(session.log_path)
-
-    def _keep(self, work: Any, *, name: str | None = None) -> asyncio.Task[Any]:
-        task = asyncio.create_task(work, name=name)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-        return task
 
 
 def _agent_of(record: Record, version: Version, config: RuntimeConfig) -> Agent:

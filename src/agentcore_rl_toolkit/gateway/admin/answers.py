@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from ..._servers.tasks import Tasks
 from ...errors import AgentCoreRLError, ConfigError, ContractError
 from ...messages.errors import RequestError
 from ..http.connection import AgentConnection
@@ -25,7 +26,7 @@ class Answers:
     """Runs the handlers of administrative requests and writes what they return."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     def close(self) -> None:
         for task in self._tasks:
@@ -33,9 +34,7 @@ class Answers:
 
     def start(self, work: Awaitable[Any], conn: AgentConnection, request: Request, *, dialect: str = "chat") -> None:
         """Answer with what `work` returns: a value, its JSON, or pieces of recorded calls. It ends when the connection does."""
-        task = conn.task = asyncio.ensure_future(self._run(work, conn, request, dialect))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        conn.task = self._tasks.start(self._run(work, conn, request, dialect))
 
     async def _run(self, work: Awaitable[Any], conn: AgentConnection, request: Request, dialect: str) -> None:
         try:

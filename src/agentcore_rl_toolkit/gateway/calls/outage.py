@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
-from typing import Any
 
 import msgspec
 
+from ..._servers.tasks import Tasks
 from ...errors import GatewayError
 from ...messages.errors import NOT_JSON, RequestError
 from ..config import Limits
@@ -42,7 +41,7 @@ class Outage:
         self._limits = limits
         self._waiting: dict[RunningCall, float] = {}  # until when
         self._looking: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -71,16 +70,10 @@ class Outage:
             return None
         if self._looking is None or self._looking.done():
             log.warning("no inference server is up: calls wait for up to %g s", self._limits.outage_s)
-            self._looking = self._start(self._look())
+            self._looking = self._tasks.start(self._look())
         call.become(State.HELD)
         self._waiting[call] = until
         return until
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     async def _look(self) -> None:
         """While calls wait: end what has waited too long, and look whether a server is back."""
@@ -115,7 +108,7 @@ class Outage:
     def begin(self) -> None:
         """Ask all servers which weights they have: when the gateway starts, and when weights were published."""
         for worker in self._router.workers.values() if self._limits.outage_s else ():
-            self._start(self.ask(worker))
+            self._tasks.start(self.ask(worker))
 
     async def ask(self, worker: Worker) -> None:
         """Ask a server which weights it has."""

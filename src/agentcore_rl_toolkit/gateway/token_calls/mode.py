@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..._servers.tasks import Tasks
 from ...errors import ConfigError, GatewayError
 from ...messages.dialects import ModelRequest
 from ...messages.render import Renderer
@@ -35,13 +35,11 @@ class TokenMode:
     histories: Histories
     context_tokens: int | None
     max_tokens: int
-    _cancelling: set[asyncio.Task[None]] = field(default_factory=set)
+    _cancelling: Tasks = field(default_factory=Tasks)
 
     def cancel(self, worker: Worker, path: bytes, body: bytes) -> None:
         """Tell an engine to end a call, without waiting for its answer."""
-        task = asyncio.ensure_future(_tell(worker, path, body))
-        self._cancelling.add(task)
-        task.add_done_callback(self._cancelling.discard)
+        self._cancelling.start(_tell(worker, path, body))
 
 
 def load(directory: str, config: GatewayConfig, sessions: Sessions) -> TokenMode:

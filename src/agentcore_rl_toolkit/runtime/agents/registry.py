@@ -66,11 +66,15 @@ class Record:
             raise not_found(f"Version {number} of agent runtime {self.id}")
         return self.versions[number]
 
+    def endpoint(self, name: str) -> Endpoint:
+        """Raises: WireError 404."""
+        if name not in self.endpoints:
+            raise not_found(f"Endpoint {name} of agent runtime {self.id}")
+        return self.endpoints[name]
+
     def resolve(self, endpoint: str) -> Version:
         """The version an endpoint serves. Raises: WireError 404."""
-        if endpoint not in self.endpoints:
-            raise not_found(f"Endpoint {endpoint} of agent runtime {self.id}")
-        return self.versions[self.endpoints[endpoint].version]
+        return self.versions[self.endpoint(endpoint).version]
 
 
 class Registry:
@@ -114,13 +118,12 @@ class Registry:
         self.records[identity] = record
         return record
 
-    def update(self, identity: str, fields: Mapping[str, Any]) -> Record:
-        """A new version; DEFAULT follows it once it is loaded. Raises: WireError 404."""
-        record = self.get(identity)
+    def update(self, record: Record, fields: Mapping[str, Any]) -> Version:
+        """A new version; DEFAULT follows it once it is loaded."""
         now = time.time()
         number = record.latest.number + 1
         record.versions[number] = Version(number, dict(fields), now, status="UPDATING", updated_s=now)
-        return record
+        return record.versions[number]
 
     def settle(self, record: Record, version: Version, failure: str | None) -> None:
         """Loading a version has ended."""
@@ -130,38 +133,3 @@ class Registry:
         default = record.endpoints[DEFAULT]
         if failure is None and version.number > default.version:
             default.version, default.updated_s = version.number, version.updated_s
-
-    def delete(self, identity: str) -> None:
-        """Raises: WireError 404."""
-        del self.records[self.get(identity).id]
-
-    def create_endpoint(
-        self,
-        identity: str,
-        name: str,
-        number: int | None,
-        *,
-        tags: Mapping[str, str] | None = None,
-    ) -> Endpoint:
-        """Raises: WireError 404, 409."""
-        record = self.get(identity)
-        if name in record.endpoints:
-            raise WireError("ConflictException", f"Endpoint {name} already exists")
-        now = time.time()
-        version = record.latest if number is None else record.version(number)
-        endpoint = Endpoint(name, version.number, now, now, dict(tags or {}))
-        record.endpoints[name] = endpoint
-        return endpoint
-
-    def endpoint(self, identity: str, name: str) -> Endpoint:
-        """Raises: WireError 404."""
-        record = self.get(identity)
-        record.resolve(name)
-        return record.endpoints[name]
-
-    def delete_endpoint(self, identity: str, name: str) -> None:
-        """Raises: WireError 404, 409 for DEFAULT."""
-        self.endpoint(identity, name)
-        if name == DEFAULT:
-            raise WireError("ConflictException", "The DEFAULT endpoint cannot be deleted")
-        del self.get(identity).endpoints[name]

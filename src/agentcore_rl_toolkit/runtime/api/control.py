@@ -6,6 +6,7 @@ Source: botocore service model `bedrock-agentcore-control` 2023-06-05. All paths
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -117,9 +118,8 @@ class ControlPlane:
         return 202, reply
 
     async def _update(self, call: Call) -> tuple[int, dict[str, Any]]:
-        self.registry.get(call.runtime)
-        record = self.registry.update(call.runtime, check_fields(call.body))
-        version = record.latest
+        record = self.registry.get(call.runtime)
+        version = self.registry.update(record, check_fields(call.body))
         reply = {
             **self._identity(record, version),
             "createdAt": iso(record.created_s),
@@ -150,7 +150,7 @@ class ControlPlane:
         record = self.registry.get(call.runtime)
         if "version" in call.query:
             raise invalid("the local runtime deletes agent runtimes whole; leave version out", field="version")
-        self.registry.delete(call.runtime)
+        del self.registry.records[record.id]
         await self._end(record)
         return 202, {"status": "DELETING", "agentRuntimeId": record.id}
 
@@ -180,57 +180,63 @@ class ControlPlane:
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise invalid(f"name must match {NAME.pattern}", field="name")
         number, tags = call.body.get("agentRuntimeVersion"), check_tags(call.body.get("tags"))
-        endpoint = self.registry.create_endpoint(
-            call.runtime, name, None if number is None else _number(number), tags=tags
-        )
+        record = self.registry.get(call.runtime)
+        if name in record.endpoints:
+            raise WireError("ConflictException", f"Endpoint {name} already exists")
+        version, now = record.latest if number is None else record.version(_number(number)), time.time()
+        record.endpoints[name] = Endpoint(name, version.number, now, now, tags)
         return 202, {
             **self._endpoint_arns(call.runtime, name),
-            "targetVersion": str(endpoint.version),
+            "targetVersion": str(version.number),
             "agentRuntimeId": call.runtime,
             "endpointName": name,
             "status": "CREATING",
-            "createdAt": iso(endpoint.created_s),
+            "createdAt": iso(now),
         }
 
     async def _get_endpoint(self, call: Call) -> tuple[int, dict[str, Any]]:
-        return 200, self._describe(call.runtime, self.registry.endpoint(call.runtime, call.endpoint))
+        return 200, self._describe(record := self.registry.get(call.runtime), record.endpoint(call.endpoint))
 
     async def _update_endpoint(self, call: Call) -> tuple[int, dict[str, Any]]:
-        endpoint = self.registry.endpoint(call.runtime, call.endpoint)
+        record = self.registry.get(call.runtime)
+        endpoint = record.endpoint(call.endpoint)
         if call.endpoint == DEFAULT:
             raise WireError("ConflictException", "The DEFAULT endpoint always follows the latest version")
         if call.body.get("agentRuntimeVersion") is not None:
-            version = self.registry.get(call.runtime).version(_number(call.body["agentRuntimeVersion"]))
+            version = record.version(_number(call.body["agentRuntimeVersion"]))
             if version.status != "READY":
                 why = version.failure or "it is being loaded"
                 raise WireError("ConflictException", f"Version {version.number} is not ready: {why}")
             endpoint.version = version.number
-        endpoint.updated_s = datetime.now(UTC).timestamp()
-        return 202, {**self._describe(call.runtime, endpoint), "status": "UPDATING"}
+        endpoint.updated_s = time.time()
+        return 202, {**self._describe(record, endpoint), "status": "UPDATING"}
 
     async def _delete_endpoint(self, call: Call) -> tuple[int, dict[str, Any]]:
-        self.registry.delete_endpoint(call.runtime, call.endpoint)
+        record = self.registry.get(call.runtime)
+        record.endpoint(call.endpoint)
+        if call.endpoint == DEFAULT:
+            raise WireError("ConflictException", "The DEFAULT endpoint cannot be deleted")
+        del record.endpoints[call.endpoint]
         return 202, {"status": "DELETING", "agentRuntimeId": call.runtime, "endpointName": call.endpoint}
 
     async def _list_endpoints(self, call: Call) -> tuple[int, dict[str, Any]]:
         record = self.registry.get(call.runtime)
         endpoints = sorted(record.endpoints.values(), key=lambda e: e.created_s)
-        return 200, {"runtimeEndpoints": [self._describe(call.runtime, e) for e in endpoints]}
+        return 200, {"runtimeEndpoints": [self._describe(record, e) for e in endpoints]}
 
     async def _list_tags(self, call: Call) -> tuple[int, dict[str, Any]]:
         resource = named(call.runtime, None)
         record = self.registry.find(resource)
-        holder = record if resource.endpoint is None else self.registry.endpoint(record.id, resource.endpoint)
+        holder = record if resource.endpoint is None else record.endpoint(resource.endpoint)
         return 200, {"tags": holder.tags}
 
     def _endpoint_arns(self, runtime: str, name: str) -> dict[str, str]:
         arn = self.registry.arn(runtime)
         return {"agentRuntimeEndpointArn": f"{arn}/runtime-endpoint/{name}", "agentRuntimeArn": arn}
 
-    def _describe(self, runtime: str, endpoint: Endpoint) -> dict[str, Any]:
-        record = self.registry.get(runtime)
+    def _describe(self, record: Record, endpoint: Endpoint) -> dict[str, Any]:
         return {
-            **self._endpoint_arns(runtime, endpoint.name),
+            **self._endpoint_arns(record.id, endpoint.name),
             "name": endpoint.name,
             "id": endpoint.name,
             "liveVersion": str(endpoint.version),

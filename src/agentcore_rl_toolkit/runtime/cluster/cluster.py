@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..._servers.tasks import Tasks
 from ...errors import AgentLoadError, ConfigError, LocalRuntimeError
 from ..agents.agent import Agent
 from ..api.faults import FaultPlan
@@ -72,7 +73,7 @@ class Cluster:
         self._agents: dict[tuple[str, int], Agent] = {}
         self._packed: dict[tuple[str, int], bytes] = {}
         self._changed = asyncio.Event()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks()
 
     @property
     def tier(self) -> str:
@@ -82,7 +83,7 @@ class Cluster:
     async def start(self) -> None:
         """Connect, and wait for a first node. Raises: ConfigError, MissingExtraError."""
         await self._ray.connect(JOIN_TIMEOUT_S * 0.65)
-        self._keep(self._watch())
+        self._tasks.start(self._watch())
         try:
             async with asyncio.timeout(JOIN_TIMEOUT_S):
                 while not self._nodes:
@@ -355,16 +356,11 @@ class Cluster:
         del self._nodes[node.node_id]
         self._lost.append({**node.describe(), "sessions": 0})
         self._changed.set()
-        self._keep(self._ray.remove(node.actor, STOP_S))
+        self._tasks.start(self._ray.remove(node.actor, STOP_S))
 
     async def _change(self) -> None:
         self._changed.clear()
         await self._changed.wait()
-
-    def _keep(self, work: Any) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _capacity(machine: Machine, session_bytes: int | None) -> int:

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
+from ..._servers.tasks import Tasks
 from ...errors import LocalRuntimeError
 from ..launcher.command_output import CommandEnd, Write
 from ..sessions.connection import Streams
@@ -96,14 +97,14 @@ class ContainerProcess:
         self._engine, self._session, self._settings, self._name = engine, session, settings, name
         self._port = 0
         self._stopping = False
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._keep(self._run())
+        self._tasks = Tasks()
+        self._tasks.start(self._run())
 
     # -- for the session table
     def stop(self, grace_s: float) -> None:
         """SIGTERM now and SIGKILL after the grace; at once when the grace is 0."""
         self._stopping = True
-        self._keep(self._stop(grace_s))
+        self._tasks.start(self._stop(grace_s))
 
     async def _stop(self, grace_s: float) -> None:
         if self.container is None:
@@ -129,7 +130,7 @@ class ContainerProcess:
     async def command(self, text: str, write: Write, timeout_s: float) -> CommandEnd:
         """Run a shell command in the container to its end. What it prints goes to ``write``."""
         command = ContainerCommand(self._engine, self.container or "", text, write)
-        running = self._keep(command.run(timeout_s))
+        running = self._tasks.start(command.run(timeout_s))
         await asyncio.wait([running, self.ended], return_when=asyncio.FIRST_COMPLETED)
         if running.done() and running.result().error is not None:  # the container may be about to end
             await asyncio.wait([self.ended], timeout=CAUSE_WAIT_S)
@@ -150,7 +151,7 @@ class ContainerProcess:
         except (EngineError, OSError, LookupError, TypeError) as e:
             failure = str(e)
         finally:
-            await asyncio.shield(self._keep(self._clean_up()))
+            await asyncio.shield(self._tasks.start(self._clean_up()))
             if not self.started.done():
                 why = failure or self.death or f"the container ended with status {status}"
                 self.started.set_exception(LocalRuntimeError(why, session_id=self._session.id))
@@ -163,7 +164,7 @@ class ContainerProcess:
         output = self._engine.container(container).attach(stdout=True, stderr=True)
         with self._session.log_path.open("ab") as file:  # a local file of small writes
             async with self._engine.asked(timeout_s=None), output:
-                following = self._keep(_copy(output, file))
+                following = self._tasks.start(_copy(output, file))
                 await asyncio.sleep(0)
                 await self._engine.container(container).start()
                 found = await self._engine.inspect(container)
@@ -200,12 +201,6 @@ class ContainerProcess:
                 await self._engine.remove(self.container)
             except EngineError as e:  # its session is over all the same
                 log.warning("container %s could not be removed: %s", self._name, e)
-
-    def _keep(self, work: Any) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
 
 async def _copy(output: Any, file: Any) -> None:

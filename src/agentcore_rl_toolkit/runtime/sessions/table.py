@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..._servers.tasks import Tasks
 from ...errors import LocalRuntimeError
 from ..agents.agent import Agent
 from ..config import RuntimeConfig
@@ -67,7 +68,7 @@ class SessionTable:
         self.ended_total: dict[str, int] = {}
         self._folders = folders
         self._numbers = itertools.count(1)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._stopping: set[Session] = set()
         # A session can leave files that take minutes to remove: they keep nothing else waiting.
         self._clean_up = ThreadPoolExecutor(CLEAN_UP_THREADS, thread_name_prefix="clean-up")
@@ -108,7 +109,7 @@ class SessionTable:
             for session in list(self.sessions.values()):
                 if now >= session.clock.next_check_s() and not session.checking:
                     session.checking = True
-                    self._spawn_task(self._check(session))
+                    self._tasks.start(self._check(session))
 
     async def close(self) -> None:
         """End every session within the shutdown grace."""
@@ -144,7 +145,7 @@ class SessionTable:
         )
         self.sessions[key] = session
         self.started_total += 1
-        self._spawn_task(self._start(session, start_delay_s))
+        self._tasks.start(self._start(session, start_delay_s))
         return session
 
     async def _start(self, session: Session, delay_s: float) -> None:
@@ -191,7 +192,7 @@ class SessionTable:
 
     async def _start_process(self, session: Session) -> None:
         session.process = await self.node.start_session(session)
-        self._spawn_task(self._wait_end(session))
+        self._tasks.start(self._wait_end(session))
         if is_over(session):  # stopped while it was being started
             session.process.stop(0.0)
             return
@@ -293,11 +294,6 @@ class SessionTable:
         gone = session.process is None or bool(session.process.ended.done())
         session.ending = {**session.describe(time.monotonic()), "cause": cause_of(session), "gone": gone}
         self.ended.append(session.ending)
-
-    def _spawn_task(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _ended_while_starting(reason: str) -> WireError:
