@@ -11,11 +11,13 @@ from typing import Any
 
 import anthropic
 import openai
+import pytest
 
 import agentcore_rl_toolkit
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionCapture, SessionHandle
 from agentcore_rl_toolkit.gateway.http.client import request
+from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 Start = Callable[..., Awaitable[Gateway]]  # of the fixture `start_gateway`
@@ -71,6 +73,23 @@ async def until(reached: Callable[[], Any], within_s: float = 60.0) -> None:
     async with asyncio.timeout(within_s):
         while not reached():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
+
+
+async def hang_up(engine: ScriptedEngine, session: SessionHandle, *, stream: bool) -> None:
+    """Ask, and close the connection: in the middle of the stream, or while the reply is awaited."""
+    asked: Any = {"model": "m", "messages": [{"role": "user", "content": "hello there"}]}
+    async with gpt(session) as llm:
+        if stream:
+            reply = await llm.chat.completions.create(**asked, stream=True)
+            async for _ in reply:
+                break
+            await reply.close()
+            return
+        call = asyncio.ensure_future(llm.chat.completions.create(**asked))
+        await until(lambda: engine.calls)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
 
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -13,7 +13,7 @@ from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, Limits, SessionHandle
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 
-from ..asking import Start, captured, gpt, opened, until
+from ..asking import Start, captured, gpt, hang_up, opened, until
 
 USER = [{"role": "user", "content": "hello there"}]
 
@@ -75,40 +75,25 @@ async def test_a_stream_that_breaks_off_is_partial_and_the_agent_is_told(
     assert [e["status"] for e in capture.errors] == ["partial"]
 
 
-def without_a_logprob(reply: dict[str, Any]) -> dict[str, Any]:
-    reply["choices"][0]["logprobs"]["content"].pop()
-    return reply
+EDITS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "without a logprob": lambda reply: reply["choices"][0]["logprobs"]["content"].pop(),
+    "with a null logprob": lambda reply: reply["choices"][0]["logprobs"]["content"][0].update(logprob=None),
+    "without ids": lambda reply: reply["choices"][0].pop("token_ids"),
+    "without prompt": lambda reply: reply.pop("prompt_token_ids"),
+    "with another count": lambda reply: reply["usage"].update(
+        completion_tokens=reply["usage"]["completion_tokens"] + 1
+    ),
+}
 
 
-def with_a_null_logprob(reply: dict[str, Any]) -> dict[str, Any]:
-    reply["choices"][0]["logprobs"]["content"][0]["logprob"] = None
-    return reply
-
-
-def without_ids(reply: dict[str, Any]) -> dict[str, Any]:
-    del reply["choices"][0]["token_ids"]
-    return reply
-
-
-def without_prompt(reply: dict[str, Any]) -> dict[str, Any]:
-    del reply["prompt_token_ids"]
-    return reply
-
-
-def with_another_count(reply: dict[str, Any]) -> dict[str, Any]:
-    reply["usage"]["completion_tokens"] += 1
-    return reply
-
-
-@pytest.mark.parametrize(
-    "edit", [without_a_logprob, with_a_null_logprob, without_ids, without_prompt, with_another_count]
-)
+@pytest.mark.parametrize("how", EDITS)
 async def test_tokens_that_do_not_fit_together_are_reported_and_never_padded(
-    engine: ScriptedEngine,
-    client: GatewayClient,
-    session: SessionHandle,
-    edit: Callable[[dict[str, Any]], dict[str, Any]],
+    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle, how: str
 ) -> None:
+    def edit(reply: dict[str, Any]) -> dict[str, Any]:
+        EDITS[how](reply)
+        return reply
+
     engine.faults.append(Fault(edit=edit))
     async with gpt(session) as llm:
         assert (await llm.chat.completions.create(model="m", messages=USER)).choices
@@ -125,16 +110,7 @@ async def test_an_agent_that_hangs_up_cancels_the_call_at_the_engine(
 ) -> None:
     engine.token_s = 0.5
     engine.faults.append(Fault(delay_s=0.0 if stream else 30.0))
-    async with gpt(session) as llm:
-        if stream:
-            async for _ in await llm.chat.completions.create(model="m", messages=USER, stream=True):
-                break
-        else:
-            call = asyncio.ensure_future(llm.chat.completions.create(model="m", messages=USER))
-            await until(lambda: len(engine.calls) == 1)
-            call.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await call
+    await hang_up(engine, session, stream=stream)
     await until(lambda: engine.active == 0)
     assert engine.calls[0].cancelled
     capture = await captured(client, session)

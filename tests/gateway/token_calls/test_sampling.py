@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.gateway import Gateway, SessionHandle
+from agentcore_rl_toolkit.gateway import Gateway
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 
-from ..asking import MODEL, Start, ask, gpt, opened, until
+from ..asking import MODEL, Start, ask, hang_up, opened, until
 from ..sglang import TokenEngine
 
 USER = {"role": "user", "content": "What is 2 + 3?"}
@@ -24,22 +23,6 @@ def start(engine: ScriptedEngine, start_gateway: Start) -> Start:
         return await start_gateway(engine, engine=kind, model_dir=str(MODEL), **settings)
 
     return start
-
-
-async def hang_up(engine: ScriptedEngine, session: SessionHandle, *, stream: bool) -> None:
-    """Ask, and close the connection: in the middle of the stream, or while the reply is awaited."""
-    async with gpt(session) as llm:
-        if stream:
-            reply = await llm.chat.completions.create(model="m", messages=[USER], stream=True)  # type: ignore[list-item]
-            async for _ in reply:
-                break
-            await reply.close()
-            return
-        call = asyncio.ensure_future(llm.chat.completions.create(model="m", messages=[USER]))  # type: ignore[list-item]
-        await until(lambda: bool(engine.calls))
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
 
 
 @pytest.mark.parametrize("stream", [False, True])
