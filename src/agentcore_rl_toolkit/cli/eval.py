@@ -111,13 +111,12 @@ def command(**options: Any) -> None:
     check_options(options)
     rows = read_rows(options["data"])
     exp_id, out = experiment(options)
-    ledger = out / "ledger.jsonl"
     out.mkdir(parents=True, exist_ok=True)
     shown = ["agent", "data", "model", "repeat", "model_id", "base_url", "sampling_params", "timeout"]
     shown += ["judge", "judge_url", "judge_model", "judge_weight"]
     write_config(out, {"kind": "eval", "exp_id": exp_id, **{n: options[n] for n in shown if options[n] is not None}})
     with open_target(options, exp_id, out) as target:
-        failures = _evaluate(target, rows, exp_id, out, ledger, options)
+        failures = _evaluate(target, rows, exp_id, out, options)
     if failures:
         sys.exit(1)
 
@@ -218,9 +217,7 @@ def _goes_on(exp_id: str, *, out_given: bool) -> str:
     return f"{program()} {shlex.join([*(word for word in words if word != '--resume'), '--resume'])}"
 
 
-def _evaluate(
-    target: Target, rows: list[EvalRow], exp_id: str, out: Path, ledger: Path, options: dict[str, Any]
-) -> int:
+def _evaluate(target: Target, rows: list[EvalRow], exp_id: str, out: Path, options: dict[str, Any]) -> int:
     from ..client import BatchProgress
     from ..client.evaluation import as_facts, score_of, summarise, write_results
     from .training.kept_evaluation import judge_items, keep
@@ -252,7 +249,7 @@ def _evaluate(
             retries=1,
             prepare=opened.prepare,
             resume=options["resume"],
-            ledger=ledger,
+            ledger=out / "ledger.jsonl",
             progress=show,
             log_interval=0,
         )
@@ -331,12 +328,8 @@ def most_frequent(items: Sequence[BatchItem]) -> str:
     from ..client.evaluation import reward_of
 
     none = "the agent returned no reward"
-    failures = [
-        Failure.of(i.outcome, i.error or none, i.traceback)
-        for i in items
-        if reward_of(i) is None and i.cause != Cause.POLICY
-    ]
-    return explain(failures, len(items))
+    failed = [item for item in items if reward_of(item) is None and item.cause != Cause.POLICY]
+    return explain([Failure.of(i.outcome, i.error or none, i.traceback) for i in failed], len(items))
 
 
 @contextlib.contextmanager
@@ -400,12 +393,8 @@ def _target(options: dict[str, Any], out: Path) -> Iterator[Target]:
         session_env=options["session_env"],
         runtime_options=words,
     ) as stack:
-        yield Target(
-            arn=stack.agent_arn,
-            bucket=bucket,
-            endpoint_url=stack.runtime_url,
-            stack=None if elsewhere else stack,
-        )
+        behind = None if elsewhere else stack
+        yield Target(arn=stack.agent_arn, bucket=bucket, endpoint_url=stack.runtime_url, stack=behind)
 
 
 @contextlib.contextmanager

@@ -54,23 +54,19 @@ class _Keeper:
         found = {flight["session_id"]: flight for rollouts, _, _ in waiting for flight in rollouts()}
         longest = sorted(found.values(), key=lambda r: -r["stage_s"])[:MOST]
         sessions = next((s for _, s, _ in waiting if s is not None), None)
-        facts = {
-            "count": len(found),
-            "rollouts": longest,
-            "runtime_url": next((u for _, _, u in waiting if u), None),
-        }
-        if sessions is None:
-            self._write(**facts, gateway=None)
-            return
-        asked_s = time.time()
-        self._write(**facts, gateway={**(self._gateway or {"sessions": []}), "asked_s": asked_s, "answered_s": None})
-        answer: dict[str, Any] = {"sessions": [], "asked_s": asked_s, "error": None}
-        try:
-            answer["sessions"] = list(sessions())
-        except Exception as e:  # whatever a client of the gateway raises is what a reader wants to see
-            answer["error"] = str(e)
-        self._gateway = {**answer, "answered_s": time.time()}
-        self._write(**facts, gateway=self._gateway)
+        url = next((u for _, _, u in waiting if u), None)
+        facts = {"count": len(found), "rollouts": longest, "runtime_url": url}
+        answer = None
+        if sessions is not None:
+            answer = self._gateway = {**(self._gateway or {"sessions": []}), "asked_s": time.time(), "answered_s": None}
+            self._write(**facts, gateway=answer)
+            answer |= {"sessions": [], "error": None}
+            try:
+                answer["sessions"] = list(sessions())
+            except Exception as e:  # whatever a client of the gateway raises is what a reader wants to see
+                answer["error"] = str(e)
+            answer["answered_s"] = time.time()
+        self._write(**facts, gateway=answer)
 
     def _write(self, **facts: Any) -> None:
         partial = self.path.with_name(f".{IN_FLIGHT}.{os.getpid()}")

@@ -74,8 +74,9 @@ def test_advantages_are_over_episodes_however_many_calls_they_made() -> None:
     samples = to_samples([group])
     assert {(s.rollout_index, round(s.advantage, 3)) for s in samples} == {(0, 1.155), (1, -0.577), (2, -0.577)}
     assert [(s.sequence_index, s.sequences, s.weight) for s in samples] == [(0, 2, 0.75), (1, 2, 0.25)] * 3
-    assert summarize([group]).side_call_tokens == 6
-    assert summarize([group]).trained_token_share == 1.0
+    stats = summarize([group])
+    assert stats.side_call_tokens == 6
+    assert stats.trained_tokens == stats.sampled_tokens - 6
 
 
 def test_what_trainers_compute_is_kept_at_its_sequence_also_where_the_first_one_does_not_train() -> None:
@@ -100,7 +101,7 @@ def test_what_trainers_compute_is_kept_at_its_sequence_also_where_the_first_one_
     made = to_slime(rollout, Sample(index=0))
     rows = [slimes_trainer._row(sample) or {} for sample in made]
     assert [(row["sequence"], sum(sample.loss_mask)) for row, sample in zip(rows, made, strict=True)] == at
-    outputs = to_verl(rollout, prompt_length=None, response_length=None)
+    outputs = to_verl(rollout)
     assert [(o["extra_fields"]["agentcore_branch"], sum(o["response_mask"])) for o in outputs] == at
     assert to_trl([group], num_generations=2, filler_id=0)[0][SEQUENCE_KEY] == [2, 0]
 

@@ -335,12 +335,6 @@ class CollectStats:
             **({"judge": dict(self.judge)} if self.judge else {}),
         }
 
-    @property
-    def trained_token_share(self) -> float | None:
-        """Tokens that enter the loss / tokens sampled without side calls, over usable rollouts; None when there are none."""
-        sampled = self.sampled_tokens - self.side_call_tokens
-        return self.trained_tokens / sampled if sampled else None
-
 
 def summarize(groups: Sequence[Group]) -> CollectStats:
     """Count outcomes, mask reasons and tokens over groups."""

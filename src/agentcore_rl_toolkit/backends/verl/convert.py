@@ -8,10 +8,9 @@ group's mean sees it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from typing import Any
 
-from ...errors import ConfigError
 from ..collection.experts import routed_experts
 from ..collection.groups import CollectedRollout
 from ..collection.samples import Sample, rollout_samples
@@ -20,39 +19,23 @@ from ..collection.samples import Sample, rollout_samples
 def to_verl(
     rollout: CollectedRollout,
     *,
-    prompt_length: int | None = None,
-    response_length: int | None = None,
+    prompt_length: float = math.inf,
+    response_length: float = math.inf,
     expert_shape: tuple[int, int] | None = None,
 ) -> list[dict[str, Any]]:
     """Keyword arguments of `AgentLoopOutput`, one dict per training sequence; empty for a masked rollout.
 
     The sequence with the most trained tokens comes last, because V1 takes metrics of a session from its last row.
-    A rollout with a sequence longer than `prompt_length` or `response_length` allows gives nothing (`too_long` tells):
+    A usable rollout with a sequence longer than `prompt_length` or `response_length` allows gives nothing:
     cutting it, or training its other branches alone, would give the reward to a part of what earned it. `expert_shape`
     is (layers, top k) of the model, needed for expert routing.
-    Raises: ConfigError on limits below 1; CaptureError when expert routing does not fit.
+    Raises: CaptureError when expert routing does not fit.
     """
-    for name, limit in (("prompt_length", prompt_length), ("response_length", response_length)):
-        if limit is not None and limit < 1:
-            raise ConfigError(f"{name} must be at least 1, got {limit}")
     samples = rollout_samples(rollout)  # verl computes the advantages
-    if not _fit(samples, prompt_length, response_length):
+    if any(len(s.prompt_ids) > prompt_length or len(s.response_ids) > response_length for s in samples):
         return []
     samples.sort(key=lambda s: s.trained_tokens)  # stable: equal ones keep their branch order
     return [_output(rollout, s, expert_shape) for s in samples]
-
-
-def too_long(rollout: CollectedRollout, *, prompt_length: int | None, response_length: int | None) -> bool:
-    """Whether a usable rollout gives nothing because a sequence of it is longer than allowed."""
-    return not _fit(rollout_samples(rollout), prompt_length, response_length)
-
-
-def _fit(samples: Sequence[Sample], prompt_length: int | None, response_length: int | None) -> bool:
-    return all(
-        (prompt_length is None or len(s.prompt_ids) <= prompt_length)
-        and (response_length is None or len(s.response_ids) <= response_length)
-        for s in samples
-    )
 
 
 def _output(rollout: CollectedRollout, sample: Sample, expert_shape: tuple[int, int] | None) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from ..collection.samples import to_samples
 from ..service import RolloutService
 from .adapter import open_service, openai_params, with_steps
 from .bridge import Bridge
-from .convert import to_verl, too_long
+from .convert import to_verl
 from .dataset import PAYLOAD_KEY
 from .recording import TrainerNumbers
 from .settings import ESTIMATOR, AgentCoreConfig
@@ -191,22 +191,16 @@ class AgentCoreManager:
     def _outputs(self, rollout: CollectedRollout) -> list[dict[str, Any]]:
         """The samples of the rollout; with routing replay, none when its expert routing is missing or does not fit."""
         replays = bool(self.rollout_config.get("enable_rollout_routing_replay"))
-        limits = {
-            "prompt_length": self.rollout_config.prompt_length,
-            "response_length": self.rollout_config.response_length,
-        }
+        limits = {name: self.rollout_config[name] for name in ("prompt_length", "response_length")}
+        shape = self._bridge.expert_shape if replays and self._bridge is not None else None
         try:
-            outputs = to_verl(
-                rollout,
-                **limits,
-                expert_shape=self._bridge.expert_shape if replays and self._bridge is not None else None,
-            )
+            outputs = to_verl(rollout, **limits, expert_shape=shape)
             if replays and any("routed_experts" not in output for output in outputs):
                 raise CaptureError("the engine gave no expert routing", session_id=rollout.session_id)
         except CaptureError as e:
             log.warning("rollout %s cannot be replayed: %s", rollout.session_id, e)
             return []
-        if not outputs and too_long(rollout, **limits):
+        if not outputs and rollout.usable:
             self._too_long += 1
             self._left_out(rollout, "too_long")
             log.warning(

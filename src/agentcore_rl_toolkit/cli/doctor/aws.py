@@ -29,6 +29,12 @@ ADVICE = {
     "ServiceQuotaExceededException": "sessions alive are at the account's quota: stop some, or ask for more",
     "ThrottlingException": "too many requests just now: run this again",
 }
+ANSWERED: dict[int | None, str] = {  # by status: what a session got at the gateway's address
+    **dict.fromkeys((401, 403), "the session's key is refused: does the address lead to this gateway?"),
+    404: "another server answers at this address, or another gateway",
+    421: "start the gateway with --allowed-host and the name in the address",
+    None: "another server answers at this address, or the load balancer has no healthy target",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,12 +83,9 @@ class Account:
         try:
             who = self.client("sts").get_caller_identity()
         except ClientError as e:
-            code = e.response["Error"]["Code"]
-            advice = (
-                "log in again, or export new ones"
-                if "Expired" in code
-                else "check the credentials and this machine's clock"
-            )
+            code, advice = e.response["Error"]["Code"], "check the credentials and this machine's clock"
+            if "Expired" in code:
+                advice = "log in again, or export new ones"
             return fail("credentials", f"{code}: {e.response['Error'].get('Message', '')}", advice)
         except BotoCoreError as e:
             return fail("credentials", str(e), "check the network, and the endpoint if one is set")
@@ -312,27 +315,17 @@ def findings(report: Mapping[str, Any], rollout: Mapping[str, Any], asked_s: flo
         advice = "allow what the statement Jobs of `agentcore-rl deploy iam` has, for the agent's execution role"
         found.append(fail("session jobs", jobs["text"], advice))
     gateway = report["gateway"]
-    if gateway["ok"] is None:
-        return found
-    url = rollout["base_url"]
+    text = f"{rollout.get('base_url')}: {gateway['text']}" if gateway["ok"] is not None else ""
     if gateway["ok"]:
-        found.append(ok("session gateway", f"{url}: {gateway['text']}"))
-    elif not gateway["reached"]:
+        found.append(ok("session gateway", text))
+    elif gateway["ok"] is not None and gateway["reached"]:
+        found.append(fail("session gateway", text, ANSWERED.get(gateway.get("status"), ANSWERED[None])))
+    elif gateway["ok"] is not None:
         advice = (
             "give the gateway an address that sessions reach, and let them in: its security group, the route, the load "
             "balancer (docs/deploy.md, Reach the gateway)"
         )
-        found.append(fail("session gateway", f"a session cannot reach {url}: {gateway['text']}", advice))
-    else:
-        advice = {
-            401: "the session's key is refused: does the address lead to this gateway?",
-            403: "the session's key is refused: does the address lead to this gateway?",
-            404: "another server answers at this address, or another gateway",
-            421: "start the gateway with --allowed-host and the name in the address",
-        }.get(
-            gateway.get("status"), "another server answers at this address, or the load balancer has no healthy target"
-        )
-        found.append(fail("session gateway", f"{url}: {gateway['text']}", advice))
+        found.append(fail("session gateway", f"a session cannot reach {text}", advice))
     return found
 
 

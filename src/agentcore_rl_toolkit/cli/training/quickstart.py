@@ -55,21 +55,18 @@ def command(out: Path | None, resume: bool, words: tuple[str, ...], as_json: boo
 
 def _new(out: Path | None, given: dict[str, Any]) -> tuple[Path, LocalRun]:
     """The folder of a new run, with its problems, and its settings. Raises: ConfigError."""
+    from ...policy import problems
+
     run_dir = new_folder(out, "quickstart")
     values = {"agent": example("strands_math_agent/arithmetic_app.py"), **SHAPE, **given}
     if "model" in given and "learning_rate" not in given:
         del values["learning_rate"]  # of the built-in policy
     held_out = int(values.pop("held_out", SMOKE_HELD_OUT if values["steps"] < SMOKE_STEPS else HELD_OUT))
     seed = values.get("seed", 0)
-    for name, split, n in (("data", "train", values["steps"] * values["groups"]), ("eval_data", "held_out", held_out)):
+    parts: Any = (("data", "train", values["steps"] * values["groups"]), ("eval_data", "held_out", held_out))
+    for name, split, n in parts:
         values[name] = run_dir / f"{split}.jsonl"
-        _write(values[name], split, n, seed)
+        rows = (json.dumps({"prompt": p.prompt, "answer": p.answer}) for p in problems(split, n, seed=seed))
+        values[name].write_text("".join(f"{row}\n" for row in rows))
     settings = read(values, None)
     return new_run(settings, run_dir), settings
-
-
-def _write(path: Path, split: Any, n: int, seed: int) -> None:
-    from ...policy import problems
-
-    rows = [{"prompt": p.prompt, "answer": p.answer} for p in problems(split, n, seed=seed)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
