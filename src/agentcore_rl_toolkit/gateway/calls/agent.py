@@ -259,7 +259,7 @@ class RelayingAgent(AgentSide):
         return RequestError("the inference server ended its reply before it was whole", kind="upstream")
 
     def end(self, record: CallRecord, engine: EngineSide) -> bytes:
-        return _joined(self.held or ()) + b"".join(self.carry)
+        return _joined(self.held or []) + b"".join(self.carry)
 
     def write_whole(self, conn: AgentConnection, record: CallRecord, captured: Captured, engine: EngineSide) -> None:
         body = engine.incoming.body()
@@ -288,9 +288,9 @@ class RelayingAgent(AgentSide):
         self.reader, self.carry, self.ended = None, [], False
 
 
-def _joined(events: Iterable[bytes]) -> bytes:
+def _joined(events: list[bytes]) -> bytes:
     """Events, from the lines of each."""
-    return b"".join([b"%b\n\n" % lines for lines in events])
+    return b"\n\n".join([*events, b""])
 
 
 class TranslatingAgent(AgentSide):

@@ -113,7 +113,7 @@ class StreamReader:
                 event = _event.decode(text)
                 if event.usage is not ABSENT:
                     check_text(bytes(event.usage))
-                if captured.prompt is None or not self.begun:
+                if not self.begun or (captured.prompt is None and (prompt or event.prompt_token_ids is not ABSENT)):
                     self._begin(text, event, prompt)
                 decoded.append(event)
                 text = without_numbers(text, event.choices, event.prompt_token_ids) if plain else data
