@@ -35,7 +35,7 @@ PEER_FLOORS = (
     12,
     12,
     9.2,
-)  # for each kind; long streams miss 12 in pure Python, so theirs is the 11.1 measured by MARGIN
+)  # for each kind; long streams miss 12 in pure Python, so theirs is 11.1, as measured, over MARGIN
 # CPU per call: 1.2 times what was measured where a million additions take 44 ms, and as much more as they take longer here.
 MARGIN, MEASURED_AT_MS = 1.2, 44.0
 TURNS, TOKENS = 200, 100_000  # of the long session
