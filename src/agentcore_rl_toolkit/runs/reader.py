@@ -74,40 +74,21 @@ class Query:
 
     def sql(self) -> tuple[str, list[Any]]:
         """Condition and its values."""
-        wheres: list[str] = []
-        values: list[Any] = []
-
-        def add(condition: str, *given: Any) -> None:
-            wheres.append(condition)
-            values.extend(given)
-
-        plain = (("phase = ?", self.phase), ("step = ?", self.step), ("grp = ?", self.group))
-        bounds = (
-            ("reward >= ?", self.reward_from),
-            ("reward <= ?", self.reward_to),
-            ("sampled_tokens >= ?", self.tokens_from),
-            ("sampled_tokens <= ?", self.tokens_to),
+        kind, _, cause = (self.outcome or "").partition(":")
+        escaped = (self.text or "").replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+        ends = ("cause = ?", cause) if kind == "cause" and cause else ("outcome = ?", self.outcome)
+        conditions: tuple[tuple[str, Any], ...] = (
+            *(("phase = ?", self.phase), ("step = ?", self.step), ("grp = ?", self.group), ends),
+            *(("reward >= ?", self.reward_from), ("reward <= ?", self.reward_to)),
+            *(("sampled_tokens >= ?", self.tokens_from), ("sampled_tokens <= ?", self.tokens_to)),
+            ("(mask_reason IS NULL) = ?", self.usable),
+            ("id IN (SELECT rollout FROM tools WHERE name = ?)", self.tool or None),
+            ("tool_calls = ?", 0 if self.tool == "" else None),
+            ("id IN (SELECT rollout FROM texts WHERE text LIKE ? ESCAPE '\\')", f"%{escaped}%" if escaped else None),
         )
-        for condition, value in (*plain, *bounds):
-            if value is not None:
-                add(condition, value)
-        if self.outcome is not None:
-            kind, _, name = self.outcome.partition(":")
-            if kind == "cause" and name:
-                add("cause = ?", name)
-            else:
-                add("outcome = ?", self.outcome)
-        if self.usable is not None:
-            add("mask_reason IS NULL" if self.usable else "mask_reason IS NOT NULL")
-        if self.tool is not None:
-            if self.tool:
-                add("id IN (SELECT rollout FROM tools WHERE name = ?)", self.tool)
-            else:
-                add("tool_calls = 0")
-        if self.text:
-            escaped = self.text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
-            add("id IN (SELECT rollout FROM texts WHERE text LIKE ? ESCAPE '\\')", f"%{escaped}%")
-        return (" WHERE " + " AND ".join(wheres)) if wheres else "", values
+        given = [(condition, value) for condition, value in conditions if value is not None]
+        where = " AND ".join(condition for condition, _ in given)
+        return (f" WHERE {where}" if where else ""), [value for _, value in given]
 
     def order(self) -> str:
         direction = "DESC" if self.descending else "ASC"
@@ -205,16 +186,10 @@ class RunReader:
         rows = self.rows([rollout])
         if not rows:
             return None
-        parts = {
-            row["name"]: unpack(row["data"])
-            for row in self._all("SELECT name, data FROM parts WHERE rollout = ?", (rollout,))
-        }
-        return {
-            **rows[0],
-            "detail": parts.get(DETAIL),
-            "dialogue": parts.get(DIALOGUE),
-            "sequences": parts.get(TOKENS),
-        }
+        found = self._all("SELECT name, data FROM parts WHERE rollout = ?", (rollout,))
+        parts = {row["name"]: unpack(row["data"]) for row in found}
+        named = {"detail": DETAIL, "dialogue": DIALOGUE, "sequences": TOKENS}
+        return {**rows[0], **{name: parts.get(part) for name, part in named.items()}}
 
     def payloads(self, ids: Sequence[int]) -> dict[int, Any]:
         """Inputs of rollouts by id, without reading their dialogues and tokens."""

@@ -8,9 +8,10 @@ Sources: vLLM 0.32, `entrypoints/rl/online/api_router.py`, `entrypoints/serve/de
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from .._servers.keys import key_for
 from ..errors import ConfigError, WeightsError
@@ -39,8 +40,7 @@ class EngineAddress:
         return kinds[self.engine](self)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sampled:
+class Sampled(NamedTuple):
     """Tokens that an engine sampled, and their logprobs. Shapes: (T,) both."""
 
     ids: list[int]
@@ -49,6 +49,8 @@ class Sampled:
 
 class Engine:
     """One engine. All methods raise WeightsError, with what the engine said."""
+
+    _about = ""  # the path that tells the version of its weights
 
     def __init__(self, address: EngineAddress) -> None:
         self._at = address
@@ -86,16 +88,11 @@ class Engine:
     def _hint(self, status: int) -> str:
         return ""
 
-    def _read(self, answer: Any) -> list[Sampled]:
-        """The choices of a text completion with token ids."""
+    def _read(self, answer: Any, tokens_of: Callable[[Any], Iterable[tuple[Any, Any]]]) -> list[Sampled]:
+        """Ids and logprobs of each answer."""
         try:
-            return [
-                Sampled(
-                    ids=[int(i) for i in c["token_ids"]], logprobs=[float(v) for v in c["logprobs"]["token_logprobs"]]
-                )
-                for c in answer["choices"]
-            ]
-        except (KeyError, TypeError, ValueError) as e:
+            return [Sampled([int(i) for i in ids], [float(v) for v in lps]) for ids, lps in tokens_of(answer)]
+        except (KeyError, TypeError, ValueError, IndexError) as e:
             raise WeightsError(f"{self._at.engine} at {self._at.url} gave no token ids and logprobs: {answer}") from e
 
     def pause(self, in_flight: InFlight) -> None:
@@ -110,7 +107,10 @@ class Engine:
 
     def version(self) -> int | None:
         """Which weights it says it has."""
-        raise NotImplementedError
+        try:
+            return int(self._ask(self._about, get=True).get("weight_version"))
+        except (TypeError, ValueError):
+            return None
 
     def dtype(self) -> str | None:
         """The type of numbers that it computes in; None where it does not say."""
@@ -133,11 +133,16 @@ class Engine:
             "return_token_ids": True,
             "skip_special_tokens": False,
         }
-        return self._read(self._ask("/v1/completions", body))
+        return self._read(
+            self._ask("/v1/completions", body),
+            lambda answer: [(c["token_ids"], c["logprobs"]["token_logprobs"]) for c in answer["choices"]],
+        )
 
 
 class PolicyServer(Engine):
     """The built-in policy: it changes weights between two tokens, with nothing to pause."""
+
+    _about = "/health"
 
     def _key(self) -> str | None:
         return self._at.key or key_for("policy", self._at.url, "AGENTCORE_RL_POLICY_ADMIN_KEY")
@@ -145,16 +150,15 @@ class PolicyServer(Engine):
     def load(self, folder: Path, version: int) -> None:
         self._ask("/update_weights", {"path": str(folder / WEIGHTS_FILE), "version": version}, timeout_s=LOAD_S)
 
-    def version(self) -> int | None:
-        return _number(self._ask("/health", get=True).get("weight_version"))
-
     def dtype(self) -> str | None:
-        found = self._ask("/health", get=True).get("dtype")
+        found = self._ask(self._about, get=True).get("dtype")
         return None if found is None else str(found)
 
 
 class VLLMServer(Engine):
     """vLLM, started with our worker extension (`vllm_worker`)."""
+
+    _about = "/weight_info"
 
     def _hint(self, status: int) -> str:
         if status == 404:
@@ -178,9 +182,6 @@ class VLLMServer(Engine):
         self._ask("/reset_prefix_cache")
         self._ask("/update_weight_version", {"new_version": str(version)})
 
-    def version(self) -> int | None:
-        return _number(self._ask("/weight_info", get=True).get("weight_version"))
-
     def dtype(self) -> str | None:
         # `/server_info` has it too, but fails in environments without pip (vLLM 0.32, `collect_env.get_pip_packages`).
         (found, *_) = self._ask("/collective_rpc", {"method": "agentcore_dtype"})["results"]
@@ -189,6 +190,8 @@ class VLLMServer(Engine):
 
 class SGLangServer(Engine):
     """SGLang's update from disk."""
+
+    _about = "/model_info"
 
     def pause(self, in_flight: InFlight) -> None:
         # "retract" puts running requests back into the queue: they go on with the new weights, their cache is made anew.
@@ -205,24 +208,12 @@ class SGLangServer(Engine):
         if answer.get("success") is False:
             raise WeightsError(f"sglang at {self._at.url} did not load the weights: {answer.get('message') or answer}")
 
-    def version(self) -> int | None:
-        return _number(self._ask("/model_info", get=True).get("weight_version"))
-
     def sample(self, prompt_ids: list[int], *, n: int, max_tokens: int, seed: int) -> list[Sampled]:
         sampling = {"max_new_tokens": max_tokens, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "n": n}
         body: dict[str, Any] = {"input_ids": prompt_ids, "sampling_params": sampling, "return_logprob": True}
-        answer = self._ask("/generate", body)
-        try:
-            found = [
-                a["meta_info"]["output_token_logprobs"] for a in (answer if isinstance(answer, list) else [answer])
-            ]
-            return [Sampled(ids=[int(e[1]) for e in t], logprobs=[float(e[0]) for e in t]) for t in found]
-        except (KeyError, TypeError, ValueError, IndexError) as e:
-            raise WeightsError(f"sglang at {self._at.url} gave no token ids and logprobs: {answer}") from e
 
+        def tokens_of(answer: Any) -> list[tuple[Any, Any]]:
+            each = [a["meta_info"]["output_token_logprobs"] for a in (answer if isinstance(answer, list) else [answer])]
+            return [([e[1] for e in tokens], [e[0] for e in tokens]) for tokens in each]
 
-def _number(value: Any) -> int | None:
-    try:
-        return int(value)
-    except (TypeError, ValueError):
-        return None
+        return self._read(self._ask("/generate", body), tokens_of)
