@@ -15,9 +15,7 @@ from agentcore_rl_toolkit.contract import Cause, Outcome
 from agentcore_rl_toolkit.runs import RunReader, RunWriter
 
 from ..backends.test_llm_judge import judge as judge
-from ..backends.test_llm_judge import prose, said, scores, scripted, serve, shown
-
-__all__ = ["judge", "scripted", "serve"]  # fixtures
+from ..backends.test_llm_judge import prose, said, scores, shown
 
 PAYLOADS = {name: {"prompt": f"do {name}"} for name in "ab"}
 

@@ -200,7 +200,7 @@ async def test_many_small_sessions_are_removed_together(monkeypatch: pytest.Monk
 WRITES = """
 import asyncio, sys
 from pathlib import Path
-from test_writer import Store, put, record
+from tests.gateway.store.test_writer import Store, put, record
 
 async def main():
     store = Store(Path(sys.argv[1]))
@@ -229,7 +229,7 @@ asyncio.run(main())
 def test_what_was_said_to_be_stored_is_there_wherever_the_process_is_killed(tmp_path: Path) -> None:
     rng = random.Random(7)
     entries: list[str] = []
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     for run in range(100 if os.environ.get("AGENTCORE_RL_NIGHTLY") else 6):
         line = [sys.executable, "-c", WRITES, str(tmp_path / "store"), str(run)]
         with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=environment) as process:
