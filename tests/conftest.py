@@ -31,7 +31,6 @@ from botocore.loaders import JSONFileLoader
 
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.runs import RunReader, TokenSequence
-from serving import serving
 
 # `make nightly`: more of what takes examples or repetitions, and the tests marked for it.
 NIGHTLY = bool(os.environ.get("AGENTCORE_RL_NIGHTLY"))
@@ -335,19 +334,6 @@ CHROMIUM_FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync"),
 )
-
-
-@contextlib.contextmanager
-def served_view(folder: Path, *words: str) -> Iterator[str]:
-    """Address of `agentcore-rl view`, started in a folder as a person does."""
-    program = (sys.executable, "-W", "ignore", "-m", "agentcore_rl_toolkit")
-    with serving(folder, "view", *words, "--no-open", program=program, cwd=folder) as ready:
-        yield ready["url"]
-
-
-@pytest.fixture(scope="session")
-def serve_view() -> Callable[..., contextlib.AbstractContextManager[str]]:
-    return served_view
 
 
 @pytest.fixture(scope="module")

@@ -148,6 +148,14 @@ def answering(answer: Callable[[Asked], tuple[Any, ...] | None]) -> Iterator[str
 
 
 @contextlib.contextmanager
+def served_view(folder: Path, *words: str) -> Iterator[str]:
+    """Address of `agentcore-rl view`, started in a folder as a person does."""
+    program = (sys.executable, "-W", "ignore", "-m", "agentcore_rl_toolkit")
+    with serving(folder, "view", *words, "--no-open", program=program, cwd=folder) as ready:
+        yield ready["url"]
+
+
+@contextlib.contextmanager
 def moto_server(host: str = "127.0.0.1") -> Iterator[str]:
     """Where an AWS of moto's is. What it holds is the process's: another file's server may have the same."""
     from moto.server import ThreadedMotoServer

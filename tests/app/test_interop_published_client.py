@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 
 from agentcore_rl_toolkit.contract import INFO_FIELD, Cause, Outcome, record_cause, record_outcome
@@ -99,12 +100,8 @@ def test_the_published_client_reads_from_our_agent_what_it_reads_from_the_publis
         "AWS_ENDPOINT_URL_S3": s3,
         "PYTHONWARNINGS": "ignore",
     }
-    subprocess.run(
-        [published, "-c", "import boto3; boto3.client('s3').create_bucket(Bucket='results')"],
-        env={**os.environ, **aws},
-        check=True,
-        timeout=300,
-    )
+    keys = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing", "region_name": "us-east-1"}
+    boto3.client("s3", endpoint_url=s3, **keys).create_bucket(Bucket="results")
     ours = start_agent(AGENT, env=aws)
     theirs = start_agent(AGENT, env=aws, python=published)
     agents = {"ours": ours.port, "theirs": theirs.port}

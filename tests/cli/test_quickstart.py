@@ -24,7 +24,7 @@ import pytest
 
 from agentcore_rl_toolkit.cli.training.services import ServiceError, Services
 from agentcore_rl_toolkit.runs import Query, RunReader, TokenSequence
-from serving import wait_for
+from serving import served_view, wait_for
 
 from ..conftest import CommandLine
 
@@ -137,7 +137,7 @@ def test_a_run_leaves_all_that_it_promises_and_no_process(
 
 
 def test_a_person_finds_the_least_likely_token_of_its_worst_rollout_in_the_browser(
-    small_run: tuple[Path, str], browser: Any, serve_view: Callable[..., Any]
+    small_run: tuple[Path, str], browser: Any
 ) -> None:
     """What the page says is what the run's file says when it is read without any of the view's code."""
     run = small_run[0]
@@ -156,7 +156,7 @@ def test_a_person_finds_the_least_likely_token_of_its_worst_rollout_in_the_brows
         sampled += [(lp, token) for lp, token, trained in zip(logprobs, ids, mask, strict=True) if trained]
     logprob, token = min(sampled, key=lambda pair: pair[0])
     entries: list[str] = []
-    with serve_view(run.parent, run.name) as url:
+    with served_view(run.parent, run.name) as url:
         page = browser.new_page(viewport={"width": 1300, "height": 900})
         page.set_default_timeout(60_000)
         page.on("console", lambda m: entries.append(m.text) if m.type in ("error", "warning") else None)

@@ -74,6 +74,16 @@ class Mortal(Calls):
         return reply
 
 
+def until_it_stays(killed: list[str], do: Callable[[], Any]) -> Any:
+    """What is done in the end, with a kill at each call that changes something: these calls are added to ``killed``."""
+    for _ in range(20):
+        try:
+            return do()
+        except KilledError as e:
+            killed.append(str(e))
+    raise AssertionError(killed)
+
+
 def runtimes() -> list[dict[str, Any]]:
     found = boto3.client("bedrock-agentcore-control").list_agent_runtimes()["agentRuntimes"]
     return [r for r in found if r["agentRuntimeName"] == "shop" and r["status"] != "DELETING"]
@@ -110,18 +120,13 @@ def test_an_archive_is_uploaded_and_named_to_the_control_plane(
 
 @pytest.mark.timeout(600)  # fifteen deployments, each cut short
 def test_deploy_update_and_remove_go_on_wherever_they_were_killed(account: dict[str, str], agent_folder: Path) -> None:
-    killed = []
+    killed: list[str] = []
     served = {
         "folder": None,
         "code": False,
         "image": f"local://{account['agent']}",
     }  # the local runtime takes no archives
-    for _ in range(20):
-        try:
-            done = deployment(settings(agent_folder, **served), calls=Mortal()).up()
-            break
-        except KilledError as e:
-            killed.append(str(e))
+    done = until_it_stays(killed, lambda: deployment(settings(agent_folder, **served), calls=Mortal()).up())
     assert killed == [
         "CreateBucket",
         "CreateRole",
@@ -145,12 +150,7 @@ def test_deploy_update_and_remove_go_on_wherever_they_were_killed(account: dict[
 
     # another environment: a new version, the endpoint follows, killed in between
     changed = settings(agent_folder, **served, environment={"LEVEL": "2"}, smoke={"prompt": "four"})
-    for _ in range(20):
-        try:
-            new = deployment(changed, calls=Mortal()).up()
-            break
-        except KilledError as e:
-            killed.append(str(e))
+    new = until_it_stays(killed, lambda: deployment(changed, calls=Mortal()).up())
     assert killed[5:] == ["UpdateAgentRuntime", "UpdateAgentRuntimeEndpoint"]
     assert new.arn == done.arn
     assert int(new.version or 0) > int(done.version or 0)
@@ -165,13 +165,8 @@ def test_deploy_update_and_remove_go_on_wherever_they_were_killed(account: dict[
     assert "does not like" in str(failing.smoke)
 
     # away, killed at every step
-    removed = []
-    for _ in range(20):
-        try:
-            left = deployment(settings(agent_folder, **served), calls=Mortal()).remove()
-            break
-        except KilledError as e:
-            removed.append(str(e))
+    removed: list[str] = []
+    left = until_it_stays(removed, lambda: deployment(settings(agent_folder, **served), calls=Mortal()).remove())
     assert {"DeleteAgentRuntimeEndpoint", "DeleteAgentRuntime", "DeleteRole"} <= set(removed)
     assert runtimes() == []
     with pytest.raises(iam.exceptions.NoSuchEntityException):

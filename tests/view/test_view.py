@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.runs import Rollout, RunWriter, TokenSequence, TokenTexts
+from serving import served_view
 
 pytestmark = pytest.mark.timeout(600)
 WEIGHTS = Path(__file__).parents[2] / "src" / "agentcore_rl_toolkit" / "policy" / "weights"
@@ -107,11 +108,11 @@ class Shown:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, serve_view: Any) -> Iterator[tuple[str, Path]]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     work = tmp_path_factory.mktemp("view")
     for kind in ("loop", "trl", "eval"):
         write(work / "runs" / kind, kind)
-    with serve_view(work) as url:
+    with served_view(work) as url:
         yield url, work
 
 

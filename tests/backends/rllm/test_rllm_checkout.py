@@ -14,7 +14,7 @@ import pytest
 
 from agentcore_rl_toolkit.policy.word_problems import problems
 from agentcore_rl_toolkit.runs import RunReader, TokenSequence
-from serving import serving
+from serving import served_view, serving
 
 from ..math_agent import math_agent
 
@@ -141,7 +141,7 @@ def test_the_injected_failure_reaches_rllm_as_an_error_and_compact_filtering_mas
     assert len(kept) == ROLLOUTS  # what rLLM does without the filter: the failure is a reward of 0
 
 
-def test_the_runs_folder_has_what_rllm_trained(rolled: dict[str, Any], serve_view: Any) -> None:
+def test_the_runs_folder_has_what_rllm_trained(rolled: dict[str, Any]) -> None:
     episodes = {e["session"]: e for e in rolled["episodes"]}
     with RunReader(rolled["run"]) as run:
         rows = run.rollouts()
@@ -166,6 +166,6 @@ def test_the_runs_folder_has_what_rllm_trained(rolled: dict[str, Any], serve_vie
             assert [m["role"] for m in whole["dialogue"]][:2] == ["system", "user"]
             assert row["turns"] == len(steps)
         assert [e["loss"] for e in run.metrics() if e["event"] == "step"] == [0.25]
-    with serve_view(rolled["run"].parents[1]) as url, urllib.request.urlopen(f"{url}/api/runs/rllm") as answer:
+    with served_view(rolled["run"].parents[1]) as url, urllib.request.urlopen(f"{url}/api/runs/rllm") as answer:
         (step,) = json.loads(answer.read())["steps"]
     assert (step["rollouts"], step["usable"]) == (ROLLOUTS, ROLLOUTS - 1)

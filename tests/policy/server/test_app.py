@@ -16,8 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from agentcore_rl_toolkit.policy import admin_key
-
-from ..conftest import start
+from serving import OURS, START_S, wait_for
 
 
 def post(server: Any, path: str, body: Any) -> httpx.Response:
@@ -133,8 +132,11 @@ def test_a_client_that_hangs_up_frees_its_place(server: Any) -> None:
 @pytest.mark.system
 def test_the_server_does_not_outlive_its_parent(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as parent:
-        running = start(tmp_path, parent_pid=parent.pid)
-        assert running.ready["pid"] == running.process.pid != os.getpid()
-        parent.kill()
-        parent.wait()
-        assert running.process.wait(timeout=60) == 0
+        ready = tmp_path / "ready.json"
+        words = ["policy", "serve", "--ready-file", str(ready), "--parent-pid", str(parent.pid)]
+        with subprocess.Popen([*OURS, *words]) as process:
+            wait_for(ready.exists, within_s=START_S, process=process)
+            assert json.loads(ready.read_text())["pid"] == process.pid != os.getpid()
+            parent.kill()
+            parent.wait()
+            assert process.wait(timeout=60) == 0

@@ -26,9 +26,8 @@ from botocore.validate import ParamValidator
 
 from agentcore_rl_toolkit.policy.training_service.model import PolicyModel
 from agentcore_rl_toolkit.policy.training_service.sagemaker.service import ACCESS_KEY, Running, running
-from serving import wait_for
+from serving import serving, wait_for
 
-from ..conftest import start
 from .scripted import ScriptedModel
 
 ROLE = "arn:aws:iam::123456789012:role/trainer"
@@ -444,16 +443,15 @@ def test_saved_packages_outlive_their_service(tmp_path: Path, serve: Serve) -> N
     kept = tmp_path / "kept"
     with contextlib.closing(PolicyModel(checkpoint_dir=kept)) as model:
         state = serve(model, checkpoint_dir=kept).train({"saveState": {"description": "kept"}})["modelPackageArn"]
-    process = start(tmp_path, "--as", "sagemaker", "--checkpoint-dir", str(kept))
-    clients = Clients(process.url, Path(process.ready["secret_file"]).read_text())
-    with refused("ResourceNotFound"):
-        clients.described()  # sessions end with their service
-    clients.create()
-    clients.train({"loadState": {"modelPackageArn": state, "loadOptimizer": True}})
-    assert clients.train({"saveWeights": {}})["modelPackageArn"] == state.replace("mine/1", "mine/2")
-    listed = clients.control.list_model_packages(ModelPackageGroupName="mine")["ModelPackageSummaryList"]
-    assert [p["ModelPackageDescription"] for p in listed] == ["", "kept"]
-    assert process.stop() == 0
+    with serving(tmp_path, "policy", "serve", "--as", "sagemaker", "--checkpoint-dir", str(kept)) as ready:
+        clients = Clients(ready["url"], Path(ready["secret_file"]).read_text())
+        with refused("ResourceNotFound"):
+            clients.described()  # sessions end with their service
+        clients.create()
+        clients.train({"loadState": {"modelPackageArn": state, "loadOptimizer": True}})
+        assert clients.train({"saveWeights": {}})["modelPackageArn"] == state.replace("mine/1", "mine/2")
+        listed = clients.control.list_model_packages(ModelPackageGroupName="mine")["ModelPackageSummaryList"]
+        assert [p["ModelPackageDescription"] for p in listed] == ["", "kept"]
 
 
 @pytest.mark.system
