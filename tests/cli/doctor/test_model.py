@@ -67,6 +67,9 @@ def test_too_little_memory_and_a_template_without_tools_are_said(
     assert found["memory"][0] == "note"
     assert "--set lora_rank" not in found["memory"][2]  # adapters would not fit either
     assert found["speed"][0] == "ok"
+    monkeypatch.setattr(loading, "free_memory", lambda: 1_000_000)
+    level, text, _ = doctor(without_tools, monkeypatch)["speed"]
+    assert (level, text[-22:]) == ("fail", "or a machine with more")
 
 
 def test_weights_that_cannot_be_sampled_are_no_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

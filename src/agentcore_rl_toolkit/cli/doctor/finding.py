@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from ...errors import AgentCoreRLError
+
 Level = Literal["ok", "note", "fail"]
 
 
@@ -40,6 +42,8 @@ def run(checks: Iterable[tuple[str, Callable[[], Finding | list[Finding]]]]) -> 
     for name, check in checks:
         try:
             found = check()
+        except AgentCoreRLError as e:
+            found = fail(name, str(e), "")
         except Exception as e:  # the doctor must not be the patient
             found = fail(name, f"the check itself failed: {type(e).__name__}: {e}", "report this as a bug")
         yield from found if isinstance(found, list) else [found]
