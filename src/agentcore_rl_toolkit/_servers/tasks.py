@@ -1,4 +1,4 @@
-"""Tasks of asyncio that nobody waits for: the event loop alone does not keep them alive."""
+"""Background tasks: asyncio keeps only weak references to tasks, so a running one could be collected."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Tasks(set[asyncio.Task[Any]]):
-    """Those that still run."""
+    """The tasks that run. Each is kept until it has ended."""
 
     def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.create_task(work)

@@ -1,7 +1,8 @@
 """Products with weight matrices on x86 CPUs by oneDNN.
 
-PyTorch multiplies float32 by Intel's MKL, which uses half of an AMD core's width: oneDNN needs half its time there, and as much
-elsewhere. Weights that do not change for many calls are kept in oneDNN's own order, which saves a third at small batches.
+PyTorch multiplies float32 by Intel's MKL, which uses half of an AMD core's width. oneDNN needs half the time there
+(`benchmarks/engine.py`); Intel's CPUs were not measured. Weights that do not change for many calls are kept in oneDNN's own
+order, which saves a third at small batches.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _SMALLEST = 256  # columns; below, oneDNN's 10 microseconds a call are more than
 
 
 def suits(columns: int, device: str, dtype: torch.dtype) -> bool:
-    """Whether oneDNN multiplies weights of this kind, and in less time than PyTorch alone."""
+    """Whether oneDNN multiplies weights of this kind, and they are large enough for it."""
     if device != "cpu" or columns < _SMALLEST or not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
         return False
     return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
@@ -61,7 +62,7 @@ class OneDnnLinear(nn.Linear):
 
 
 def use_onednn(model: nn.Module) -> None:
-    """Let a model's linear layers multiply by oneDNN where that takes less time."""
+    """Let a model's linear layers multiply by oneDNN where `suits` says so."""
     for layer in model.modules():
         if type(layer) is nn.Linear and suits(layer.in_features, layer.weight.device.type, layer.weight.dtype):
             layer.__class__ = OneDnnLinear
