@@ -382,6 +382,7 @@ def collect_config(config: Config, *, training: bool = False) -> CollectConfig:
     credit = {"credit": config.credit, "teacher_url": config.teacher_url} if training else {}
     return CollectConfig(
         **credit,
+        require_reward=config.uses_rewards,
         train=config.train_on,
         sampling_params=config.sampling_params if training else None,
         max_concurrent=config.max_concurrent,

@@ -153,7 +153,18 @@ def test_a_run_ends_after_three_steps_without_a_usable_rollout_and_keeps_to_its_
     (tmp_path / "agent.py").write_text(FAILS_LATER)
     for name in ("train", "eval"):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"prompt": f"{i}?"}) + "\n" for i in range(4)))
-    words = ["--agent", "agent.py", "--data", "train.jsonl", "--eval-data", "eval.jsonl", "--out", "run", "--steps", "50"]
+    words = [
+        "--agent",
+        "agent.py",
+        "--data",
+        "train.jsonl",
+        "--eval-data",
+        "eval.jsonl",
+        "--out",
+        "run",
+        "--steps",
+        "50",
+    ]
     words += ["--groups", "1", "--rollouts", "3"]
     for setting in ("eval_every=1", "max_concurrent=2", "staleness=1"):
         words += ["--set", setting]

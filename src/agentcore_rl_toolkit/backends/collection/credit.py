@@ -13,19 +13,21 @@ Sources: MiniLLM, arXiv:2306.08543, and GKD, arXiv:2306.13649; returns of turns,
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from ...errors import ConfigError
+from ...errors import ConfigError, ContractError
 from ...logs import WarnsOnceAMinute
 from ..settings import NotNegative
 from .advantages import Estimator, advantages
 
 if TYPE_CHECKING:
-    from ...trajectory import Trajectory
+    from ...trajectory import Trajectory, Turn
+    from .groups import Reward
 
 OFTEN = 1 / 3  # of the turns: badly made rewards of turns cost up to 14 points (arXiv:2604.02869)
 _signs = WarnsOnceAMinute(logging.getLogger(__name__))
@@ -52,6 +54,11 @@ class Credit:
         """Whether the tokens of a rollout may have different advantages."""
         return self.credit == "turn" or self.teacher_url is not None
 
+    @property
+    def uses_rewards(self) -> bool:
+        """Whether advantages depend on the agent's rewards."""
+        return self.teacher_url is None or self.reward_weight > 0
+
 
 def refuse(values: Mapping[str, Any], trainer: str, why: str, settings: type[Any] = Credit) -> None:
     """Raises: ConfigError where the settings of a trainer name any of these, which it cannot take."""
@@ -69,7 +76,7 @@ class Signal:
     """
 
     rollout: str
-    reward: float
+    reward: float | None
     mask: Sequence[int] = field(repr=False)
     turns: Sequence[tuple[int, int, int, float]] = ()
     gaps: Sequence[float] | None = field(default=None, repr=False)
@@ -98,27 +105,71 @@ class CreditReport:
         return found
 
 
-def turns_of(trajectory: Trajectory, capture: Any) -> list[tuple[int, int, int]]:
-    """The turns that train, in the order of their start: (sequence, begin, end) in the sequence's tokens."""
+def turns_of(trajectory: Trajectory, capture: Any) -> dict[str, tuple[int, int, int]]:
+    """The turns that train, by id, in the order of their start: (sequence, begin, end) in the sequence's tokens."""
     known = {turn.turn_id: turn for turn in capture.turns}
     found = []
     for index, sequence in enumerate(trajectory.sequences):
         for turn in (known[name] for name in sequence.turn_ids if sequence.trained_tokens):
             begin = len(turn.prompt_ids)
-            found.append((turn.index, turn.choice_index, index, begin, begin + len(turn.completion_ids)))
-    return [(index, begin, end) for _, _, index, begin, end in sorted(found)]
+            found.append(
+                (turn.index, turn.choice_index, turn.turn_id, (index, begin, begin + len(turn.completion_ids)))
+            )
+    return {name: place for *_, name, place in sorted(found)}
 
 
-def missing_turn_rewards(per_turn: Sequence[float] | None, trajectory: Trajectory, capture: Any) -> str | None:
-    """Why a record's rewards cannot be the turns', None where they can."""
-    calls = len(turns_of(trajectory, capture))
-    if per_turn is not None and len(per_turn) == calls:
-        return None
-    given = "one reward" if per_turn is None else f"a list of {len(per_turn)} rewards"
-    return (
-        f"the record has {given} and {calls} of the session's model calls train: with credit `turn` an agent returns `rewards` "
-        "as a list with one number for each of them; credit `episode` takes one reward"
+def rewards_of_turns(reward: Reward, trajectory: Trajectory, capture: Any) -> dict[str, float]:
+    """The reward of each model call that the agent rewards, by turn id, in the order of their start.
+
+    The agent names calls by the ids of the replies that it got (`turn_rewards`), or its list of `rewards` has one number for
+    each call. A list fits the calls that train, or else the calls whose replies the agent got. Without the calls that were
+    asked for again and not continued it may fit, too: an agent that repeats a call counts it once.
+    Raises: ContractError with what the agent should return.
+    """
+    turns = sorted(capture.turns, key=lambda turn: (turn.index, turn.choice_index))
+    if reward.by_call is not None:
+        named = {_call(name): value for name, value in reward.by_call.items()}
+        unknown = named.keys() - {_call(turn.reply_id or turn.turn_id) for turn in turns}
+        if unknown:
+            raise ContractError(
+                f"`turn_rewards` has rewards for {len(unknown)} model calls that the session did not make, such as "
+                f"{min(unknown)!r}: its keys are the ids of the model's replies (`response.id`)"
+            )
+        ids = {turn.turn_id: _call(turn.reply_id or turn.turn_id) for turn in turns}
+        return {turn_id: named[call] for turn_id, call in ids.items() if call in named}
+    trained = list(turns_of(trajectory, capture))
+    superseded = {turn.retry_of for turn in turns} | repeated(turns)
+    received = [turn.turn_id for turn in turns if turn.delivered or turn.turn_id in trained]
+    for calls in (trained, received):
+        for names in (calls, [name for name in calls if name not in superseded]):
+            if reward.per_turn is not None and len(names) == len(reward.per_turn):
+                return dict(zip(names, reward.per_turn, strict=True))
+    given = "one reward" if reward.per_turn is None else f"a list of {len(reward.per_turn)} rewards"
+    raise ContractError(
+        f"the record has {given} and {len(trained)} of the session's model calls train: with credit `turn` an agent returns "
+        "`rewards` as a list with one number for each of them, or `turn_rewards` as a dict from the ids of the model's replies "
+        "to numbers; credit `episode` takes one reward"
     )
+
+
+def repeated(turns: Sequence[Turn]) -> set[str]:
+    """The turns whose prompt the agent sent again later, and which no later turn continues."""
+    prompts = [list(turn.prompt_ids) for turn in turns]
+    found = set()
+    by_prompt: dict[tuple[int, ...], Turn] = {}
+    for turn, prompt in zip(turns, prompts, strict=True):
+        before = by_prompt.get(tuple(prompt))
+        if before is not None and before.choice_index == turn.choice_index:
+            whole = [*before.prompt_ids, *before.completion_ids]
+            if not any(later[: len(whole)] == whole for later in prompts):
+                found.add(before.turn_id)
+        by_prompt[tuple(prompt)] = turn
+    return found
+
+
+def _call(reply_id: str) -> str:
+    """The part of a reply's id that all wire formats share."""
+    return re.sub("^(chatcmpl-|cmpl-|resp_|msg_)", "", reply_id)
 
 
 def token_advantages(
@@ -131,9 +182,9 @@ def token_advantages(
     report = report or CreditReport()
     rewards = {signal.rollout: signal.reward for signal in signals}
     episodes = dict(zip(rewards, advantages(list(rewards.values()), estimator=estimator), strict=True))
-    found = [
-        [(episodes[signal.rollout] or 0.0) if m else 0.0 for m in signal.mask] for signal in signals
-    ]  # and not -0.0
+    # With credit by turns a call that has no reward teaches nothing. `or 0.0`: and not -0.0.
+    whole = {name: 0.0 if credit.credit == "turn" else A or 0.0 for name, A in episodes.items()}
+    found = [[whole[signal.rollout] if m else 0.0 for m in signal.mask] for signal in signals]
     pools: dict[int, list[tuple[int, int, int, float]]] = {}
     for row, signal in enumerate(signals):
         for position, begin, end, value in signal.turns:

@@ -46,18 +46,20 @@ class Reward:
     """The reward in a record.
 
     `value` is the scalar that enters the group statistics; `per_turn` is set when the agent returned a list (its last
-    element is `value`); `metrics` are the numbers beside the reward in the dict form, for logging only.
+    element is `value`), `by_call` when it returned `turn_rewards`; `metrics` are the numbers beside the reward in the dict
+    form, for logging only.
     """
 
     value: float
     per_turn: tuple[float, ...] | None = None
+    by_call: Mapping[str, float] | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 def read_reward(record: Mapping[str, Any]) -> Reward | None:
     """Read `rewards` (or `reward`) of a record: a number, a per-turn list, or `{"reward": ..., <metric>: ...}`.
 
-    None when the record has no reward, which is never the same as reward 0.
+    `turn_rewards` is read beside it. None when the record has no reward, which is never the same as reward 0.
     Raises: ContractError when something is there that is not a finite number.
     """
     value = extract_reward(record)
@@ -71,7 +73,11 @@ def read_reward(record: Mapping[str, Any]) -> Reward | None:
     per_turn: tuple[float, ...] | None = None
     if isinstance(raw, Sequence) and not isinstance(raw, (str, bytes)):
         per_turn = tuple(_number(v) for v in raw)
-    return Reward(value=value, per_turn=per_turn, metrics=metrics)
+    named = record.get("turn_rewards")
+    if named is not None and not isinstance(named, Mapping):
+        raise ContractError(f"turn_rewards must be a dict from reply ids to numbers, got {type(named).__name__}")
+    by_call = None if named is None else {str(name): _number(v) for name, v in named.items()}
+    return Reward(value=value, per_turn=per_turn, by_call=by_call, metrics=metrics)
 
 
 def _number(value: object) -> float:
@@ -276,9 +282,7 @@ class UsableSteps:
         first = every[reasons.index(reason)]
         text = f"none of the first {len(every)} rollouts can be used; {times} of them: {reason}"
         if self.begun:
-            text = (
-                f"no rollout of the last {self.unusable} steps can be used; {times} of {len(every)} in the last one: {reason}"
-            )
+            text = f"no rollout of the last {self.unusable} steps can be used; {times} of {len(every)} in the last one: {reason}"
         raise RolloutError(f"{text}\n{first.traceback or ''}".strip(), session_id=first.session_id) from first.error
 
 

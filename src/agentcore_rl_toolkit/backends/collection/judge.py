@@ -30,7 +30,7 @@ from ...errors import (
     RolloutLostError,
 )
 from ...trajectory import SIDE_CALLS, Trajectory, build_trajectory
-from .credit import missing_turn_rewards
+from .credit import rewards_of_turns
 from .groups import CollectConfig, CollectedRollout, MaskReason, Reward, read_reward
 
 # Whatever their record says: what the policy did is with the gateway, and an agent whose model calls fail has not failed itself.
@@ -122,9 +122,10 @@ def judge(
             if outcome is Outcome.OK:  # a policy that failed before its first token has failed all the same
                 outcome, error, cause = Outcome.INVALID, flaw, Cause.INFRASTRUCTURE
         if reason is None and config.credit == "turn" and outcome is Outcome.OK and reward is not None and trajectory:
-            why = missing_turn_rewards(reward.per_turn, trajectory, capture)
-            if why is not None:
-                error = InvalidResultError(why, session_id=session_id, input_id=input_id)
+            try:
+                rewards_of_turns(reward, trajectory, capture)
+            except ContractError as e:
+                error = InvalidResultError(str(e), session_id=session_id, input_id=input_id)
                 outcome, reason, cause = Outcome.INVALID, "no_reward", Cause.AGENT
         if reason is None and config.refuse_other_sampling and trajectory and trajectory.report.other_sampling:
             reason = "other_sampling"

@@ -10,7 +10,7 @@ from ...contract import Outcome
 from ...errors import ConfigError
 from ...trajectory import ExpertSpan
 from .advantages import Estimator
-from .credit import Credit, CreditReport, Signal, token_advantages, turns_of
+from .credit import Credit, CreditReport, Signal, rewards_of_turns, token_advantages, turns_of
 from .groups import CollectedRollout, Group
 
 EPISODE = Credit()
@@ -42,7 +42,7 @@ class Sample:
     response_logprobs: list[float | None] = field(repr=False)
     weight_versions: list[int | None] = field(repr=False)
     advantages: list[float] = field(repr=False)
-    reward: float
+    reward: float | None
     weight: float
     turns: int
     truncated: bool
@@ -79,11 +79,12 @@ def to_samples(
     """Samples of all usable rollouts, in group, rollout and branch order. ``report`` is added to.
 
     Rollouts without an advantage (masked, or without a baseline under RLOO) give no sample; nothing is padded or made
-    up. Sequences without a token to train on are left out; they carry weight 0.
+    up. Sequences without a token to train on are left out; they carry weight 0. A rollout needs no reward where only a teacher
+    gives the advantages.
     Raises: ConfigError on an unknown estimator, a reward that is not finite, or a usable rollout without one.
     """
     bare = next((r for g in groups for r in g.usable if r.reward is None), None)
-    if bare is not None:
+    if bare is not None and credit.uses_rewards:
         raise ConfigError(
             f"rollout {bare.session_id} has no reward (it was collected with require_reward off): give every rollout one "
             "with `with_rewards` first"
@@ -102,18 +103,21 @@ def signals_of(rollout: CollectedRollout, credit: Credit) -> dict[int, Signal]:
     """The signals of a usable rollout, by the index of the sequence. A reward without turns is that of the last turn."""
     trajectory = rollout.trajectory
     assert trajectory is not None
-    assert rollout.reward is not None
     turns: dict[int, list[tuple[int, int, int, float]]] = {}
-    if credit.credit == "turn":
+    if credit.credit == "turn" and rollout.reward is not None:
         places = turns_of(trajectory, rollout.capture)
-        per_turn = rollout.reward_detail.per_turn if rollout.reward_detail and rollout.outcome is Outcome.OK else None
+        if rollout.outcome is Outcome.OK and rollout.reward_detail is not None:
+            rewards = rewards_of_turns(rollout.reward_detail, trajectory, rollout.capture)
+        else:  # the policy failed: the agent's reward for that is the last turn's
+            rewards = dict.fromkeys(places, 0.0) | {list(places)[-1]: rollout.reward}
         value = 0.0
-        for position in range(len(places) - 1, -1, -1):
-            last = rollout.reward if position == len(places) - 1 else 0.0
-            value = (last if per_turn is None else per_turn[position]) + credit.discount * value
-            index, begin, end = places[position]
+        returns: dict[str, float] = {}
+        for name in reversed(rewards):
+            value = returns[name] = rewards[name] + credit.discount * value
+        for position, name in enumerate(name for name in places if name in returns):
+            index, begin, end = places[name]
             start = trajectory.sequences[index].prompt_length
-            turns.setdefault(index, []).append((position, begin - start, end - start, value))
+            turns.setdefault(index, []).append((position, begin - start, end - start, returns[name]))
     return {
         index: Signal(
             rollout=rollout.session_id,
@@ -132,11 +136,11 @@ def rollout_samples(
     advantages: Mapping[tuple[str, int], list[float]] | None = None,
     group_index: int = 0,
 ) -> list[Sample]:
-    """Samples of one usable rollout; none when it is masked, has no trajectory or no reward.
+    """Samples of one usable rollout; none when it is masked or has no trajectory, or has neither advantages nor a reward.
 
     ``advantages`` are those of its sequences, by session and index: one without is left out. None: the trainer computes its own.
     """
-    if not rollout.usable or rollout.trajectory is None or rollout.reward is None:
+    if not rollout.usable or rollout.trajectory is None or (advantages is None and rollout.reward is None):
         return []
     trained = sum(s.trained_tokens > 0 for s in rollout.trajectory.sequences)
     detail = rollout.reward_detail
