@@ -13,21 +13,19 @@ Sources: MiniLLM, arXiv:2306.08543, and GKD, arXiv:2306.13649; returns of turns,
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from ...errors import ConfigError, ContractError
+from ...errors import ConfigError
 from ...logs import WarnsOnceAMinute
 from ..settings import NotNegative
 from .advantages import Estimator, advantages
 
 if TYPE_CHECKING:
-    from ...trajectory import Trajectory, Turn
-    from .groups import Reward
+    from ...trajectory import Trajectory
 
 OFTEN = 1 / 3  # of the turns: badly made rewards of turns cost up to 14 points (arXiv:2604.02869)
 _signs = WarnsOnceAMinute(logging.getLogger(__name__))
@@ -116,60 +114,6 @@ def turns_of(trajectory: Trajectory, capture: Any) -> dict[str, tuple[int, int, 
                 (turn.index, turn.choice_index, turn.turn_id, (index, begin, begin + len(turn.completion_ids)))
             )
     return {name: place for *_, name, place in sorted(found)}
-
-
-def rewards_of_turns(reward: Reward, trajectory: Trajectory, capture: Any) -> dict[str, float]:
-    """The reward of each model call that the agent rewards, by turn id, in the order of their start.
-
-    The agent names calls by the ids of the replies that it got (`turn_rewards`), or its list of `rewards` has one number for
-    each call. A list fits the calls that train, or else the calls whose replies the agent got. Without the calls that were
-    asked for again and not continued it may fit, too: an agent that repeats a call counts it once.
-    Raises: ContractError with what the agent should return.
-    """
-    turns = sorted(capture.turns, key=lambda turn: (turn.index, turn.choice_index))
-    if reward.by_call is not None:
-        named = {_call(name): value for name, value in reward.by_call.items()}
-        unknown = named.keys() - {_call(turn.reply_id or turn.turn_id) for turn in turns}
-        if unknown:
-            raise ContractError(
-                f"`turn_rewards` has rewards for {len(unknown)} model calls that the session did not make, such as "
-                f"{min(unknown)!r}: its keys are the ids of the model's replies (`response.id`)"
-            )
-        ids = {turn.turn_id: _call(turn.reply_id or turn.turn_id) for turn in turns}
-        return {turn_id: named[call] for turn_id, call in ids.items() if call in named}
-    trained = list(turns_of(trajectory, capture))
-    superseded = {turn.retry_of for turn in turns} | repeated(turns)
-    received = [turn.turn_id for turn in turns if turn.delivered or turn.turn_id in trained]
-    for calls in (trained, received):
-        for names in (calls, [name for name in calls if name not in superseded]):
-            if reward.per_turn is not None and len(names) == len(reward.per_turn):
-                return dict(zip(names, reward.per_turn, strict=True))
-    given = "one reward" if reward.per_turn is None else f"a list of {len(reward.per_turn)} rewards"
-    raise ContractError(
-        f"the record has {given} and {len(trained)} of the session's model calls train: with credit `turn` an agent returns "
-        "`rewards` as a list with one number for each of them, or `turn_rewards` as a dict from the ids of the model's replies "
-        "to numbers; credit `episode` takes one reward"
-    )
-
-
-def repeated(turns: Sequence[Turn]) -> set[str]:
-    """The turns whose prompt the agent sent again later, and which no later turn continues."""
-    prompts = [list(turn.prompt_ids) for turn in turns]
-    found = set()
-    by_prompt: dict[tuple[int, ...], Turn] = {}
-    for turn, prompt in zip(turns, prompts, strict=True):
-        before = by_prompt.get(tuple(prompt))
-        if before is not None and before.choice_index == turn.choice_index:
-            whole = [*before.prompt_ids, *before.completion_ids]
-            if not any(later[: len(whole)] == whole for later in prompts):
-                found.add(before.turn_id)
-        by_prompt[tuple(prompt)] = turn
-    return found
-
-
-def _call(reply_id: str) -> str:
-    """The part of a reply's id that all wire formats share."""
-    return re.sub("^(chatcmpl-|cmpl-|resp_|msg_)", "", reply_id)
 
 
 def token_advantages(

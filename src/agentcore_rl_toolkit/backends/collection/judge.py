@@ -30,8 +30,8 @@ from ...errors import (
     RolloutLostError,
 )
 from ...trajectory import SIDE_CALLS, Trajectory, build_trajectory
-from .credit import rewards_of_turns
 from .groups import CollectConfig, CollectedRollout, MaskReason, Reward, read_reward
+from .samples import rewards_of_turns
 
 # Whatever their record says: what the policy did is with the gateway, and an agent whose model calls fail has not failed itself.
 _TAKEN_BY_A_LOST_GATEWAY = (Outcome.OK, Outcome.AGENT_ERROR, Outcome.INVALID)
