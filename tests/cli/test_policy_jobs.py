@@ -17,6 +17,7 @@ from agentcore_rl_toolkit.backends.sagemaker.job import JobConfig, Jobs
 from agentcore_rl_toolkit.cli.servers.job_surroundings import JobSurroundings, ModelSampler
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, UpstreamConfig
+from agentcore_rl_toolkit.gateway.sampling_services.sagemaker import CONTROL, Caller, client_of
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR
 from agentcore_rl_toolkit.policy.training_service.model import PolicyModel
 from agentcore_rl_toolkit.policy.training_service.sagemaker.service import running
@@ -47,6 +48,11 @@ def test_one_agent_is_driven_by_our_client_a_job_and_a_session(tmp_path: Path, m
             report = json.loads((tmp_path / "job" / "job.json").read_text())
             assert report["RolloutInfo"] == {"Completed": 64, "Total": 64}
             assert report["BillableTokenUsage"]["TrainTokenCount"] > 0
+            control = Caller(client_of(CONTROL, "us-west-2"))
+            evaluation = {"JobName": "one-after", "JobCategory": "AgentRFTEvaluation"}
+            made = json.loads(asyncio.run(control.call("describe_job", **evaluation))["JobConfigDocument"])
+            control.close()
+            assert made["EvaluationConfig"]["HyperParameters"] == {"sampling_max_tokens": "512"}  # the training's limit
 
             config = SageMakerConfig(
                 exp_id="session",
@@ -85,6 +91,9 @@ async def by_our_client(model: PolicyModel, agent: str, store: str) -> dict[str,
 
 
 async def by_a_job(agent: str, rows: Path, folder: Path) -> str:
+    folder.mkdir()
+    row = folder / "row.jsonl"
+    row.write_text(rows.read_text().splitlines()[0] + "\n")
     group = "arn:aws:sagemaker:us-west-2:123456789012:model-package-group"
     config = JobConfig(
         form="job",
@@ -97,6 +106,7 @@ async def by_a_job(agent: str, rows: Path, folder: Path) -> str:
         model_package_group_arn=f"{group}/out",
         checkpoint_group_arn=f"{group}/steps",
         data_path=rows,
+        eval_data_path=row,
         hyperparameters={"global_batch_size": 32, "group_size": 2, "max_steps": 1, "sampling_max_tokens": 512},
         output_dir=folder,
         poll_s=0.2,

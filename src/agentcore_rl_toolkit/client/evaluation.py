@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from ..contract import Cause, check_id, extract_reward
 from ..errors import ConfigError, ContractError
@@ -21,6 +21,8 @@ from .data import numbered_rows
 
 Z_95 = 1.959964  # normal quantile of a two-sided 95 % interval
 RESAMPLES = 2000
+# Fewer changes may be chance even if all of them have one direction: 2 * 0.5 ** 5 > 5 %.
+LEAST_CHANGED = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +42,8 @@ class EvalSummary:
     Both are means over inputs of the mean of an input's rollouts; ``low`` and ``high`` (and ``low_ok``, ``high_ok``) are their
     95 % confidence intervals: Wilson's where every input's mean is 0 or 1, else a bootstrap over inputs. ``causes`` counts
     failures by whose they are, ``policy_failures`` the policy's by what it failed at. ``solved_once`` is the share of inputs
-    with a reward of 1 or more among their scored rollouts. ``judge`` counts a judge's calls, tokens, cost and failures.
+    with a reward of 1 or more among their scored rollouts. ``metrics`` are the means of the numbers that the agent returned beside
+    the reward, ``errors`` counts exceptions by class. ``judge`` counts a judge's calls, tokens, cost and failures.
     """
 
     rollouts: int
@@ -59,6 +62,8 @@ class EvalSummary:
     high_ok: float | None
     solved_once: float | None
     elapsed_s: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    errors: Mapping[str, int] = field(default_factory=dict)
     judge: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -79,6 +84,10 @@ class EvalSummary:
         counts = ", ".join(f"{n} {name}" for name, n in sorted(self.outcomes.items()))
         extra = f", {self.without_reward} ok without a reward" if self.without_reward else ""
         text = f"{score}\n{self.rollouts} rollouts of {self.inputs} inputs in {self.elapsed_s:.0f} s: {counts}{extra}"
+        if self.metrics:
+            text += f"\nmetrics, mean of those that ended ok: {metrics_line(self.metrics)}"
+        if self.errors:
+            text += "\nexceptions: " + ", ".join(f"{n} {kind}" for kind, n in sorted(self.errors.items()))
         if self.policy_failures:
             text += "\nthe policy failed: " + ", ".join(f"{n} {why}" for why, n in sorted(self.policy_failures.items()))
         if self.scored < self.rollouts:
@@ -123,6 +132,35 @@ def score_of(item: BatchItem) -> float | None:
     return 0.0 if item.cause in (Cause.AGENT, Cause.POLICY) else None
 
 
+def metrics_of(record: Mapping[str, Any] | None) -> dict[str, float]:
+    """The finite numbers that an agent returned beside the reward: in ``metrics``, or beside ``reward`` in ``rewards``."""
+    record = record or {}
+    raw, own = record.get("rewards", record.get("reward")), record.get("metrics")
+    found = dict(own) if isinstance(own, Mapping) else {}
+    found |= {name: value for name, value in raw.items() if name != "reward"} if isinstance(raw, Mapping) else {}
+    return {str(k): float(v) for k, v in found.items() if isinstance(v, (int, float)) and math.isfinite(v)}
+
+
+def mean_metrics(each: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each metric over the rollouts that have it."""
+    values: dict[str, list[float]] = {}
+    for metrics in each:
+        for name, value in metrics.items():
+            values.setdefault(name, []).append(value)
+    return {name: math.fsum(found) / len(found) for name, found in sorted(values.items())}
+
+
+def metrics_line(metrics: Mapping[str, float]) -> str:
+    """Metrics for people; empty without any."""
+    return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+
+
+def error_type_of(item: BatchItem) -> str | None:
+    """The class of the exception that an item's agent raised; None where none is known."""
+    kind = getattr(item.exception, "error_type", None) or (item.result or {}).get("error_type")
+    return None if item.success or kind is None else str(kind)
+
+
 def summarise(
     items: Sequence[BatchItem], elapsed_s: float, judge: Mapping[str, float] = MappingProxyType({})
 ) -> EvalSummary:
@@ -154,6 +192,8 @@ def summarise(
         high_ok=high_ok,
         solved_once=statistics.fmean(max(r) >= 1.0 for r in scores.values()) if scores else None,
         elapsed_s=elapsed_s,
+        metrics=mean_metrics(metrics_of(item.result) for item in items if item.success),
+        errors=dict(Counter(kind for item in items if (kind := error_type_of(item)) is not None)),
         judge=dict(judge),
     )
 
@@ -182,16 +222,57 @@ def interval(values: Sequence[float]) -> tuple[float | None, float | None]:
     return means[int(0.025 * RESAMPLES)], means[int(0.975 * RESAMPLES) - 1]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """The difference between the rewards of the same inputs, after minus before, with its 95 % confidence interval.
+
+    ``verdict``: "learned" if the interval is above 0 and at least `LEAST_CHANGED` inputs changed, "not learned" if no part of it
+    is above 0, else "cannot tell"; always "cannot tell" for fewer than `LEAST_CHANGED` inputs.
+    """
+
+    inputs: int
+    better: int
+    worse: int
+    mean: float | None
+    low: float | None
+    high: float | None
+    verdict: Literal["learned", "not learned", "cannot tell"]
+
+    def __str__(self) -> str:
+        if self.mean is None:
+            return f"{self.verdict}: no input has a reward before and after"
+        change = f"{self.mean:+.3f} (95 % interval {self.low:+.3f} to {self.high:+.3f})"
+        counts = f"{self.better} got better, {self.worse} got worse"
+        return f"{self.verdict}: on the same {self.inputs} inputs the reward changed by {change}; {counts}"
+
+
+def change_of(pairs: Sequence[tuple[float, float]]) -> Change:
+    """Compare rewards before and after, a pair for each input."""
+    n, differences = len(pairs), [after - before for before, after in pairs]
+    better, worse = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
+    # From [-1, 1] to [0, 1], where `interval` expects values of two kinds: an input that did not change is in the middle.
+    mean = statistics.fmean(differences) if n else None
+    low, high = (None if bound is None else 2 * bound - 1 for bound in interval([(d + 1) / 2 for d in differences]))
+    verdict: Literal["learned", "not learned", "cannot tell"] = "cannot tell"
+    if low is not None and high is not None and n >= LEAST_CHANGED:
+        if low > 0 and better + worse >= LEAST_CHANGED:
+            verdict = "learned"
+        elif high <= 0:
+            verdict = "not learned"
+    return Change(inputs=n, better=better, worse=worse, mean=mean, low=low, high=high, verdict=verdict)
+
+
 def write_results(folder: Path, items: Iterable[BatchItem], summary: EvalSummary) -> None:
     """Write ``results.jsonl`` (with the records and tracebacks), ``results.csv`` (one line per rollout) and ``summary.json``."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "results.jsonl").open("w") as lines, (folder / "results.csv").open("w", newline="") as table:
-        writer = csv.DictWriter(table, _entry(BatchItem(success=False)))
+        writer = csv.DictWriter(table, [*_entry(BatchItem(success=False)), *(f"metrics.{name}" for name in summary.metrics)])
         writer.writeheader()
         for item in sorted(items, key=lambda item: item.index or 0):
-            entry = _entry(item)
-            lines.write(json.dumps({**entry, "traceback": item.traceback, "record": item.result}) + "\n")
-            writer.writerow(entry)
+            entry, metrics = _entry(item), metrics_of(item.result) if item.success else {}
+            more = {"metrics": metrics, "traceback": item.traceback, "record": item.result}
+            lines.write(json.dumps({**entry, **more}) + "\n")
+            writer.writerow({**entry, **{f"metrics.{name}": value for name, value in metrics.items()}})
     (folder / "summary.json").write_text(json.dumps(as_facts(summary), indent=2) + "\n")
 
 
@@ -207,6 +288,7 @@ def _entry(item: BatchItem) -> dict[str, Any]:
         "score": score_of(item),
         "attempt": item.attempt,
         "elapsed_s": item.elapsed,
+        "error_type": error_type_of(item),
         "error": item.error,
     }
 

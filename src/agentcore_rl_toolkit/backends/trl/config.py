@@ -11,6 +11,7 @@ from typing import Any, Literal
 from ...errors import ConfigError
 from ...weights.arrival import MAX_MEAN_GAP
 from ...weights.engines import Kind
+from ..collection.groups import WHOLE_DISTRIBUTION
 from ..service import ServiceSettings
 from ..settings import Count, GroupSize, Plan, Positive, planned
 
@@ -32,8 +33,8 @@ class TrlConfig(ServiceSettings):
     `max_mean_logprob_gap` is by how much the recorded logprobs of a batch and the trainer's may differ on average, before its
     first step; None lets them.
 
-    `training.temperature` (1.0 unless set; `top_p` and the like where they are set) is what the gateway makes agents sample
-    with: TRL takes the policy's probabilities at that temperature.
+    `training.temperature`, `top_p` and the like hold for the agents' calls where they are set. Where they are not, agents sample
+    from the full distribution at temperature 1 in training, and as they are deployed in evaluations.
 
     What is trained: `model` is a local folder or hub id, `model_id` the name the agent asks for; `lora` are arguments
     of peft's LoraConfig, None trains all weights. `training` goes to TRL's GRPOConfig unchanged.
@@ -90,17 +91,21 @@ class TrlConfig(ServiceSettings):
         """The agents' sampling parameters: TRL divides its own logits by `training.temperature`, so theirs must be the same."""
         params = dict(self.sampling_params or {})
         for name in _SAMPLING:
-            wanted = self.training.get(name, 1.0 if name == "temperature" else None)
-            if wanted is None:
-                continue
-            if name not in params:
-                params[name] = wanted
-            elif params[name] != wanted:
+            given = self.training.get(name)
+            wanted = 1.0 if given is None and name == "temperature" else given
+            if wanted is not None and params.get(name, wanted) != wanted:
                 raise ConfigError(
                     f"sampling_params.{name} is {params[name]} and training.{name} is {wanted}: TRL would compare "
                     f"other probabilities than the agents sampled with; set training.{name} only"
                 )
+            if given is not None:
+                params[name] = given
         return params
+
+    @property
+    def training_sampling(self) -> Mapping[str, Any]:
+        """The sampling in training where nothing else is set."""
+        return WHOLE_DISTRIBUTION
 
     def plan(self) -> Plan:
         """The plan of the run. Raises: ConfigError when the data cannot be read."""
