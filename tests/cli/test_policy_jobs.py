@@ -31,6 +31,8 @@ ROLE = "arn:aws:iam::123456789012:role/any"
 def test_one_agent_is_driven_by_our_client_a_job_and_a_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"prompt": f"What is {n} + 2?"}) + "\n" for n in range(32)))
+    row = tmp_path / "row.jsonl"
+    row.write_text(rows.read_text().splitlines()[0] + "\n")
     model, records = PolicyModel(), tmp_path / "records"
     records.mkdir()
     with running(model, around=JobSurroundings(model, WEIGHTS_DIR)) as service:
@@ -43,7 +45,7 @@ def test_one_agent_is_driven_by_our_client_a_job_and_a_session(tmp_path: Path, m
             agent = runtime.arns["one"]
             assert asyncio.run(by_our_client(model, agent, records.as_uri()))["rewards"] in (0, 1)
 
-            package = asyncio.run(by_a_job(agent, rows, tmp_path / "job"))
+            package = asyncio.run(by_a_job(agent, rows, row, tmp_path / "job"))
             assert package in model.paths
             report = json.loads((tmp_path / "job" / "job.json").read_text())
             assert report["RolloutInfo"] == {"Completed": 64, "Total": 64}
@@ -90,10 +92,7 @@ async def by_our_client(model: PolicyModel, agent: str, store: str) -> dict[str,
     return record
 
 
-async def by_a_job(agent: str, rows: Path, folder: Path) -> str:
-    folder.mkdir()
-    row = folder / "row.jsonl"
-    row.write_text(rows.read_text().splitlines()[0] + "\n")
+async def by_a_job(agent: str, rows: Path, row: Path, folder: Path) -> str:
     group = "arn:aws:sagemaker:us-west-2:123456789012:model-package-group"
     config = JobConfig(
         form="job",

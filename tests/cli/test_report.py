@@ -90,8 +90,8 @@ def test_the_example_is_any_input_that_changed_and_the_same_for_the_same_seed(tm
             recording.at(when).add(made, GroupRequest(input_id=f"{when}/{i:04d}", payload={"name": name}))
     recording.run.close()
     report = Report(tmp_path)
-    change = report.change()
-    assert (change.inputs, change.better, change.worse, change.verdict) == (4, 1, 2, "cannot tell")
+    change = report.summarise(exp_id="e", config={}, held_out=4, wall_s=1.0)["held_out_change"]
+    assert (change["inputs"], change["better"], change["worse"], change["verdict"]) == (4, 1, 2, "cannot tell")
     drawn = []
     for seed in range(20):
         example = report.example(seed)

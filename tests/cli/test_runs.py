@@ -134,7 +134,9 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "stale": {"mask_reason": "stale"},
         "cut": {"calls": [*calls, {"turn_id": "u", "finish_reason": "length", "parse_status": "none"}]},
         "garbled": {"calls": [*calls, {"turn_id": "u", "finish_reason": "stop", "parse_status": "unparsed"}]},
-        "aside": {"calls": [*calls, {"turn_id": "other", "finish_reason": "length"}]},  # nothing of that turn is trained
+        "aside": {
+            "calls": [*calls, {"turn_id": "other", "finish_reason": "length"}]
+        },  # nothing of that turn is trained
         "dropped": {"sequences": None},
     }
     with RunWriter(work / "runs" / "shop") as run:
@@ -156,8 +158,9 @@ def test_only_good_rollouts_of_the_training_are_exported(
     assert "rewards: 1 x 0, 1 x 0.5, 5 x 1" in refused.stderr
     done = command_line("runs", "export", "shop", "--min-reward", "1", "--out", "best.jsonl")
     assert done.stdout.splitlines()[0] == (
-        "shop: 2 of 12 rollouts are imitated; left out: 3 held out (after, before, eval), 1 failed, 1 masked (stale), "
-        "1 without its tokens, 2 with a reply that was cut off or a call that does not parse, 2 with a reward below 1"
+        "shop: 2 of 12 rollouts are imitated; left out: 1 failed, 1 held out (after), 1 held out (before), 1 held out (eval), "
+        "1 masked (stale), 2 with a reply that was cut off or a call that does not parse, 2 with a reward below 1, "
+        "1 without tokens"
     )
     rows = [json.loads(line) for line in (mixed / "best.jsonl").read_text().splitlines()]
     assert {row["session_id"] for row in rows} == {"good", "aside"}

@@ -126,8 +126,8 @@ def export(run: str | None, min_reward: float | None, best_of_group: bool, out: 
     `agentcore-rl train --method sft --from RUN` trains on the same without a file.
     """
     target = new_file(out or Path("sft.jsonl"), force=force)
-    chosen = demonstrations(find_run(run), min_reward=min_reward, best_of_group=best_of_group)
-    click.echo(visible(f"{chosen}\n{write_demonstrations(chosen.rows, target)} sequences written to {target}"))
+    rows, report = demonstrations(find_run(run), min_reward=min_reward, best_of_group=best_of_group)
+    click.echo(visible(f"{report}\n{write_demonstrations(rows, target)} sequences written to {target}"))
 
 
 def _chosen(reader: RunReader, steps: Sequence[Mapping[str, Any]], step: int | None, worst: int | None) -> list[int]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from ..contract import Cause, check_id, extract_reward
 from ..errors import ConfigError, ContractError
@@ -42,7 +42,7 @@ class EvalSummary:
     Both are means over inputs of the mean of an input's rollouts; ``low`` and ``high`` (and ``low_ok``, ``high_ok``) are their
     95 % confidence intervals: Wilson's where every input's mean is 0 or 1, else a bootstrap over inputs. ``causes`` counts
     failures by whose they are, ``policy_failures`` the policy's by what it failed at. ``solved_once`` is the share of inputs
-    with a reward of 1 or more among their scored rollouts. ``metrics`` are the means of the numbers that the agent returned beside
+    with a reward of 1 or more among their scored rollouts. ``metrics`` are the means of the numbers which agents returned beside
     the reward, ``errors`` counts exceptions by class. ``judge`` counts a judge's calls, tokens, cost and failures.
     """
 
@@ -86,10 +86,9 @@ class EvalSummary:
         text = f"{score}\n{self.rollouts} rollouts of {self.inputs} inputs in {self.elapsed_s:.0f} s: {counts}{extra}"
         if self.metrics:
             text += f"\nmetrics, mean of those that ended ok: {metrics_line(self.metrics)}"
-        if self.errors:
-            text += "\nexceptions: " + ", ".join(f"{n} {kind}" for kind, n in sorted(self.errors.items()))
-        if self.policy_failures:
-            text += "\nthe policy failed: " + ", ".join(f"{n} {why}" for why, n in sorted(self.policy_failures.items()))
+        for what, found in (("exceptions", self.errors), ("the policy failed", self.policy_failures)):
+            if found:
+                text += f"\n{what}: " + ", ".join(f"{n} {why}" for why, n in sorted(found.items()))
         if self.scored < self.rollouts:
             text += f"\nnot scored: {self.rollouts - self.scored}"
             broken = self.causes.get(Cause.INFRASTRUCTURE, 0)
@@ -222,51 +221,34 @@ def interval(values: Sequence[float]) -> tuple[float | None, float | None]:
     return means[int(0.025 * RESAMPLES)], means[int(0.975 * RESAMPLES) - 1]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """The difference between the rewards of the same inputs, after minus before, with its 95 % confidence interval.
+def change_of(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """Compare the rewards of the same inputs before and after: the mean change, its 95 % confidence interval, a verdict.
 
-    ``verdict``: "learned" if the interval is above 0 and at least `LEAST_CHANGED` inputs changed, "not learned" if no part of it
-    is above 0, else "cannot tell"; always "cannot tell" for fewer than `LEAST_CHANGED` inputs.
+    The verdict is "learned" if the interval is above 0 and at least `LEAST_CHANGED` inputs changed, "not learned" if no part of
+    the interval is above 0, and otherwise "cannot tell", as for fewer than `LEAST_CHANGED` inputs. ``text`` is for people.
     """
-
-    inputs: int
-    better: int
-    worse: int
-    mean: float | None
-    low: float | None
-    high: float | None
-    verdict: Literal["learned", "not learned", "cannot tell"]
-
-    def __str__(self) -> str:
-        if self.mean is None:
-            return f"{self.verdict}: no input has a reward before and after"
-        change = f"{self.mean:+.3f} (95 % interval {self.low:+.3f} to {self.high:+.3f})"
-        counts = f"{self.better} got better, {self.worse} got worse"
-        return f"{self.verdict}: on the same {self.inputs} inputs the reward changed by {change}; {counts}"
-
-
-def change_of(pairs: Sequence[tuple[float, float]]) -> Change:
-    """Compare rewards before and after, a pair for each input."""
-    n, differences = len(pairs), [after - before for before, after in pairs]
-    better, worse = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
-    # From [-1, 1] to [0, 1], where `interval` expects values of two kinds: an input that did not change is in the middle.
-    mean = statistics.fmean(differences) if n else None
-    low, high = (None if bound is None else 2 * bound - 1 for bound in interval([(d + 1) / 2 for d in differences]))
-    verdict: Literal["learned", "not learned", "cannot tell"] = "cannot tell"
-    if low is not None and high is not None and n >= LEAST_CHANGED:
-        if low > 0 and better + worse >= LEAST_CHANGED:
-            verdict = "learned"
-        elif high <= 0:
-            verdict = "not learned"
-    return Change(inputs=n, better=better, worse=worse, mean=mean, low=low, high=high, verdict=verdict)
+    changes = [after - before for before, after in pairs]
+    better, worse = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
+    facts: dict[str, Any] = {"inputs": len(pairs), "better": better, "worse": worse, "verdict": "cannot tell"}
+    # From [-1, 1] to [0, 1]: `interval` takes values of 0 and 1 for two outcomes, and an unchanged input is a third.
+    low, high = interval([(change + 1) / 2 for change in changes])
+    if low is None or high is None:
+        return {**facts, "mean": None, "low": None, "high": None, "text": "cannot tell: no input has two rewards"}
+    facts |= {"mean": statistics.fmean(changes), "low": 2 * low - 1, "high": 2 * high - 1}
+    if len(pairs) >= LEAST_CHANGED and facts["high"] <= 0:
+        facts["verdict"] = "not learned"
+    elif better + worse >= LEAST_CHANGED and facts["low"] > 0:
+        facts["verdict"] = "learned"
+    text = "{verdict}: on the same {inputs} inputs the reward changed by {mean:+.3f} (95 % interval {low:+.3f} to {high:+.3f}); "
+    return {**facts, "text": (text + "{better} got better, {worse} got worse").format(**facts)}
 
 
 def write_results(folder: Path, items: Iterable[BatchItem], summary: EvalSummary) -> None:
     """Write ``results.jsonl`` (with the records and tracebacks), ``results.csv`` (one line per rollout) and ``summary.json``."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "results.jsonl").open("w") as lines, (folder / "results.csv").open("w", newline="") as table:
-        writer = csv.DictWriter(table, [*_entry(BatchItem(success=False)), *(f"metrics.{name}" for name in summary.metrics)])
+        columns = [*_entry(BatchItem(success=False)), *(f"metrics.{name}" for name in summary.metrics)]
+        writer = csv.DictWriter(table, columns)
         writer.writeheader()
         for item in sorted(items, key=lambda item: item.index or 0):
             entry, metrics = _entry(item), metrics_of(item.result) if item.success else {}

@@ -6,7 +6,6 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,110 +17,81 @@ from .record import TokenSequence
 _LISTED_REWARDS = 6  # different ones; of more, quartiles are shown
 
 
-@dataclass(frozen=True, kw_only=True)
-class Demonstrations:
-    """The selected sequences of a run, and why its other rollouts were left out: reason -> a detail of each, or "".
-
-    ``rows`` have ``input_ids`` and ``assistant_masks`` (1: sampled and trained), both (T,), as TRL's SFTTrainer reads them, and
-    ``reward``, ``session_id``, ``input_id``.
-    """
-
-    run: str
-    rows: list[dict[str, Any]]
-    left_out: Mapping[str, Sequence[str]]
-
-    def __str__(self) -> str:
-        chosen = len({row["session_id"] for row in self.rows})
-        parts = []
-        for reason, found in self.left_out.items():
-            details = ", ".join(sorted(set(found) - {""}))
-            if found:
-                parts.append(f"{len(found)} {reason}" + (f" ({details})" if details else ""))
-        text = f"{self.run}: {chosen} of {chosen + sum(map(len, self.left_out.values()))} rollouts are imitated"
-        return f"{text}; left out: {', '.join(parts)}" if parts else text
-
-
-_HELD_OUT, _FAILED, _MASKED, _UNREWARDED = ("held out", "failed", "masked", "without a reward")
-
-
-def demonstrations(folder: Path, *, min_reward: float | None, best_of_group: bool = False) -> Demonstrations:
+def demonstrations(
+    folder: Path, *, min_reward: float | None, best_of_group: bool = False
+) -> tuple[list[dict[str, Any]], str]:
     """Select the training rollouts that ended `ok`, are usable, and have at least this reward; with ``best_of_group`` the best of
     each group. A rollout in which a trained reply was cut off, or a trained call does not parse, is not selected.
 
+    Returns a row for each sequence, and a line that reports the selection. Rows have ``input_ids`` and ``assistant_masks`` (1:
+    sampled and trained), both (T,), as TRL's SFTTrainer reads them, and ``reward``, ``session_id``, ``input_id``.
     Raises: ConfigError without ``min_reward``, with the rewards that there are, and when nothing is left.
     """
-    left_out: dict[str, list[str]] = {reason: [] for reason in (_HELD_OUT, _FAILED, _MASKED, _UNREWARDED)}
     rows: list[dict[str, Any]] = []
+    groups: set[tuple[int | None, str]] = set()
     with RunReader(folder) as run:
-        candidates = []
-        for row in run.rollouts(Query(sort="reward", descending=True), limit=run.count()):
-            reason, detail = _unfit(row)
-            if reason is None:
-                candidates.append(row)
-            else:
-                left_out[reason].append(detail)
-        if min_reward is None and candidates:
+        every = run.rollouts(Query(sort="reward", descending=True), limit=run.count())
+        left_out = Counter(reason for row in every if (reason := _unfit(row)) is not None)
+        fit = [row for row in every if _unfit(row) is None]
+        if min_reward is None and fit:
             raise ConfigError(
-                f"the least reward to imitate is missing: give `--min-reward X` to `runs export`, `--set min_reward=X` to `train`. "
-                f"{run.name} has these rewards: {_spread([row['reward'] for row in candidates])}"
+                "the least reward to imitate is missing: give `--min-reward X` to `runs export`, or `--set min_reward=X` to "
+                f"`train`. {run.name} has these rewards: {_spread([row['reward'] for row in fit])}"
             )
-        groups = set()
-        for row in candidates:
+        for row in fit:
             group = (row["step"], row["grp"])
-            found, reason = [], None
             if row["reward"] < min_reward:
-                reason = f"with a reward below {min_reward:g}"
-            elif best_of_group and group in groups:
-                reason = "not the best of the group"
+                found: list[dict[str, Any]] | str = f"with a reward below {min_reward:g}"
             else:
-                found, reason = _sequences(run, row)
-            if reason is not None:
-                left_out.setdefault(reason, []).append("")
-                continue
-            rows += found
-            groups.add(group)
-        made = Demonstrations(run=run.name, rows=rows, left_out=left_out)
+                found = "not the best of the group" if best_of_group and group in groups else _sequences(run, row)
+            if isinstance(found, str):
+                left_out[found] += 1
+            else:
+                rows += found
+                groups.add(group)
+        reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(left_out.items()))
+        report = f"{run.name}: {len(every) - left_out.total()} of {len(every)} rollouts are imitated"
+        report += f"; left out: {reasons}" if reasons else ""
     if not rows:
-        hint = ". `agentcore-rl eval --for-training` samples rollouts to train on" if left_out[_HELD_OUT] else ""
-        raise ConfigError(f"nothing to imitate: {made}{hint}")
-    return made
+        hint = ". `agentcore-rl eval --for-training` samples rollouts to train on" if "held out" in reasons else ""
+        raise ConfigError(f"nothing to imitate: {report}{hint}")
+    return rows, report
 
 
-def _unfit(row: Mapping[str, Any]) -> tuple[str | None, str]:
-    """Return why a rollout is never imitated, with a detail; None if it may be."""
+def _unfit(row: Mapping[str, Any]) -> str | None:
+    """Return why a rollout is never imitated; None if it may be."""
     if row["phase"] != "train":
-        return _HELD_OUT, row["phase"]
+        return f"held out ({row['phase']})"
     if row["outcome"] != "ok":
-        return _FAILED, ""
+        return "failed"
     if row["mask_reason"] is not None:
-        return _MASKED, row["mask_reason"]
-    return (_UNREWARDED, "") if row["reward"] is None else (None, "")
+        return f"masked ({row['mask_reason']})"
+    return "without a reward" if row["reward"] is None else None
 
 
-def _sequences(run: RunReader, row: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str | None]:
+def _sequences(run: RunReader, row: Mapping[str, Any]) -> list[dict[str, Any]] | str:
     """Return the rows of a rollout, or why there are none."""
     rollout = run.rollout(row["id"]) or {}
-    found = [TokenSequence.decoded(encoded) for encoded in rollout.get("sequences") or ()]
-    found = [sequence for sequence in found if any(sequence.mask)]
+    every = [TokenSequence.decoded(encoded) for encoded in rollout.get("sequences") or ()]
+    found = [sequence for sequence in every if any(sequence.mask)]
     if not found:
-        return [], "without its tokens"
+        return "without tokens"
     trained = {turn_id for sequence in found for turn_id in sequence.turn_ids}
     for call in (rollout["detail"] or {}).get("calls", ()):
         broken = call.get("finish_reason") in TRUNCATED_REASONS or call.get("parse_status") == "unparsed"
         if broken and call["turn_id"] in trained:
-            return [], "with a reply that was cut off or a call that does not parse"
+            return "with a reply that was cut off or a call that does not parse"
     facts = {"reward": row["reward"], "session_id": row["session_id"], "input_id": row["grp"]}
-    return [{"input_ids": list(s.ids), "assistant_masks": list(s.mask), **facts} for s in found], None
+    return [{"input_ids": list(s.ids), "assistant_masks": list(s.mask), **facts} for s in found]
 
 
 def _spread(rewards: Sequence[float]) -> str:
     """Describe how rewards are distributed."""
     counts = sorted(Counter(rewards).items())
-    if len(counts) > _LISTED_REWARDS:
-        names = ("lowest", "a quarter up to", "half up to", "three quarters up to", "highest")
-        values = (min(rewards), *statistics.quantiles(rewards, method="inclusive"), max(rewards))
-        return ", ".join(f"{name} {value:.3g}" for name, value in zip(names, values, strict=True))
-    return ", ".join(f"{n} x {value:g}" for value, n in counts)
+    if len(counts) <= _LISTED_REWARDS:
+        return ", ".join(f"{n} x {value:g}" for value, n in counts)
+    quartiles = ", ".join(f"{value:.3g}" for value in statistics.quantiles(rewards, method="inclusive"))
+    return f"{len(rewards)} from {min(rewards):.3g} to {max(rewards):.3g}, quartiles {quartiles}"
 
 
 def write_demonstrations(rows: Iterable[dict[str, Any]], target: Path) -> int:

@@ -118,10 +118,10 @@ class CollectConfig(Credit):
     without a reward is usable; `with_rewards` gives it one before the groups become samples. `train` is the rule of what trains
     of a session (`trajectory.selection`); None: what the client or the agent says, else "task". A trainer reproduces the
     temperature of `sampling_params` (1 where they have none), and no top_p, top_k or min_p: tokens that were sampled otherwise
-    are counted, and with `refuse_other_sampling` their rollout is masked. `sampling_params` win over the agent's in training and
-    in evaluations, `training_sampling` in training only, where `sampling_params` do not have the name. `judged_by` is a judge whose scores become rewards;
-    with all of the weight on it, agents need not return one. Of `Credit` a collection needs to know whether rewards of turns are
-    wanted, and the teacher.
+    are counted, and with `refuse_other_sampling` their rollout is masked. `sampling_params` win over the agent's own in training
+    and in evaluations; `training_sampling` does in training only, for names that `sampling_params` do not have. `judged_by` is a
+    judge whose scores become rewards; with all of the weight on it, agents need not return one. Of `Credit` a collection needs to
+    know whether rewards of turns are wanted, and the teacher.
     """
 
     max_concurrent: Count = 128

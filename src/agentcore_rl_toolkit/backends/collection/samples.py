@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...contract import Outcome
-from ...contract import TRUNCATED_REASONS
+from ...contract import TRUNCATED_REASONS, Outcome
 from ...errors import ConfigError
 from ...trajectory import ExpertSpan
 from .advantages import Estimator

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 from ..collection.advantages import Estimator
 from ..collection.groups import WHOLE_DISTRIBUTION
@@ -31,6 +31,9 @@ class PrimitivesConfig(ServiceSettings):
     Raises: ConfigError.
     """
 
+    training_sampling: ClassVar = {
+        k: v for k, v in WHOLE_DISTRIBUTION.items() if k != "min_p"
+    }  # services have no min_p
     model_id: str = "policy"
     base_model: str
     model_dir: Path
@@ -59,11 +62,6 @@ class PrimitivesConfig(ServiceSettings):
         return Adam(
             learning_rate=self.learning_rate, beta1=self.beta1, beta2=self.beta2, grad_clip_norm=self.grad_clip_norm
         )
-
-    @property
-    def training_sampling(self) -> Mapping[str, Any]:
-        """The sampling that the service's losses expect. Services have no min_p."""
-        return {name: value for name, value in WHOLE_DISTRIBUTION.items() if name != "min_p"}
 
     def services(self) -> ServiceSettings:
         """The settings for `RolloutService.open`: the gateway that it starts renders prompts with `model_dir`."""

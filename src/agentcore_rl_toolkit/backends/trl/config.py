@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from ...errors import ConfigError
 from ...weights.arrival import MAX_MEAN_GAP
@@ -46,6 +46,7 @@ class TrlConfig(ServiceSettings):
     Raises: ConfigError.
     """
 
+    training_sampling: ClassVar = WHOLE_DISTRIBUTION
     model: str
     model_id: str = "policy"
     data_path: Path | None = None
@@ -89,23 +90,15 @@ class TrlConfig(ServiceSettings):
 
     def _sampling_params(self) -> dict[str, Any]:
         """The agents' sampling parameters: TRL divides its own logits by `training.temperature`, so theirs must be the same."""
-        params = dict(self.sampling_params or {})
-        for name in _SAMPLING:
-            given = self.training.get(name)
-            wanted = 1.0 if given is None and name == "temperature" else given
-            if wanted is not None and params.get(name, wanted) != wanted:
+        given = {name: self.training[name] for name in _SAMPLING if self.training.get(name) is not None}
+        params = {**given, **(self.sampling_params or {})}
+        for name, wanted in {"temperature": 1.0, **given}.items():
+            if params.get(name, wanted) != wanted:
                 raise ConfigError(
                     f"sampling_params.{name} is {params[name]} and training.{name} is {wanted}: TRL would compare "
                     f"other probabilities than the agents sampled with; set training.{name} only"
                 )
-            if given is not None:
-                params[name] = given
         return params
-
-    @property
-    def training_sampling(self) -> Mapping[str, Any]:
-        """The sampling in training where nothing else is set."""
-        return WHOLE_DISTRIBUTION
 
     def plan(self) -> Plan:
         """The plan of the run. Raises: ConfigError when the data cannot be read."""

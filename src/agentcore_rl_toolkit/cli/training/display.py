@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
@@ -26,19 +27,8 @@ NOTHING_TO_LEARN = (
 )
 SHOWN_REWARDS = 64  # of the rollouts that ended last
 COLUMNS = (
-    "reward",
-    "of ok",
-    "tool use",
-    "tokens",
-    "lost",
-    "agent errors",
-    "policy failed",
-    "logprob gap",
-    "versions behind",
-    "wait + train s",
-    "tokens/s",
-    "memory",
-    "metrics",
+    *("reward", "of ok", "tool use", "tokens", "lost", "agent errors", "policy failed", "logprob gap"),
+    *("versions behind", "wait + train s", "tokens/s", "memory", "metrics"),
 )
 
 
@@ -125,7 +115,7 @@ class Display:
             f"{facts['rollout_s']:.1f} + {facts['train_s']:.1f}",
             "-" if rates is None else f"{rates:.0f} + {facts['trained_tokens_per_s']:.0f}",
             "-" if rates is None else f"{facts['peak_memory_gb']:.1f} GB",
-            metrics_line(facts["metrics"]),
+            escape(visible(metrics_line(facts["metrics"]))),
         )
         self._explain()
         if facts["groups_that_differ"] == 0 and not self._said_nothing_to_learn:
@@ -141,7 +131,7 @@ class Display:
             "-",
             *failures(facts["causes"]),
             *["-"] * 5,
-            metrics_line(facts["metrics"]),
+            escape(visible(metrics_line(facts["metrics"]))),
         )
         self._explain()
 

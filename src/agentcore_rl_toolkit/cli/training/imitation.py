@@ -47,9 +47,9 @@ class Imitation(Sized):
         """The sequences of one source; prints how those of a run were selected. Raises: ConfigError when there is none."""
         if Path(source).is_file():
             return read_rows(source)
-        chosen = demonstrations(find_run(source), min_reward=self.min_reward, best_of_group=self.best_of_group)
-        click.echo(visible(chosen))
-        return chosen.rows
+        rows, report = demonstrations(find_run(source), min_reward=self.min_reward, best_of_group=self.best_of_group)
+        click.echo(visible(report))
+        return rows
 
 
 def imitate(settings: Imitation, out: Path | None) -> Path:

@@ -135,15 +135,12 @@ def print_end(console: Console, job: Job, report: Report, summary: dict[str, Any
     from rich.markup import escape
     from rich.table import Table
 
-    from ...client.evaluation import Change
     from .display import share, share_of
 
-    change = None if summary["held_out_change"] is None else Change(**summary["held_out_change"])
-    example = report.example(job.settings.seed)
-    if example and change is not None:
-        console.print(f"\nOne of the {change.better + change.worse} inputs whose reward changed, drawn at random")
-    for when, rollout in example:
-        console.print(f"[bold]{when.capitalize()} training[/] (reward {rollout['score']:g})")
+    for when, rollout in report.example(job.settings.seed):
+        console.print(
+            f"\n[bold]An input drawn from those whose reward changed, {when} training[/] (reward {rollout['score']:g})"
+        )
         for line in dialogue_lines(rollout["dialogue"] or []):
             console.print(line, highlight=False, markup=False)
     if job.rows[1]:
@@ -161,14 +158,14 @@ def print_end(console: Console, job: Job, report: Report, summary: dict[str, Any
         for name in sorted(set().union(*metrics)):
             table.add_row(f"{escape(name)}, mean", *("-" if name not in m else f"{m[name]:.4g}" for m in metrics))
         console.print(table)
-        console.print(f"Verdict: {change}\n", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"Verdict: {summary['held_out_change']['text']}\n", highlight=False, markup=False, soft_wrap=True)
     gap = summary["logprob_gap_max"]
     differ = "" if gap is None else f"; sampled and recomputed logprobs differ by at most {gap:.1e}"
     lines = [
         f"{summary['rollouts']} rollouts, {summary['lost_rollouts']} lost, {summary['causes'].get('agent', 0)} failed by the "
         f"agent, {summary['causes'].get('policy', 0)} by the policy; "
-        f"{share(summary['trainable_token_share'])} of the sampled tokens could be trained, {share(summary['trained_token_share'])} "
-        f"were{differ}",
+        f"{share(summary['trainable_token_share'])} of the sampled tokens could be trained, "
+        f"{share(summary['trained_token_share'])} were{differ}",
         f"Finished in {summary['wall_s']:.0f} s. See it: {program()} view {nearby(job.run_dir)}",
     ]
     if summary["steps_that_taught"] < summary["steps"]:
