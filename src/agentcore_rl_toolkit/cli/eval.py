@@ -86,6 +86,7 @@ def with_agent(command: F) -> F:
 @from_environment("--api-key", "AGENTCORE_RL_MODEL_API_KEY")
 @click.option("--sampling-params", metavar="JSON", help="Handed to the agent, e.g. '{\"temperature\": 0}'.")
 @click.option("--timeout", default=900.0, show_default=True, type=POSITIVE, help="Seconds per rollout.")
+@click.option("--for-training", is_flag=True, help="The data is no held-out data: the rollouts may be imitated later.")
 @with_judge
 @with_sessions
 @as_json
@@ -113,7 +114,7 @@ def command(**options: Any) -> None:
     exp_id, out = experiment(options)
     out.mkdir(parents=True, exist_ok=True)
     shown = ["agent", "data", "model", "repeat", "model_id", "base_url", "sampling_params", "timeout"]
-    shown += ["judge", "judge_url", "judge_model", "judge_weight"]
+    shown += ["judge", "judge_url", "judge_model", "judge_weight", "for_training"]
     write_config(out, {"kind": "eval", "exp_id": exp_id, **{n: options[n] for n in shown if options[n] is not None}})
     with locked(out), open_target(options, exp_id, out) as target:
         failures = _evaluate(target, rows, exp_id, out, options)
@@ -233,6 +234,7 @@ def _evaluate(target: Target, rows: list[EvalRow], exp_id: str, out: Path, optio
     scores: list[float] = []
     items: list[BatchItem] = []
     judge = _judge(options)
+    phase = "train" if options["for_training"] else "eval"
     cost: Mapping[str, float] = {}
 
     def show(progress: BatchProgress) -> None:
@@ -261,12 +263,12 @@ def _evaluate(target: Target, rows: list[EvalRow], exp_id: str, out: Path, optio
             payloads = {row.input_id: row.payload for row in rows}
             for item in run:
                 items.append(item)
-                keep(opened.kept, item, payloads[str(item.input_id)], opened.fetch)
+                keep(opened.kept, item, payloads[str(item.input_id)], opened.fetch, phase)
                 score = score_of(item)
                 if score is not None and judge is None:
                     scores.append(score)
             if judge is not None:
-                items, cost = judge_items(opened.kept, items, payloads, opened.fetch, judge)
+                items, cost = judge_items(opened.kept, items, payloads, opened.fetch, judge, phase)
         finally:  # also after Ctrl-C: what is known is kept, the rest goes on with --resume
             summary = summarise(items, time.monotonic() - began_s, cost)
             write_results(out, items, summary)

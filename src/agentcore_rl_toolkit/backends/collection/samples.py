@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...contract import Outcome
+from ...contract import TRUNCATED_REASONS, Outcome
 from ...errors import ConfigError, ContractError
 from ...trajectory import ExpertSpan, Trajectory, Turn
 from .advantages import Estimator
@@ -16,8 +16,6 @@ from .credit import Credit, CreditReport, Signal, token_advantages, turns_of
 from .groups import CollectedRollout, Group, Reward
 
 EPISODE = Credit()
-# Finish reasons of a last turn that was cut by a length limit, in the words of vLLM, SGLang, OpenAI and Anthropic.
-TRUNCATED_REASONS = frozenset({"length", "max_tokens", "max_output_tokens", "model_context_window_exceeded"})
 
 
 @dataclass(frozen=True, kw_only=True)
