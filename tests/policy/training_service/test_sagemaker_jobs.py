@@ -79,7 +79,7 @@ class Around:
         else:
             yield json.dumps(REPLY).encode()
 
-    async def sampled(self, place: str, trajectory_id: str) -> list[Example]:
+    async def sampled(self, place: str, trajectory_id: str, temperature: float) -> list[Example]:
         inputs = {"target_tokens": [6, 7, 8], "logprobs": [0.0, -0.5, -0.25]}
         return [Example(tokens=[5, 6, 7], inputs={**inputs, "weights": [0.0, 1.0, 1.0], "advantages": [0, 1, 2]})]
 

@@ -34,13 +34,14 @@ class Sized:
     """Settings of a model and its updates. What is None follows from the model's size (`by_size`).
 
     ``model`` is a folder, a name of the hub or a GGUF file, None the built-in policy. ``learning_rate`` is the peak.
-    ``lora_rank`` 0 trains all weights. ``tokens_at_once`` of a minibatch are computed together; ``gradient_checkpointing`` saves
-    memory. Engine and trainer multiply matrices in ``dtype``.
+    ``lora_rank`` 0 trains all weights; adapters count ``lora_alpha`` / rank, None: twice the rank. ``tokens_at_once`` of a
+    minibatch are computed together; ``gradient_checkpointing`` saves memory. Engine and trainer multiply matrices in ``dtype``.
     """
 
     model: Path | None = None
     learning_rate: Positive | None = None
     lora_rank: Least0 | None = None
+    lora_alpha: Count | None = None
     tokens_at_once: Count | None = None
     gradient_checkpointing: bool | None = None
     dtype: Literal["float32", "bfloat16"] | None = None
