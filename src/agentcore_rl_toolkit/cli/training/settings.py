@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from ..._installation import missing_extra
 from ...backends.collection.credit import Credit
-from ...backends.collection.groups import WHOLE_DISTRIBUTION, PolicyFailures
+from ...backends.collection.groups import WHOLE_DISTRIBUTION, PolicyFailures, trained_temperature
 from ...backends.llm_judge import JudgeSettings
 from ...backends.settings import Count, GroupSize, Least0, NotNegative, Positive, from_mapping, read_settings
 from ...client.data import read_rows
@@ -109,6 +109,7 @@ class LocalRun(Sized, Credit, JudgeSettings):
         check_installed(self.tracker)
         if not self.agent.is_file():
             raise ConfigError(f"there is no agent file {self.agent}; `agentcore-rl init NAME` makes an agent")
+        trained_temperature(self.sampling_params)
         self.fit(self.model)
         if self.lora_rank and importlib.util.find_spec("peft") is None:
             raise missing_extra(
