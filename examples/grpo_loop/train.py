@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import json
 import math
 import os
@@ -47,6 +48,7 @@ from agentcore_rl_toolkit.backends import (
     GroupRequest,
     GroupStream,
     Recording,
+    UsableSteps,
     check_usable,
     collect_async,
     collect_stream,
@@ -55,6 +57,7 @@ from agentcore_rl_toolkit.backends import (
     to_samples,
 )
 from agentcore_rl_toolkit.backends.collection.groups import WHOLE_DISTRIBUTION, trained_temperature
+from agentcore_rl_toolkit.backends.collection.places import Places
 from agentcore_rl_toolkit.backends.collection.teacher import teacher_at
 from agentcore_rl_toolkit.backends.llm_judge import JudgeSettings
 from agentcore_rl_toolkit.client.data import read_rows
@@ -390,12 +393,16 @@ def load_model(model_dir: Path | None, config: Config) -> tuple[Any, Any]:
 
 
 def row_at(place: int, rows: Sequence[Row], config: Config) -> Row:
-    """The input at a place of the training: the data set as it is given, then again and again in another order each time."""
+    """The input at a place of the training: the whole data set again and again, in another order each time."""
     epoch, at = divmod(place, len(rows))
-    order = list(range(len(rows)))
-    if epoch:
-        random.Random(f"{config.seed}/{epoch}").shuffle(order)
-    return rows[order[at]]
+    return rows[order_of(len(rows), config.seed, epoch)[at]]
+
+
+@functools.lru_cache(maxsize=2)  # shuffling a large data set takes too long to do it for each group
+def order_of(rows: int, seed: int, epoch: int) -> list[int]:
+    order = list(range(rows))
+    random.Random(f"{seed}/{epoch}").shuffle(order)
+    return order
 
 
 def collect_config(config: Config, *, training: bool = False) -> CollectConfig:
@@ -412,7 +419,7 @@ def collect_config(config: Config, *, training: bool = False) -> CollectConfig:
 
 
 async def evaluate(
-    version: int, held_out: Sequence[Row], services: Services, config: Config, observe: Observer
+    version: int, held_out: Sequence[Row], services: Services, config: Config, observe: Observer, places: Places
 ) -> None:
     """One rollout of each held-out input, by this version of the weights."""
     when = {0: "before", config.steps: "after"}.get(version, f"version-{version}")
@@ -424,6 +431,7 @@ async def evaluate(
         client=services.client,
         gateway=services.gateway,
         config=collect_config(config).evaluating(),
+        places=places,
         on_rollout=lambda rollout: observe("rollout", {"phase": when, "rollout": rollout}),
         recording=recording and recording.at(when if when in ("before", "after") else "eval", version),
     )
@@ -439,13 +447,18 @@ def training_begins(done: int, config: Config, observe: Observer) -> None:
 
 
 def training_stream(
-    done: int, state: Any, services: Services, rows: Sequence[Row], config: Config, observe: Observer
+    done: int,
+    state: Any,
+    services: Services,
+    rows: Sequence[Row],
+    config: Config,
+    observe: Observer,
+    places: Places,
 ) -> GroupStream:
     """Groups of rollouts from step `done` on. The row of the data set is the payload, as in every backend."""
-    places = config.steps * config.groups
 
     def request(place: int) -> GroupRequest | None:
-        if place >= places:
+        if place >= config.steps * config.groups:
             return None
         return GroupRequest(input_id=f"train/{place:05d}", payload=row_at(place, rows, config), n=config.rollouts)
 
@@ -457,6 +470,7 @@ def training_stream(
         batch_groups=config.groups,
         max_staleness=config.staleness,
         config=collect_config(config, training=True),
+        places=places,
         weight_version=done,  # version k is what k steps made
         state=state,
         on_rollout=lambda rollout: observe("rollout", {"phase": "training", "rollout": rollout}),
@@ -509,7 +523,7 @@ async def train(
     """The loop. State is saved after every step; call again with the same `run_dir` to go on where it stopped.
 
     ``rows`` are trained on; ``held_out``, which may be empty, is run before and after, and with ``eval_every`` in between.
-    Raises: RolloutError when no rollout of the first batch is usable.
+    Raises: RolloutError when no rollout of the first step, or of three steps in a row, is usable.
     """
     torch.manual_seed(config.seed)
     alone = config.staleness == 0  # then nothing else runs while it trains
@@ -531,15 +545,16 @@ async def train(
         rollouts_done = len(held_out) + done * config.groups * config.rollouts
         observe("resumed", {"steps_done": done, "rollouts_done": rollouts_done})
     await asyncio.to_thread(publish, model, done, services, None, config.temperature)
+    places = Places(config.max_concurrent)  # an evaluation and the training beside it share them
     if done == 0 and held_out:
-        await evaluate(0, held_out, services, config, observe)
+        await evaluate(0, held_out, services, config, observe, places)
 
-    async with training_stream(done, stream_state, services, rows, config, observe) as stream:
+    usable = UsableSteps()
+    async with training_stream(done, stream_state, services, rows, config, observe, places) as stream:
         for step in range(done, config.steps):
             started = time.monotonic()
             groups = await stream.take_async()
-            if step == 0:
-                check_usable(groups)
+            usable.check(groups)
             taken = time.monotonic()
             learning_rate = set_rate(optimizer, step, config.steps, config)
             rng = random.Random(config.seed * 1_000_003 + step)
@@ -548,11 +563,12 @@ async def train(
             probe = probe_of(groups)
             async with calls_held(services, config):
                 await asyncio.to_thread(publish, model, step + 1, services, probe, config.temperature)
-            stream.published(step + 1)
             ended = time.monotonic()
             if held_out and config.eval_every and (step + 1) % config.eval_every == 0 and step + 1 < config.steps:
-                await evaluate(step + 1, held_out, services, config, observe)  # before the step is saved: both or none
+                # Before the step is saved: both or none. Without staleness the next step's rollouts start afterwards.
+                await evaluate(step + 1, held_out, services, config, observe, places)
                 training_begins(step + 1, config, observe)
+            stream.published(step + 1)
             state = {"model": changed_by_training(model), "optimizer": optimizer.state_dict(), "steps": step + 1}
             torch.save({**state, "stream": stream.state()}, checkpoint.with_suffix(".new"))
             checkpoint.with_suffix(".new").replace(checkpoint)
@@ -566,7 +582,7 @@ async def train(
             observe("step", {"step": step, "learning_rate": learning_rate, **facts})
 
     if held_out:
-        await evaluate(config.steps, held_out, services, config, observe)
+        await evaluate(config.steps, held_out, services, config, observe, places)
     save(model, tokenizer, services.run_dir, config)
 
 

@@ -106,7 +106,7 @@ def command(**options: Any) -> None:
         agentcore-rl eval --agent ARN --bucket NAME --data rows.jsonl --base-url URL --model-id NAME
     """
     from ..client.evaluation import read_rows
-    from ..runs import write_config
+    from ..runs import locked, write_config
 
     check_options(options)
     rows = read_rows(options["data"])
@@ -115,15 +115,16 @@ def command(**options: Any) -> None:
     shown = ["agent", "data", "model", "repeat", "model_id", "base_url", "sampling_params", "timeout"]
     shown += ["judge", "judge_url", "judge_model", "judge_weight"]
     write_config(out, {"kind": "eval", "exp_id": exp_id, **{n: options[n] for n in shown if options[n] is not None}})
-    with open_target(options, exp_id, out) as target:
+    with locked(out), open_target(options, exp_id, out) as target:
         failures = _evaluate(target, rows, exp_id, out, options)
     if failures:
         sys.exit(1)
 
 
 def experiment(options: dict[str, Any], kind: str = "eval", begun: str = "ledger.jsonl") -> tuple[str, Path]:
-    """Name and folder: of --out, else the next free ones, with --resume the last that are taken. ``begun`` is a file that taken
-    ones have. Raises: ConfigError.
+    """Return the name and folder of --out, or of a new folder, or with --resume of the last run that has the file ``begun``.
+
+    Raises: ConfigError.
     """
     first = f"{kind}-{options['data'].stem}"
     if options["out"]:
@@ -131,14 +132,17 @@ def experiment(options: dict[str, Any], kind: str = "eval", begun: str = "ledger
         if (out / begun).exists() and not options["resume"]:
             raise ConfigError(f"{nearby(out)} holds a run; go on with --resume, or choose another --out")
         return re.sub(r"[^A-Za-z0-9_-]", "-", out.name)[:99] or first, out
-    last = ""
-    for number in itertools.count(1):
-        exp_id = first if number == 1 else f"{first}-{number}"
-        if not (Path("runs") / exp_id / begun).exists():
-            break
-        last = exp_id
-    exp_id = last or first if options["resume"] else exp_id
-    return exp_id, (Path("runs") / exp_id).resolve()
+    from ..runs import make_folder
+
+    runs = Path("runs").resolve()
+    if not options["resume"]:
+        out = make_folder(runs, first)
+        return out.name, out
+    names = (first if number == 1 else f"{first}-{number}" for number in itertools.count(1))
+    exp_id = first
+    for name in itertools.takewhile(lambda name: (runs / name).exists(), names):
+        exp_id = name if (runs / name / begun).exists() else exp_id
+    return exp_id, runs / exp_id
 
 
 def check_options(options: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from ..client import BatchItem
 from ..client.evaluation import EvalRow, as_facts, interval, read_rows, score_of, summarise
 from ..contract import INFO_FIELD, TEXTS_FIELD, redact
 from ..errors import ConfigError, RolloutError
-from ..runs import read_config, read_metrics, write_config
+from ..runs import locked, read_config, read_metrics, write_config
 from .eval import Opened, check_options, experiment, most_frequent, open_rollouts, open_target, with_agent
 from .options import from_environment, settings_of, settings_option
 from .output.commands import nearby
@@ -89,6 +89,7 @@ def command(words: tuple[str, ...], **options: Any) -> None:
         raise ConfigError(f"{nearby(out)} is a run with other rows, texts or another seed: choose another --out")
     given = {} if settings.sampling_params is None else {"sampling_params": dict(settings.sampling_params)}
     with (
+        locked(out),
         open_target(options, exp_id, out) as target,
         open_rollouts(target, exp_id, out, given, settings.max_rollouts, settings.concurrency) as opened,
     ):

@@ -133,11 +133,14 @@ async def test_checkpoints_are_named_by_the_steps_done_and_a_resumed_run_counts_
 
 
 async def test_steps_without_usable_rollouts_end_the_run() -> None:
-    bad = [e for e in recorded_episodes(640) if e.kind == "lost"][:4]
-    episodes = [Episode(input_id=f"i{k}", failure=e.failure) for k, e in enumerate(bad)]
-    batches = [[GroupRequest(input_id=f"i{k}", payload={})] for k in range(4)]
-    with pytest.raises(RolloutError, match=r"2 steps in a row.*died without a record"):
-        await run(episodes, batches, max_empty_steps=2)
+    bad = [e for e in recorded_episodes(640) if e.kind == "lost"][:3]
+    lost = [Episode(input_id=f"i{k}", failure=e.failure) for k, e in enumerate(bad)]
+    batches = [[GroupRequest(input_id=f"i{k}", payload={})] for k in range(3)]
+    with pytest.raises(RolloutError, match=r"none of the first 1 rollouts can be used.*died without a record"):
+        await run(lost, batches, max_empty_steps=2)
+    good = recorded_episodes()[:8]
+    with pytest.raises(RolloutError, match=r"no rollout of the last 2 steps can be used.*died without a record"):
+        await run([*good, *lost], [requests_for(good), *batches], max_empty_steps=2)
 
 
 @pytest.mark.parametrize(

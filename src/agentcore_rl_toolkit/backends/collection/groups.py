@@ -258,15 +258,41 @@ class Group:
 
 
 def check_usable(groups: Sequence[Group]) -> None:
-    """Raises: RolloutError when no rollout of a run's first batch can be used: the most frequent reason, and its first case."""
-    every = [rollout for group in groups for rollout in group.rollouts]
-    if not every or any(rollout.usable for rollout in every):
-        return
-    reasons = [f"{rollout.outcome}: {rollout.reason}" for rollout in every]
-    reason, times = Counter(reasons).most_common(1)[0]
-    first = every[reasons.index(reason)]
-    text = f"none of the first {len(every)} rollouts can be used; {times} of them: {reason}"
-    raise RolloutError(f"{text}\n{first.traceback or ''}".strip(), session_id=first.session_id) from first.error
+    """Raise if no rollout of a run's first batch can be used.
+
+    Raises: RolloutError with the most frequent reason and its first case.
+    """
+    UsableSteps(limit=1).check(groups)
+
+
+@dataclass(kw_only=True)
+class UsableSteps:
+    """Ends a run that cannot learn: no usable rollout in its first step, or in `limit` steps in a row."""
+
+    limit: int = 3
+    unusable: int = field(default=0, init=False)  # steps in a row
+    begun: bool = field(default=False, init=False)  # an earlier step had a usable rollout
+
+    def check(self, groups: Sequence[Group]) -> None:
+        """Count a step. Raises: RolloutError with the most frequent reason and its first case."""
+        every = [rollout for group in groups for rollout in group.rollouts]
+        if not every:
+            return
+        if any(rollout.usable for rollout in every):
+            self.begun, self.unusable = True, 0
+            return
+        self.unusable += 1
+        if self.begun and self.unusable < self.limit:
+            return
+        reasons = [f"{rollout.outcome}: {rollout.reason}" for rollout in every]
+        reason, times = Counter(reasons).most_common(1)[0]
+        first = every[reasons.index(reason)]
+        text = f"none of the first {len(every)} rollouts can be used; {times} of them: {reason}"
+        if self.begun:
+            text = (
+                f"no rollout of the last {self.unusable} steps can be used; {times} of {len(every)} in the last one: {reason}"
+            )
+        raise RolloutError(f"{text}\n{first.traceback or ''}".strip(), session_id=first.session_id) from first.error
 
 
 def with_rewards(groups: Sequence[Group], reward: Callable[[CollectedRollout], float | None]) -> list[Group]:

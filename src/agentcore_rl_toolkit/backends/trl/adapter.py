@@ -20,6 +20,7 @@ from ...client import RolloutClient
 from ...client.data import encode_payload, payload_id, read_rows
 from ...errors import ConfigError, MissingExtraError, RolloutError
 from ...gateway import GatewayClient
+from ...runs import locked
 from ...weights import EngineAddress, Publisher, check_arrived
 from ..collection.advantages import Estimator
 from ..collection.collect import collect
@@ -394,6 +395,7 @@ def grpo_config(config: TrlConfig) -> Any:
 def train(config: TrlConfig, **arguments: Any) -> AgentCoreGRPOTrainer:
     """Open the clients, train, save the model under ``output_dir/policy`` and return the trainer."""
     with ExitStack() as stack:
+        stack.enter_context(locked(config.output_dir))
         settings = replace(config, record_dir=None, gateway_model=config.gateway_model or config.model)
         service = RolloutService.open(settings, list, config.policy_engine)
         stack.callback(service.close)

@@ -13,7 +13,7 @@ import click
 from ...backends.settings import Count, check
 from ...client.data import read_rows
 from ...errors import ConfigError
-from ...runs import demonstrations, find_run, read_config, write_config
+from ...runs import demonstrations, find_run, locked, read_config, write_config
 from ..output.commands import nearby, program
 from .job import load_loop
 from .settings import Sized, new_folder
@@ -61,7 +61,7 @@ def imitate(settings: Imitation, out: Path | None) -> Path:
     click.echo(f"imitating {len(rows)} sequences, {tokens} sampled tokens  run directory {nearby(run_dir)}")
     loop = load_loop()
     config = loop.Config(**{f.name: getattr(settings, f.name) for f in dataclasses.fields(Sized) if f.name != "model"})
-    with (run_dir / "metrics.jsonl").open("a", buffering=1) as metrics:
+    with locked(run_dir), (run_dir / "metrics.jsonl").open("a", buffering=1) as metrics:
 
         def observe(facts: dict[str, Any]) -> None:
             metrics.write(json.dumps({"event": "imitated", **facts}) + "\n")

@@ -62,10 +62,12 @@ def train(job: Job, console: Console, *, stack: Stack | None = None) -> dict[str
     from ...backends.collection.recording import open_recording
     from ...client import Deadlines, RolloutClient
     from ...gateway import GatewayClient
+    from ...runs import locked
     from ...runtime.remote import RuntimeView
 
     settings = job.settings
     with contextlib.ExitStack() as exits:
+        exits.enter_context(locked(job.run_dir))
         exits.enter_context(terminated_as_interrupted())
         runner = exits.enter_context(asyncio.Runner())  # closed last: a thread of it may wait for a service
         stack = stack or exits.enter_context(

@@ -18,7 +18,7 @@ from ...backends.llm_judge import JudgeSettings
 from ...backends.settings import Count, GroupSize, Least0, NotNegative, Positive, from_mapping, read_settings
 from ...client.data import read_rows
 from ...errors import ConfigError
-from ...runs import write_config
+from ...runs import is_locked, make_folder, write_config
 from ..models import model_folder
 from ..servers.vllm import find_python
 from .stack import ENGINES, find_agent
@@ -214,7 +214,9 @@ def new_run(settings: LocalRun, out: Path | None, name: str | None = None) -> Pa
 
 def new_folder(out: Path | None, name: str) -> Path:
     """The folder of a new run. Raises: ConfigError when it holds one."""
-    run_dir = (out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}").resolve()
+    if out is None:
+        return make_folder(Path("runs").resolve(), f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    run_dir = out.resolve()
     if (run_dir / "config.json").exists():
         raise ConfigError(f"{run_dir} already holds a run; go on with --resume, or choose another --out")
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -222,12 +224,14 @@ def new_folder(out: Path | None, name: str) -> Path:
 
 
 def old_run(out: Path | None, flags: Mapping[str, Any]) -> tuple[Path, LocalRun]:
-    """The run in ``out``, else the newest unfinished one, and its settings. Raises: ConfigError."""
+    """The run in ``out``, else the newest unfinished one that no process works on, and its settings. Raises: ConfigError."""
     if out is None:
         runs = [
             path.parent
             for path in Path("runs").glob("*/config.json")
-            if not (path.parent / "summary.json").exists() and "data" in json.loads(path.read_text())
+            if not (path.parent / "summary.json").exists()
+            and "data" in json.loads(path.read_text())
+            and not is_locked(path.parent)
         ]
         if not runs:
             raise ConfigError(
