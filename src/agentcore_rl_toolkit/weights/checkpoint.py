@@ -40,9 +40,7 @@ def plain_parameters(model: Any) -> Iterator[tuple[str, Any]]:
         if "lora_" in name or ".original_module." in name:
             continue
         if base and layer_name in adapted:
-            layer = copy.deepcopy(
-                adapted[layer_name]
-            )  # of one layer at a time: of all of them it would be a second model
+            layer = copy.deepcopy(adapted[layer_name])  # one at a time: all of them would be a second model
             layer.merge()
             parameter = layer.get_base_layer().get_parameter(part)
         plain = layer_name.removeprefix("base_model.model.") + (f".{part}" if base else "")

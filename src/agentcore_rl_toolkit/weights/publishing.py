@@ -75,12 +75,11 @@ def prove(
         prompt, engine = list(prompt_ids), address.connect()
         how = {"n": PROBE_ANSWERS, "max_tokens": PROBE_ANSWER_TOKENS, "seed": version + 1}
         allowed = max_gap or (MAX_GAP_OF_BFLOAT16 if engine.dtype() == "bfloat16" else MAX_GAP)
-        if temperature != 1.0:  # also where the run's is so near to 1 that rounding hides the difference
+        if temperature != 1.0:  # the run's may be so near to 1 that rounding hides the difference
             sampled = engine.sample(prompt, **how, temperature=PROBE_TEMPERATURE)
             raw, scaled = gap(model, prompt, sampled), gap(model, prompt, sampled, PROBE_TEMPERATURE)
-            if raw <= allowed and scaled > max(
-                MAX_GAP, 2 * raw
-            ):  # a policy that is sure of each token shows no difference
+            # A policy that is sure of each token shows no difference.
+            if raw <= allowed and scaled > max(MAX_GAP, 2 * raw):
                 raise ConfigError(
                     f"{address.engine} at {address.url} reports the logprobs of temperature 1, whatever it samples at, and "
                     f"this run samples at {temperature:g}: {engine.scaled_by or 'sample at temperature 1'}"

@@ -140,12 +140,8 @@ class AgentCoreRollouts:
                 temperature=trainer.temperature,
             )
             self.publisher.publish(trainer.accelerator.unwrap_model(trainer.model), version)
-        if (
-            trainer.use_vllm
-            and trainer.temperature != 1.0
-            and self.version is None
-            and trainer.accelerator.is_main_process
-        ):
+        first = self.version is None and trainer.accelerator.is_main_process
+        if first and trainer.use_vllm and trainer.temperature != 1.0:
             mode = trainer.vllm_generation.vllm_client.get_server_info()["model_config"]["logprobs_mode"]
             if mode != "processed_logprobs":  # TRL only warns
                 raise ConfigError(
