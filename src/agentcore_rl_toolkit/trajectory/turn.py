@@ -110,15 +110,17 @@ class Turn:
             return "bad_logprobs"
         return None
 
+    def at_other_temperature(self, temperature: float | None) -> bool:
+        """Return True if the call was sampled at another temperature. None means any; a call that names none has 1."""
+        return temperature is not None and self.sampling.get("temperature", 1.0) != temperature
+
     def sampled_otherwise(self, temperature: float | None) -> str | None:
         """How the call was sampled, where a trainer that only scales by ``temperature`` computes other logprobs; else None.
 
         ``temperature`` None: whatever the call had is the trainer's.
         """
-        asked = self.sampling
-        found = []
-        if temperature is not None and asked.get("temperature", temperature) != temperature:
-            found.append("temperature")
+        asked = {"temperature": 1.0, **self.sampling}
+        found = ["temperature"] if self.at_other_temperature(temperature) else []
         found += [name for name, neutral in _NEUTRAL.items() if asked.get(name, neutral[0]) not in neutral]
         return ", ".join(f"{name} {asked[name]:g}" for name in found) or None
 

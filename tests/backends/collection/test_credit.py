@@ -63,7 +63,7 @@ def test_a_teachers_part_stands_alone_or_beside_the_rewards() -> None:
     signals = [Signal(rollout=r, reward=float(r == "a"), mask=[1, 1, 0], gaps=g) for r, g in gaps.items()]
     report = CreditReport()
     assert token_advantages(signals, Credit(teacher_url="http://t"), report=report) == list(gaps.values())
-    assert report.numbers() == {"reverse_kl": 0.0}
+    assert report.numbers() == {"kl_teacher": 0.0}
     both = token_advantages(signals, Credit(teacher_url="http://t", reward_weight=2.0), estimator="dr_grpo")
     assert both == [[1.5, 0.0, 0.0], [-0.75, -0.75, 0.0]]
     with pytest.raises(ConfigError, match="without the teacher http://t"):

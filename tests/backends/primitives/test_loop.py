@@ -163,6 +163,7 @@ async def test_steps_without_usable_rollouts_end_the_run() -> None:
         {"learning_rate": 0.0},
         {"max_empty_steps": 0},
         {"checkpoint_every": -1},
+        {"sampling_params": {"temperature": 0.7}},
         {"tps_limit": -1},
         {"gateway_port": 99999},
         {"gateway_context_tokens": 0},

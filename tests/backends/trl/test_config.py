@@ -42,6 +42,7 @@ def written(tmp_path: Path, **more: Any) -> Path:
         ({"training": 3}, "must be a valid dictionary"),
         ({"training": {"temperature": 0.7}, "sampling_params": {"temperature": 1.0}}, "temperature"),
         ({"sampling_params": {"temperature": 0.7}}, "training.temperature"),
+        ({"training": {"temperature": 0}}, "cannot train at temperature 0"),
         ({"tps_limit": 0}, "tps_limit"),
         ({"submit_timeout_s": -5}, "submit_timeout_s"),
     ],

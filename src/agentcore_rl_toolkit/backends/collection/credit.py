@@ -91,7 +91,7 @@ class CreditReport:
 
     def numbers(self) -> dict[str, float]:
         """Of a step, for its metrics; warns where turns often disagree with their episodes. A share of nothing is absent."""
-        found = {"reverse_kl": -self.gap_sum / self.tokens} if self.tokens else {}
+        found = {"kl_teacher": -self.gap_sum / self.tokens} if self.tokens else {}
         if self.turns:
             share = found["turns_against_episode"] = self.against / self.turns
             if share > OFTEN:

@@ -43,6 +43,17 @@ PolicyFailures = Literal["score", "mask"]
 WHOLE_DISTRIBUTION: Mapping[str, float] = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
 
 
+def trained_temperature(sampling_params: Mapping[str, Any] | None) -> float:
+    """The temperature at which a trainer computes: that of the sampling parameters, 1 if they have none. Raises: ConfigError."""
+    found = (sampling_params or {}).get("temperature", 1.0)
+    if not isinstance(found, (int, float)) or not 0 < found < math.inf:
+        raise ConfigError(
+            f"a run cannot train at temperature {found!r}: the likeliest token is always taken at 0, which leaves nothing to "
+            "compare; give a number above 0 (1 samples from the policy as it is)"
+        )
+    return float(found)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reward:
     """The reward in a record.
@@ -122,12 +133,13 @@ class CollectConfig(Credit):
     not parse) out of their group, as DAPO's overlong filtering does; "score" trains them with the reward that their agent
     declares. A gateway that cannot be reached is waited for up to `gateway_patience_s`. With `require_reward` off a rollout
     without a reward is usable; `with_rewards` gives it one before the groups become samples. `train` is the rule of what trains
-    of a session (`trajectory.selection`); None: what the client or the agent says, else "task". A trainer reproduces the
-    temperature of `sampling_params` (1 where they have none), and no top_p, top_k or min_p: tokens that were sampled otherwise
-    are counted, and with `refuse_other_sampling` their rollout is masked. `sampling_params` win over the agent's own in training
-    and in evaluations; `training_sampling` does in training only, for names that `sampling_params` do not have. `judged_by` is a
-    judge whose scores become rewards; with all of the weight on it, agents need not return one. Of `Credit` a collection needs to
-    know whether rewards of turns are wanted, and the teacher.
+    of a session (`trajectory.selection`); None: what the client or the agent says, else "task". `sampling_params` win over the
+    agent's own in training and in evaluations; `training_sampling` does in training only, for names that `sampling_params` do not
+    have. A trainer computes at the temperature that they give (1 where they have none), and with no top_p, top_k or min_p. Calls
+    at another temperature are not trained; tokens of a cut distribution are. Both are counted, and with `refuse_other_sampling`
+    their rollout is masked. With `evaluation` nothing is trained, and any temperature will do. `judged_by` is a judge whose
+    scores become rewards; with all of the weight on it, agents need not return one. Of `Credit` a collection needs to know
+    whether rewards of turns are wanted, and the teacher.
     """
 
     max_concurrent: Count = 128
@@ -146,6 +158,7 @@ class CollectConfig(Credit):
     policy_failures: PolicyFailures = "score"
     train: str | None = None
     refuse_other_sampling: bool = False
+    evaluation: bool = False
     judged_by: JudgeSettings | None = None
 
     def __post_init__(self) -> None:
@@ -157,7 +170,7 @@ class CollectConfig(Credit):
 
     def evaluating(self) -> CollectConfig:
         """The same for rollouts that are not trained on: the agent samples as it is deployed, but for `sampling_params`."""
-        return replace(self, credit="episode", teacher_url=None, training_sampling={})
+        return replace(self, credit="episode", teacher_url=None, training_sampling={}, evaluation=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,7 +324,7 @@ class CollectStats:
     over the `rewarded` ones, which ended `ok`. Means of nothing are None. `causes` counts failures by whose they are,
     `policy_failures` the policy's by what it failed at. `metrics` are the means, over the usable rollouts that have them, of the
     numbers which agents returned beside the reward. `side_call_tokens` were sampled and, by the sessions' rules, not meant to be
-    trained; `other_sampling` are trained tokens that were sampled otherwise than the trainer reproduces, by how.
+    trained; `other_sampling` are tokens that were sampled otherwise than the trainer reproduces, by how (`FidelityReport`).
     `judge` is the sum of the groups' `judge_usage`.
     """
 
@@ -396,6 +409,11 @@ def sampling_note(trained_tokens: int, other_sampling: Mapping[str, int]) -> str
     """A warning about tokens that were sampled otherwise than the trainer reproduces; None: there are none."""
     parts = []
     for how, tokens in sorted(other_sampling.items(), key=lambda item: -item[1]):
+        if how.startswith("temperature"):
+            parts.append(
+                f"{tokens} tokens were sampled at {how} and are not trained: the trainer computes at another temperature"
+            )
+            continue
         top_p = next((float(word[6:]) for word in how.split(", ") if word.startswith("top_p ")), None)
         by = (
             "" if top_p is None else f" by up to {1 - top_p:.2g}"

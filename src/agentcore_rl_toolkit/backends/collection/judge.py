@@ -114,7 +114,7 @@ def judge(
     versions: tuple[int, int] | None = None
     if captured:
         rule = config.train or record_train(end.record) or getattr(capture, "train", None) or DEFAULT_TRAIN
-        temperature = (sampling_params or {}).get("temperature", 1.0)
+        temperature = None if config.evaluation else (sampling_params or {}).get("temperature", 1.0)
         trajectory, flaw = _trajectory(capture, fetch_error, session_id, input_id, rule, temperature)
         versions = trained_versions(trajectory)
         if reason is None and flaw is not None:
@@ -202,8 +202,11 @@ def _trajectory(
     if any(1 in s.loss_mask for s in trajectory.sequences):
         return trajectory, None
     side_calls = ", ".join(SIDE_CALLS[name] for name in trajectory.report.side_calls)
+    others = ", ".join(trajectory.report.other_sampling)
     why = (
-        f"every call is a side call under train={rule!r} ({side_calls}): name a tag of the calls that are to train"
+        f"its calls were sampled at {others}, and the trainer computes at temperature {temperature}: set that in sampling_params"
+        if others
+        else f"every call is a side call under train={rule!r} ({side_calls}): name a tag of the calls that are to train"
         if side_calls
         else "did the agent call `_rollout.base_url` with its api_key, and does the engine return token ids and logprobs?"
     )

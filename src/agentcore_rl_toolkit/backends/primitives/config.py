@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from ...errors import ConfigError
 from ..collection.advantages import Estimator
-from ..collection.groups import WHOLE_DISTRIBUTION
+from ..collection.groups import WHOLE_DISTRIBUTION, trained_temperature
 from ..service import ServiceSettings
 from ..settings import Count, GroupSize, Least0, NotNegative, Positive
 from .client import Adam
@@ -56,6 +57,14 @@ class PrimitivesConfig(ServiceSettings):
     max_empty_steps: Count = 3
     checkpoint_every: Least0 = 0
     max_weights_gap: Positive = MAX_GAP
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (temperature := trained_temperature(self.sampling_params)) != 1.0:
+            raise ConfigError(
+                f"sampling_params.temperature is {temperature:g}, and training services compute their losses at temperature 1: "
+                "leave it at 1, or train with the loop, TRL, verl or slime"
+            )
 
     @property
     def adam(self) -> Adam:

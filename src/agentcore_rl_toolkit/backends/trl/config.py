@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from ...errors import ConfigError
 from ...weights.arrival import MAX_MEAN_GAP
 from ...weights.engines import Kind
-from ..collection.groups import WHOLE_DISTRIBUTION
+from ..collection.groups import WHOLE_DISTRIBUTION, trained_temperature
 from ..service import ServiceSettings
 from ..settings import Count, GroupSize, Plan, Positive, planned
 
@@ -98,6 +98,7 @@ class TrlConfig(ServiceSettings):
                     f"sampling_params.{name} is {params[name]} and training.{name} is {wanted}: TRL would compare "
                     f"other probabilities than the agents sampled with; set training.{name} only"
                 )
+        trained_temperature(params)
         return params
 
     def plan(self) -> Plan:

@@ -81,7 +81,7 @@ def collected(item: BatchItem, fetch: Fetch | None) -> CollectedRollout:
         capture = fetch(item.session_id) if fetch is not None and item.session_id is not None else None
         if capture is not None:
             rule = capture.train or record_train(item.result) or DEFAULT_TRAIN
-            trajectory = build_trajectory(capture.session_id, capture.turns, train=rule)
+            trajectory = build_trajectory(capture.session_id, capture.turns, train=rule, temperature=None)
     except (AgentCoreRLError, OSError):
         trajectory = None  # a gateway that is gone; of turns that do not fit the dialogue is still worth reading
     detail = read_reward(item.result) if item.success and item.result is not None else None

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from ..._installation import missing_extra
 from ...backends.collection.credit import Credit
-from ...backends.collection.groups import PolicyFailures
+from ...backends.collection.groups import PolicyFailures, trained_temperature
 from ...backends.llm_judge import JudgeSettings
 from ...backends.settings import Count, GroupSize, Least0, NotNegative, Positive, from_mapping, read_settings
 from ...client.data import read_rows
@@ -34,13 +34,14 @@ class Sized:
     """Settings of a model and its updates. What is None follows from the model's size (`by_size`).
 
     ``model`` is a folder, a name of the hub or a GGUF file, None the built-in policy. ``learning_rate`` is the peak.
-    ``lora_rank`` 0 trains all weights. ``tokens_at_once`` of a minibatch are computed together; ``gradient_checkpointing`` saves
-    memory. Engine and trainer multiply matrices in ``dtype``.
+    ``lora_rank`` 0 trains all weights; adapters count ``lora_alpha`` / rank, None: twice the rank. ``tokens_at_once`` of a
+    minibatch are computed together; ``gradient_checkpointing`` saves memory. Engine and trainer multiply matrices in ``dtype``.
     """
 
     model: Path | None = None
     learning_rate: Positive | None = None
     lora_rank: Least0 | None = None
+    lora_alpha: Count | None = None
     tokens_at_once: Count | None = None
     gradient_checkpointing: bool | None = None
     dtype: Literal["float32", "bfloat16"] | None = None
@@ -109,6 +110,7 @@ class LocalRun(Sized, Credit, JudgeSettings):
         check_installed(self.tracker)
         if not self.agent.is_file():
             raise ConfigError(f"there is no agent file {self.agent}; `agentcore-rl init NAME` makes an agent")
+        trained_temperature(self.sampling_params)
         self.fit(self.model)
         if self.lora_rank and importlib.util.find_spec("peft") is None:
             raise missing_extra(

@@ -44,6 +44,8 @@ export async function runPage(name) {
     lineChart("Seconds a rollout", [{ name: "mean", points: point("elapsed_s") }, { name: "longest", kind: "other", points: point("elapsed_max_s") }], { from: 0 }),
     lineChart("Turns and tool calls a rollout", [{ name: "turns", points: point("turns") }, { name: "tool calls", kind: "other", points: point("tool_calls") }], { from: 0 }),
     lineChart("Loss", [{ name: "loss", points: fromEvent((e) => e.loss ?? null) }]),
+    lineChart("KL divergence of the policy in training, nats", ["sampler", "old", "reference", "teacher"].map((from) => ({ name: `from the ${from}`, kind: from === "sampler" ? undefined : "other", points: fromEvent((e) => e[`kl_${from}`] ?? null) }))),
+    lineChart("Tokens that the clip holds", [{ name: "share", points: fromEvent((e) => e.clip_fraction ?? null) }], { from: 0 }),
   ].filter(Boolean);
   const table = el("table", {}, el("thead", {}, el("tr", {}, ["", "rollouts", "reward", "of ok", "usable", "tokens a rollout", "largest gap", ...own, "outcomes"].map((t, i) => el("th", { class: i && i < 7 + own.length ? "num" : "" }, t)))),
     el("tbody", {}, run.steps.map((s) => el("tr", {}, el("td", {}, el("a", { href: link(name, "rollouts", { phase: s.phase, step: s.step, sort: "reward" }) }, placeOf(s))), [number(s.rollouts), number(s.reward), number(s.reward_ok), number(s.usable), number(s.tokens_mean, 0), small(s.gap_max), ...own.map((key) => number(eventOf(s)?.metrics?.[key]))].map((v) => el("td", { class: "num" }, v)), el("td", {}, Object.entries(s.outcomes).map(([o, n]) => `${n} ${o}`).join(", "))))));
