@@ -103,8 +103,8 @@ def command(
     With --method distill: the advantage of a token is its logprob by the teacher minus its own, plus reward_weight (0) times the
     rewards'. With --credit turn: the agent returns one reward for each model call; settings are discount and normalise.
 
-    With --method sft: imitate what good rollouts of the runs in --from sampled, and all of files such as `runs export` writes;
-    settings are min_reward, best_of_group, epochs, batch_tokens, learning_rate, lora_rank and seed.
+    With --method sft: imitate what good training rollouts of the runs in --from sampled, and all of files such as `runs export`
+    writes; settings are min_reward (runs need it), best_of_group, epochs, batch_tokens, learning_rate, lora_rank and seed.
 
     With --config of slime, verl, rLLM, Tinker, SageMaker or TRL: check the file and launch that trainer. AGENTCORE_AGENT_ARN and
     AGENTCORE_S3_BUCKET fill agent_runtime_arn and s3_bucket where the file leaves them out. A file .env in this folder, then one
