@@ -147,6 +147,11 @@ class Transport:
                     self._client = self._make(DATA_PLANE, self._endpoint_url)
         return self._client
 
+    async def open(self) -> None:
+        """Make the boto3 client if there is none yet, which takes a second of CPU. Raises: ConfigError."""
+        if self._client is None:
+            await in_thread(lambda: self.client)
+
     def make_s3_client(self) -> Any:
         """A boto3 S3 client of the agent's region, for users' own code; the toolkit reads results through its store."""
         return self._make("s3", None)

@@ -11,6 +11,7 @@ from typing import Any
 from ...contract import RECORD_SUFFIX, Cause, IdValue, Outcome, extract_reward
 from ...errors import AgentError, ContractError
 from ...store import ObjectStore
+from ..clock import Clock
 from .results import READS_AT_ONCE, ResultReader
 
 Reward = Callable[..., float | Awaitable[float]]
@@ -48,7 +49,7 @@ async def replayed(
     """The records of an experiment, or of one input, sorted by key. They are read in portions, so that memory stays bounded."""
     prefix = f"{exp_id}/{input_id}/" if input_id is not None else f"{exp_id}/"
     keys = [item.key for item in await store.list_async(prefix) if item.key.endswith(RECORD_SUFFIX)]
-    reader = ResultReader(store, max_record_bytes)
+    reader = ResultReader(store, max_record_bytes, Clock())
     for begin in range(0, len(keys), READS_AT_ONCE):
         for one in await asyncio.gather(
             *(_one(reader, key, exp_id, reward) for key in keys[begin : begin + READS_AT_ONCE])
