@@ -100,8 +100,9 @@ def test_a_with_block_reports_what_it_leaves_and_keeps_its_own_exception(
     make_client: MakeClient, runtime: ScriptedRuntime, caplog: pytest.LogCaptureFixture
 ) -> None:
     runtime.stop_faults.append("403")
-    with pytest.raises(KeyError), make_client() as client:
-        future = client.invoke(HANG)
+    client = make_client()
+    future = client.invoke(HANG)
+    with pytest.raises(KeyError), client:
         raise KeyError
     assert runtime.live == [future.session_id]
     assert future.session_id in caplog.text
@@ -124,7 +125,9 @@ def test_a_second_close_waits_for_the_first(make_client: MakeClient, runtime: Sc
     first.join(60)
 
 
-def test_close_in_a_callback_is_refused_and_the_client_lives_on(client: RolloutClient, runtime: ScriptedRuntime) -> None:
+def test_close_in_a_callback_is_refused_and_the_client_lives_on(
+    client: RolloutClient, runtime: ScriptedRuntime
+) -> None:
     refused: list[BaseException] = []
 
     def called(_: object) -> None:
@@ -177,7 +180,11 @@ def make(tps=100):
 def started(runtime: ScriptedRuntime, store_url: str, code: str) -> subprocess.Popen[str]:
     program = PROGRAM.format(arn=runtime.arn, store=store_url, url=runtime.url) + code
     return subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 

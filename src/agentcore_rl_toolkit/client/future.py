@@ -40,8 +40,8 @@ class Verdict:
 class Progress:
     """Where a rollout is. Written on the client's loop only; read from anywhere.
 
-    ``entered_s``: monotonic time at which the stage began. ``spent_s``: seconds in each stage of the attempt before. ``finished_s``:
-    when the rollout was resolved.
+    ``entered_s``: monotonic time at which the stage began. ``spent_s``: seconds in the stages of the attempt before that.
+    ``finished_s``: when the rollout was resolved.
     """
 
     session_id: str

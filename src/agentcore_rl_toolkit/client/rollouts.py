@@ -121,7 +121,7 @@ class RolloutClient:
         self.endpoint_url = endpoint_url or next(
             (os.environ[name] for name in ENDPOINT_ENV if os.environ.get(name)), None
         )
-        self.store = self.watch.store or open_store(s3_bucket)
+        self.store = self.watch.store or open_store(s3_bucket, default_region=self.region)
 
         pool = max_pool_connections
         if pool == PUBLISHED_POOL_CONNECTIONS:

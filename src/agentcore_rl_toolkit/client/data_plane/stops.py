@@ -11,9 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ...logs import WarnsOnceAMinute
-from ..clock import Clock
 from .pacing import Pacer, backoff_s
-from .transport import InvokeRefusedError, InvokeUncertainError, Transport, in_thread
+from .transport import InvokeRefusedError, InvokeUncertainError, Transport, in_thread, within
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +36,8 @@ class StopQueue:
         left: sessions that are not known to be gone, in the order in which they came.
     """
 
-    def __init__(self, transport: Transport, pacer: Pacer, clock: Clock, stop_s: float) -> None:
-        self._transport, self._pacer, self._clock, self._stop_s = transport, pacer, clock, stop_s
+    def __init__(self, transport: Transport, pacer: Pacer, stop_s: float) -> None:
+        self._transport, self._pacer, self._stop_s = transport, pacer, stop_s
         self.left: dict[str, None] = {}
         self._gate = asyncio.Semaphore(STOPS_AT_ONCE)
         self._pace = asyncio.Lock()
@@ -64,7 +63,7 @@ class StopQueue:
             gone = not task.cancelled() and task.result()
             if gone:
                 self.left.pop(session_id, None)
-                self._stopped_s = self._clock.now()
+                self._stopped_s = time.monotonic()
             self._given_up = self._given_up or not gone
             self._tasks.discard(task)
             self._ended.set()
@@ -77,13 +76,13 @@ class StopQueue:
 
     async def drain(self) -> None:
         """Wait for all stops. Give up when one failed and none succeeded for `stop_s`: the pace may need longer for all."""
-        self._stopped_s, self._given_up = self._clock.now(), False
+        self._stopped_s, self._given_up = time.monotonic(), False
         while self._tasks:
             self._ended.clear()
             with contextlib.suppress(TimeoutError):
-                async with self._clock.timeout(self._stop_s / 2):
+                async with asyncio.timeout(self._stop_s / 2):
                     await self._ended.wait()
-            quiet_s = self._clock.now() - self._stopped_s
+            quiet_s = time.monotonic() - self._stopped_s
             if quiet_s >= self._stop_s / 2:
                 # Invokes that are still on the wire will not be waited for: their sessions are stopped on suspicion.
                 self._hurry.set()
@@ -103,11 +102,10 @@ class StopQueue:
             while True:
                 async with self._pace:
                     await take_turn(self._pacer.try_stop)
-                now_s = self._clock.now()
-                deadline_s = deadline_s or now_s + self._stop_s
+                now_s = time.monotonic()
+                deadline_s = deadline_s or now_s + self._stop_s  # the wait for the first turn does not count
                 try:
-                    async with self._clock.timeout(max(deadline_s - now_s, LEAST_S)):
-                        await in_thread(self._transport.stop, session_id)
+                    await within(in_thread(self._transport.stop, session_id), max(deadline_s - now_s, LEAST_S))
                     # With its invoke still on the wire the session may yet come up; a later process has to stop it again.
                     return after is None or after.done()
                 except (InvokeRefusedError, InvokeUncertainError, TimeoutError) as e:
@@ -119,12 +117,8 @@ class StopQueue:
                     problem: Exception = e
                 except Exception as e:  # refused for good
                     pause_s, problem = self._stop_s, e
-                if self._clock.now() + pause_s > deadline_s:
-                    self._warnings.warning(
-                        "session %s could not be stopped and runs until its idle timeout: %s",
-                        session_id,
-                        problem,
-                        extra={"session_id": session_id},
-                    )
+                if time.monotonic() + pause_s > deadline_s:
+                    ids = {"session_id": session_id}
+                    self._warnings.warning("session %s could not be stopped: %s", session_id, problem, extra=ids)
                     return False
                 await asyncio.sleep(pause_s)

@@ -8,7 +8,8 @@ Theory of operation. A rollout is one task on its client's loop that walks throu
     result  until the record is read; back to run if it is not there after all
     stop    in the background, after the future is resolved
 
-A deadline counts its own stage only, on a `Clock` that stands still while the process does.
+A deadline counts its own stage only. Before it ends a rollout, there is one last look: an answer or a record that came while this
+process stood still, or while it was busy, is in time.
 
 An invoke is sent at most once per session. It is sent again only when the runtime answered that it did not take it
 (429, 402, 409), when no connection was made, or when a second delivery does no harm (`Engine.runs_once`). When the answer is
@@ -61,7 +62,6 @@ from ...errors import (
 from ...proof import PROOF_KEY_FIELD
 from ...store import ObjectStore, open_store
 from ...store.base import check_key
-from ..clock import Clock
 from ..data_plane.pacing import Pacer, backoff_s
 from ..data_plane.stops import StopQueue, take_turn
 from ..data_plane.transport import (
@@ -74,6 +74,7 @@ from ..data_plane.transport import (
     Transport,
     in_thread,
     parse_reply,
+    within,
 )
 from ..future import Progress, RolloutFuture, Verdict
 from ..ledger import Attempt, FileLedger
@@ -89,10 +90,8 @@ logger = logging.getLogger(__name__)
 class Stores:
     """Opened stores, watchers and readers, by bucket. Lives on the engine's loop."""
 
-    def __init__(
-        self, bucket: str, store: ObjectStore, settings: WatchSettings, transport: Transport, clock: Clock
-    ) -> None:
-        self._settings, self._transport, self._clock = settings, transport, clock
+    def __init__(self, bucket: str, store: ObjectStore, settings: WatchSettings, transport: Transport) -> None:
+        self._settings, self._transport = settings, transport
         self._opened = {bucket: store}
         self._watchers: dict[tuple[str, str], Watcher] = {}
         self._readers: dict[str, ResultReader] = {}
@@ -105,13 +104,13 @@ class Stores:
     def store(self, bucket: str) -> ObjectStore:
         """The opened store. Raises: ConfigError."""
         if bucket not in self._opened:
-            self._opened[bucket] = open_store(bucket)
+            self._opened[bucket] = open_store(bucket, default_region=self._transport.region)
         return self._opened[bucket]
 
     def reader(self, bucket: str) -> ResultReader:
         """The reader of a store."""
         if bucket not in self._readers:
-            self._readers[bucket] = ResultReader(self.store(bucket), self._settings.max_record_bytes, self._clock)
+            self._readers[bucket] = ResultReader(self.store(bucket), self._settings.max_record_bytes)
         return self._readers[bucket]
 
     def watcher(self, progress: Progress) -> Watcher:
@@ -154,7 +153,7 @@ class Engine:
         max_attempts: how often an invoke that the runtime did not take is sent.
         runs_once: whether the agent says that it runs a session's payload once however often it is delivered. Then an invoke
             that was answered with 500 or 503 may be sent again. None: no answer yet. False stays.
-        accepted_s: when the runtime last accepted an invoke, on the engine's clock.
+        accepted_s: when the runtime last accepted an invoke (monotonic).
     """
 
     def __init__(
@@ -175,12 +174,11 @@ class Engine:
         self.max_attempts = max_attempts
         self.events = Events(exp_id)
         self.proofs = Proofs(required=watch.require_proof)
-        self.clock = Clock()
-        self.stores = Stores(bucket, store, watch, transport, self.clock)
+        self.stores = Stores(bucket, store, watch, transport)
         self.runs_once: bool | None = None
         self.accepted_s = 0.0
         self._admission = asyncio.Lock()
-        self._stops = StopQueue(transport, pacer, self.clock, deadlines.stop_s)
+        self._stops = StopQueue(transport, pacer, deadlines.stop_s)
         self._stop_s = deadlines.stop_s
         self._calls = asyncio.Semaphore(calls_at_once)
         self._rollouts: dict[RolloutFuture, Rollout] = {}
@@ -250,7 +248,7 @@ class Engine:
         async with self._admission:
             await self._calls.acquire()
             try:
-                await self.transport.open()
+                await in_thread(lambda: self.transport.client)  # the first one takes a second of CPU to make
                 await take_turn(self.pacer.try_start)
             except BaseException:
                 self._calls.release()
@@ -259,13 +257,8 @@ class Engine:
     def invoke(self, session_id: str, body: bytes) -> asyncio.Future[bytes]:
         """Send one invoke, after `wait_for_turn`. Gives the answer as it came."""
         call: asyncio.Future[bytes] = asyncio.ensure_future(in_thread(self.transport.invoke, session_id, body))
-        call.add_done_callback(self._answered)
+        call.add_done_callback(lambda _: self._calls.release())
         return call
-
-    def _answered(self, call: asyncio.Future[bytes]) -> None:
-        self._calls.release()
-        if not call.cancelled():
-            call.exception()  # an invoke that outlives its rollout must not complain that nothing read its error
 
     def stop(
         self, session_id: str, ledger: FileLedger | None, after: asyncio.Future[bytes] | None = None
@@ -307,7 +300,7 @@ class Rollout:
         self._engine = engine
         self._adopted = adopted
         self._invoke: asyncio.Future[bytes] | None = None  # on the wire or answered; None while no session can exist
-        self._sent_s = 0.0  # when the invoke was sent, on the engine's clock
+        self._sent_s = 0.0  # when the invoke was sent (monotonic)
         self._server_errors = 0  # answers of this attempt that said 500 or 503
         self._server_error: Exception | None = None  # the last answer, when it was one of them
         self._stop: asyncio.Task[bool] | None = None  # of the last session
@@ -381,7 +374,7 @@ class Rollout:
         limit_s: float | None = getattr(request.deadlines, f"{stage.value}_s")
         left = [] if limit_s is None else [limit_s - stage_s]
         if request.timeout_s is not None and stage in (Stage.START, Stage.RUN):
-            left.append(request.timeout_s - (self._engine.clock.now() - self._sent_s))
+            left.append(request.timeout_s - (time.monotonic() - self._sent_s))
         trouble = progress.trouble()
         return {
             "session_id": progress.session_id,
@@ -434,7 +427,7 @@ class Rollout:
         body, bucket = self._encode(config)
         if adopted is not None:
             progress.bucket, progress.key = adopted.bucket, adopted.key
-            self._sent_s = engine.clock.now()
+            self._sent_s = time.monotonic()
             self._accept()
         else:
             engine.events.intent(request, progress)
@@ -495,7 +488,7 @@ class Rollout:
     async def _get_accepted(self, body: bytes) -> dict[str, Any] | None:
         """Get the invoke accepted. None: it went out, and whether it was accepted is unknown."""
         request, progress, engine = self.request, self.progress, self._engine
-        deadlines, session_id, clock = request.deadlines, progress.session_id, engine.clock
+        deadlines, session_id = request.deadlines, progress.session_id
         self._server_error = None
         patience_s = deadlines.start_s if request.timeout_s is None else min(deadlines.start_s, request.timeout_s)
         failures = refusals = 0
@@ -507,12 +500,10 @@ class Rollout:
             try:
                 await self._wait_for_turn()
                 progress.enter(Stage.START)
-                self._sent_s = clock.now()
+                self._sent_s = time.monotonic()
                 self._invoke = engine.invoke(session_id, body)
-                async with clock.timeout(patience_s):
-                    raw = await asyncio.shield(self._invoke)
-                reply = parse_reply(raw, session_id)
-                self._server_error, engine.accepted_s = None, clock.now()
+                reply = parse_reply(await within(self._invoke, patience_s), session_id)
+                self._server_error, engine.accepted_s = None, time.monotonic()
                 engine.runs_once = reply.get(RUNS_ONCE_FIELD) is True and engine.runs_once is not False
                 return reply
             except InvokeServerError as e:
@@ -529,10 +520,10 @@ class Rollout:
                 refusals, failures = refusals + throttled, failures + (not throttled)
                 pause_s = backoff_s(refusals + failures, base_s=0.25, cap_s=5.0, jitter=random.random())
                 if throttled:
-                    refused_s, waited_s = refused_s or self._sent_s, waited_s + clock.now() - self._sent_s
+                    refused_s, waited_s = refused_s or self._sent_s, waited_s + time.monotonic() - self._sent_s
                     # Where the runtime takes nothing at all, the queue does not move because of that and not by itself.
                     idle = refusals >= engine.max_attempts
-                    idle_s = clock.now() - max(refused_s, engine.accepted_s) if idle else 0.0
+                    idle_s = time.monotonic() - max(refused_s, engine.accepted_s) if idle else 0.0
                     self._throttled(e, max(waited_s, idle_s))
                     waited_s += pause_s
                 elif failures >= engine.max_attempts:
@@ -555,7 +546,7 @@ class Rollout:
 
     async def _wait_for_turn(self) -> None:
         try:
-            async with self._engine.clock.timeout(self.request.deadlines.queue_s):
+            async with asyncio.timeout(self.request.deadlines.queue_s):
                 await self._engine.wait_for_turn()
         except TimeoutError as e:
             raise self._timed_out(Stage.QUEUE) from e
@@ -602,9 +593,9 @@ class Rollout:
         if not engine.runs_once:
             await take_turn(engine.pacer.try_stop)
             try:
-                async with engine.clock.timeout(self.request.deadlines.stop_s):
-                    if await in_thread(engine.transport.stop, self.progress.session_id):
-                        return False
+                stop = in_thread(engine.transport.stop, self.progress.session_id)
+                if await within(stop, self.request.deadlines.stop_s):
+                    return False
             except (InvokeRefusedError, InvokeUncertainError, InvokeFailedError, TimeoutError) as e:
                 logger.info("the runtime could not be asked for the session: %s", e)
                 return False
@@ -623,7 +614,7 @@ class Rollout:
             session does not show itself.
         """
         progress, engine = self.progress, self._engine
-        limits = (engine.clock.now(), self.request.deadlines.run_s), (self._sent_s, self.request.timeout_s)
+        limits = (time.monotonic(), self.request.deadlines.run_s), (self._sent_s, self.request.timeout_s)
         ends_s = min((since_s + limit_s for since_s, limit_s in limits if limit_s is not None), default=None)
         heartbeat_s = promised_heartbeat_s(reply)
         try:
@@ -654,13 +645,12 @@ class Rollout:
             watcher.remove(waiter)
 
     async def _find(self, watcher: Watcher, waiter: Waiter, unsure: bool, ends_s: float | None) -> None:
-        """Wait until the record exists, up to a time of the clock. `unsure`: wait for a sign of the session first.
+        """Wait until the record exists, up to a monotonic time. `unsure`: wait for a sign of the session first.
 
         Raises: AttemptEnded at that time; NoSignError; RolloutLostError.
         """
-        clock = self._engine.clock
         try:
-            async with clock.timeout(None if ends_s is None else ends_s - clock.now()):
+            async with asyncio.timeout_at(ends_s):
                 if unsure:
                     await self._confirm(watcher, waiter)
                     self._accept()
@@ -675,17 +665,12 @@ class Rollout:
         """After an invoke of unknown fate: wait until the session shows itself. Raises: NoSignError."""
         deadlines = self.request.deadlines
         confirm_s = deadlines.confirm_s if self._server_error is None else deadlines.confirm_error_s
-        life = asyncio.ensure_future(waiter.seen_life.wait())
-        try:
-            either: set[asyncio.Future[Any]] = {life, waiter.found}
-            with contextlib.suppress(TimeoutError):
-                async with self._engine.clock.timeout(confirm_s):
-                    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            life.cancel()
-        if not waiter.seen_life.is_set() and not waiter.found.done():
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(confirm_s):
+                await waiter.seen_life.wait()
+        if not waiter.seen_life.is_set():
             await watcher.look_now(waiter)  # a busy client may not have looked since the session began
-        if waiter.seen_life.is_set() or waiter.found.done():
+        if waiter.seen_life.is_set():
             return
         why = "the answer to the invoke was lost"
         if self._server_error is not None:

@@ -11,7 +11,6 @@ from typing import Any
 from ...contract import RECORD_SUFFIX, Cause, IdValue, Outcome, extract_reward
 from ...errors import AgentError, ContractError
 from ...store import ObjectStore
-from ..clock import Clock
 from .results import READS_AT_ONCE, ResultReader
 
 Reward = Callable[..., float | Awaitable[float]]
@@ -49,7 +48,7 @@ async def replayed(
     """The records of an experiment, or of one input, sorted by key. They are read in portions, so that memory stays bounded."""
     prefix = f"{exp_id}/{input_id}/" if input_id is not None else f"{exp_id}/"
     keys = [item.key for item in await store.list_async(prefix) if item.key.endswith(RECORD_SUFFIX)]
-    reader = ResultReader(store, max_record_bytes, Clock())
+    reader = ResultReader(store, max_record_bytes)
     for begin in range(0, len(keys), READS_AT_ONCE):
         for one in await asyncio.gather(
             *(_one(reader, key, exp_id, reward) for key in keys[begin : begin + READS_AT_ONCE])
