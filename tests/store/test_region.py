@@ -120,3 +120,21 @@ def test_a_configuration_that_cannot_be_used_is_a_clear_error(scripted: Any, con
     with pytest.raises(StorePermissionError, match="no credentials for the store"):
         open_store("the-bucket").list("e/")
     assert scripted.requests == []
+
+
+@pytest.mark.parametrize("words", [("eval", "--data", "rows.jsonl"), ("doctor", "--aws")], ids=["eval", "doctor"])
+def test_the_command_line_looks_for_the_bucket_in_the_region_of_the_arn(
+    scripted: Any,
+    configure: Configure,
+    command_line: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    words: tuple[str, ...],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    configure(AWS_ENDPOINT_URL=scripted.url)
+    scripted.answer = lambda _request, _n: (404, b"<Error><Code>NoSuchBucket</Code></Error>")
+    command_line(*words, "--agent", ARN, "--bucket", "the-bucket")
+    scripted.requests[:] = [request for request in scripted.requests if "/the-bucket" in request.path]
+    assert scope(scripted) == ("key", "us-west-2")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import functools
 import os
 import threading
 import uuid
@@ -30,7 +29,7 @@ from .data_plane.transport import Transport
 from .future import RolloutFuture
 from .ledger import FileLedger
 from .lifecycle.events import Subscriber
-from .lifecycle.rollout import Engine, open_engines
+from .lifecycle.rollout import Engine
 from .records.replay import Replayed, Reward, replayed
 from .settings import (
     ON_FAILURE,
@@ -134,10 +133,6 @@ class RolloutClient:
             pool_connections=pool,
             read_timeout_s=self.deadlines.start_s,
         )
-        pacer = shared_pacer(agent_runtime_arn, self.endpoint_url)
-        limits = PaceLimits(tps_limit, sessions_per_minute)
-        pacer.join(limits)
-        self._leave_pacer = functools.partial(pacer.leave, limits)
         self._ledgers: dict[str, FileLedger] = {}
         self._portal = Portal("agentcore-rl-client", owner="client")
         self._may_close = threading.Semaphore(1)  # taken by the first `close`
@@ -146,7 +141,8 @@ class RolloutClient:
         self._engine = Engine(
             portal=self._portal,
             transport=self._transport,
-            pacer=pacer,
+            pacer=shared_pacer(agent_runtime_arn, self.endpoint_url),
+            limits=PaceLimits(tps_limit, sessions_per_minute),
             bucket=s3_bucket,
             store=self.store,
             watch=self.watch,
@@ -155,7 +151,6 @@ class RolloutClient:
             max_attempts=max_retry_attempts,
             calls_at_once=pool,
         )
-        open_engines.add(self._engine)
 
     # ---- single rollouts
 
@@ -436,8 +431,7 @@ class RolloutClient:
         return first
 
     def _end_close(self) -> None:
-        open_engines.discard(self._engine)
-        self._leave_pacer()
+        self._engine.leave()
         self._portal.close()
         self._transport.close()
         self._closed.set_result(None)

@@ -16,7 +16,6 @@ from typing import Any, TypeVar, cast
 from ..errors import (
     AgentCoreRLError,
     ConfigError,
-    MissingExtraError,
     ObjectExistsError,
     ObjectNotFoundError,
     StoreError,
@@ -65,11 +64,9 @@ def find_provider() -> Any:
     """
     if os.environ.get("AWS_ACCESS_KEY_ID") and os.environ.get("AWS_SECRET_ACCESS_KEY"):
         return None
-    try:
-        from botocore.exceptions import BotoCoreError
-        from obstore.auth.boto3 import Boto3CredentialProvider
-    except ImportError as e:
-        raise MissingExtraError("S3 without AWS_ACCESS_KEY_ID in the environment needs boto3: pip install boto3") from e
+    from botocore.exceptions import BotoCoreError
+    from obstore.auth.boto3 import Boto3CredentialProvider
+
     try:
         return Boto3CredentialProvider(ttl=TTL)
     except (ValueError, BotoCoreError) as e:
@@ -83,11 +80,9 @@ def _profile() -> tuple[Mapping[str, Any], Mapping[Any, Any]]:
     """The settings of the profile, and the sections of services."""
     if not any(Path(os.environ.get(name) or usual).expanduser().is_file() for name, usual in _FILES.items()):
         return {}, {}
-    try:
-        from botocore.exceptions import BotoCoreError
-        from botocore.session import Session
-    except ImportError:
-        return {}, {}
+    from botocore.exceptions import BotoCoreError
+    from botocore.session import Session
+
     session = Session()
     try:
         return session.get_scoped_config(), session.full_config.get("services", {})

@@ -48,10 +48,7 @@ class StopQueue:
         self._warnings = WarnsOnceAMinute(logger)
 
     def put(
-        self,
-        session_id: str,
-        on_end: Callable[[bool], object],
-        after: asyncio.Future[bytes] | None = None,
+        self, session_id: str, on_end: Callable[[bool], object], after: asyncio.Future[bytes] | None = None
     ) -> asyncio.Task[bool]:
         """Stop a session soon; not before `after` (its invoke, still on the wire) is over, or it might start after its stop.
 

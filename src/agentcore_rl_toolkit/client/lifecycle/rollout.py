@@ -62,7 +62,7 @@ from ...errors import (
 from ...proof import PROOF_KEY_FIELD
 from ...store import ObjectStore, open_store
 from ...store.base import check_key
-from ..data_plane.pacing import Pacer, backoff_s
+from ..data_plane.pacing import PaceLimits, Pacer, backoff_s
 from ..data_plane.stops import StopQueue, take_turn
 from ..data_plane.transport import (
     NO_CREDENTIALS,
@@ -162,6 +162,7 @@ class Engine:
         portal: Portal,
         transport: Transport,
         pacer: Pacer,
+        limits: PaceLimits,
         bucket: str,
         store: ObjectStore,
         watch: WatchSettings,
@@ -171,7 +172,7 @@ class Engine:
         calls_at_once: int,
     ) -> None:
         self.portal, self.transport, self.pacer, self.watch = portal, transport, pacer, watch
-        self.max_attempts = max_attempts
+        self.max_attempts, self._limits = max_attempts, limits
         self.events = Events(exp_id)
         self.proofs = Proofs(required=watch.require_proof)
         self.stores = Stores(bucket, store, watch, transport)
@@ -183,6 +184,8 @@ class Engine:
         self._calls = asyncio.Semaphore(calls_at_once)
         self._rollouts: dict[RolloutFuture, Rollout] = {}
         self._closing = False
+        self.pacer.join(limits)
+        open_engines.add(self)
 
     # ---- from any thread
 
@@ -202,6 +205,11 @@ class Engine:
     def refuse_more(self) -> None:
         """From now on, `submit` raises."""
         self._closing = True
+
+    def leave(self) -> None:
+        """Nothing comes from here any more."""
+        self.pacer.leave(self._limits)
+        open_engines.discard(self)
 
     def flights(self) -> list[dict[str, Any]]:
         """Where each rollout without a verdict is."""
@@ -492,13 +500,13 @@ class Rollout:
         self._server_error = None
         patience_s = deadlines.start_s if request.timeout_s is None else min(deadlines.start_s, request.timeout_s)
         failures = refusals = 0
-        pause_s = 0.0
-        refused_s = waited_s = 0.0  # when the first refused invoke was sent; refused invokes and the pauses after them
+        pause_s = refused_s = waited_s = 0.0  # when the first refused invoke was sent; refused invokes and their pauses
         while True:
             progress.enter(Stage.QUEUE)
             await asyncio.sleep(pause_s)
             try:
-                await self._wait_for_turn()
+                async with asyncio.timeout(deadlines.queue_s):
+                    await engine.wait_for_turn()
                 progress.enter(Stage.START)
                 self._sent_s = time.monotonic()
                 self._invoke = engine.invoke(session_id, body)
@@ -539,17 +547,10 @@ class Rollout:
                 self._invoke = None
                 raise AttemptEnded(Outcome.INVALID, e) from e
             except TimeoutError as e:
-                if request.timeout_s is not None and request.timeout_s <= deadlines.start_s:
-                    raise self._timed_out(Stage.START) from e
+                if progress.stage is Stage.QUEUE or patience_s == request.timeout_s:
+                    raise self._timed_out(progress.stage) from e
                 self._server_error = None
                 return None
-
-    async def _wait_for_turn(self) -> None:
-        try:
-            async with asyncio.timeout(self.request.deadlines.queue_s):
-                await self._engine.wait_for_turn()
-        except TimeoutError as e:
-            raise self._timed_out(Stage.QUEUE) from e
 
     def _throttled(self, e: InvokeRefusedError, refused_s: float) -> None:
         """The runtime refused to take more sessions, for so long by now. Raises: AttemptEnded after `throttle_s`."""
