@@ -405,7 +405,7 @@ class RolloutClient:
                 self._end_close()
         elif self._closing_thread != threading.get_ident():  # a signal handler would wait for what it interrupted
             result_of(self._closed)
-        return self._engine.left
+        return list(self._engine.left)
 
     async def aclose(self) -> list[str]:
         """Async `close`."""
@@ -416,7 +416,7 @@ class RolloutClient:
             finally:
                 self._end_close()
         await asyncio.shield(asyncio.wrap_future(self._closed))
-        return self._engine.left
+        return list(self._engine.left)
 
     async def _shut(self) -> None:
         await self._engine.close_async(cancel="all")

@@ -153,6 +153,7 @@ class Engine:
         max_attempts: how often an invoke that the runtime did not take is sent.
         runs_once: whether the agent says that it runs a session's payload once however often it is delivered. Then an invoke
             that was answered with 500 or 503 may be sent again. None: no answer yet. False stays.
+        left: sessions that are due to be stopped and not known to be gone.
         accepted_s: when the runtime last accepted an invoke (monotonic).
     """
 
@@ -180,7 +181,7 @@ class Engine:
         self.accepted_s = 0.0
         self._admission = asyncio.Lock()
         self._stops = StopQueue(transport, pacer, deadlines.stop_s)
-        self._stop_s = deadlines.stop_s
+        self._stop_s, self.left = deadlines.stop_s, self._stops.left
         self._calls = asyncio.Semaphore(calls_at_once)
         self._rollouts: dict[RolloutFuture, Rollout] = {}
         self._closing = False
@@ -215,11 +216,6 @@ class Engine:
         """Where each rollout without a verdict is."""
         return [rollout.described() for rollout in list(self._rollouts.values())]
 
-    @property
-    def left(self) -> list[str]:
-        """Sessions that are due to be stopped and not known to be gone."""
-        return list(self._stops.left)
-
     # ---- on the loop
 
     async def close_async(self, *, cancel: Literal["all", "batches"] | None = None) -> list[str]:
@@ -235,7 +231,7 @@ class Engine:
                 await asyncio.wait(ending, timeout=self._stop_s)
             await self._stops.drain()
         finally:
-            left = self.left
+            left = list(self.left)
             _warn("%d sessions are not stopped and run until their idle timeout: %s", left)
         if cancel == "batches":
             running = [r.progress.session_id for r in self._rollouts.values() if r._invoke is not None]
@@ -256,7 +252,8 @@ class Engine:
         async with self._admission:
             await self._calls.acquire()
             try:
-                await in_thread(lambda: self.transport.client)  # the first one takes a second of CPU to make
+                if not self.accepted_s:
+                    await in_thread(lambda: self.transport.client)  # which takes a second of CPU to make
                 await take_turn(self.pacer.try_start)
             except BaseException:
                 self._calls.release()
@@ -530,8 +527,9 @@ class Rollout:
                 if throttled:
                     refused_s, waited_s = refused_s or self._sent_s, waited_s + time.monotonic() - self._sent_s
                     # Where the runtime takes nothing at all, the queue does not move because of that and not by itself.
-                    idle = refusals >= engine.max_attempts
-                    idle_s = time.monotonic() - max(refused_s, engine.accepted_s) if idle else 0.0
+                    idle_s = (
+                        time.monotonic() - max(refused_s, engine.accepted_s) if refusals >= engine.max_attempts else 0.0
+                    )
                     self._throttled(e, max(waited_s, idle_s))
                     waited_s += pause_s
                 elif failures >= engine.max_attempts:
