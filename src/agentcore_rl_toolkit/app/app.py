@@ -18,6 +18,7 @@ from ..errors import ConfigError
 from ..logs import configure_logging
 from ..proof import seal
 from ..store import ObjectStore, parse_url
+from ..store.remote import find_region
 from .engine import Engine
 from .record import PolicyReward, RolloutInfo, check_policy_reward, find_secrets, success_body
 from .s3_client import S3ClientStore
@@ -169,7 +170,7 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
         if self._s3_client is None:
             import boto3
 
-            self._s3_client = boto3.client("s3")
+            self._s3_client = boto3.client("s3", region_name=find_region())
         return self._s3_client
 
     @s3_client.setter

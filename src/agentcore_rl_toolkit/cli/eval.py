@@ -175,7 +175,7 @@ def _judge(options: dict[str, Any]) -> JudgeSettings | None:
     return JudgeSettings.of(JudgeSettings(**given))
 
 
-def _check_store(bucket: str, exp_id: str) -> None:
+def _check_store(bucket: str, exp_id: str, region: str) -> None:
     """Whether results can be looked for there at all. Raises: ConfigError.
 
     Who may read but not list is let through: records are then looked for one by one.
@@ -186,7 +186,7 @@ def _check_store(bucket: str, exp_id: str) -> None:
     from ..store import open_store
 
     try:
-        open_store(bucket).list(f"{exp_id}/{secrets.token_hex(8)}", timeout_s=STORE_WITHIN_S)
+        open_store(bucket, default_region=region).list(f"{exp_id}/{secrets.token_hex(8)}", timeout_s=STORE_WITHIN_S)
     except StorePermissionError:
         pass
     except StoreError as e:
@@ -304,7 +304,7 @@ def open_rollouts(
     away = target.endpoint_url is None
     if away:
         _check_credentials()
-    _check_store(target.bucket, exp_id)
+    _check_store(target.bucket, exp_id, (target.arn.split(":") + [""] * 4)[3])
     if away:
         from ..deploy.quotas import before_a_run
 

@@ -143,7 +143,7 @@ class Jobs:
         rows = "".join(json.dumps({"prompt": encode_payload(row)}) + "\n" for row in read_rows(data)).encode()
         # Named by its content: a job of this name that runs already may read other rows.
         folder, file = f"{config.output_s3.rstrip('/')}/data", f"{hashlib.sha256(rows).hexdigest()[:32]}.jsonl"
-        await open_store(folder).put_async(file, rows)
+        await open_store(folder, default_region=config.agent_runtime_arn.split(":")[3]).put_async(file, rows)
         source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": f"{folder}/{file}"}}
         mlflow = {"MlflowResourceArn": config.mlflow_arn}
         parameters = {k: str(v) for k, v in values.items()}
