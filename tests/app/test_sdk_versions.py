@@ -28,7 +28,7 @@ async def run(payload, context):
 """
 
 VERSIONS = {
-    "sdk-oldest": ["bedrock-agentcore==1.6.2", "obstore==0.11.*"],
+    "sdk-oldest": ["bedrock-agentcore==1.8.0", "obstore==0.11.*"],
     "sdk-1.17": ["bedrock-agentcore==1.17.*", "obstore"],
     "sdk-here": [],  # the newest, in an environment just made
 }
