@@ -356,21 +356,14 @@ if __name__ == "__main__":
 @pytest.mark.system
 def test_the_local_runtime_turns_rollouts_on_and_a_refusal_has_its_reason(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(OFF)
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-m",
-        "agentcore_rl_toolkit",
-        "invoke",
-        "--agent",
-        "agent.py",
-        "--model",
-        "none",
-    ]
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    command = [sys.executable, "-W", "ignore", "-m", "agentcore_rl_toolkit", "eval", "--agent", "agent.py", "--data"]
+    command += ["rows.jsonl", "--model", "none"]
     done, refused = (
-        subprocess.run([*command, *words, "{}"], capture_output=True, text=True, timeout=200, cwd=tmp_path)
+        subprocess.run([*command, *words], capture_output=True, text=True, timeout=200, cwd=tmp_path)
         for words in ([], ["--session-env", "AGENTCORE_RL_ROLLOUTS=off"])
     )
-    assert (done.returncode, "outcome ok" in done.stdout) == (0, True), done.stderr
-    assert (refused.returncode, "AGENTCORE_RL_ROLLOUTS=on" in refused.stdout + refused.stderr) == (1, True)
+    assert done.returncode == 0, done.stderr
+    assert (refused.returncode, "AGENTCORE_RL_ROLLOUTS=on" in refused.stdout + refused.stderr) == (1, True), (
+        refused.stdout
+    )

@@ -77,13 +77,13 @@ class Model:
                 f"bedrock_client() cannot reach the {self.source}'s model at {self.base_url}, which speaks OpenAI's API: use "
                 "openai_kwargs() or strands_model()"
             )
-        return _aws().client("bedrock-runtime", **options)
+        return _aws().client("bedrock-runtime", **{"region_name": os.environ.get("AWS_REGION"), **options})
 
     @property
     def _address(self) -> str:
         if self.base_url is not None:
             return self.base_url
-        region = _aws().region_name
+        region = os.environ.get("AWS_REGION") or _aws().region_name
         if not region:
             raise ConfigError("the model's AWS region is not known: set AWS_REGION")
         return f"https://bedrock-runtime.{region}.amazonaws.com/openai/v1"
