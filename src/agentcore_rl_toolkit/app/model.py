@@ -107,14 +107,13 @@ def resolve(default: Default, settings: AgentSettings, busy: bool) -> Model:
             "bedrock-agentcore:GetConfigurationBundleVersion"
         ) from e
     named = {"base_url": settings.model_url, "model_id": settings.model_id, "api_key": settings.model_api_key}
-    for values, source in ((bundle, "bundle"), (named, "environment")):
+    given = {"model_id": default} if isinstance(default, str) else default
+    for values, source in ((bundle, "bundle"), (named, "environment"), (given, "default")):
         if isinstance(values, Mapping) and (values.get("base_url") or values.get("model_id")):
             return _model(values, source)
-    if not default:
-        raise ConfigError(
-            f"this call names no model: give app.model() a default, or set {PREFIX}MODEL_URL and {PREFIX}MODEL_ID"
-        )
-    return _model({"model_id": default} if isinstance(default, str) else default, "default")
+    raise ConfigError(
+        f"this call names no model: give app.model() a default, or set {PREFIX}MODEL_URL and {PREFIX}MODEL_ID"
+    )
 
 
 def _model(values: Mapping[str, Any], source: str) -> Model:
