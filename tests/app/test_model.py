@@ -14,6 +14,7 @@ import pytest
 from aws_bedrock_token_generator import provide_token
 
 from agentcore_rl_toolkit import AgentCoreRLApp
+from agentcore_rl_toolkit.app import Model
 from agentcore_rl_toolkit.errors import ConfigError
 from serving import Asked, answering
 
@@ -206,15 +207,24 @@ def test_a_model_at_an_address_is_openais_for_strands_and_none_for_bedrock(app: 
         model.bedrock_client()
 
 
-async def test_a_rollout_has_no_bedrock_client(app: AgentCoreRLApp) -> None:
-    raised: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+async def model_of_a_rollout(app: AgentCoreRLApp, **block: Any) -> Model:
+    found: asyncio.Future[Model] = asyncio.get_running_loop().create_future()
 
     def run(payload: Any) -> Any:
-        try:
-            app.model(default="hosted").bedrock_client()
-        except ConfigError as e:
-            raised.get_loop().call_soon_threadsafe(raised.set_result, e)
+        found.get_loop().call_soon_threadsafe(found.set_result, app.model(default="hosted"))
 
     app.rollout_entrypoint(run)
-    await app.handlers["main"]({"_rollout": {"base_url": "http://gateway/v1"}}, None)
-    assert "the rollout's model" in str(await asyncio.wait_for(raised, 20))
+    await app.handlers["main"]({"_rollout": block}, None)
+    return await asyncio.wait_for(found, 20)
+
+
+async def test_a_rollout_has_no_bedrock_client_and_no_token_of_the_role(
+    app: AgentCoreRLApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_BEARER_TOKEN_BEDROCK", "bedrock-key")
+    for url in (ENDPOINT, "https://bedrock-runtime.us-west-2.amazonaws.com/openai/v1"):
+        model = await model_of_a_rollout(app, base_url=url)
+        assert (model.source, model.api_key) == ("rollout", "none")
+        with pytest.raises(ConfigError, match="the rollout's model"):
+            model.bedrock_client()
+    assert (await model_of_a_rollout(app, base_url=ENDPOINT, api_key="given")).api_key == "given"

@@ -46,9 +46,13 @@ class Model:
 
     @property
     def api_key(self) -> str:
-        """The key for the address: the given one, or at SageMaker and Bedrock a fresh bearer token of this process's role."""
+        """The given key, or for an address of SageMaker or Bedrock a fresh bearer token of this process's role.
+
+        A rollout's address gets no token: its caller would choose what the role pays for.
+        """
         parts = urlsplit(self._address)
-        signed = _SIGNED.fullmatch(parts.hostname or "") if parts.scheme == "https" else None
+        ours = parts.scheme == "https" and self.source != "rollout"
+        signed = _SIGNED.fullmatch(parts.hostname or "") if ours else None
         key = self.key or (os.environ.get("AWS_BEARER_TOKEN_BEDROCK") if signed and signed[2] else None)
         return key or (bearer_token(signed[1] or signed[2], signed[3]) if signed else "none")
 
