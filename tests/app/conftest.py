@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from serving import Asked, wait_for
+from serving import WITHIN_S, Asked, wait_for
 
 from ..conftest import reserved_port
 from ..store.conftest import answering_s3
@@ -205,7 +205,12 @@ def agents_in(tmp_path: Path) -> Iterator[StartAgent]:
     ports = contextlib.ExitStack()
 
     def start(
-        source: str, *, env: Mapping[str, str] | None = None, python: str = sys.executable, cwd: Path | None = None
+        source: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        python: str = sys.executable,
+        cwd: Path | None = None,
+        within_s: float = WITHIN_S,
     ) -> Agent:
         number = len(agents)
         file = tmp_path / f"agent_{number}.py"
@@ -231,7 +236,7 @@ def agents_in(tmp_path: Path) -> Iterator[StartAgent]:
             except OSError:
                 return False
 
-        wait_for(up)
+        wait_for(up, within_s=within_s)
         return agent
 
     try:

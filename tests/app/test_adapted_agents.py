@@ -68,7 +68,9 @@ def test_one_process_answers_production_calls_and_rollouts(
     with model("There are 35 left. #### 35") as hosted, model("There are 36 left. #### 36") as policy:
         urls = [f"{found if isinstance(found, str) else found.url}/v1" for found in (hosted, policy)]
         env = {"AGENTCORE_RL_MODEL_URL": urls[0], "AGENTCORE_RL_MODEL_ID": "hosted", "AGENTCORE_RL_ROLLOUTS": "on"}
-        agent = start_agent(LOADED.format(folder=str(file.parent), file=str(file)), env=env, python=python)
+        agent = start_agent(
+            LOADED.format(folder=str(file.parent), file=str(file)), env=env, python=python, within_s=240
+        )
         bodies = [json.dumps({"prompt": "How many are left?"}).encode(), b'{"question": 5}', b"{", b"[]"]
         for _ in range(2):
             answers = [send(agent.port, "/invocations", body) for body in bodies]

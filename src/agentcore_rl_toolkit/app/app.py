@@ -81,7 +81,6 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
             on_start=self.add_async_task,
             on_end=self.complete_async_task,
             own_store=self._own_store,
-            agent_loop=self._ensure_worker_loop,
         )
 
     def entrypoint(self, func: Callable[..., Any]) -> Callable[..., Any]:
@@ -161,6 +160,10 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
     def _takes_rollouts(self) -> bool:
         on = self._engine.settings.rollouts if self._rollouts is None else self._rollouts
         return self._production is None if on is None else on
+
+    def _ensure_worker_loop(self) -> asyncio.AbstractEventLoop:
+        """Async production functions share the loop of async rollout functions."""
+        return self._engine.runner.loop()
 
     async def _invoke_handler(self, handler: Any, request_context: Any, takes_context: bool, payload: Any) -> Any:
         """Accept rollouts on the engine's loop. The base class serves every other call."""

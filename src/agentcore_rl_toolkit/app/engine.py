@@ -55,14 +55,13 @@ class Engine:
         on_start: Callable[[str], int],
         on_end: Callable[[int], Any],
         own_store: Callable[[str], ObjectStore | None],
-        agent_loop: Callable[[], asyncio.AbstractEventLoop],
     ) -> None:
         self._read_settings = settings
         self._on_start, self._on_end = on_start, on_end
         self._own_store = own_store
         self._settings: AgentSettings | None = None
         self._lock = threading.RLock()  # a signal handler may interrupt its own holder
-        self._runner = AgentRunner(agent_loop)
+        self.runner = AgentRunner()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stores: dict[str, ObjectStore] = {}
         self._accepted: OrderedDict[Identity, None] = OrderedDict()
@@ -246,7 +245,7 @@ class Engine:
             else:
                 text += f". The agent's role needs s3:PutObject, s3:GetObject and s3:DeleteObject on {config.exp_id}/* there"
         logger.critical("rollout refused: %s", text)
-        rollout.give_up(self._runner, text)
+        rollout.give_up(self.runner, text)
         # Once it has ended, the same delivery is tried again: access may have been granted.
         rollout.done.add_done_callback(lambda _: self._accepted.pop(identity, None))
         # Without `s3_bucket` and `result_key` a client of the published package fails on the reply itself.
@@ -274,7 +273,7 @@ class Engine:
         grace_s = self.settings.grace_s
         pending = {rollout: asyncio.wrap_future(rollout.done) for rollout in list(self._live)}
         await asyncio.wait(pending.values(), timeout=grace_s)
-        self._runner.cancel()
+        self.runner.cancel()
         late = [rollout for rollout, done in pending.items() if not done.done()]
         for rollout in late:
             logger.critical("record not stored within %.0f s of the shutdown: %s", grace_s, rollout.label)
@@ -303,7 +302,7 @@ class Engine:
             self._live.discard(rollout)
             rollout.done.set_result(None)
 
-        rollout.start(self._runner).add_done_callback(finished)
+        rollout.start(self.runner).add_done_callback(finished)
 
 
 def is_rollout(payload: Any) -> bool:

@@ -1,7 +1,7 @@
 """Runs the user's function outside the loops that answer requests: sync functions in a thread each, async ones on one loop.
 
 Threads are daemons: a process that must stop writes its record and ends, even when the agent hangs in a blocking call. The async
-functions of a process share the SDK's worker loop with its production calls, because agents keep loop-bound clients in globals.
+functions of a process share one loop, production's too, because agents keep loop-bound clients in globals.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from typing import Any
 
 
 class AgentRunner:
-    """Starts user functions and hands back futures of what they return. Nothing is started before the first one.
+    """Starts user functions and hands back futures of what they return. Nothing is started before the first one."""
 
-    ``loop`` returns the running loop of async functions.
-    """
-
-    def __init__(self, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
-        self._loop = loop
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: dict[concurrent.futures.Future[Any], asyncio.Task[None]] = {}
 
     def start(
@@ -44,8 +42,8 @@ class AgentRunner:
         """Cancel the async functions behind these futures, all when none is given; one in a thread of its own cannot be."""
         for future in futures or list(self._tasks):
             task = self._tasks.get(future)
-            if task is not None:
-                self._loop().call_soon_threadsafe(task.cancel)
+            if self._loop is not None and task is not None:
+                self._loop.call_soon_threadsafe(task.cancel)
 
     def _run_sync(
         self, func: Callable[..., Any], args: tuple[Any, ...], name: str, future: concurrent.futures.Future[Any]
@@ -83,7 +81,7 @@ class AgentRunner:
             else:
                 future.set_result(result)
 
-        loop = self._loop()
+        loop = self.loop()
 
         def begin() -> None:
             task = loop.create_task(run(), name=name, context=context)
@@ -91,3 +89,11 @@ class AgentRunner:
             task.add_done_callback(lambda _: self._tasks.pop(future, None))
 
         loop.call_soon_threadsafe(begin)
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The running loop of async functions."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="rollout-loop", daemon=True).start()
+            return self._loop
