@@ -272,6 +272,26 @@ async def test_rollouts_are_on_where_the_author_or_the_version_says_so(app: Any,
     assert await answered(app, {"prompt": "hi"}) == (200, {"answer": 1})
 
 
+async def test_async_functions_of_both_kinds_share_a_loop() -> None:
+    """Clients in globals are bound to one."""
+    loops: list[Any] = []
+    app, ran = AgentCoreRLApp(rollouts=True), threading.Event()
+
+    @app.entrypoint
+    async def answer(payload: Any) -> Any:
+        loops.append(asyncio.get_running_loop())
+
+    @app.rollout_entrypoint
+    async def rollout(payload: Any) -> Any:
+        await answer(payload)
+        ran.set()
+
+    assert await answered(app, {}) == (200, None)
+    assert (await answered(app, {"_rollout": {}}))[0] == 200
+    assert await asyncio.to_thread(ran.wait, 20)
+    assert loops[0] is loops[1] is not asyncio.get_running_loop()
+
+
 @pytest.mark.parametrize(
     ("base_url", "allowed"),
     [
