@@ -35,6 +35,11 @@ PROBE_FIELD = "_probe"  # of a payload: the doctor asks what a session can reach
 PROBED = "probed"  # `status` of an agent's reply to a probe; `probe` has what it found
 PROBE_EXPERIMENT = "agentcore-rl-doctor"  # the doctor's keys, and no training's, begin with it
 REFUSED = "refused"  # `status` of an agent's reply when it cannot store its record; `error` says why
+# The agent's 403, which AgentCore passes on without its text.
+ROLLOUTS_OFF = (
+    "rollouts are off in this version of the agent: a version for training has AGENTCORE_RL_ROLLOUTS=on in its environment "
+    "(`agentcore-rl deploy` sets it) or AgentCoreRLApp(rollouts=True)"
+)
 RECORD_SUFFIX = ".json"
 ALIVE_SUFFIX = ".alive"
 

@@ -57,7 +57,7 @@ def test_failed_rows_are_explained_by_their_most_frequent_error_and_its_line() -
 
 def test_an_entrypoint_of_the_plain_app_is_named() -> None:
     for body in (b'{"result": 5}', b'"forty-two"'):
-        with pytest.raises(InvokeFailedError, match=r"@app\.rollout_entrypoint in place of @app\.entrypoint"):
+        with pytest.raises(InvokeFailedError, match=r"@app\.rollout_entrypoint on an AgentCoreRLApp"):
             parse_reply(body, "s")
 
 

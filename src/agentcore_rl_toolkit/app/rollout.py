@@ -1,7 +1,7 @@
 """One rollout from its start to its stored record.
 
-Theory of operation. The supervisor is a task on the SDK's worker loop, where invocations are handled; agent code never runs
-there, so an agent that blocks delays nothing. It waits for whichever comes first, the agent's end or an interruption (SIGTERM,
+Theory of operation. The supervisor is a task on the engine's loop, where rollouts are accepted; agent code never runs there,
+so an agent that blocks delays nothing. It waits for whichever comes first, the agent's end or an interruption (SIGTERM,
 server shutdown), and then writes exactly one record, create-only. A second task renews the heartbeat object until the record is
 stored.
 
@@ -30,6 +30,7 @@ from ..logs import log_context
 from ..proof import Proof, check, seal
 from ..store import ObjectStore, jitter
 from .causes import Blame, blame, elsewhere
+from .model import CURRENT
 from .record import PolicyReward, RolloutInfo, describe, error_body, success_body
 from .runner import AgentRunner
 from .settings import AgentSettings
@@ -104,6 +105,7 @@ class Rollout:
         args: tuple[Any, ...],
         settings: AgentSettings,
         session_id: str,
+        config: RolloutConfig,
         info: RolloutInfo | None = None,
         store: ObjectStore | None = None,
         heartbeat_s: float | None = None,
@@ -113,7 +115,7 @@ class Rollout:
         self._policy_reward = policy_reward
         self._func, self._args, self._settings = func, args, settings
         self._session_id, self._store, self._heartbeat_s = session_id, store, heartbeat_s
-        self.info = info
+        self.config, self.info = config, info
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
         self._stored = asyncio.Event()
@@ -134,11 +136,12 @@ class Rollout:
     def start(self, runner: AgentRunner) -> asyncio.Task[None]:
         """Start the agent and its supervisor, on the running loop."""
         self._loop = asyncio.get_running_loop()
-        config = self.info.config if self.info else RolloutConfig()
+        config = self.config
         names = {n: str(v) for n, v in (("input_id", config.input_id), ("exp_id", config.exp_id)) if v is not None}
         with log_context(session_id=self._session_id, **names):
             context = contextvars.copy_context()
             context.run(READ.set, self.info.texts if self.info else None)
+            context.run(CURRENT.set, config)
             ids = {"session.id": self._session_id, "agentcore_rl.input_id": config.input_id}
             self._span = start_span("rollout", {**ids, "agentcore_rl.exp_id": config.exp_id}, context)
             self._agent = runner.start(self._func, self._args, context, f"rollout-{self.name}")

@@ -189,6 +189,7 @@ class LocalNode:
             "AWS_EC2_METADATA_DISABLED": "true",
             "OTEL_RESOURCE_ATTRIBUTES": f"cloud.resource_id={arn}",
             "PYTHONUNBUFFERED": "1",
+            "AGENTCORE_RL_ROLLOUTS": "on",
         }
         if sys.platform == "darwin":
             env["OBJC_DISABLE_INITIALIZE_FORK_SAFETY"] = "YES"  # else a forked child that uses Foundation is killed

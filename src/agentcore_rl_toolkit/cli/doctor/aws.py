@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ...contract import PROBE_EXPERIMENT, PROBE_FIELD, PROBED, ROLLOUT_FIELD, new_session_id
+from ...contract import PROBE_EXPERIMENT, PROBE_FIELD, PROBED, ROLLOUT_FIELD, ROLLOUTS_OFF, new_session_id
 from ...deploy import quotas
 from ...errors import ContractError, GatewayError, ObjectExistsError, StoreError, StorePermissionError
 from ...store import open_store
@@ -250,8 +250,11 @@ def _refused(name: str, error: Exception, advice: str) -> Finding:
     found = getattr(error, "response", {}).get("Error", {})
     if not found:
         return fail(name, str(error)[:500], advice)
-    code = found.get("Code", "")
-    return fail(name, f"{code}: {found.get('Message', '')}"[:500], ADVICE.get(code, "see AWS's message"))
+    code, message = found.get("Code", ""), found.get("Message", "")
+    advice = ADVICE.get(code, "see AWS's message")
+    if code == "RuntimeClientError" and "(403)" in message:  # which comes without the agent's own text
+        advice = ROLLOUTS_OFF
+    return fail(name, f"{code}: {message}"[:500], advice)
 
 
 def _model(session: Any) -> Finding:

@@ -39,7 +39,7 @@ HOW_TO_HAVE_THEM = (
     "export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE (`aws sso login` renews one); the key of a local runtime "
     "of yours is found by its address"
 )
-NO_ROLLOUT = "not as a rollout does: write @app.rollout_entrypoint in place of @app.entrypoint, on an AgentCoreRLApp"
+NO_ROLLOUT = "not as a rollout does: it needs a function with @app.rollout_entrypoint on an AgentCoreRLApp"
 MAX_REPLY_BYTES = 2**20  # an answer has ids, a key and a status; whatever is longer is not one
 _DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a local runtime is behind no proxy
 STORE_REFUSED = "StoreRefused"  # code of the failure when the agent says that its record cannot be stored

@@ -39,6 +39,7 @@ from typing import Any, Literal
 from ..._portal import Portal
 from ...contract import (
     ROLLOUT_FIELD,
+    ROLLOUTS_OFF,
     RUNS_ONCE_FIELD,
     Cause,
     Outcome,
@@ -565,6 +566,8 @@ class Rollout:
     def _failed(self, e: InvokeFailedError) -> AttemptEnded:
         """The verdict for an invoke that was refused for good or answered with an error."""
         # AWS says no more than this: it did not come up, died, or answered 4xx or 5xx
+        if e.code == "RuntimeClientError" and "(403)" in str(e):
+            return AttemptEnded(Outcome.INVALID, ConfigError(f"the agent refused the rollout: {ROLLOUTS_OFF} ({e})"))
         if e.code == "RuntimeClientError":
             error = RolloutLostError(f"the session ended, or its agent failed, before it took the invoke: {e}")
             return AttemptEnded(Outcome.LOST, error)
