@@ -24,7 +24,6 @@ import os
 import selectors
 import signal
 import socket
-import ssl
 import sys
 import threading
 import traceback
@@ -47,7 +46,6 @@ LATE_IMPORTS = {
     "uvicorn": ("uvicorn.loops.auto", "uvloop"),
     "agentcore_rl_toolkit.app": ("agentcore_rl_toolkit.store.local",),
 }
-_CERTIFICATE_USES = ("wrap_socket", "wrap_bio", "get_ca_certs", "cert_store_stats")
 
 
 def import_late_parts() -> None:
@@ -56,36 +54,6 @@ def import_late_parts() -> None:
         for name in names if library in sys.modules else ():
             with contextlib.suppress(Exception):  # another version of the library, or one without this part
                 importlib.import_module(name)
-
-
-def defer_certificates() -> None:
-    """Let TLS contexts read their certificate bundle at first use.
-
-    HTTP clients make a TLS context whether they need one or not, and reading the usual bundle takes 20 ms of CPU, twice or more
-    per session, also for agents that only talk to plain http:// endpoints. A missing file still fails at once.
-    """
-    load: Callable[..., None] = ssl.SSLContext.load_verify_locations
-
-    def load_verify_locations(self: ssl.SSLContext, cafile: Any = None, capath: Any = None, cadata: Any = None) -> None:
-        if cafile is None or cadata is not None or not os.path.isfile(cafile):
-            load(self, cafile, capath, cadata)
-        else:
-            self.__dict__.setdefault("_deferred_certificates", []).append((cafile, capath))
-
-    def wrapped(name: str) -> Callable[..., Any]:
-        use = getattr(ssl.SSLContext, name)
-
-        def use_with_certificates(self: ssl.SSLContext, *args: Any, **kwargs: Any) -> Any:
-            for cafile, capath in self.__dict__.pop("_deferred_certificates", ()):
-                load(self, cafile, capath)
-            return use(self, *args, **kwargs)
-
-        use_with_certificates.__name__ = name
-        return use_with_certificates
-
-    ssl.SSLContext.load_verify_locations = load_verify_locations  # type: ignore[method-assign]
-    for name in _CERTIFICATE_USES:
-        setattr(ssl.SSLContext, name, wrapped(name))
 
 
 class CannotForkError(BaseException):
@@ -172,7 +140,6 @@ def main(control: str) -> None:
     template = Template(socket.socket(fileno=control_fd))
     options = template.read_options()
     script = options["script"]
-    defer_certificates()
     if options["mode"] == "exec":
         template.report(ev="ready", mode="exec", reason=options.get("reason"), pid=os.getpid())
         template.loop(options, lambda session: session.run_cold(script))
