@@ -40,6 +40,28 @@ def test_relative_links_and_anchors_resolve(document: Path) -> None:
             assert anchor in anchors(file), f"{target}: no such heading"
 
 
+def listed_files() -> list[Path]:
+    """The files of the repository, the documents only where this is no clone."""
+    command = ["git", "-C", str(ROOT), "ls-files"]
+    listed = subprocess.run(command, capture_output=True, text=True, timeout=30).stdout.split()
+    return [ROOT / name for name in listed if (ROOT / name).is_file()] or list(DOCUMENTS)
+
+
+def test_sources_refer_only_to_pages_that_exist() -> None:
+    """A message, a comment or a setting may name a page of the docs; `CHANGELOG.md` may name pages of the past."""
+    kinds = (".py", ".toml", ".md", ".sh", ".yaml", ".yml", ".html", ".js", "")
+    for file in listed_files():
+        if file.suffix in kinds and file.name not in ("CHANGELOG.md", ".gitignore"):
+            for page in re.findall(r"(?<![\w/.])docs/[\w/-]+\.md", file.read_text(errors="ignore")):
+                assert (ROOT / page).is_file(), f"{file.relative_to(ROOT)} refers to {page}"
+
+
+def test_contributing_lists_the_markers_that_exist() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    markers = {marker.split(":")[0] for marker in project["tool"]["pytest"]["ini_options"]["markers"]}
+    assert set(re.findall(r"^\| `(\w+)` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)) == markers
+
+
 def code_lines(document: Path) -> list[str]:
     blocks = re.findall(r"```[a-z]*\n(.*?)```", document.read_text(), re.DOTALL)
     return [line for block in blocks for line in block.splitlines()]
@@ -80,13 +102,9 @@ INSTALLING = re.compile(
 
 
 def test_nothing_installs_the_product_that_has_our_name_on_the_package_index() -> None:
-    listed = subprocess.run(
-        ["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, timeout=30
-    ).stdout.split()
-    files = [ROOT / name for name in listed] or list(DOCUMENTS)
     kinds = (".md", ".py", ".toml", ".sh", ".yaml", ".txt")
-    for file in files:
-        if not file.is_file() or (file.suffix not in kinds and file.name != "Dockerfile") or file.parts[-2] == "tests":
+    for file in listed_files():
+        if (file.suffix not in kinds and file.name != "Dockerfile") or file.parts[-2] == "tests":
             continue
         text = file.read_text()
         assert not INSTALLING.search(text), f"{file} installs the published package"

@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import json
 import math
 import os
@@ -47,6 +48,7 @@ from agentcore_rl_toolkit.backends import (
     GroupRequest,
     GroupStream,
     Recording,
+    UsableSteps,
     check_usable,
     collect_async,
     collect_stream,
@@ -54,7 +56,8 @@ from agentcore_rl_toolkit.backends import (
     summarize,
     to_samples,
 )
-from agentcore_rl_toolkit.backends.collection.groups import WHOLE_DISTRIBUTION
+from agentcore_rl_toolkit.backends.collection.groups import WHOLE_DISTRIBUTION, trained_temperature
+from agentcore_rl_toolkit.backends.collection.places import Places
 from agentcore_rl_toolkit.backends.collection.teacher import teacher_at
 from agentcore_rl_toolkit.backends.llm_judge import JudgeSettings
 from agentcore_rl_toolkit.client.data import read_rows
@@ -91,6 +94,7 @@ class Config(Credit):
     )
     max_grad_norm: float = 1.0
     lora_rank: int = 0  # 0 trains all weights; else adapters of this rank on every linear layer (needs peft)
+    lora_alpha: int | None = None  # adapters count alpha / rank; None: twice the rank
     max_logprob_gap: float = 1e-3  # between recorded and recomputed logprobs, at the same weights, in float32
     staleness: int = 0  # weight versions between a rollout's start and its training; 0: nothing runs meanwhile
     hold_calls: bool = False  # change weights between model calls; else those that run go on with the new ones
@@ -99,10 +103,18 @@ class Config(Credit):
     rollout_deadline_s: float = 120.0  # a rollout that takes longer is masked out, the step goes on
     policy_failures: str = "score"  # out of tokens, turns or context: the agent's reward for that, or "mask" them out
     train_on: str | None = None  # what of a session trains: task, main, all or a tag; None: what the agent says
-    # In place of the agent's own while it is trained, so that the probabilities computed here are those it sampled with.
-    sampling_params: Mapping[str, Any] = field(default_factory=lambda: dict(WHOLE_DISTRIBUTION))
+    # In place of the agent's own, such as limits; in training the whole distribution at temperature 1 where they say no other.
+    sampling_params: Mapping[str, Any] = field(default_factory=dict)
     judged_by: JudgeSettings | None = None  # a model that scores the rollouts of a group
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        trained_temperature(self.sampling_params)
+
+    @property
+    def temperature(self) -> float:
+        """What logits are divided by, in the engine and here."""
+        return trained_temperature(self.sampling_params)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +140,7 @@ class Batch:
     mask_BT: torch.Tensor  # 1.0 where the token was sampled by the policy and is trained
     sampled_logprobs_BT: torch.Tensor  # 0.0 only where mask is 0
     advantages_BT: torch.Tensor  # 0.0 where mask is 0
-    fresh_BT: torch.Tensor  # 1.0 where the token was sampled from the weights that are trained
+    fresh_BT: torch.Tensor  # 1.0 where the token was sampled from the distribution that is trained
 
 
 def build_batch(
@@ -157,11 +169,12 @@ def build_batch(
     )
 
 
-def token_logprobs(model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+def token_logprobs(model: Any, batch: Batch, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
     """log pi(token_t | tokens before t), and pi's entropy, where the mask is 1: (B, T) -> 2 x (B, T-1), 0.0 elsewhere.
 
-    Padding is right: it needs no mask. The output head works at these positions alone, `HEAD_TOKENS` at a time, and again in
-    the backward pass: the logits of a large vocabulary are what fills memory first.
+    pi is the policy at this temperature, as agents sample it. Padding is right: it needs no mask. The output head works at these
+    positions alone, `HEAD_TOKENS` at a time, and again in the backward pass: the logits of a large vocabulary are what fills
+    memory first.
     """
     wanted_BT = batch.mask_BT[:, 1:] > 0
     head, hidden = model.get_output_embeddings(), []
@@ -177,14 +190,14 @@ def token_logprobs(model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor
         hook.remove()
     chosen_N = batch.token_ids_BT[:, 1:][wanted_BT]
     pieces = zip(hidden[0].split(HEAD_TOKENS), chosen_N.split(HEAD_TOKENS), strict=True)
-    found = [checkpoint(of_head, head, model.config, *piece, use_reentrant=False) for piece in pieces]
+    found = [checkpoint(of_head, head, model.config, *piece, temperature, use_reentrant=False) for piece in pieces]
     logprobs_N, entropies_N = (torch.cat(parts) for parts in zip(*found, strict=True))
     empty_BT = torch.zeros(wanted_BT.shape, device=logprobs_N.device)
     return empty_BT.masked_scatter(wanted_BT, logprobs_N), empty_BT.masked_scatter(wanted_BT, entropies_N)
 
 
 def of_head(
-    head: Any, config: Any, hidden_ND: torch.Tensor, chosen_N: torch.Tensor
+    head: Any, config: Any, hidden_ND: torch.Tensor, chosen_N: torch.Tensor, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Logprobs of the chosen tokens, and entropies, from what goes into the output head."""
     logits_NV = head(hidden_ND).float()
@@ -192,6 +205,7 @@ def of_head(
     logits_NV = logits_NV * scale if scale != 1.0 else logits_NV  # Cohere, Granite
     if cap := getattr(config, "final_logit_softcapping", None):  # Gemma 2
         logits_NV = cap * torch.tanh(logits_NV / cap)
+    logits_NV = logits_NV / temperature if temperature != 1.0 else logits_NV
     logprobs_NV = torch.log_softmax(logits_NV, -1)
     probabilities_NV = logprobs_NV.detach()
     entropies_N = -(probabilities_NV.exp() * probabilities_NV).sum(-1)
@@ -213,18 +227,21 @@ def at_once(rows: Sequence[Any], tokens: int) -> Iterator[list[Any]]:
 def grpo_loss(
     logprobs_BT: torch.Tensor, batch: Batch, tokens: float, config: Config
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """The clipped loss above, and sums over its tokens that say what the update is like. `tokens`: what its sum is divided by."""
+    """The clipped loss above, and sums over its tokens that say what the update is like. `tokens`: what its sum is divided by.
+
+    `clipped` counts the tokens that the clip keeps from moving on: their clipped term is the smaller one.
+    """
     mask_BT, old_BT = batch.mask_BT[:, 1:], batch.sampled_logprobs_BT[:, 1:]
     log_ratio_BT = (logprobs_BT - old_BT) * mask_BT
     ratio_BT, A_BT = log_ratio_BT.exp(), batch.advantages_BT[:, 1:]
     clipped_BT = ratio_BT.clamp(1 - config.clip_low, 1 + config.clip_high)
     loss = -(torch.minimum(ratio_BT * A_BT, clipped_BT * A_BT) * mask_BT).sum() / tokens
-    k3_BT = ratio_BT - 1 - log_ratio_BT  # estimates KL(sampled || current), token by token
+    k3_BT = ratio_BT - 1 - log_ratio_BT  # estimates KL(sampler || policy in training), token by token
     return loss, {
         "logprob_gap": (log_ratio_BT * batch.fresh_BT[:, 1:]).abs().max().item(),
         "fresh": (mask_BT * batch.fresh_BT[:, 1:]).sum().item(),
-        "clipped": ((ratio_BT != clipped_BT) * mask_BT).sum().item(),
-        "kl": (k3_BT * mask_BT).sum().item(),
+        "clipped": ((clipped_BT * A_BT < ratio_BT * A_BT) * mask_BT).sum().item(),
+        "kl_sampler": (k3_BT * mask_BT).sum().item(),
         "tokens": mask_BT.sum().item(),
     }
 
@@ -255,34 +272,38 @@ def train_on(
     metrics: dict[str, Any] = {
         "sequences": len(samples),
         "sampled_tokens": stats.sampled_tokens,
-        "trained_tokens": trained,
+        "trainable_tokens": trained,
     }
     metrics |= {
         "logprob_gap": None,
         "loss": None,
         "grad_norm": None,
-        "kl": None,
+        "kl_sampler": None,
         "clip_fraction": None,
         **report.numbers(),
     }
     # Equal rewards give no gradient, so nothing is computed for them; their tokens count in what the loss is divided by.
     taught = [sample for sample in samples if any(sample.advantages)]
     metrics["groups_that_differ"] = len({sample.group_index for sample in taught})
+    metrics["trained_tokens"] = sum(sample.trained_tokens for sample in taught)
     rows = []  # sequence, advantages, whose sequence it is
     for sample in taught:
         sequence = trajectories[sample.session_id].sequences[sample.sequence_index]
         rows.append((sequence, sample.advantages, (sample.session_id, sample.sequence_index)))
     metrics["computed_tokens"] = sum(len(row[0].token_ids) for row in rows)  # prompts too
     rng.shuffle(rows)
+    sums: Counter[str] = Counter()  # over the step
     for minibatch in range(config.minibatches):
         part = rows[minibatch :: config.minibatches]
         if not part:
             continue
         optimizer.zero_grad()
-        sums: Counter[str] = Counter()
         for piece in at_once(part, config.tokens_at_once):
             batch = build_batch([row[:2] for row in piece], pad_id, next(model.parameters()).device, version)
-            logprobs_BT, entropies_BT = token_logprobs(model, batch)
+            for b, (_, _, (session_id, _)) in enumerate(piece):
+                if trajectories[session_id].report.other_sampling:
+                    batch.fresh_BT[b] = 0.0  # top_p and the like: the engine's logprobs are those of what they left
+            logprobs_BT, entropies_BT = token_logprobs(model, batch, config.temperature)
             if recording is not None:
                 # Optimizer steps since the sequence's oldest token was sampled.
                 ages = [minibatch + config.minibatches * age(row[0], version) for row in piece]
@@ -301,11 +322,17 @@ def train_on(
                         f"recorded and recomputed logprobs differ by {facts['logprob_gap']}: another model?"
                     )
             loss.backward()
-            sums.update({"loss": loss.item(), **{name: facts[name] for name in ("kl", "clipped", "tokens")}})
+            sums.update({"loss": loss.item() / config.minibatches})
+            sums.update({name: facts[name] for name in ("kl_sampler", "clipped", "tokens")})
         grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
         optimizer.step()
-        metrics |= {"loss": sums["loss"], "grad_norm": grad_norm.item()}
-        metrics |= {"kl": sums["kl"] / sums["tokens"], "clip_fraction": sums["clipped"] / sums["tokens"]}
+        sums.update({"grad_norm": grad_norm.item(), "updates": 1})
+    if rows:
+        metrics |= {"loss": sums["loss"], "grad_norm": sums["grad_norm"] / sums["updates"]}
+        metrics |= {
+            "kl_sampler": sums["kl_sampler"] / sums["tokens"],
+            "clip_fraction": sums["clipped"] / sums["tokens"],
+        }
     return metrics
 
 
@@ -313,13 +340,16 @@ def engine_of(services: Services) -> EngineAddress:
     return EngineAddress(url=services.policy_url, engine=services.engine, model=services.client.model_id or "policy")
 
 
-def publish(model: Any, version: int, services: Services, probe: Sequence[int] | None = None) -> None:
+def publish(
+    model: Any, version: int, services: Services, probe: Sequence[int] | None = None, temperature: float = 1.0
+) -> None:
     """Put the weights in place at the engine, and prove it: engine and trainer must agree on the tokens of a probe's answers.
 
     ``probe`` are the ids of its prompt. Raises: WeightsError, which ends the run: nothing is trained on other weights' tokens.
+    ConfigError where the engine's logprobs are not those of the run's temperature.
     """
-    announce = services.gateway.set_weight_version
-    publisher = Publisher([engine_of(services)], services.run_dir / "weights", announce=announce)
+    how: dict[str, Any] = {"announce": services.gateway.set_weight_version, "temperature": temperature}
+    publisher = Publisher([engine_of(services)], services.run_dir / "weights", **how)
     publisher.publish(model, version, prompt_ids=probe)
 
 
@@ -358,25 +388,32 @@ def load_model(model_dir: Path | None, config: Config) -> tuple[Any, Any]:
     if config.lora_rank:
         from peft import LoraConfig, get_peft_model
 
-        model = get_peft_model(model, LoraConfig(r=config.lora_rank, target_modules="all-linear"))
+        alpha = config.lora_alpha or 2 * config.lora_rank
+        model = get_peft_model(model, LoraConfig(r=config.lora_rank, lora_alpha=alpha, target_modules="all-linear"))
     return model, tokenizer
 
 
 def row_at(place: int, rows: Sequence[Row], config: Config) -> Row:
-    """The input at a place of the training: the data set as it is given, then again and again in another order each time."""
+    """The input at a place of the training: the whole data set again and again, in another order each time."""
     epoch, at = divmod(place, len(rows))
-    order = list(range(len(rows)))
-    if epoch:
-        random.Random(f"{config.seed}/{epoch}").shuffle(order)
-    return rows[order[at]]
+    return rows[order_of(len(rows), config.seed, epoch)[at]]
 
 
-def collect_config(config: Config, *, training: bool = False) -> CollectConfig:
-    credit = {"credit": config.credit, "teacher_url": config.teacher_url} if training else {}
+@functools.lru_cache(maxsize=2)  # shuffling a large data set takes too long to do it for each group
+def order_of(rows: int, seed: int, epoch: int) -> list[int]:
+    order = list(range(rows))
+    random.Random(f"{seed}/{epoch}").shuffle(order)
+    return order
+
+
+def collect_config(config: Config) -> CollectConfig:
     return CollectConfig(
-        **credit,
+        require_reward=config.uses_rewards,
+        credit=config.credit,
+        teacher_url=config.teacher_url,
         train=config.train_on,
-        sampling_params=config.sampling_params if training else None,
+        sampling_params=config.sampling_params,
+        training_sampling=WHOLE_DISTRIBUTION,
         max_concurrent=config.max_concurrent,
         rollout_timeout_s=config.rollout_deadline_s,
         policy_failures=config.policy_failures,
@@ -385,7 +422,7 @@ def collect_config(config: Config, *, training: bool = False) -> CollectConfig:
 
 
 async def evaluate(
-    version: int, held_out: Sequence[Row], services: Services, config: Config, observe: Observer
+    version: int, held_out: Sequence[Row], services: Services, config: Config, observe: Observer, places: Places
 ) -> None:
     """One rollout of each held-out input, by this version of the weights."""
     when = {0: "before", config.steps: "after"}.get(version, f"version-{version}")
@@ -396,7 +433,8 @@ async def evaluate(
         requests,
         client=services.client,
         gateway=services.gateway,
-        config=collect_config(config),
+        config=collect_config(config).evaluating(),
+        places=places,
         on_rollout=lambda rollout: observe("rollout", {"phase": when, "rollout": rollout}),
         recording=recording and recording.at(when if when in ("before", "after") else "eval", version),
     )
@@ -412,13 +450,18 @@ def training_begins(done: int, config: Config, observe: Observer) -> None:
 
 
 def training_stream(
-    done: int, state: Any, services: Services, rows: Sequence[Row], config: Config, observe: Observer
+    done: int,
+    state: Any,
+    services: Services,
+    rows: Sequence[Row],
+    config: Config,
+    observe: Observer,
+    places: Places,
 ) -> GroupStream:
     """Groups of rollouts from step `done` on. The row of the data set is the payload, as in every backend."""
-    places = config.steps * config.groups
 
     def request(place: int) -> GroupRequest | None:
-        if place >= places:
+        if place >= config.steps * config.groups:
             return None
         return GroupRequest(input_id=f"train/{place:05d}", payload=row_at(place, rows, config), n=config.rollouts)
 
@@ -429,7 +472,8 @@ def training_stream(
         gateway=services.gateway,
         batch_groups=config.groups,
         max_staleness=config.staleness,
-        config=collect_config(config, training=True),
+        config=collect_config(config),
+        places=places,
         weight_version=done,  # version k is what k steps made
         state=state,
         on_rollout=lambda rollout: observe("rollout", {"phase": "training", "rollout": rollout}),
@@ -460,7 +504,6 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
         **stats.evaluation(),
         "reward_spread": spread,  # standard deviation over the groups' mean rewards
         "tool_use": sum(tools) / len(tools) if tools else None,
-        "metrics": dict(stats.metrics),  # what the agent returns beside the reward
         "rollouts": stats.rollouts,
         "usable": stats.usable,
         "branches": sum(r.trajectory.report.branches for r in good),
@@ -482,7 +525,7 @@ async def train(
     """The loop. State is saved after every step; call again with the same `run_dir` to go on where it stopped.
 
     ``rows`` are trained on; ``held_out``, which may be empty, is run before and after, and with ``eval_every`` in between.
-    Raises: RolloutError when no rollout of the first batch is usable.
+    Raises: RolloutError when no rollout of the first step, or of three steps in a row, is usable.
     """
     torch.manual_seed(config.seed)
     alone = config.staleness == 0  # then nothing else runs while it trains
@@ -498,21 +541,22 @@ async def train(
     done, stream_state = 0, None
     if checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=True, map_location=model.device)
-        model.load_state_dict(saved["model"])
+        model.load_state_dict({**model.state_dict(), **saved["model"]})
         optimizer.load_state_dict(saved["optimizer"])
         done, stream_state = saved["steps"], saved.get("stream", {"next": saved["steps"] * config.groups})
         rollouts_done = len(held_out) + done * config.groups * config.rollouts
         observe("resumed", {"steps_done": done, "rollouts_done": rollouts_done})
-    await asyncio.to_thread(publish, model, done, services)
+    await asyncio.to_thread(publish, model, done, services, None, config.temperature)
+    places = Places(config.max_concurrent)  # an evaluation and the training beside it share them
     if done == 0 and held_out:
-        await evaluate(0, held_out, services, config, observe)
+        await evaluate(0, held_out, services, config, observe, places)
 
-    async with training_stream(done, stream_state, services, rows, config, observe) as stream:
+    usable = UsableSteps()
+    async with training_stream(done, stream_state, services, rows, config, observe, places) as stream:
         for step in range(done, config.steps):
             started = time.monotonic()
             groups = await stream.take_async()
-            if step == 0:
-                check_usable(groups)
+            usable.check(groups)
             taken = time.monotonic()
             learning_rate = set_rate(optimizer, step, config.steps, config)
             rng = random.Random(config.seed * 1_000_003 + step)
@@ -520,13 +564,14 @@ async def train(
             metrics = await asyncio.to_thread(train_on, *update)
             probe = probe_of(groups)
             async with calls_held(services, config):
-                await asyncio.to_thread(publish, model, step + 1, services, probe)
-            stream.published(step + 1)
+                await asyncio.to_thread(publish, model, step + 1, services, probe, config.temperature)
             ended = time.monotonic()
             if held_out and config.eval_every and (step + 1) % config.eval_every == 0 and step + 1 < config.steps:
-                await evaluate(step + 1, held_out, services, config, observe)  # before the step is saved: both or none
+                # Before the step is saved: both or none. Without staleness the next step's rollouts start afterwards.
+                await evaluate(step + 1, held_out, services, config, observe, places)
                 training_begins(step + 1, config, observe)
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "steps": step + 1}
+            stream.published(step + 1)
+            state = {"model": changed_by_training(model), "optimizer": optimizer.state_dict(), "steps": step + 1}
             torch.save({**state, "stream": stream.state()}, checkpoint.with_suffix(".new"))
             checkpoint.with_suffix(".new").replace(checkpoint)
             facts = {**summarise(groups), **metrics, **staleness(groups, step), **times(started, taken, ended)}
@@ -539,7 +584,7 @@ async def train(
             observe("step", {"step": step, "learning_rate": learning_rate, **facts})
 
     if held_out:
-        await evaluate(config.steps, held_out, services, config, observe)
+        await evaluate(config.steps, held_out, services, config, observe, places)
     save(model, tokenizer, services.run_dir, config)
 
 
@@ -610,6 +655,12 @@ def pad_id_of(tokenizer: Any) -> int:
 def optimizer_of(model: Any, config: Config) -> Any:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return torch.optim.AdamW(trained, lr=config.learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
+
+
+def changed_by_training(model: Any) -> dict[str, torch.Tensor]:
+    """The state of a model without its frozen base, which is in the model's own folder."""
+    frozen = {name for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in frozen}
 
 
 def set_rate(optimizer: Any, step: int, steps: int, config: Config) -> float:

@@ -63,6 +63,8 @@ REDACTED = "[redacted]"
 # User and password before a host, or the value of a parameter that is named like a key.
 _IN_URL = re.compile(r"(?<=://)[^/@\s\"]+(?=@)|(?<=[?&])(?:\w*(?:key|token|secret|password|signature))=[^&\s\"]+", re.I)
 _LEAVES = frozenset({str, int, float, bool, type(None)})
+# Finish reasons of a reply that was cut by a length limit, in the words of vLLM, SGLang, OpenAI and Anthropic.
+TRUNCATED_REASONS = frozenset({"length", "max_tokens", "max_output_tokens", "model_context_window_exceeded"})
 
 
 class Outcome(StrEnum):

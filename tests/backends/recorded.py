@@ -18,7 +18,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentcore_rl_toolkit.backends.collection.groups import GroupRequest
@@ -376,6 +376,10 @@ class ReplayGateway:
                 self.replay.closed_sessions.add(session_id)
             episode = self.replay.by_session.get(session_id)
             turns = list(episode.turns) if episode is not None else []
+            asked = self.replay.open_sessions[session_id]["sampling_params"] or {}
+            if "temperature" in asked:  # a session's temperature wins over the agent's, and is recorded
+                given = {"temperature": asked["temperature"]}
+                turns = [turn if turn.sampling else replace(turn, sampling=given) for turn in turns]
             found[session_id] = ReplayCapture(session_id=session_id, turns=turns)
         return found
 

@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from agentcore_rl_toolkit.cli.training.trackers import check_installed
 from agentcore_rl_toolkit.errors import ConfigError, MissingExtraError
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR, loading
 from agentcore_rl_toolkit.policy.loading import Sizes
-from agentcore_rl_toolkit.runs import Query, RunReader
+from agentcore_rl_toolkit.runs import Query, RunReader, TokenSequence
 from serving import wait_for
 
 from ..conftest import CommandLine
@@ -62,7 +63,10 @@ def test_a_new_agent_trains_with_nothing_else_typed_and_goes_on_after_ctrl_c(
         cwd=tmp_path,
         start_new_session=True,
     )
-    wait_for(lambda: any(e["event"] == "step" for e in events(run)), within_s=200, process=process)
+    wait_for(lambda: any(e["event"] == "step" for e in events(run)), within_s=400, process=process)
+    monkeypatch.chdir(tmp_path)
+    second = command_line("train", "--resume", "--out", "run")
+    assert (second.returncode, f"in use by process {process.pid} " in second.stderr) == (1, True), second
     below = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=150)
@@ -71,7 +75,6 @@ def test_a_new_agent_trains_with_nothing_else_typed_and_goes_on_after_ctrl_c(
     assert not psutil.wait_procs(below, timeout=30)[1]
     [line] = [line.strip() for line in output.splitlines() if "agentcore-rl train --resume" in line]
     assert line.endswith(" --out run")
-    monkeypatch.chdir(tmp_path)
     before = set(psutil.Process().children(recursive=True))
     done = command_line(*line.split()[1:])  # in this process, where torch is loaded already
     assert done.returncode == 0, done
@@ -81,7 +84,7 @@ def test_a_new_agent_trains_with_nothing_else_typed_and_goes_on_after_ctrl_c(
     assert summary["rollouts"] == 4 * 3 + 3 * 2 * 4
     assert set(summary["causes"]) <= {"policy"}  # an untrained one may ramble past its tokens, or never come to an end
     assert summary["held_out_scored_before"] == summary["held_out_scored_after"] == 3
-    assert summary["trained_token_share"] == 1.0
+    assert summary["trainable_token_share"] == 1.0
     assert 1e-4 < summary["logprob_gap_max"] < 1.0  # engine and trainer round in bfloat16, and to other numbers
     assert [e["step"] for e in events(run) if e["event"] == "step"] == [0, 1, 2]
     # Each version was evaluated once, whatever Ctrl-C came between, and by its own weights.
@@ -96,12 +99,151 @@ def test_a_new_agent_trains_with_nothing_else_typed_and_goes_on_after_ctrl_c(
             used = [kept.rollout(row["id"])["sequences"][0]["versions"] for row in rows]
             assert [{v for v, _ in spans if v is not None} for spans in used] == [{version}] * 3
     assert (run / "policy" / "model.safetensors").is_file()
-    # What it was given is what it was trained on.
+    # Each row of the data was trained on at most once, in another order than the file's.
     prompts = [json.loads(line)["prompt"] for line in (shop / "train.jsonl").read_text().splitlines()]
     with RunReader(run) as kept:
-        stored = [kept.rollout(row["id"]) for row in kept.rollouts(Query(phase="train", step=1))]
-    seen = {message["content"] for rollout in stored for message in rollout["dialogue"] if message["role"] == "user"}
-    assert seen == set(prompts[2:4])
+        rows = sorted(kept.rollouts(Query(phase="train")), key=lambda row: (row["step"], row["grp"]))
+        stored = [kept.rollout(row["id"])["dialogue"] for row in rows]
+    asked = [next(message["content"] for message in dialogue if message["role"] == "user") for dialogue in stored]
+    seen = list(dict.fromkeys(asked))
+    assert len(seen) == 3 * 2
+    assert set(seen) < set(prompts)
+    assert seen != prompts[: len(seen)]
+    assert most_at_once(run, ("before", "eval", "after", "train"), both=True) == 0
+
+
+def most_at_once(run: Path, phases: Sequence[str], *, both: bool = False) -> int:
+    """The most rollouts that ran at once; with ``both``, the most while training and evaluation overlapped."""
+    with RunReader(run) as kept:
+        rows = [row for phase in phases for row in kept.rollouts(Query(phase=phase), limit=1000)]
+    spans = [(row["ended_s"] - row["elapsed_s"], row["ended_s"], row["phase"] == "train") for row in rows]
+    most = 0
+    for moment in (start for start, _, _ in spans):
+        running = [trained for start, end, trained in spans if start <= moment < end]
+        most = max(most, len(running) if not both or len(set(running)) == 2 else 0)
+    return most
+
+
+FAILS_LATER = """
+import pathlib
+from agentcore_rl_toolkit import AgentCoreRLApp
+from openai import OpenAI
+
+app = AgentCoreRLApp()
+
+
+@app.rollout_entrypoint
+def agent(payload):
+    if pathlib.Path(__file__).with_name("broken").exists():
+        raise RuntimeError("the tool's server is gone")
+    rollout = payload["_rollout"]
+    client = OpenAI(base_url=rollout["base_url"], api_key=rollout["api_key"])
+    message = [{"role": "user", "content": payload["prompt"]}]
+    reply = client.chat.completions.create(model=rollout["model_id"], messages=message, max_tokens=8)
+    return {"rewards": float(len(reply.choices[0].message.content or "") % 2)}
+
+
+if __name__ == "__main__":
+    app.run()
+"""
+
+
+@pytest.mark.system
+def test_a_run_ends_after_three_steps_without_a_usable_rollout_and_keeps_to_its_slots(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(FAILS_LATER)
+    for name in ("train", "eval"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"prompt": f"{i}?"}) + "\n" for i in range(4)))
+    words = [
+        "--agent",
+        "agent.py",
+        "--data",
+        "train.jsonl",
+        "--eval-data",
+        "eval.jsonl",
+        "--out",
+        "run",
+        "--steps",
+        "50",
+    ]
+    words += ["--groups", "1", "--rollouts", "3"]
+    for setting in ("eval_every=1", "max_concurrent=2", "staleness=1"):
+        words += ["--set", setting]
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", "agentcore_rl_toolkit", "train", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=tmp_path,
+        start_new_session=True,
+    )
+    run = tmp_path / "run"
+    wait_for(lambda: sum(e["event"] == "step" for e in events(run)) >= 2, within_s=400, process=process)
+    (tmp_path / "broken").touch()
+    output, _ = process.communicate(timeout=150)
+    assert process.returncode == 1, output
+    assert "no rollout of the last 3 steps can be used; 3 of 3 in the last one: agent_error" in output, output
+    assert "the tool's server is gone" in output
+    assert most_at_once(run, ("before", "eval", "train")) <= 2
+
+
+GREEDY = """
+import json, urllib.request
+from agentcore_rl_toolkit import AgentCoreRLApp
+
+app = AgentCoreRLApp()
+
+
+@app.rollout_entrypoint
+def run(payload):
+    if payload["fails"]:
+        raise KeyError("lamp")
+    rollout = payload["_rollout"]
+    ask = {"model": rollout["model_id"], "messages": [{"role": "user", "content": "Lamps, please."}], "temperature": 0}
+    headers = {"authorization": f"Bearer {rollout['api_key']}", "content-type": "application/json"}
+    call = urllib.request.Request(f"{rollout['base_url']}/chat/completions", json.dumps(ask).encode(), headers)
+    with urllib.request.urlopen(call) as reply:
+        return {"rewards": 1.0, "metrics": {"sampled": json.load(reply)["usage"]["completion_tokens"]}}
+
+
+if __name__ == "__main__":
+    app.run()
+"""
+
+
+@pytest.mark.system
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_run_keeps_limits_in_evaluations_and_claims_no_more_than_was_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command_line: CommandLine
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agent.py").write_text(GREEDY)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"n": n, "fails": n == 1}) + "\n" for n in range(2)))
+    (tmp_path / "held.jsonl").write_text("".join(json.dumps({"held": n, "fails": False}) + "\n" for n in range(6)))
+    words = ["--agent", "agent.py", "--data", "rows.jsonl", "--eval-data", "held.jsonl", "--steps", "1", *SMALL]
+    limit = 6
+    words += ["--set", f'sampling_params={{"max_tokens": {limit}}}', "--out", "run"]
+    done = command_line("train", *words)
+    assert done.returncode == 0, done
+    said: dict[str, list[tuple[int, ...]]] = {}
+    with RunReader(tmp_path / "run") as kept:
+        for row in kept.rollouts(Query(outcome="ok")):
+            [sequence] = map(TokenSequence.decoded, kept.rollout(row["id"])["sequences"])
+            ids = tuple(token for token, mask in zip(sequence.ids, sequence.mask, strict=True) if mask)
+            said.setdefault(row["phase"], []).append(ids)
+    assert {phase: len(ids) for phase, ids in said.items()} == {"before": 6, "train": 4, "after": 6}
+    assert {len(ids) for each in said.values() for ids in each} <= set(range(limit + 1))
+    assert len(set(said["before"] + said["after"])) == 1  # the agent's temperature is 0
+    assert len(set(said["train"])) > 1
+    # Nothing was computed, and a rollout that failed does not hide that.
+    assert "0 of 1 steps could teach anything" in done.stdout
+    assert "100 % of the sampled tokens could be trained, 0 % were" in done.stdout
+    assert "Verdict: not learned: on the same 6 inputs the reward changed by +0.000" in done.stdout
+    assert "agent_error: KeyError: 'lamp'" in done.stdout
+    assert f"metrics sampled {limit}" in done.stdout
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["trainable_token_share"], summary["trained_token_share"]) == (1.0, 0.0)
+    assert summary["held_out_metrics_after"] == {"sampled": limit}
+    assert summary["held_out_change"]["verdict"] == "not learned"
 
 
 def test_options_win_over_the_file(tmp_path: Path) -> None:

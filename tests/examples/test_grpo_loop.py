@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from agentcore_rl_toolkit.backends.collection.groups import CollectedRollout, Group, GroupRequest
 from agentcore_rl_toolkit.contract import Outcome
-from agentcore_rl_toolkit.errors import CaptureError
+from agentcore_rl_toolkit.errors import CaptureError, ConfigError
+from agentcore_rl_toolkit.policy import Engine
+from agentcore_rl_toolkit.policy.sampling import SamplingParams
 from agentcore_rl_toolkit.trajectory import Turn, build_trajectory
 
 from .loading import EXAMPLES, load
@@ -77,7 +82,7 @@ def test_clipping_is_one_sided(
     assert loss.item() == pytest.approx(-expected_ratio * advantage, rel=1e-5)
     assert logprobs.grad is not None
     assert bool(logprobs.grad.abs().sum() > 0) is has_gradient
-    assert facts["clipped"] == 1.0
+    assert facts["clipped"] == (not has_gradient), "counted where the clipped term is the smaller one"
 
 
 class Bigram(torch.nn.Module):
@@ -152,7 +157,80 @@ def test_tokens_of_older_weights_are_trained_and_say_nothing_about_the_agreement
     metrics = loop.train_on(old, model, optimizer, 0, loop.Config(minibatches=1), random.Random(0), version=1)
     assert metrics["logprob_gap"] is None
     assert model.table[1, 2] > 0.1 > 0 > model.table[1, 3]
-    assert metrics["kl"] > 0
+    assert metrics["kl_sampler"] > 0
+
+
+def test_the_numbers_of_a_step_are_those_of_all_its_minibatches(loop: ModuleType) -> None:
+    """With a learning rate of 0 nothing changes between them."""
+    groups = [group(*(rollout(float(token == 2), [token] * 3) for token in (2, 3, 4, 5)))]
+    found = []
+    for minibatches in (1, 4):
+        model = Bigram()
+        with torch.no_grad():
+            model.head.weight[2, 1], model.head.weight[3, 3] = 2.0, 2.0  # other weights than those that sampled
+        config = loop.Config(minibatches=minibatches)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        metrics = loop.train_on(groups, model, optimizer, 0, config, random.Random(0), version=1)
+        found.append([metrics[name] for name in ("loss", "kl_sampler", "clip_fraction")])
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
+    assert found[0][2] > 0
+
+
+@pytest.fixture(scope="module")
+def policy() -> Iterator[Engine]:
+    torch.set_num_threads(1)
+    with Engine.from_directory() as engine:
+        yield engine
+
+
+def sampled(policy: Engine, **how: Any) -> Group:
+    """Two rollouts of the built-in engine, as the gateway records them."""
+    prompt = [20, 21, 22, 23]
+    params = SamplingParams(max_tokens=24, ignore_eos=True, **how)
+    turns = [
+        replace(turn(0, prompt, g.token_ids), logprobs=g.logprobs, sampling=how)
+        for g in policy.generate([prompt] * 2, params)
+    ]
+    temperature = how.get("temperature", 1.0)
+    return group(
+        *(
+            replace(
+                rollout(float(i), [1]),
+                session_id=f"s{i}",
+                trajectory=build_trajectory("s", [t], temperature=temperature),
+            )
+            for i, t in enumerate(turns)
+        )
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
+def test_loop_and_engine_agree_at_the_runs_temperature(loop: ModuleType, policy: Engine, temperature: float) -> None:
+    config = loop.Config(sampling_params={"temperature": temperature}, max_logprob_gap=1e-4)
+    model, tokenizer = loop.load_model(None, config)
+    arguments = (model, loop.optimizer_of(model, config), tokenizer.pad_token_id, config, random.Random(0))
+    metrics = loop.train_on([sampled(policy, temperature=temperature)], *arguments)
+    assert metrics["trained_tokens"] == 48
+    assert metrics["logprob_gap"] < 1e-4
+
+
+def test_tokens_of_a_cut_distribution_do_not_count_as_another_model(loop: ModuleType, policy: Engine) -> None:
+    model, tokenizer = loop.load_model(None, loop.Config())
+    arguments = (
+        model,
+        loop.optimizer_of(model, loop.Config()),
+        tokenizer.pad_token_id,
+        loop.Config(),
+        random.Random(0),
+    )
+    metrics = loop.train_on([sampled(policy, top_p=0.5)], *arguments)
+    assert (metrics["trained_tokens"], metrics["logprob_gap"]) == (48, None)
+
+
+@pytest.mark.parametrize("temperature", [0, -1, math.nan])
+def test_greedy_rollouts_cannot_be_trained(loop: ModuleType, temperature: float) -> None:
+    with pytest.raises(ConfigError, match="cannot train at temperature"):
+        loop.Config(sampling_params={"temperature": temperature})
 
 
 @pytest.mark.parametrize("changes", [{}, {"final_logit_softcapping": 3.0}])

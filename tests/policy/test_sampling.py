@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -84,13 +86,30 @@ SAID: History = ((0, 0), (1, 3, 1))
         (SamplingParams(presence_penalty=1.0, temperature=0.5), [2.0, 2.0, 1.0, -4.0, -4.0]),
     ],
 )
-def test_bias_and_penalties_change_what_is_drawn_but_not_the_logprobs_told(
+def test_bias_and_penalties_change_what_is_drawn_and_its_logprobs(
     params: SamplingParams, expected: list[float]
 ) -> None:
     sampled = draw(params, logits=MIXED, history=SAID)
     assert shares(sampled) == pytest.approx(torch.softmax(torch.tensor(expected), -1).tolist(), abs=0.03)
-    raw = torch.log_softmax(MIXED, -1)
-    assert sampled.logprobs_N[:50] == pytest.approx([raw[i].item() for i in sampled.ids_N[:50]], abs=1e-6)
+    logprobs = torch.log_softmax(torch.tensor(expected), -1)
+    assert sampled.logprobs_N[:50] == pytest.approx([logprobs[i].item() for i in sampled.ids_N[:50]], abs=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [0.3, 0.7, 1.7])
+def test_logprobs_are_those_of_the_temperature(temperature: float) -> None:
+    sampled = draw(SamplingParams(temperature=temperature), 50, logits=MIXED)
+    logprobs = torch.log_softmax(MIXED / temperature, -1)
+    assert sampled.logprobs_N == pytest.approx([logprobs[i].item() for i in sampled.ids_N], abs=1e-6)
+
+
+def test_logprobs_of_a_cut_distribution_are_of_the_tokens_that_it_leaves() -> None:
+    for params in (SamplingParams(top_k=2), SamplingParams(top_p=0.79), SamplingParams(min_p=0.5)):
+        sampled = draw(params, 50)
+        expected = [math.log(0.625), math.log(0.375)]
+        assert sampled.logprobs_N == pytest.approx([expected[i] for i in sampled.ids_N], abs=1e-6)
+    rows = [SamplingParams(temperature=0.0, top_k=1, top_p=0.1), SamplingParams(top_k=2)]  # greedy beside a cut
+    greedy = Sampler(rows, [None] * 2).sample(torch.zeros(2, 5), torch.Generator())
+    assert (greedy.ids_N[0], greedy.logprobs_N[0]) == (0, pytest.approx(-math.log(5)))
 
 
 def test_penalties_move_the_likeliest_and_count_what_is_drawn() -> None:

@@ -147,6 +147,28 @@ async def test_every_dialect_is_recorded_with_vllms_own_logprobs(
     checked(f"{mode}, {'streams' if stream else 'whole'}: chat, responses, messages", f"gap {worst:.1e}")
 
 
+@modes
+async def test_vllm_and_trainer_agree_at_the_sessions_temperature(
+    vllm: VLLM, gateway: Gateway, mode: str, tmp_path: Path, checked: Checked
+) -> None:
+    model, _ = load_policy()
+    publisher = Publisher([EngineAddress(url=vllm.url, engine="vllm")], tmp_path, temperature=0.7)
+    await asyncio.to_thread(publisher.publish, model, 70)
+    assert publisher.gap <= EXACT
+    client = GatewayClient(gateway.url)
+    (session,) = await client.create_sessions_async([new_session_id()], sampling_params={"temperature": 0.7})
+    await chat(session, temperature=0.2)
+    [turn] = await turns_of(gateway, session)
+    assert turn.sampling["temperature"] == 0.7, "the session's temperature wins over the agent's, and is recorded"
+    ids = torch.tensor([[*turn.prompt_ids, *turn.completion_ids]])
+    with torch.inference_mode():
+        logits_TV = model(input_ids=ids).logits[0, len(turn.prompt_ids) - 1 : -1].float()
+    own_T = (logits_TV / 0.7).log_softmax(-1)[range(len(turn.completion_ids)), list(turn.completion_ids)]
+    gap = max(abs(a - b) for a, b in zip(own_T.tolist(), turn.logprobs, strict=True))
+    assert gap <= EXACT
+    checked(f"{mode}, temperature 0.7: logprobs of vLLM and of the trainer", f"gap {max(gap, publisher.gap):.1e}")
+
+
 @nightly
 @modes
 async def test_tools_several_choices_and_forms(vllm: VLLM, gateway: Gateway, mode: str, checked: Checked) -> None:

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from agentcore_rl_toolkit.cli.training.job import load_loop
 from agentcore_rl_toolkit.client import RolloutClient
-from agentcore_rl_toolkit.errors import WeightsError
+from agentcore_rl_toolkit.errors import ConfigError, WeightsError
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.policy import Engine, create_app, load_policy
 from agentcore_rl_toolkit.weights import EngineAddress, Publisher, prove, publish, publishing, write_checkpoint
@@ -71,6 +71,50 @@ def test_an_engine_in_bfloat16_is_proved_with_its_rounding_and_other_weights_are
         assert publishing.MAX_GAP < prove(model, prompt, [address], 1) < 0.3
         with pytest.raises(WeightsError, match="did not arrive"):
             prove(other, prompt, [address], 1)
+
+
+def test_the_proof_compares_at_the_runs_temperature(address: EngineAddress, model: Any, tmp_path: Path) -> None:
+    publisher = Publisher([address], tmp_path, temperature=0.7)
+    publisher.publish(model, 5)
+    assert publisher.gap < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("engine", "setting"),
+    [("vllm", "--logprobs-mode processed_logprobs"), ("sglang", "SGLANG_RETURN_ORIGINAL_LOGPROB")],
+)
+def test_an_engine_that_reports_the_logprobs_of_temperature_1_is_refused(
+    address: EngineAddress, tmp_path: Path, engine: Literal["vllm", "sglang"], setting: str
+) -> None:
+    """What vLLM does without its flag: it samples at any temperature, and reports the logprobs of 1."""
+    model, _ = load_policy()
+    publish(write_checkpoint(model, tmp_path / "weights"), 6, [address])
+    prompt = probe_prompt(model.config.vocab_size)
+
+    def raw(request: Asked) -> tuple[int, Any]:
+        body = json.loads(request.body) if request.body else {}
+        if request.path not in ("/v1/completions", "/generate"):
+            return 200, {"results": ["float32"]}
+        how = body.get("sampling_params", body)
+        found = address.connect().sample(prompt, n=4, max_tokens=8, seed=3, temperature=how["temperature"])
+        answers = [(one.ids, at_1(model, prompt, one.ids)) for one in found]
+        if engine == "vllm":
+            return 200, {"choices": [{"token_ids": ids, "logprobs": {"token_logprobs": lps}} for ids, lps in answers]}
+        pairs = [[[lp, i, None] for i, lp in zip(ids, lps, strict=True)] for ids, lps in answers]
+        return 200, [{"meta_info": {"output_token_logprobs": tokens}} for tokens in pairs]
+
+    with answering(raw) as url:
+        at = EngineAddress(url=url, engine=engine)
+        for temperature in (0.7, 0.999):  # the second one's logprobs hardly differ
+            with pytest.raises(ConfigError, match=f"reports the logprobs of temperature 1.*{setting}"):
+                prove(model, prompt, [at], 6, temperature=temperature)
+        assert prove(model, prompt, [at], 6) < 1e-4, "at temperature 1 there is no difference"
+
+
+def at_1(model: Any, prompt: list[int], ids: list[int]) -> list[float]:
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1].float()
+    return list(logits.log_softmax(-1)[range(len(ids)), ids].tolist())
 
 
 def test_any_one_tensor_that_is_not_replaced_is_caught(address: EngineAddress, model: Any, tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ def with_agent(command: F) -> F:
 @from_environment("--api-key", "AGENTCORE_RL_MODEL_API_KEY")
 @click.option("--sampling-params", metavar="JSON", help="Handed to the agent, e.g. '{\"temperature\": 0}'.")
 @click.option("--timeout", default=900.0, show_default=True, type=POSITIVE, help="Seconds per rollout.")
+@click.option("--for-training", is_flag=True, help="The data is no held-out data: the rollouts may be imitated later.")
 @with_judge
 @with_sessions
 @as_json
@@ -106,24 +107,25 @@ def command(**options: Any) -> None:
         agentcore-rl eval --agent ARN --bucket NAME --data rows.jsonl --base-url URL --model-id NAME
     """
     from ..client.evaluation import read_rows
-    from ..runs import write_config
+    from ..runs import locked, write_config
 
     check_options(options)
     rows = read_rows(options["data"])
     exp_id, out = experiment(options)
     out.mkdir(parents=True, exist_ok=True)
     shown = ["agent", "data", "model", "repeat", "model_id", "base_url", "sampling_params", "timeout"]
-    shown += ["judge", "judge_url", "judge_model", "judge_weight"]
+    shown += ["judge", "judge_url", "judge_model", "judge_weight", "for_training"]
     write_config(out, {"kind": "eval", "exp_id": exp_id, **{n: options[n] for n in shown if options[n] is not None}})
-    with open_target(options, exp_id, out) as target:
+    with locked(out), open_target(options, exp_id, out) as target:
         failures = _evaluate(target, rows, exp_id, out, options)
     if failures:
         sys.exit(1)
 
 
 def experiment(options: dict[str, Any], kind: str = "eval", begun: str = "ledger.jsonl") -> tuple[str, Path]:
-    """Name and folder: of --out, else the next free ones, with --resume the last that are taken. ``begun`` is a file that taken
-    ones have. Raises: ConfigError.
+    """Return the name and folder of --out, or of a new folder, or with --resume of the last run that has the file ``begun``.
+
+    Raises: ConfigError.
     """
     first = f"{kind}-{options['data'].stem}"
     if options["out"]:
@@ -131,14 +133,17 @@ def experiment(options: dict[str, Any], kind: str = "eval", begun: str = "ledger
         if (out / begun).exists() and not options["resume"]:
             raise ConfigError(f"{nearby(out)} holds a run; go on with --resume, or choose another --out")
         return re.sub(r"[^A-Za-z0-9_-]", "-", out.name)[:99] or first, out
-    last = ""
-    for number in itertools.count(1):
-        exp_id = first if number == 1 else f"{first}-{number}"
-        if not (Path("runs") / exp_id / begun).exists():
-            break
-        last = exp_id
-    exp_id = last or first if options["resume"] else exp_id
-    return exp_id, (Path("runs") / exp_id).resolve()
+    from ..runs import make_folder
+
+    runs = Path("runs").resolve()
+    if not options["resume"]:
+        out = make_folder(runs, first)
+        return out.name, out
+    names = (first if number == 1 else f"{first}-{number}" for number in itertools.count(1))
+    exp_id = first
+    for name in itertools.takewhile(lambda name: (runs / name).exists(), names):
+        exp_id = name if (runs / name / begun).exists() else exp_id
+    return exp_id, runs / exp_id
 
 
 def check_options(options: dict[str, Any]) -> None:
@@ -229,6 +234,7 @@ def _evaluate(target: Target, rows: list[EvalRow], exp_id: str, out: Path, optio
     scores: list[float] = []
     items: list[BatchItem] = []
     judge = _judge(options)
+    phase = "train" if options["for_training"] else "eval"
     cost: Mapping[str, float] = {}
 
     def show(progress: BatchProgress) -> None:
@@ -257,12 +263,12 @@ def _evaluate(target: Target, rows: list[EvalRow], exp_id: str, out: Path, optio
             payloads = {row.input_id: row.payload for row in rows}
             for item in run:
                 items.append(item)
-                keep(opened.kept, item, payloads[str(item.input_id)], opened.fetch)
+                keep(opened.kept, item, payloads[str(item.input_id)], opened.fetch, phase)
                 score = score_of(item)
                 if score is not None and judge is None:
                     scores.append(score)
             if judge is not None:
-                items, cost = judge_items(opened.kept, items, payloads, opened.fetch, judge)
+                items, cost = judge_items(opened.kept, items, payloads, opened.fetch, judge, phase)
         finally:  # also after Ctrl-C: what is known is kept, the rest goes on with --resume
             summary = summarise(items, time.monotonic() - began_s, cost)
             write_results(out, items, summary)

@@ -90,6 +90,14 @@ def sandbox_words(readable: Iterable[str], writable: Iterable[str]) -> list[str]
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+with_force = click.option("--force", is_flag=True, help="Overwrite the file if it is already there.")
+
+
+def new_file(path: Path, *, force: bool) -> Path:
+    """Return a path to write to. Raises: ConfigError when it exists, without ``force``."""
+    if path.exists() and not force:
+        raise ConfigError(f"{path} is already there; --force overwrites it")
+    return path
 
 
 engine_option = click.option(

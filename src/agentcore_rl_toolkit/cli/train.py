@@ -270,10 +270,13 @@ def _train_at_service(backend: str, config: Any, *, rehearse: bool, agent: Path 
     from ..backends.primitives.run import line
     from ..backends.sagemaker.adapter import run_async as run_sagemaker
     from ..backends.sagemaker.job import JobConfig, Jobs
+    from ..runs import locked
+    from .output.terminal import visible
     from .servers.rehearsal import agent_here, local_sagemaker, local_tinker
 
-    show = lambda result, groups: click.echo(line(result))  # noqa: E731
+    show = lambda result, groups: click.echo(visible(line(result)))  # noqa: E731
     with contextlib.ExitStack() as stack:
+        stack.enter_context(locked(config.output_dir))
         variables = stack.enter_context(local_sagemaker(config.output_dir)) if rehearse and backend != "tinker" else {}
         if agent is not None:
             config = stack.enter_context(agent_here(agent, config, variables))

@@ -220,8 +220,9 @@ def make_item(verdict: Verdict, **about: Any) -> BatchItem:
 
 
 def error_line(error: BaseException) -> str:
-    """An error in one line, cut at `LINE_CHARS`: the lines of a longer one are joined."""
-    text = str(error) if isinstance(error, AgentCoreRLError) else f"{type(error).__name__}: {error}"
+    """An error in one line, with the class that the agent raised, cut at `LINE_CHARS`: the lines of a longer one are joined."""
+    kind = getattr(error, "error_type", None) if isinstance(error, AgentCoreRLError) else type(error).__name__
+    text = str(error) if kind is None or kind in str(error) else f"{kind}: {error}"
     line = " | ".join(part.strip() for part in text.splitlines() if part.strip()) or type(error).__name__
     return line if len(line) <= LINE_CHARS else f"{line[: LINE_CHARS - 3]}..."
 

@@ -8,7 +8,7 @@ after the other.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import torch
@@ -57,8 +57,8 @@ class SamplingParams:
 class Sampled:
     """One token per row. Shapes: N rows.
 
-    Logprobs are those of the model's own distribution: log-softmax of the logits, before bias, penalties, temperature and cuts
-    (vLLM's default, ``raw_logprobs``). At temperature 1 without any of these that is the distribution sampled from.
+    Logprobs are those of the distribution that the token was sampled from: after bias, penalties, temperature and cuts (vLLM's
+    ``processed_logprobs``). At temperature 0 they are those of temperature 1, as vLLM's.
     """
 
     ids_N: list[int]
@@ -117,32 +117,34 @@ class Sampler:
         self._histories = histories
         self._adjusts = any(p.adjusts_logits for p in params)
         self._adjustments: _Adjustments | None = None
-        self._cuts = any(p.top_p < 1.0 or p.top_k > 0 or p.min_p > 0.0 for p in params)
-        self._plain = not self._adjusts and not self._cuts and all(p.temperature == 1.0 for p in params)
+        # The likeliest token is taken at temperature 0: cuts mean nothing there, and its logprobs are those of temperature 1.
+        sampled = [p if p.temperature else replace(p, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0) for p in params]
+        self._cuts = any(p.top_p < 1.0 or p.top_k > 0 or p.min_p > 0.0 for p in sampled)
+        self._plain = all(p.temperature == 1.0 for p in sampled)
         with torch.device(device):
-            self._temperatures = torch.tensor([p.temperature for p in params])[:, None]
-            self._top_k = torch.tensor([p.top_k if p.top_k > 0 else 2**30 for p in params])[:, None]
+            self._temperatures = torch.tensor([p.temperature for p in sampled])[:, None].clamp(min=1e-5)
+            self._top_k = torch.tensor([p.top_k if p.top_k > 0 else 2**30 for p in sampled])[:, None]
             # sums of probabilities may exceed 1 by rounding
-            self._top_p = torch.tensor([p.top_p if p.top_p < 1.0 else 2.0 for p in params])[:, None]
-            self._min_p = torch.tensor([p.min_p for p in params])[:, None]
-        self._greedy = self._temperatures[:, 0] == 0.0
+            self._top_p = torch.tensor([p.top_p if p.top_p < 1.0 else 2.0 for p in sampled])[:, None]
+            self._min_p = torch.tensor([p.min_p for p in sampled])[:, None]
+            self._greedy = torch.tensor([p.temperature == 0.0 for p in params])
         self._any_greedy = any(p.temperature == 0.0 for p in params)
         self._seeded = [(row, g) for row, g in enumerate(seeded) if g is not None]
 
     @torch.inference_mode()
     def sample(self, logits_NV: torch.Tensor, generator: torch.Generator) -> Sampled:
         """Draw a token for each row; seeded rows draw from their own generators, the others from the shared one."""
-        logprobs_NV = torch.log_softmax(logits_NV, -1)
         if self._adjusts and self._adjustments is None:
             with logits_NV.device:
                 self._adjustments = _Adjustments(self._params, self._histories, logits_NV.shape[1])
         adjusted_NV = logits_NV if self._adjustments is None else self._adjustments.apply(logits_NV)
+        logprobs_NV = self._logprobs(adjusted_NV)
         uniform_N1 = torch.rand(logprobs_NV.shape[0], 1, generator=generator)
         for row, own in self._seeded:
             uniform_N1[row] = torch.rand(1, generator=own)
         uniform_N1 = uniform_N1.to(logits_NV.device)  # drawn on the CPU: the same numbers everywhere
         # Inverse transform. 1 - u lies in (0, 1], so a token of probability 0 can never be hit.
-        cumulated_NV = (logprobs_NV.exp() if self._plain else self._distribution(adjusted_NV)).cumsum(-1)
+        cumulated_NV = logprobs_NV.exp().cumsum(-1)
         chosen_N = (cumulated_NV < (1 - uniform_N1) * cumulated_NV[:, -1:]).sum(-1)
         if self._any_greedy:
             chosen_N = torch.where(self._greedy, adjusted_NV.argmax(-1), chosen_N)
@@ -151,11 +153,11 @@ class Sampler:
         picked_N = logprobs_NV.gather(1, chosen_N[:, None])[:, 0]
         return Sampled(ids_N=chosen_N.tolist(), logprobs_N=picked_N.tolist(), tensor_N=chosen_N)
 
-    def _distribution(self, logits_NV: torch.Tensor) -> torch.Tensor:
-        """Relative probabilities to draw from; a row may have any sum."""
-        scaled_NV = logits_NV / self._temperatures.clamp(min=1e-5)
+    def _logprobs(self, logits_NV: torch.Tensor) -> torch.Tensor:
+        """The logprobs to draw from; those of tokens that are cut off are minus infinity."""
+        scaled_NV = logits_NV if self._plain else logits_NV / self._temperatures
         if not self._cuts:
-            return torch.softmax(scaled_NV, -1)
+            return torch.log_softmax(scaled_NV, -1)
         ordered = scaled_NV.sort(-1, descending=True)
         probabilities_NV = torch.softmax(ordered.values, -1)
         last_of_top_k_N1 = ordered.values.gather(-1, self._top_k.clamp(max=scaled_NV.shape[1]) - 1)
@@ -163,9 +165,10 @@ class Sampler:
         kept_NV &= ordered.values >= last_of_top_k_N1  # as many more as are just as likely as the last
         probabilities_NV = probabilities_NV * kept_NV
         probabilities_NV /= probabilities_NV.sum(-1, keepdim=True)
-        kept_NV = probabilities_NV.cumsum(-1) - probabilities_NV < self._top_p
+        kept_NV &= probabilities_NV.cumsum(-1) - probabilities_NV < self._top_p
         kept_NV[:, 0] = True
-        return torch.zeros_like(scaled_NV).scatter(-1, ordered.indices, probabilities_NV * kept_NV)
+        cut_NV = torch.ones_like(kept_NV).scatter(-1, ordered.indices, ~kept_NV)
+        return torch.log_softmax(scaled_NV.masked_fill(cut_NV, -torch.inf), -1)
 
 
 def seeded_generator(seed: int | None) -> torch.Generator | None:

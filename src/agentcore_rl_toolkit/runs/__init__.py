@@ -1,7 +1,19 @@
 """A run on disk: the folder of a training or an evaluation, written as it happens, read one rollout at a time."""
 
 from .demonstrations import demonstrations, write_demonstrations
-from .folder import METRICS, ROLLOUTS, find_run, find_runs, is_run, read_config, read_metrics, write_config
+from .folder import (
+    METRICS,
+    ROLLOUTS,
+    find_run,
+    find_runs,
+    is_locked,
+    is_run,
+    locked,
+    make_folder,
+    read_config,
+    read_metrics,
+    write_config,
+)
 from .in_flight import in_flight, read_in_flight
 from .reader import Query, RunReader
 from .record import Rollout, TokenSequence
@@ -22,7 +34,10 @@ __all__ = [
     "find_run",
     "find_runs",
     "in_flight",
+    "is_locked",
     "is_run",
+    "locked",
+    "make_folder",
     "read_config",
     "read_in_flight",
     "read_metrics",

@@ -1,16 +1,66 @@
-"""The files of a run's folder: `config.json`, `metrics.jsonl`, `rollouts.sqlite`."""
+"""The files of a run's folder: `config.json`, `metrics.jsonl`, `rollouts.sqlite`, `run.lock`."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import itertools
 import json
-from collections.abc import Mapping
+import os
+import socket
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..contract import redact, redact_urls
 from ..errors import ConfigError
 
-CONFIG, METRICS, ROLLOUTS = "config.json", "metrics.jsonl", "rollouts.sqlite"
+CONFIG, METRICS, ROLLOUTS, LOCK = "config.json", "metrics.jsonl", "rollouts.sqlite", "run.lock"
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from training or evaluating in a run's folder. The kernel drops the lock when this process ends.
+
+    Raises: ConfigError with the process that holds the lock.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise ConfigError(
+                f"the run {folder} is in use by process {file.read().strip() or 'of unknown id'}: wait until it ends, stop it, "
+                "or choose another folder"
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        yield
+
+
+def is_locked(folder: Path) -> bool:
+    """Return True while a process holds the run's lock."""
+    try:
+        with (folder / LOCK).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def make_folder(root: Path, name: str) -> Path:
+    """Make the first of `name`, `name-2`, `name-3`, ... that does not exist. No two callers get the same one."""
+    root.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        folder = root / (name if number == 1 else f"{name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+    raise AssertionError
 
 
 def is_run(folder: Path) -> bool:

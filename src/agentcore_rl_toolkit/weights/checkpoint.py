@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,36 +15,33 @@ WEIGHTS_FILE = "model.safetensors"
 def write_checkpoint(model: Any, folder: Path) -> Path:
     """Write the weights of a model of transformers, or of peft around one, all or nothing. Returns the folder.
 
-    Adapters are merged into the weights for the export and taken out again. An output head that shares its matrix with the
-    embedding (tied weights) is stored once.
+    Adapters are merged into copies of the weights: the model stays as it is, to the last bit. An output head that shares its
+    matrix with the embedding (tied weights) is stored once.
     """
     from safetensors.torch import save_file
 
     partial = folder.with_name(folder.name + ".new")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    merged = hasattr(model, "merge_adapter")
-    if merged:
-        model.merge_adapter()
-    try:
-        tensors = {name: p.detach().cpu().contiguous() for name, p in plain_parameters(model)}
-        save_file(tensors, partial / WEIGHTS_FILE, metadata={"format": "pt"})
-    finally:
-        if merged:
-            model.unmerge_adapter()
+    tensors = {name: p.detach().cpu().contiguous() for name, p in plain_parameters(model)}
+    save_file(tensors, partial / WEIGHTS_FILE, metadata={"format": "pt"})
     model.config.save_pretrained(partial)
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(partial, folder)
     return folder
 
 
-def plain_parameters(model: Any) -> list[tuple[str, Any]]:
-    """(name, tensor) as the model without adapters would name them; each tensor once."""
-    found: list[tuple[str, Any]] = []
+def plain_parameters(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield (name, tensor) as the model without adapters would name them, each tensor once."""
+    adapted = {name: layer for name, layer in model.named_modules() if hasattr(layer, "get_base_layer")}
     for name, parameter in model.named_parameters():
+        layer_name, base, part = name.partition(".base_layer.")
         # peft keeps the frozen original beside each fully trained module; only the trained one is the policy.
         if "lora_" in name or ".original_module." in name:
             continue
-        plain = name.removeprefix("base_model.model.").replace(".base_layer.", ".")
-        found.append((plain.replace(".modules_to_save.default.", "."), parameter))
-    return found
+        if base and layer_name in adapted:
+            layer = copy.deepcopy(adapted[layer_name])  # one at a time: all of them would be a second model
+            layer.merge()
+            parameter = layer.get_base_layer().get_parameter(part)
+        plain = layer_name.removeprefix("base_model.model.") + (f".{part}" if base else "")
+        yield plain.replace(".modules_to_save.default.", "."), parameter

@@ -51,6 +51,7 @@ class Engine:
     """One engine. All methods raise WeightsError, with what the engine said."""
 
     _about = ""  # the path that tells the version of its weights
+    scaled_by = ""  # the setting that makes it report the logprobs of the temperature that it samples at
 
     def __init__(self, address: EngineAddress) -> None:
         self._at = address
@@ -116,14 +117,16 @@ class Engine:
         """The type of numbers that it computes in; None where it does not say."""
         return None
 
-    def sample(self, prompt_ids: list[int], *, n: int, max_tokens: int, seed: int) -> list[Sampled]:
-        """Sample at temperature 1 from the whole distribution."""
+    def sample(
+        self, prompt_ids: list[int], *, n: int, max_tokens: int, seed: int, temperature: float = 1.0
+    ) -> list[Sampled]:
+        """Sample from the whole distribution of this temperature."""
         body = {
             "model": self._at.model,
             "prompt": prompt_ids,
             "n": n,
             "max_tokens": max_tokens,
-            "temperature": 1.0,
+            "temperature": temperature,
             "top_p": 1.0,  # an engine may have other defaults from the model's generation_config.json
             "top_k": -1,
             "min_p": 0.0,
@@ -159,6 +162,7 @@ class VLLMServer(Engine):
     """vLLM, started with our worker extension (`vllm_worker`)."""
 
     _about = "/weight_info"
+    scaled_by = "start vLLM with --logprobs-mode processed_logprobs"
 
     def _hint(self, status: int) -> str:
         if status == 404:
@@ -192,6 +196,7 @@ class SGLangServer(Engine):
     """SGLang's update from disk."""
 
     _about = "/model_info"
+    scaled_by = "start SGLang without SGLANG_RETURN_ORIGINAL_LOGPROB"
 
     def pause(self, in_flight: InFlight) -> None:
         # "retract" puts running requests back into the queue: they go on with the new weights, their cache is made anew.
@@ -208,8 +213,11 @@ class SGLangServer(Engine):
         if answer.get("success") is False:
             raise WeightsError(f"sglang at {self._at.url} did not load the weights: {answer.get('message') or answer}")
 
-    def sample(self, prompt_ids: list[int], *, n: int, max_tokens: int, seed: int) -> list[Sampled]:
-        sampling = {"max_new_tokens": max_tokens, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "n": n}
+    def sample(
+        self, prompt_ids: list[int], *, n: int, max_tokens: int, seed: int, temperature: float = 1.0
+    ) -> list[Sampled]:
+        sampling = {"max_new_tokens": max_tokens, "temperature": temperature, "n": n}
+        sampling |= {"top_p": 1.0, "top_k": -1, "min_p": 0.0}
         body: dict[str, Any] = {"input_ids": prompt_ids, "sampling_params": sampling, "return_logprob": True}
 
         def tokens_of(answer: Any) -> list[tuple[Any, Any]]:

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import WeightsError
+from ..errors import ConfigError, WeightsError
 from .checkpoint import write_checkpoint
 from .engines import Engine, EngineAddress, InFlight, Sampled
 
@@ -26,6 +26,7 @@ MAX_GAP_OF_BFLOAT16 = 1.0  # of a thousand tokens of SmolLM2 the largest was 0.3
 PROBE_PROMPT_TOKENS = 64
 PROBE_ANSWERS = 4
 PROBE_ANSWER_TOKENS = 32
+PROBE_TEMPERATURE = 0.5  # its logprobs differ from those of temperature 1 by much more than rounding
 PAGE = "docs/engines.md#the-weights-did-not-arrive"
 
 
@@ -62,17 +63,28 @@ def prove(
     version: int,
     *,
     max_gap: float | None = None,
+    temperature: float = 1.0,
 ) -> float:
-    """Compare what engines and trainer say of the same tokens. Returns the largest difference. Units: nats.
+    """Compare what engines and trainer say of the same tokens, at the run's temperature. Returns the largest difference.
 
-    Raises: WeightsError when it is above ``max_gap``; None: what rounding allows in the engine's type of numbers.
+    Units: nats. Raises: WeightsError when it is above ``max_gap``; None: what rounding allows in the engine's type of numbers.
+    ConfigError when an engine reports the logprobs of another temperature than it samples at.
     """
     largest = 0.0
     for address in engines:
         prompt, engine = list(prompt_ids), address.connect()
-        sampled = engine.sample(prompt, n=PROBE_ANSWERS, max_tokens=PROBE_ANSWER_TOKENS, seed=version + 1)
-        found = gap(model, prompt, sampled)
+        how = {"n": PROBE_ANSWERS, "max_tokens": PROBE_ANSWER_TOKENS, "seed": version + 1}
         allowed = max_gap or (MAX_GAP_OF_BFLOAT16 if engine.dtype() == "bfloat16" else MAX_GAP)
+        if temperature != 1.0:  # the run's may be so near to 1 that rounding hides the difference
+            sampled = engine.sample(prompt, **how, temperature=PROBE_TEMPERATURE)
+            raw, scaled = gap(model, prompt, sampled), gap(model, prompt, sampled, PROBE_TEMPERATURE)
+            # A policy that is sure of each token shows no difference.
+            if raw <= allowed and scaled > max(MAX_GAP, 2 * raw):
+                raise ConfigError(
+                    f"{address.engine} at {address.url} reports the logprobs of temperature 1, whatever it samples at, and "
+                    f"this run samples at {temperature:g}: {engine.scaled_by or 'sample at temperature 1'}"
+                )
+        found = gap(model, prompt, engine.sample(prompt, **how, temperature=temperature), temperature)
         check_gap(found, version, f"{address.engine} at {address.url}", allowed)
         largest = max(largest, found)
     return largest
@@ -88,8 +100,11 @@ def check_gap(found: float, version: int, where: str, max_gap: float) -> None:
         )
 
 
-def gap(model: Any, prompt: list[int], sampled: Sequence[Sampled]) -> float:
-    """Largest difference between an engine's logprobs and the model's. Raises: WeightsError when there is nothing to compare."""
+def gap(model: Any, prompt: list[int], sampled: Sequence[Sampled], temperature: float = 1.0) -> float:
+    """Largest difference between an engine's logprobs and the model's at this temperature.
+
+    Raises: WeightsError when there is nothing to compare.
+    """
     import torch
 
     compared = [answer for answer in sampled if answer.ids]
@@ -101,14 +116,14 @@ def gap(model: Any, prompt: list[int], sampled: Sequence[Sampled]) -> float:
     for b, answer in enumerate(compared):
         row = [*prompt, *answer.ids]
         ids_BT[b, : len(row)] = torch.tensor(row)
-    logprobs_BT = _logprobs(model, ids_BT, len(prompt))
+    logprobs_BT = _logprobs(model, ids_BT, len(prompt), temperature)
     return max(
         float((logprobs_BT[b, : len(answer.ids)] - torch.tensor(answer.logprobs)).abs().max())
         for b, answer in enumerate(compared)
     )
 
 
-def _logprobs(model: Any, ids_BT: torch.Tensor, first: int) -> torch.Tensor:
+def _logprobs(model: Any, ids_BT: torch.Tensor, first: int, temperature: float) -> torch.Tensor:
     """log p of the tokens from ``first`` on. Padding is right: it needs no mask. Shapes: (B, T) -> (B, T - first)."""
     import torch
 
@@ -117,7 +132,7 @@ def _logprobs(model: Any, ids_BT: torch.Tensor, first: int) -> torch.Tensor:
     try:
         with torch.inference_mode():
             logits_BTV = model(input_ids=ids_BT).logits[:, first - 1 : -1].float()
-            found = torch.log_softmax(logits_BTV, -1).gather(2, ids_BT[:, first:, None])[..., 0]
+            found = torch.log_softmax(logits_BTV / temperature, -1).gather(2, ids_BT[:, first:, None])[..., 0]
     finally:
         model.train(training)
     return found.cpu()
@@ -131,7 +146,8 @@ def probe_prompt(vocabulary: int) -> list[int]:
 class Publisher:
     """Puts a trainer's weights in place at the engines of a run, each version in a folder of its own below ``folder``.
 
-    ``announce`` is called with each version that has arrived (a gateway's `set_weight_version`).
+    ``announce`` is called with each version that has arrived (a gateway's `set_weight_version`). ``temperature`` is that of
+    the run, at which the proof compares.
     """
 
     def __init__(
@@ -142,6 +158,7 @@ class Publisher:
         announce: Callable[[int], Any] | None = None,
         in_flight: InFlight = "wait",
         max_gap: float | None = None,
+        temperature: float = 1.0,
     ) -> None:
         self.engines = tuple(engines)
         self.folder = folder
@@ -149,6 +166,7 @@ class Publisher:
         self._announce = announce
         self._in_flight = in_flight
         self._max_gap = max_gap
+        self._temperature = temperature
 
     def publish(self, model: Any, version: int, *, prompt_ids: Sequence[int] | None = None) -> int:
         """Write, publish and prove. ``prompt_ids``: the probe's prompt, of the policy's own dialogues where there are any.
@@ -158,7 +176,7 @@ class Publisher:
         folder = write_checkpoint(model, self.folder / f"{version:06d}")
         publish(folder, version, self.engines, in_flight=self._in_flight)
         prompt = list(prompt_ids or probe_prompt(model.config.vocab_size))[: PROBE_PROMPT_TOKENS * 4]
-        self.gap = prove(model, prompt, self.engines, version, max_gap=self._max_gap)
+        self.gap = prove(model, prompt, self.engines, version, max_gap=self._max_gap, temperature=self._temperature)
         for old in self.folder.iterdir():
             if old != folder:
                 shutil.rmtree(old, ignore_errors=True)

@@ -215,6 +215,7 @@ async def test_both_means_of_an_evaluation_and_their_counts_are_told() -> None:
         "outcomes": {"ok": 2, "agent_error": 3, "lost": 1},
         "causes": {"policy": 2, "agent": 1, "infrastructure": 1},
         "policy_failures": {"tokens": 1, "turns": 1},
+        "metrics": {},
     }
     assert (stats.usable, stats.reward_mean, stats.lost_rollouts) == (3, pytest.approx(1 / 3), 2)
     assert stats.masked == {"policy_failure": 1, "outcome": 2}

@@ -121,6 +121,32 @@ def test_tokens_sampled_otherwise_are_said_and_refused_where_a_setting_demands_i
     assert replay.invoked[0]["_rollout"]["sampling_params"] == {"temperature": 0.5}
 
 
+def test_calls_at_another_temperature_are_kept_counted_and_not_trained() -> None:
+    cold = replace(HELPER, sampling={"temperature": 0.3})
+    group, _ = run({"rewards": 1.0}, {"rewards": 0.0}, turns=(TASK, cold))
+    assert trained(group) == ["t1"]
+    assert {s.trained_tokens for s in to_samples([group])} == {3}
+    stats = summarize([group])
+    assert stats.other_sampling == {"top_p 0.8": 6, "temperature 0.3": 2}
+    assert (stats.sampled_tokens, stats.trained_tokens, stats.side_call_tokens) == (8, 6, 0)
+    # A call that names none has temperature 1, the default of the APIs, whatever the trainer's is.
+    group, _ = run({"rewards": 1.0}, turns=(TASK, cold), sampling_params={"temperature": 0.3})
+    assert trained(group) == ["t2"]
+    group, _ = run({"rewards": 1.0}, turns=(cold,))
+    assert group.rollouts[0].mask_reason == "no_tokens"
+    assert "sampled at temperature 0.3, and the trainer computes at temperature 1" in str(group.rollouts[0].error)
+
+
+def test_an_evaluation_takes_any_temperature() -> None:
+    greedy = replace(TASK, sampling={"temperature": 0})
+    config = CollectConfig(teacher_url="http://t").evaluating()
+    replay = Replay([Episode(input_id="a", turns=(greedy,), record={"rewards": 1.0})])
+    request = GroupRequest(input_id="a", payload={})
+    (group,) = collect([request], client=replay.client, gateway=replay.gateway, config=config)
+    assert group.rollouts[0].usable
+    assert trained(group) == ["t1"]
+
+
 def test_an_answer_that_never_left_the_reasoning_is_the_policys_failure() -> None:
     blank = (TASK, replace(HELPER, answered=False))
     raised = {"status_code": 500, "stop_reason": "no answer", "_agent": {"cause": "agent", "policy_reward": -0.5}}

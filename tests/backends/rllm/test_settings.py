@@ -43,6 +43,12 @@ def test_no_limit_of_how_far_logprobs_may_differ_reaches_the_run_and_a_wrong_one
         config(max_mean_logprob_gap=0).plan()
 
 
+@pytest.mark.parametrize(("backend", "temperature"), [("verl", 0), ("tinker", 0.7)])
+def test_a_temperature_that_the_trainer_does_not_compute_at_is_refused(backend: str, temperature: float) -> None:
+    with pytest.raises(ConfigError, match="temperature"):
+        config(backend=backend, temperature=temperature)
+
+
 def test_our_client_takes_the_calls_that_rllm_makes() -> None:
     """The whole list of calls in rLLM's engine/remote_runtime/agentcore_runtime.py, git 9beb6e0."""
     inspect.signature(RolloutClient).bind(agent_runtime_arn=ARN, s3_bucket="b", exp_id="e", tps_limit=25)

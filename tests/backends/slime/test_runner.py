@@ -170,6 +170,7 @@ def test_nothing_is_started_when_something_is_missing(place: Path, with_ray: Pat
         ({"acr_timeout": math.nan}, "acr_timeout"),
         ({"max_concurrent": 0}, "max_concurrent"),
         ({"max_turns": 0}, "max_turns"),
+        ({"rollout_temperature": 0}, "rollout_temperature"),
         ({"max_staleness": -1}, "max_staleness"),
         ({"gateway_port": 99999}, "gateway_port"),
         ({"extra_flags": ("--group-rm",)}, "group-rm"),

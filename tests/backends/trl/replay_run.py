@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -24,12 +25,17 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from agentcore_rl_toolkit.backends.collection.collect import collect
 from agentcore_rl_toolkit.backends.collection.recording import open_recording
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
-from agentcore_rl_toolkit.backends.trl.adapter import AgentCoreGRPOTrainer, StepMetrics, make_trainer
+from agentcore_rl_toolkit.backends.trl.adapter import AgentCoreGRPOTrainer, StepMetrics, _lora, make_trainer
 from agentcore_rl_toolkit.backends.trl.config import TrlConfig
 from agentcore_rl_toolkit.cli.training.job import load_loop
+from agentcore_rl_toolkit.policy import Engine
+from agentcore_rl_toolkit.policy.sampling import SamplingParams
+from agentcore_rl_toolkit.runs import RunReader
+from agentcore_rl_toolkit.trajectory import Turn
+from agentcore_rl_toolkit.weights import write_checkpoint
 
 sys.path.append(str(Path(__file__).parents[1]))
-from recorded import Replay, recorded_episodes, requests_for
+from recorded import Episode, Replay, recorded_episodes, requests_for
 
 VOCABULARY = 512
 LORA: dict[str, Any] = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
@@ -59,7 +65,7 @@ class WeightHandler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         if self.path == "/v1/completions":
-            self.answer({"choices": self.sampled(body["prompt"], body["n"], body["max_tokens"])})
+            self.answer({"choices": self.sampled(body["prompt"], body["n"], body["max_tokens"], body["temperature"])})
             return
         self.server.posts.append(body)
         tensors = load_file(body["path"])
@@ -76,15 +82,15 @@ class WeightHandler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(json.dumps(value).encode())
 
-    def sampled(self, prompt: list[int], n: int, max_tokens: int) -> list[dict[str, Any]]:
+    def sampled(self, prompt: list[int], n: int, max_tokens: int, temperature: float) -> list[dict[str, Any]]:
         model = tiny_model()
         model.load_state_dict(self.server.tensors[-1], strict=False)  # the head is the embedding
         ids_BT, first = torch.tensor([prompt] * n), len(prompt)
         with torch.inference_mode():
             for _ in range(max_tokens):
-                chances_BV = model(input_ids=ids_BT).logits[:, -1].softmax(-1)
+                chances_BV = (model(input_ids=ids_BT).logits[:, -1] / temperature).softmax(-1)
                 ids_BT = torch.cat([ids_BT, torch.multinomial(chances_BV, 1)], dim=1)
-            logprobs_BTV = model(input_ids=ids_BT).logits.log_softmax(-1)[:, first - 1 : -1]
+            logprobs_BTV = (model(input_ids=ids_BT).logits / temperature).log_softmax(-1)[:, first - 1 : -1]
         chosen_BT = logprobs_BTV.gather(2, ids_BT[:, first:, None])[..., 0]
         return [
             {"token_ids": ids, "logprobs": {"token_logprobs": values}}
@@ -239,6 +245,79 @@ def merged_by_hand(model: Any) -> dict[str, torch.Tensor]:
     return merged
 
 
+def cool_steps(server: WeightServer, out: Path) -> dict[str, Any]:
+    """Two steps at temperature 0.7, on tokens that the built-in engine sampled at it."""
+    tiny_model().save_pretrained(out / "given")
+    tiny_tokenizer().save_pretrained(out / "given")
+    prompt, how = [5, 6, 7, 8], {"temperature": 0.7}
+    with Engine.from_directory(out / "given") as engine:
+        generations = engine.generate([prompt] * 128, SamplingParams(max_tokens=8, ignore_eos=True, **how))
+    turns = [
+        Turn(
+            turn_id=f"t{i}",
+            index=0,
+            prompt_ids=prompt,
+            completion_ids=g.token_ids,
+            logprobs=g.logprobs,
+            finish_reason="length",
+            sampling=how,
+        )
+        for i, g in enumerate(generations)
+    ]
+    episodes = [Episode(input_id=f"i{i}", turns=(t,), record={"rewards": i % 2}) for i, t in enumerate(turns)]
+    training = {**how, "max_steps": 2, "steps_per_generation": 2, "per_device_train_batch_size": 32}
+    recording = open_recording(out / "run", {"trainer": "trl"})
+    config = settings(server.url, out, training=training)
+    more: dict[str, Any] = {"recording": recording, "callbacks": [StepMetrics(recording)]}
+    trainer = trainer_for(config, Replay(episodes, by_input=False), [], **more)
+    trainer.train()
+    recording.run.close()
+    log = trainer.state.log_history
+    return {
+        "published": trainer.rollouts.publisher.gap,
+        "gaps": [entry["agentcore/logprob_gap"] for entry in log if "agentcore/logprob_gap" in entry],
+        "trained_tokens": trainer.rollouts.stats.trained_tokens,
+        "clipped": [entry["clip_ratio/region_mean"] for entry in log if "clip_ratio/region_mean" in entry],
+        "events": RunReader(out / "run").metrics(),
+    }
+
+
+def adapters(out: Path) -> dict[str, Any]:
+    """Published adapters leave a base in bfloat16 as it is; what a run goes on from leaves it out."""
+    loop = load_loop()
+    tiny_model().save_pretrained(out / "given")
+    tiny_tokenizer().save_pretrained(out / "given")
+    scales = {}
+    for alpha in (None, 4):
+        model, _ = loop.load_model(out / "given", loop.Config(lora_rank=4, lora_alpha=alpha))
+        scales[str(alpha)] = {layer.scaling["default"] for layer in model.modules() if hasattr(layer, "lora_A")}
+    whole, kept = model.state_dict(), loop.changed_by_training(model)
+    lora = _lora({"r": 4, "target_modules": ["q_proj"]})
+    model = get_peft_model(tiny_model().bfloat16(), LoraConfig(r=4, target_modules="all-linear"))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(0, 0.1)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    files = [load_file(write_checkpoint(model, out / "weights") / "model.safetensors") for _ in range(10)]
+    now = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with torch.no_grad():
+        model.merge_adapter()
+    merged = {
+        n.removeprefix("base_model.model.").replace(".base_layer.", "."): t for n, t in model.state_dict().items()
+    }
+    return {
+        "scales": {name: sorted(found) for name, found in scales.items()},
+        "trl_alpha": lora.lora_alpha,
+        "kept": sorted({name.split(".")[-3] for name in kept}),
+        "left_out": len(whole) - len(kept),
+        "base_changed": [name for name, tensor in before.items() if not torch.equal(tensor, now[name])],
+        "files_differ": [n for n, t in files[0].items() if not all(torch.equal(t, file[n]) for file in files)],
+        "merged_differently": [n for n, t in files[0].items() if not torch.equal(t, merged[n])],
+        "moved": max(float((t - tiny_model().bfloat16().state_dict()[n]).abs().max()) for n, t in files[0].items()),
+    }
+
+
 def never_works(server: WeightServer, out: Path) -> dict[str, Any]:
     """How a run ends whose agent never works."""
     episodes = [e for e in recorded_episodes(640) if e.kind in ("lost", "agent_error", "no_tokens")]
@@ -300,6 +379,7 @@ def cases(folder: Path) -> dict[str, Any]:
         "plain": plain_step,
         "tokens": tokens_step,
         "lora": lora_step,
+        "cool": cool_steps,
         "loop_lora": loop_lora,
         "never_works": never_works,
         "keeps_a_tensor": keeps_a_tensor,
@@ -310,4 +390,4 @@ def cases(folder: Path) -> dict[str, Any]:
         found[name] = case(server, folder / name)
         server.shutdown()
         server.server_close()
-    return found
+    return {**found, "adapters": adapters(folder / "adapters")}

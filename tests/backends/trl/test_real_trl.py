@@ -152,6 +152,25 @@ def test_the_loops_adapters_are_published_merged_proved_and_saved_as_a_plain_mod
     assert found["saved_gap"] < 1e-6
 
 
+def test_trl_and_the_built_in_engine_agree_at_temperature_07(result: dict[str, Any]) -> None:
+    found = result["cool"]
+    assert found["trained_tokens"] == 512
+    assert found["gaps"]
+    assert max(*found["gaps"], found["published"]) < 1e-4
+    shares = [event["clip_fraction"] for event in found["events"] if event["event"] == "step"]
+    assert shares == found["clipped"], "under the name that all runs have"
+
+
+def test_publishing_adapters_leaves_the_base_as_it_is_and_a_checkpoint_leaves_it_out(result: dict[str, Any]) -> None:
+    found = result["adapters"]
+    assert found["scales"] == {"None": [2.0], "4": [1.0]}
+    assert found["trl_alpha"] == 8
+    assert found["kept"] == ["lora_A", "lora_B"]
+    assert found["left_out"] > 20
+    assert (found["base_changed"], found["files_differ"], found["merged_differently"]) == ([], [], [])
+    assert found["moved"] > 1e-3
+
+
 @pytest.fixture(scope="module")
 def vllm(result: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = result["vllm"]
@@ -176,6 +195,10 @@ def test_with_vllm_the_importance_correction_is_trls_own_over_the_recorded_logpr
     assert found["ratio_gap"] < 1e-4  # exp(recomputed - recorded), capped, on exactly the trained tokens
     assert found["trained_tokens"] > 100
     assert all(math.isfinite(loss) for loss in found["losses"])
+
+
+def test_a_vllm_server_without_the_flag_is_refused_at_another_temperature(vllm: dict[str, Any]) -> None:
+    assert "training.temperature is 0.7: start vLLM with --logprobs-mode processed_logprobs" in vllm["reports_at_1"]
 
 
 def test_a_vllm_server_that_keeps_its_first_weights_ends_the_run_at_the_batch_after_the_first_step(

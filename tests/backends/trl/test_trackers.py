@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from agentcore_rl_toolkit.cli.init import write
@@ -55,7 +56,7 @@ def events_of(run: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def trained(trl_python: str, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """A run that was stopped after its first step, and gone on with by the command that it printed."""
+    """A run of adapters at temperature 0.7 that was stopped after its first step, and gone on with by the printed command."""
     folder = tmp_path_factory.mktemp("work")
     write(folder / "shop", "plain")
     environment = {
@@ -66,6 +67,7 @@ def trained(trl_python: str, tmp_path_factory: pytest.TempPathFactory) -> Traine
     }
     command = [trl_python, "-W", "ignore", "-m", "agentcore_rl_toolkit"]
     options = "--agent shop/agent.py --data shop/train.jsonl --set held_out=0.01 --groups 4 --rollouts 8 --out run"
+    options += ' --set lora_rank=4 --set sampling_params={"temperature":0.7}'
     trackers = "--set tracker=tensorboard,mlflow,wandb"
     run = folder / "run"
     process = subprocess.Popen(
@@ -131,6 +133,8 @@ def test_a_resumed_run_is_whole(trained: Trained) -> None:
     rates = [e["learning_rate"] for e in trained.events if e["event"] == "step"]
     assert rates[-1] < rates[-2]  # the schedule went on as well
     assert load_file(trained.run / "policy" / "model.safetensors")
+    kept = torch.load(trained.run / "checkpoint.pt", weights_only=True)["model"]
+    assert all("lora_" in name for name in kept), "the frozen base is in the model's own folder"
 
 
 @pytest.mark.parametrize("tracker", ["tensorboard", "mlflow"])

@@ -16,7 +16,7 @@ import torch
 import vllm_stand_in
 from trl.generation.vllm_client import VLLMClient
 
-from agentcore_rl_toolkit.errors import WeightsError
+from agentcore_rl_toolkit.errors import ConfigError, WeightsError
 from agentcore_rl_toolkit.trajectory import Turn
 from agentcore_rl_toolkit.weights.arrival import MAX_MEAN_GAP
 
@@ -105,10 +105,28 @@ def _sampled_by(model: Any, turn: Turn) -> Turn:
     return replace(turn, logprobs=chosen_T.tolist())
 
 
+def reports_at_1(out: Path) -> str:
+    """How a run at another temperature ends with vLLM as it starts by default."""
+    server = vllm_stand_in.VllmServer()
+    server.logprobs_mode = "raw_logprobs"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    at = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": server.url, "temperature": 0.7}
+    config = replay_run.settings(None, out, training=at)
+    try:
+        replay_run.trainer_for(config, Replay(recorded_episodes(64), by_input=False), []).train()
+    except ConfigError as e:
+        return str(e)
+    finally:
+        server.shutdown()
+        server.server_close()
+    return "it ran"
+
+
 def cases(folder: Path) -> dict[str, Any]:
     VLLMClient.init_communicator = vllm_stand_in.join_without_cuda
     return {
         "full": steps(folder / "full"),
+        "reports_at_1": reports_at_1(folder / "raw"),
         "lora": steps(folder / "lora-vllm", lora=replay_run.LORA),
         "keeps_its_first": steps(
             folder / "keeps", learning_rate=0.1, by_the_model=True, max_mean_logprob_gap=MAX_MEAN_GAP

@@ -26,6 +26,8 @@ _sent: queue.Queue[tuple[str, torch.Tensor]] = queue.Queue()
 class VllmServer(ThreadingHTTPServer):
     """`calls` are the requests in order, `updates` the complete weights of every finished update."""
 
+    logprobs_mode = "processed_logprobs"
+
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.calls: list[str] = []
@@ -49,7 +51,7 @@ class _Handler(BaseHTTPRequestHandler):
             "/server_info": {
                 "vllm_config": {
                     "weight_transfer_config": {"backend": "nccl"},
-                    "model_config": {"logprobs_mode": "processed_logprobs"},
+                    "model_config": {"logprobs_mode": self.server.logprobs_mode},
                 }
             },
         }

@@ -35,6 +35,8 @@ def test_our_keys_leave_verls_rollout_section_alone() -> None:
         ([*NEEDED, "trainer.use_v1=False"], "V1 trainer"),
         ([*NEEDED, "actor_rollout_ref.rollout.calculate_log_probs=false"], "sampled logprobs"),
         ([*NEEDED, "data.custom_cls.name=Mine"], "set by this backend"),
+        ([*NEEDED, "actor_rollout_ref.rollout.logprobs_mode=raw_logprobs"], "those of the rollouts' temperature"),
+        ([*NEEDED, "actor_rollout_ref.rollout.temperature=0.0"], "cannot train at temperature 0"),
     ],
 )
 def test_a_mistake_is_named(arguments: list[str], match: str) -> None:

@@ -63,6 +63,14 @@ def test_logprobs_of_context_do_not_matter_however_far_off_they_are(model: Polic
     assert metrics == expected
 
 
+def test_sampler_and_trainer_agree_at_a_temperature(model: PolicyModel) -> None:
+    [done] = model.sample(None, PROMPT, 1, {"temperature": 0.7, "max_tokens": 24, "seed": 1})
+    ids = [*PROMPT, *done.ids]
+    data = [Example(tokens=ids[:-1], inputs={"target_tokens": ids[1:]})]
+    [logprobs], _ = model.forward_backward("run", data, "cross_entropy", {"temperature": 0.7}, True)
+    assert logprobs[len(PROMPT) - 1 :] == pytest.approx(done.logprobs, abs=1e-4)
+
+
 def test_a_saved_state_brings_weights_and_optimizer_back_in_another_process(tmp_path: Path) -> None:
     first = PolicyModel(checkpoint_dir=tmp_path)
     first.create("a")

@@ -79,7 +79,7 @@ class Around:
         else:
             yield json.dumps(REPLY).encode()
 
-    async def sampled(self, place: str, trajectory_id: str) -> list[Example]:
+    async def sampled(self, place: str, trajectory_id: str, temperature: float) -> list[Example]:
         inputs = {"target_tokens": [6, 7, 8], "logprobs": [0.0, -0.5, -0.25]}
         return [Example(tokens=[5, 6, 7], inputs={**inputs, "weights": [0.0, 1.0, 1.0], "advantages": [0, 1, 2]})]
 
@@ -210,7 +210,13 @@ def test_a_job_is_stopped_and_keeps_its_weights(service: Service) -> None:
 
 @pytest.mark.parametrize(
     "parameters",
-    [{"sampling_temperature": "1"}, {"group_size": "1"}, {"loss_fn": "dpo"}, {"advantage_method": "opo"}],
+    [
+        {"temperature": "0"},
+        {"sampling_temperature": "1"},
+        {"group_size": "1"},
+        {"loss_fn": "dpo"},
+        {"advantage_method": "opo"},
+    ],
 )
 def test_parameters_that_the_api_refuses_or_that_mean_nothing_here(
     service: Service, parameters: dict[str, str]

@@ -1,7 +1,8 @@
 """Advantages over one group of rollouts. Pure arithmetic on lists.
 
 A masked rollout (late, failed, stale) is `None` in the rewards and stays `None` in the result: it neither gets an
-advantage nor moves the group's mean or spread.
+advantage nor moves the group's mean or spread. Equal rewards give exactly 0, so that a trainer can leave their group out: in
+floating point their mean may be off by one rounding, and so may rewards that were computed in different ways.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ def grpo(rewards_G: Sequence[float | None], *, epsilon: float = STD_EPSILON) -> 
     if len(usable) < 2:
         return centred_G
     std = math.sqrt(math.fsum(c * c for c in usable) / (len(usable) - 1))  # sample std, as in TRL, verl and slime
-    # Equal rewards leave rounding noise of about 1e-17 behind; dividing it by a tiny std would turn it into a signal.
     if std <= epsilon:
         return [None if c is None else 0.0 for c in centred_G]
     return [None if c is None else c / (std + epsilon) for c in centred_G]
@@ -44,6 +44,8 @@ def dr_grpo(rewards_G: Sequence[float | None]) -> list[float | None]:
     usable = _usable(rewards_G)
     if not usable:
         return [None] * len(rewards_G)
+    if _equal(usable):
+        return [None if r is None else 0.0 for r in rewards_G]
     mean = math.fsum(usable) / len(usable)
     return [None if r is None else r - mean for r in rewards_G]
 
@@ -59,6 +61,8 @@ def rloo(rewards_G: Sequence[float | None]) -> list[float | None]:
     n = len(usable)
     if n < 2:
         return [None] * len(rewards_G)
+    if _equal(usable):
+        return [None if r is None else 0.0 for r in rewards_G]
     total = math.fsum(usable)
     return [None if r is None else r - (total - r) / (n - 1) for r in rewards_G]
 
@@ -68,6 +72,10 @@ def advantages(rewards_G: Sequence[float | None], *, estimator: Estimator = "grp
     if estimator not in ESTIMATORS:
         raise ConfigError(f"unknown advantage estimator {estimator!r}; known: {', '.join(ESTIMATORS)}")
     return ESTIMATORS[estimator](rewards_G)
+
+
+def _equal(rewards: Sequence[float]) -> bool:
+    return math.isclose(min(rewards), max(rewards), rel_tol=1e-12)
 
 
 def _usable(rewards_G: Sequence[float | None]) -> list[float]:

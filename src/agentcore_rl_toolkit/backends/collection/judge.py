@@ -30,8 +30,8 @@ from ...errors import (
     RolloutLostError,
 )
 from ...trajectory import SIDE_CALLS, Trajectory, build_trajectory
-from .credit import missing_turn_rewards
 from .groups import CollectConfig, CollectedRollout, MaskReason, Reward, read_reward
+from .samples import rewards_of_turns
 
 # Whatever their record says: what the policy did is with the gateway, and an agent whose model calls fail has not failed itself.
 _TAKEN_BY_A_LOST_GATEWAY = (Outcome.OK, Outcome.AGENT_ERROR, Outcome.INVALID)
@@ -114,7 +114,7 @@ def judge(
     versions: tuple[int, int] | None = None
     if captured:
         rule = config.train or record_train(end.record) or getattr(capture, "train", None) or DEFAULT_TRAIN
-        temperature = (sampling_params or {}).get("temperature", 1.0)
+        temperature = None if config.evaluation else (sampling_params or {}).get("temperature", 1.0)
         trajectory, flaw = _trajectory(capture, fetch_error, session_id, input_id, rule, temperature)
         versions = trained_versions(trajectory)
         if reason is None and flaw is not None:
@@ -122,9 +122,10 @@ def judge(
             if outcome is Outcome.OK:  # a policy that failed before its first token has failed all the same
                 outcome, error, cause = Outcome.INVALID, flaw, Cause.INFRASTRUCTURE
         if reason is None and config.credit == "turn" and outcome is Outcome.OK and reward is not None and trajectory:
-            why = missing_turn_rewards(reward.per_turn, trajectory, capture)
-            if why is not None:
-                error = InvalidResultError(why, session_id=session_id, input_id=input_id)
+            try:
+                rewards_of_turns(reward, trajectory, capture)
+            except ContractError as e:
+                error = InvalidResultError(str(e), session_id=session_id, input_id=input_id)
                 outcome, reason, cause = Outcome.INVALID, "no_reward", Cause.AGENT
         if reason is None and config.refuse_other_sampling and trajectory and trajectory.report.other_sampling:
             reason = "other_sampling"
@@ -201,8 +202,11 @@ def _trajectory(
     if any(1 in s.loss_mask for s in trajectory.sequences):
         return trajectory, None
     side_calls = ", ".join(SIDE_CALLS[name] for name in trajectory.report.side_calls)
+    others = ", ".join(trajectory.report.other_sampling)
     why = (
-        f"every call is a side call under train={rule!r} ({side_calls}): name a tag of the calls that are to train"
+        f"its calls were sampled at {others}, and the trainer computes at temperature {temperature}: set that in sampling_params"
+        if others
+        else f"every call is a side call under train={rule!r} ({side_calls}): name a tag of the calls that are to train"
         if side_calls
         else "did the agent call `_rollout.base_url` with its api_key, and does the engine return token ids and logprobs?"
     )

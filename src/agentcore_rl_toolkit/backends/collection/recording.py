@@ -251,12 +251,24 @@ def gaps_of(own_R: Sequence[float], recorded_R: Sequence[float | None], mask_R: 
     return [abs(own - recorded) for own, recorded, mine in each if mine and recorded is not None]
 
 
+# The numbers that a step of any run has under one name, and the trainers' names for them. A divergence is named after the policy
+# that the one in training is compared with: the engine's as it sampled, that of the step's beginning, a frozen one, a teacher.
+STEP_NUMBERS: Mapping[str, tuple[str, ...]] = {
+    "loss": ("actor/pg_loss", "actor/loss", "train/loss", "loss"),
+    "clip_fraction": ("actor/pg_clipfrac", "train/pg_clipfrac", "clip_ratio/region_mean", "clip_fraction"),
+    "kl_sampler": ("rollout_corr/k3_kl", "kl_sampler"),
+    "kl_old": ("actor/ppo_kl", "train/ppo_kl"),
+    "kl_reference": ("actor/kl_loss", "train/kl_loss", "kl"),
+    "kl_teacher": ("agentcore/kl_teacher", "kl_teacher"),
+}
+
+
 def step_numbers(data: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers of what a trainer logs of a step, and its loss under the name that the view draws."""
+    """The finite numbers of what a trainer logs of a step, and `STEP_NUMBERS` under the names that all runs share."""
     found = {
         str(name): float(value)
         for name, value in data.items()
         if isinstance(value, numbers.Real) and math.isfinite(float(value))
     }
-    loss = next((found[n] for n in ("actor/pg_loss", "actor/loss", "train/loss", "loss") if n in found), None)
-    return found | ({} if loss is None else {"loss": loss})
+    shared = {name: [found[n] for n in theirs if n in found] for name, theirs in STEP_NUMBERS.items()}
+    return found | {name: values[0] for name, values in shared.items() if values}

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...errors import RolloutError
 from ..collection.collect import collect_async
 from ..collection.credit import CreditReport
-from ..collection.groups import CollectStats, Group, GroupRequest, summarize
+from ..collection.groups import CollectStats, Group, GroupRequest, UsableSteps, summarize
 from ..collection.recording import Recording, of_sampled
 from ..collection.samples import Sample, to_samples
 from .client import Passed, TrainingClient
@@ -76,9 +75,10 @@ async def train_async(
     rollouts come from the weights in training. To go on from a saved state, give a client made from it, the batches that are
     left, and the version and step to count from. `held_out` are the rows
     of evaluations. `recording` keeps the rollouts in a run's folder.
-    Raises: RolloutError after `max_empty_steps` steps in a row without any usable rollout; whatever the service raises.
+    Raises: RolloutError after a first step, or `max_empty_steps` steps in a row, without any usable rollout; whatever the
+    service raises.
     """
-    version, empty = first_version, 0
+    version, usable = first_version, UsableSteps(limit=config.max_empty_steps)
 
     async def new_weights() -> str:
         path = await training.save_weights(f"{config.exp_id}-{version:06d}")
@@ -90,7 +90,7 @@ async def train_async(
             [GroupRequest(input_id=f"{when}/{i:04d}", payload=row) for i, row in enumerate(held_out)],
             client=client,
             gateway=gateway,
-            config=replace(config.collect_config().evaluating(), sampling_params=None),
+            config=config.collect_config().evaluating(),
             weight_version=version,
             recording=recording.at(when if when in ("before", "after") else "eval", step) if recording else None,
         )
@@ -110,10 +110,7 @@ async def train_async(
             recording=recording.at("train", step) if recording is not None else None,
         )
         stats = summarize(groups)
-        empty = 0 if stats.usable else empty + 1
-        if empty >= config.max_empty_steps:
-            first = next((r.error for g in groups for r in g.rollouts if r.error is not None), None)
-            raise RolloutError(f"{empty} steps in a row without a usable rollout; first error: {first}")
+        usable.check(groups)
         report = CreditReport()
         every = to_samples(groups, estimator=config.estimator, credit=config, report=report)
         if recording is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from ...errors import ConfigError
 from ...weights.arrival import MAX_MEAN_GAP
 from ..collection.credit import refuse
 from ..llm_judge import JudgeSettings
@@ -55,7 +56,7 @@ class RllmConfig:
     max_prompt_length: Count = 14336
     max_response_length: Count = 2048
     learning_rate: Positive = 2e-5
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     n_gpus_per_node: Count = 8
     tool_call_parser: str = "hermes"
     project_name: str = "agentcore-math"
@@ -66,6 +67,8 @@ class RllmConfig:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.backend == "tinker" and self.temperature != 1.0:
+            raise ConfigError("temperature must be 1 with backend tinker: its losses are those of temperature 1")
 
     @classmethod
     def from_file(cls, path: str | Path) -> RllmConfig:

@@ -16,7 +16,7 @@ from typing import Any
 
 from ...contract import Cause, Outcome
 from ...errors import CaptureError, ConfigError
-from ..collection.groups import CollectedRollout
+from ..collection.groups import CollectedRollout, trained_temperature
 from ..collection.recording import Recording
 from ..service import RolloutService
 from .convert import NOTE, joined, to_slime
@@ -43,6 +43,7 @@ def rollouts(args: Any) -> RolloutService:
             if getattr(args, "rollout_top_p", 1.0) != 1.0:
                 # slime trains with the kept vocabulary of every sampled token then, which HTTP calls of agents lack.
                 raise ConfigError(f"--rollout-top-p {args.rollout_top_p} cannot work here: leave it at 1.0")
+            trained_temperature({"temperature": getattr(args, "rollout_temperature", 1.0)})
             if getattr(args, "group_rm", False):
                 raise ConfigError("--group-rm cannot work here: the agent computes the reward of each rollout")
             engine = "sglang-experts" if getattr(args, "use_rollout_routing_replay", False) else "sglang"

@@ -22,7 +22,7 @@ from ..._servers.process import terminated_as_interrupted
 from ...client.data import encode_payload, read_rows
 from ...errors import AgentCoreRLError, ConfigError
 from ..llm_judge import KEY as JUDGE_KEY
-from ..settings import Count, NotNegative, Plan, Positive, planned
+from ..settings import Count, Plan, Positive, planned
 from . import trained
 from .convert import NOTE
 from .settings import ADMIN_KEY, SlimeSettings
@@ -103,7 +103,7 @@ class SlimeRunner(SlimeSettings):
     over_sampling_batch_size: Count | None = None
     n_samples_per_prompt: Count = 8
     rollout_max_response_len: Count = 1024
-    rollout_temperature: NotNegative = 1.0
+    rollout_temperature: Positive = 1.0
     lr: Positive = 1e-6
     eps_clip: float = 0.2
     eps_clip_high: float = 0.28

@@ -20,6 +20,7 @@ from ...client import RolloutClient
 from ...client.data import encode_payload, payload_id, read_rows
 from ...errors import ConfigError, MissingExtraError, RolloutError
 from ...gateway import GatewayClient
+from ...runs import locked
 from ...weights import EngineAddress, Publisher, check_arrived
 from ..collection.advantages import Estimator
 from ..collection.collect import collect
@@ -132,8 +133,21 @@ class AgentCoreRollouts:
             engine = EngineAddress(
                 url=config.policy_url, engine=config.policy_engine, model=config.model_id or "policy"
             )
-            self.publisher = Publisher([engine], config.output_dir / "weights", max_gap=config.max_weights_gap)
+            self.publisher = Publisher(
+                [engine],
+                config.output_dir / "weights",
+                max_gap=config.max_weights_gap,
+                temperature=trainer.temperature,
+            )
             self.publisher.publish(trainer.accelerator.unwrap_model(trainer.model), version)
+        first = self.version is None and trainer.accelerator.is_main_process
+        if first and trainer.use_vllm and trainer.temperature != 1.0:
+            mode = trainer.vllm_generation.vllm_client.get_server_info()["model_config"]["logprobs_mode"]
+            if mode != "processed_logprobs":  # TRL only warns
+                raise ConfigError(
+                    f"vLLM reports {mode}, which are those of temperature 1, and training.temperature is "
+                    f"{trainer.temperature:g}: start vLLM with --logprobs-mode processed_logprobs"
+                )
         if trainer.use_vllm and trainer._last_loaded_step != version:
             # TRL syncs before each batch, so not after the last step; the gateway must not announce weights that are not served.
             trainer.vllm_generation.sync_weights()
@@ -377,6 +391,7 @@ def grpo_config(config: TrlConfig) -> Any:
 def train(config: TrlConfig, **arguments: Any) -> AgentCoreGRPOTrainer:
     """Open the clients, train, save the model under ``output_dir/policy`` and return the trainer."""
     with ExitStack() as stack:
+        stack.enter_context(locked(config.output_dir))
         settings = replace(config, record_dir=None, gateway_model=config.gateway_model or config.model)
         service = RolloutService.open(settings, list, config.policy_engine)
         stack.callback(service.close)
@@ -410,7 +425,7 @@ def _lora(arguments: Mapping[str, Any] | None) -> Any:
     except ModuleNotFoundError as e:
         raise MissingExtraError("LoRA needs peft:\n    pip install peft") from e
     try:
-        return LoraConfig(task_type="CAUSAL_LM", **arguments)
+        return LoraConfig(**{"task_type": "CAUSAL_LM", "lora_alpha": 2 * arguments.get("r", 8), **arguments})
     except TypeError as e:
         raise ConfigError(f"`lora` does not fit peft's LoraConfig: {e}") from e
 

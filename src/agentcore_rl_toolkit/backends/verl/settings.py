@@ -12,6 +12,7 @@ from typing import Any
 
 from ...errors import ConfigError
 from ...weights.arrival import MAX_MEAN_GAP
+from ..collection.groups import trained_temperature
 from ..service import RolloutSettings, ServiceSettings
 from ..settings import (
     Count,
@@ -33,6 +34,7 @@ PACKAGE = "agentcore_rl_toolkit.backends.verl"
 PUBLISHED_PREFIX = "actor_rollout_ref.rollout.agentcore."
 OUR_PREFIX = "agentcore."
 
+TEMPERATURE_KEY = "actor_rollout_ref.rollout.temperature"  # verl samples and computes at it
 ESTIMATOR_KEY, ESTIMATOR = "algorithm.adv_estimator", "agentcore"  # of advantages that are worked out here, one a token
 ADMIN_KEY = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
 
@@ -42,6 +44,11 @@ REQUIRED: tuple[tuple[str, str, str], ...] = (
     ("trainer.use_v1", "true", "masked rollouts need the V1 trainer: it takes sessions without rows"),
     ("transfer_queue.enable", "true", "the V1 trainer hands samples over through TransferQueue"),
     ("actor_rollout_ref.rollout.calculate_log_probs", "true", "importance ratios need the sampled logprobs"),
+    (
+        "actor_rollout_ref.rollout.logprobs_mode",
+        "processed_logprobs",
+        "verl's own are those of the rollouts' temperature",
+    ),
     ("+actor_rollout_ref.rollout.agent.agent_loop_manager_class", f"{PACKAGE}.manager.AgentCoreManager", _OWN),
     ("data.custom_cls.path", f"pkg://{PACKAGE}.dataset", _OWN),
     ("data.custom_cls.name", "PayloadDataset", _OWN),
@@ -157,6 +164,8 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str] = os.environ)
             raise ConfigError(f"{plain}={given[plain]} cannot work here: {why}")
         if plain not in given:
             theirs.append(f"{key}={value}")
+    if not given.get(TEMPERATURE_KEY, "1").strip("0."):  # a text, which may be an interpolation
+        trained_temperature({"temperature": 0})
     if config.per_token:
         if given.setdefault(ESTIMATOR_KEY, ESTIMATOR) != ESTIMATOR:
             raise ConfigError(

@@ -145,13 +145,13 @@ class JobSurroundings:
         except GatewayError as e:
             raise wire.RefusedError(e.message, code=CODES.get(e.status or 0, "InternalServerException")) from e
 
-    async def sampled(self, place: str, trajectory_id: str) -> list[Example]:
+    async def sampled(self, place: str, trajectory_id: str, temperature: float) -> list[Example]:
         served = self._served[place]
         served.sessions.pop(trajectory_id, None)
         captured = (await served.client.fetch_async([trajectory_id]))[trajectory_id]
-        trajectory = build_trajectory(trajectory_id, captured.turns, train="all", temperature=None)
+        trajectory = build_trajectory(trajectory_id, captured.turns, train="all", temperature=temperature)
         turns = [[0] * len(sequence.token_ids) for sequence in trajectory.sequences]
-        for number, (index, begin, end) in enumerate(turns_of(trajectory, captured), 1):
+        for number, (index, begin, end) in enumerate(turns_of(trajectory, captured).values(), 1):
             turns[index][begin:end] = [number] * (end - begin)
         both = zip(trajectory.sequences, turns, strict=True)
         return [_example(sequence, turns_T) for sequence, turns_T in both if sequence.trained_tokens]

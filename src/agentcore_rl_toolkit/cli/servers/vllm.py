@@ -52,6 +52,8 @@ def command_line(python: Path, model: Path, *, port: int, cpu: bool, more: list[
     line = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     line += ["--served-model-name", MODEL_ID, "--host", "127.0.0.1", "--port", str(port), "--enable-scale-out"]
     line += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--worker-extension-cls", EXTENSION]
+    # Logprobs of the temperature that is sampled at; and no temperature or penalty of the model's generation_config.json.
+    line += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
     if cpu:
         line += ["--dtype", "float32", "--enforce-eager", "--max-num-seqs", "32"]
     return line + more

@@ -21,10 +21,10 @@ from ...trajectory import Trajectory, build_trajectory
 Fetch = Callable[[str], Any]  # what the gateway recorded of a session; None where it knows none
 
 
-def keep(run: RunWriter, item: BatchItem, payload: Mapping[str, Any], fetch: Fetch | None) -> None:
+def keep(run: RunWriter, item: BatchItem, payload: Mapping[str, Any], fetch: Fetch | None, phase: str = "eval") -> None:
     """Write one rollout. What the gateway recorded is asked for on the writer's thread."""
     ended_s = time.time()
-    run.rollout(lambda: row_of(item, dataclasses.replace(collected(item, fetch), ended_s=ended_s), payload))
+    run.rollout(lambda: row_of(item, dataclasses.replace(collected(item, fetch), ended_s=ended_s), payload, phase))
 
 
 def judge_items(
@@ -81,7 +81,7 @@ def collected(item: BatchItem, fetch: Fetch | None) -> CollectedRollout:
         capture = fetch(item.session_id) if fetch is not None and item.session_id is not None else None
         if capture is not None:
             rule = capture.train or record_train(item.result) or DEFAULT_TRAIN
-            trajectory = build_trajectory(capture.session_id, capture.turns, train=rule)
+            trajectory = build_trajectory(capture.session_id, capture.turns, train=rule, temperature=None)
     except (AgentCoreRLError, OSError):
         trajectory = None  # a gateway that is gone; of turns that do not fit the dialogue is still worth reading
     detail = read_reward(item.result) if item.success and item.result is not None else None

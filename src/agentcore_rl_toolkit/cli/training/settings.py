@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 from ..._installation import missing_extra
 from ...backends.collection.credit import Credit
-from ...backends.collection.groups import WHOLE_DISTRIBUTION, PolicyFailures
+from ...backends.collection.groups import PolicyFailures, trained_temperature
 from ...backends.llm_judge import JudgeSettings
 from ...backends.settings import Count, GroupSize, Least0, NotNegative, Positive, from_mapping, read_settings
 from ...client.data import read_rows
 from ...errors import ConfigError
-from ...runs import write_config
+from ...runs import is_locked, make_folder, write_config
 from ..models import model_folder
 from ..servers.vllm import find_python
 from .stack import ENGINES, find_agent
@@ -34,13 +34,14 @@ class Sized:
     """Settings of a model and its updates. What is None follows from the model's size (`by_size`).
 
     ``model`` is a folder, a name of the hub or a GGUF file, None the built-in policy. ``learning_rate`` is the peak.
-    ``lora_rank`` 0 trains all weights. ``tokens_at_once`` of a minibatch are computed together; ``gradient_checkpointing`` saves
-    memory. Engine and trainer multiply matrices in ``dtype``.
+    ``lora_rank`` 0 trains all weights; adapters count ``lora_alpha`` / rank, None: twice the rank. ``tokens_at_once`` of a
+    minibatch are computed together; ``gradient_checkpointing`` saves memory. Engine and trainer multiply matrices in ``dtype``.
     """
 
     model: Path | None = None
     learning_rate: Positive | None = None
     lora_rank: Least0 | None = None
+    lora_alpha: Count | None = None
     tokens_at_once: Count | None = None
     gradient_checkpointing: bool | None = None
     dtype: Literal["float32", "bfloat16"] | None = None
@@ -66,7 +67,8 @@ class LocalRun(Sized, Credit, JudgeSettings):
     ``hold_calls`` weights change between model calls only. Every ``eval_every`` steps the held-out rows are run; 0: before
     and after only.
     `Credit` says how the advantages of tokens come about. ``policy_failures`` is `CollectConfig`'s, ``train_on`` its `train`.
-    ``sampling_params`` win over the agent's; as they stand, the trainer computes the probabilities that the agent sampled with.
+    ``sampling_params`` win over the agent's in training and in evaluations. Training has temperature 1 and no cuts where they
+    set nothing else.
     ``tracker`` names what gets the metrics besides `metrics.jsonl`. ``session_env`` are variables of the sessions, as K=V, or K
     for the value that it has here; ``readable`` and ``writable`` are what they may use of this machine besides the agent's
     project.
@@ -88,7 +90,7 @@ class LocalRun(Sized, Credit, JudgeSettings):
     rollout_deadline_s: Positive = 120.0
     policy_failures: PolicyFailures = "score"
     train_on: str | None = None
-    sampling_params: Mapping[str, Any] = dataclasses.field(default_factory=lambda: dict(WHOLE_DISTRIBUTION))
+    sampling_params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     tracker: tuple[str, ...] = ()
     session_env: tuple[str, ...] = dataclasses.field(default=(), repr=False)
     readable: tuple[str, ...] = ()
@@ -108,6 +110,7 @@ class LocalRun(Sized, Credit, JudgeSettings):
         check_installed(self.tracker)
         if not self.agent.is_file():
             raise ConfigError(f"there is no agent file {self.agent}; `agentcore-rl init NAME` makes an agent")
+        trained_temperature(self.sampling_params)
         self.fit(self.model)
         if self.lora_rank and importlib.util.find_spec("peft") is None:
             raise missing_extra(
@@ -212,7 +215,9 @@ def new_run(settings: LocalRun, out: Path | None, name: str | None = None) -> Pa
 
 def new_folder(out: Path | None, name: str) -> Path:
     """The folder of a new run. Raises: ConfigError when it holds one."""
-    run_dir = (out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}").resolve()
+    if out is None:
+        return make_folder(Path("runs").resolve(), f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    run_dir = out.resolve()
     if (run_dir / "config.json").exists():
         raise ConfigError(f"{run_dir} already holds a run; go on with --resume, or choose another --out")
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -220,12 +225,14 @@ def new_folder(out: Path | None, name: str) -> Path:
 
 
 def old_run(out: Path | None, flags: Mapping[str, Any]) -> tuple[Path, LocalRun]:
-    """The run in ``out``, else the newest unfinished one, and its settings. Raises: ConfigError."""
+    """The run in ``out``, else the newest unfinished one that no process works on, and its settings. Raises: ConfigError."""
     if out is None:
         runs = [
             path.parent
             for path in Path("runs").glob("*/config.json")
-            if not (path.parent / "summary.json").exists() and "data" in json.loads(path.read_text())
+            if not (path.parent / "summary.json").exists()
+            and "data" in json.loads(path.read_text())
+            and not is_locked(path.parent)
         ]
         if not runs:
             raise ConfigError(

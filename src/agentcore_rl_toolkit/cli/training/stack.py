@@ -262,7 +262,7 @@ def start(
         report("gateway", gateway.url)
     if runtime.ready["isolation"] == "none":
         report(
-            SESSIONS, "they have no sandbox here: nothing keeps a policy's mistakes from your files (docs/isolation.md)"
+            SESSIONS, "they have no sandbox here: nothing keeps a policy's mistakes from your files (docs/security.md)"
         )
     slow = _slow_start(RuntimeView(runtime.url))
     if slow is not None:

@@ -329,6 +329,7 @@ def expand(records: list[CallRecord]) -> Expanded:
                     choice_index=choice.index,
                     system=system,
                     answered=of_request.answered(_message(choice.message)),
+                    reply_id=record.reply_id,
                     **about,
                 )
             )

@@ -8,7 +8,8 @@ logprob l_t, the sampler's logprob o_t, advantage A_t, weight w_t (1 where a req
     ppo                   - sum  w_t min(r_t A_t, clip(r_t, low, high) A_t)
     cispo                 - sum  w_t clip(r_t, low, high) A_t l_t        (the clipped ratio is a constant)
 
-Source: tinker-docs.thinkingmachines.ai, "Losses"; the clips are 0.8 and 1.2 unless the request says otherwise.
+Source: tinker-docs.thinkingmachines.ai, "Losses"; the clips are 0.8 and 1.2 unless the request says otherwise. A ``temperature``
+beside them, which Tinker has not, divides the logits.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class PolicyModel:
             targets_BT[b, :t] = torch.tensor(example.inputs["target_tokens"])
         # Padding is on the right, so a causal model needs no mask.
         with torch.set_grad_enabled(not forward_only):
-            logits_BTV = model(input_ids=token_ids_BT).logits.float()
+            logits_BTV = model(input_ids=token_ids_BT).logits.float() / float(config.get("temperature", 1.0))
             logprobs_BT = torch.log_softmax(logits_BTV, -1).gather(2, targets_BT[..., None])[..., 0]
             losses = [
                 _loss(loss_fn, logprobs_BT[b, : len(example.tokens)], example.inputs, config)

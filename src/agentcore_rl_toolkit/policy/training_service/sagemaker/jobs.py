@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import secrets
 import statistics
@@ -56,6 +57,7 @@ class Evaluation(Rollouts, kw_only=True, forbid_unknown_fields=True):
 
 
 class Training(Rollouts, kw_only=True, forbid_unknown_fields=True):
+    temperature: Annotated[float, Meta(gt=0, le=2)] = 1.0  # AWS takes 0, where there is nothing to compare
     global_batch_size: Annotated[int, Meta(ge=32, le=128, multiple_of=32)] = 128
     group_size: Annotated[int, Meta(ge=2, le=32)] = 8
     advantage_method: Literal["group_based", "group_based_per_turn", "rloo"] = "group_based"
@@ -97,8 +99,11 @@ class Surroundings(Protocol):
         """The reply to a chat completion, whole or as a stream. Raises: RefusedError."""
         ...
 
-    async def sampled(self, place: str, trajectory_id: str) -> list[Example]:
-        """Its sequences, with all inputs of a loss; ``advantages`` are the turn that sampled a token, from 1, else 0."""
+    async def sampled(self, place: str, trajectory_id: str, temperature: float) -> list[Example]:
+        """Its sequences, with all inputs of a loss; ``advantages`` are the turn that sampled a token, from 1, else 0.
+
+        Turns of another temperature are left out.
+        """
         ...
 
     async def close(self) -> None: ...
@@ -328,13 +333,16 @@ class Jobs:
         examples: list[Example] = []
         for group in groups:
             for rollout, A in zip(group, _advantages(group, params.advantage_method), strict=True):
-                for one in await self.around.sampled(rollout.job_arn, rollout.id) if any(A) else ():
+                if not any(A):
+                    continue
+                for one in await self.around.sampled(rollout.job_arn, rollout.id, params.temperature):
                     weighed = [A[min(turn, len(A)) - 1] if turn else 0.0 for turn in one.inputs["advantages"]]
                     examples.append(Example(tokens=one.tokens, inputs={**one.inputs, "advantages": weighed}))
-        clips = {"clip_low_threshold": params.clip_low, "clip_high_threshold": params.clip_high}
+        how = {"clip_low_threshold": params.clip_low, "clip_high_threshold": params.clip_high}
+        how["temperature"] = params.temperature
         for first in range(0, len(examples), PASS):
             data = examples[first : first + PASS]
-            await asyncio.to_thread(self._model.forward_backward, run, data, params.loss_fn, clips, False)
+            await asyncio.to_thread(self._model.forward_backward, run, data, params.loss_fn, how, False)
         if examples:
             adam = {"learning_rate": params.learning_rate, "grad_clip_norm": params.grad_clip, "eps": 1e-8}
             await asyncio.to_thread(self._model.optim_step, run, adam)
@@ -432,7 +440,7 @@ def _advantages(group: Sequence[Trajectory], method: str) -> list[list[float]]:
 
 def _compared(rewards_G: Sequence[float], method: str) -> list[float]:
     """Rewards less their mean, in standard deviations, or ("rloo") less the mean of the others."""
-    if len(rewards_G) < 2:
+    if len(rewards_G) < 2 or math.isclose(min(rewards_G), max(rewards_G), rel_tol=1e-12):
         return [0.0] * len(rewards_G)
     mean = statistics.fmean(rewards_G)
     scale = (len(rewards_G) - 1) / len(rewards_G) if method == "rloo" else statistics.stdev(rewards_G)
