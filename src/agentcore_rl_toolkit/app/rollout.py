@@ -263,19 +263,18 @@ class Rollout:
                 return success_body(info, agent.result(), finished_s=now, max_bytes=self._settings.max_record_bytes)
             except BaseException as e:
                 error = e
+        returned = agent.exception() is None
         try:
-            return self._failure(info, error, of_result=agent.exception() is None, finished_s=now)
+            return self._failure(info, error, returned, now)
         except BaseException:
             name = type(error).__name__
             plain = AgentError(name, error_type=name).with_traceback(error.__traceback__)
-            return self._failure(info, plain, of_result=agent.exception() is None, finished_s=now)
+            return self._failure(info, plain, returned, now)
 
-    def _failure(
-        self, info: RolloutInfo, error: BaseException, *, of_result: bool, finished_s: float
-    ) -> tuple[bytes, Outcome]:
-        """Return the record of an exception: the agent's, or one ``of_result``, which cannot be stored."""
+    def _failure(self, info: RolloutInfo, error: BaseException, returned: bool, now: float) -> tuple[bytes, Outcome]:
+        """Return the record of an exception: what the agent raised, or why what it ``returned`` cannot be stored."""
         outcome, where = Outcome.AGENT_ERROR, None
-        if of_result:
+        if returned:
             whose = Blame(cause=Cause.AGENT)
             outcome = Outcome.INVALID if isinstance(error, InvalidResultError) else outcome
         else:
@@ -309,7 +308,7 @@ class Rollout:
             traceback=text,
             outcome=outcome,
             blame=whose,
-            finished_s=finished_s,
+            finished_s=now,
             policy_reward=self._policy_reward,
         )
         return body, outcome

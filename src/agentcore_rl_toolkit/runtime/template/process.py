@@ -190,11 +190,7 @@ def why_not_forkable(control: int) -> str | None:
     """
     import asyncio
 
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        pass
-    else:
+    if asyncio._get_running_loop() is not None:
         return "an event loop is running where the server starts"
     names = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
     if names:
