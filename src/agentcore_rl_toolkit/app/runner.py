@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import contextvars
 import inspect
 import threading
@@ -95,5 +96,12 @@ class AgentRunner:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="rollout-loop", daemon=True).start()
+                threading.Thread(target=keep_running, args=(self._loop,), name="rollout-loop", daemon=True).start()
             return self._loop
+
+
+def keep_running(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop for good: an agent may stop it, and asyncio stops it when a task of the agent's raises SystemExit."""
+    while True:
+        with contextlib.suppress(BaseException):
+            loop.run_forever()

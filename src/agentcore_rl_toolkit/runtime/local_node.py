@@ -175,6 +175,8 @@ class LocalNode:
             await template.start()
         except AgentLoadError as e:
             raise AgentLoadError(f"agent {agent.name}: {e}") from e
+        if template.mode == "exec" and template.reason is not None:
+            log.warning("agent %s: every session loads it anew, which is slow: %s", agent.name, template.reason)
         return template
 
     def environment(self, agent: Agent) -> dict[str, str]:

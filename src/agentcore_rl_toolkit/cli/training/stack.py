@@ -323,10 +323,7 @@ def _slow_start(runtime: Any) -> str | None:
     """A note for agents that cannot be forked, so that each session loads the agent anew; else None."""
     for loaded in runtime.get("/_local/status")["templates"]:
         if loaded.get("start") == "exec" and loaded.get("reason"):
-            remedy = "start threads in the entrypoint, not when the file is loaded"
-            if "native" in loaded["reason"]:
-                remedy = "keep the library from that with a variable, such as --session-env OMP_NUM_THREADS=1"
-            return f"each loads the agent anew, which is slow: {loaded['reason']}; {remedy}"
+            return f"each loads the agent anew, which is slow: {loaded['reason']}"
     return None
 
 
