@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import AgentLoadError, ConfigError, LocalRuntimeError, MissingExtraError
+from ...isolation.cover import Cover
 from ..agents.agent import Agent
 from ..config import IsolationConfig
 from ..sessions.session import INHERITED, Session
@@ -34,16 +35,24 @@ DOCKER_HOST_NAME = "host.docker.internal"  # this machine, as seen from a contai
 class ContainerNode:
     """Starts container sessions on this machine. The engine is looked for when the first agent needs it.
 
-    ``environment`` gives an agent's variables.
+    ``environment`` gives an agent's variables. ``covers`` gets the covers of the versions that are prepared.
     """
 
-    def __init__(self, config: IsolationConfig, *, root: Path, environment: Callable[[Agent], dict[str, str]]) -> None:
+    def __init__(
+        self,
+        config: IsolationConfig,
+        *,
+        root: Path,
+        environment: Callable[[Agent], dict[str, str]],
+        covers: dict[tuple[str, int], Cover],
+    ) -> None:
         self._config = config
         self._root = root
         self._environment = environment
         self._engine: Engine | None = None
         self._opening = asyncio.Lock()
         self._images: dict[tuple[str, int], str] = {}
+        self._covers = covers
         self._running: set[ContainerProcess] = set()
 
     @property
@@ -85,6 +94,8 @@ class ContainerNode:
                 found = await fetch(self.engine, agent.image)
             else:
                 found = await host_files.prepare(self.engine)
+                cover = await asyncio.to_thread(host_files.cover, agent, self._config, self._root)
+                self._covers[agent.runtime_id, agent.version] = cover
         except (ConfigError, LocalRuntimeError, MissingExtraError) as e:
             raise AgentLoadError(f"agent {agent.name}: {e}") from e
         self._images[agent.runtime_id, agent.version] = found
@@ -159,7 +170,8 @@ class ContainerNode:
             "HostConfig": host,
         }
         if agent.image is None:
-            host_files.add(session, settings, env)
+            cover = self._covers[agent.runtime_id, agent.version]
+            host_files.add(session, settings, env, c, cover)
         else:
             env = {k: v for k, v in env.items() if k not in INHERITED or k in agent.env}
         settings["Env"] = [f"{k}={v}" for k, v in env.items()]
