@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from agentcore_rl_toolkit.isolation.cover import Cover
 from agentcore_rl_toolkit.isolation.hints import VARIABLE, describe, hint
-from agentcore_rl_toolkit.isolation.sandbox import command, cover, interpreter_paths, no_sandbox, project_of
+from agentcore_rl_toolkit.isolation.sandbox import command, interpreter_paths, no_sandbox, project_of
 
 pytestmark = pytest.mark.skipif(no_sandbox() is not None, reason=f"no sandbox here: {no_sandbox()}")
 NOBODY = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
@@ -88,7 +89,7 @@ def test_only_what_is_named_is_there_and_only_what_is_writable_changes(
         "tmp": ("write", "/tmp/scratch"),
     }
     agent, listings = folders("agent") / "agent.py", folders("listings")
-    covers = cover(agent, [shown], [own], [keys], root=listings).mounts
+    covers = Cover(agent, [shown], [own], [keys], root=listings).mounts
     for folder in listings.iterdir():
         folder.chmod(0o755)
     words = [*user, *command([shown, Path("/nowhere")], [own], covers=covers), python, "-c", TRY, json.dumps(wanted)]

@@ -9,7 +9,15 @@ from pathlib import Path
 from .conftest import AGENTS
 
 # What a runtime finds by itself.
-ALONE = (".git/config", ".env", ".env.local", "part/.env", "late.key", "runs/old/ledger.jsonl", "kept/old/rollouts.sqlite")
+ALONE = (
+    ".git/config",
+    ".env",
+    ".env.local",
+    "part/.env",
+    "late.key",
+    "runs/old/ledger.jsonl",
+    "kept/old/rollouts.sqlite",
+)
 # What it is told: data, and the file that scores.
 TOLD = ("train.jsonl", "data/eval.jsonl", "rubric.md")
 
@@ -33,6 +41,12 @@ def plant_later(project: Path) -> None:
         (project / "new").write_text("planted-replaced")
         (project / "new").rename(project / name)
     shutil.rmtree(project / "kept" / "old")
-    for name in (".env.new", "ledger.jsonl.key", "runs/new/ledger.jsonl.key", ".agentcore-rl/up.json", "kept/old/ledger.jsonl"):
+    for name in (
+        ".env.new",
+        "ledger.jsonl.key",
+        "runs/new/ledger.jsonl.key",
+        ".agentcore-rl/up.json",
+        "kept/old/ledger.jsonl",
+    ):
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text("planted-later")

@@ -9,8 +9,8 @@ the folders of the sessions and of ``--writable``, and the store, are writable. 
 Network, processes and users are as outside.
 
 ``/proc`` is the real one, whole: only then can a Bubblewrap inside (an agent that runs tools in sandboxes of its own) make a
-sandbox, as root and as an ordinary user. The kernel lets no session read the files, variables and memory of a process outside:
-an ordinary user's sandbox is a user namespace, and root's has no capability to trace.
+sandbox, as root and as an ordinary user. An ordinary user's sandbox is a user namespace, from which the kernel lets no process
+look into one outside. Root's has no capability to trace, and reaches files outside through Bubblewrap's own process only.
 """
 
 from __future__ import annotations
@@ -21,14 +21,12 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
 from ..errors import AgentLoadError, ConfigError
-from .cover import Cover
 from .project import Project
 
 TierName = Literal["process", "none", "container"]
@@ -37,9 +35,9 @@ INSTALL = "on Debian and Ubuntu: apt-get install bubblewrap"
 BWRAP_S = 30.0
 TMP_BYTES = 2**30  # of /tmp, which all sessions of a version share; a session's own TMPDIR is on disk
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix/store", "/sys")
-# Without them root cannot read /proc/PID/root and /proc/PID/environ of processes that have them, or unmount a cover. A sandbox
-# inside needs a user namespace then. Source: ptrace(2), "Ptrace access mode checking"; since Linux 6 perfmon_capable() reads memory.
-OF_ROOT = ("CAP_SYS_ADMIN", "CAP_SYS_PTRACE", "CAP_PERFMON")
+# Without these root cannot read variables and files of processes that have them, nor unmount a cover. A sandbox inside then needs
+# a user namespace. Source: ptrace(2), "Ptrace access mode checking"; perfmon_capable() in Linux's mm_access().
+CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SYS_PTRACE", "CAP_PERFMON")
 NOTHING: Mapping[str, str] = MappingProxyType({})
 _ASK = "import json, sys; print(json.dumps([sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path]))"
 
@@ -79,15 +77,14 @@ def no_sandbox() -> str | None:
 
 
 def command(
-    readable: Sequence[Path] = (), writable: Sequence[Path] = (), *, covers: Mapping[str, str] = NOTHING
+    readable: Sequence[Path] = (), writable: Sequence[Path] = (), covers: Mapping[str, str] = NOTHING
 ) -> list[str]:
     """The words in front of a command that run it in the sandbox. Paths that do not exist are left out.
 
-    ``covers``: what is mounted over them, by its path inside (see `Cover`).
+    ``covers``: the mounts of a `Cover`.
     """
     words = ["bwrap", "--die-with-parent", "--size", str(TMP_BYTES), "--perms", "1777", "--tmpfs", "/tmp"]
-    if os.geteuid() == 0:
-        words += [word for name in OF_ROOT for word in ("--cap-drop", name)]
+    words += [word for name in CAPABILITIES for word in ("--cap-drop", name) if os.geteuid() == 0]
     for name in SYSTEM:
         if os.path.islink(name):
             words += ["--symlink", os.readlink(name), name]
@@ -95,48 +92,20 @@ def command(
             words += ["--ro-bind", name, name]
     words += ["--dev", "/dev", "--bind", "/proc", "/proc", "--dir", "/run", "--symlink", "../tmp", "/var/tmp"]
     resolver = os.path.realpath("/etc/resolv.conf")  # it may lie in /run
-    for kind, source, path in mounts((Path(resolver), *readable), writable, covers):
-        words += [kind, source, path]
-    return [*words, "--remount-ro", "/"]
-
-
-def mounts(
-    readable: Sequence[Path], writable: Sequence[Path], covers: Mapping[str, str], system: Sequence[str] = SYSTEM
-) -> Iterator[tuple[str, str, str]]:
-    """Mounts as Bubblewrap's option, source and path inside, outer ones first: an inner one is mounted over the outer one."""
-    binds = {path: ("--ro-bind", path) for path in _named(readable)}
+    binds = {path: ("--ro-bind", path) for path in _named((Path(resolver), *readable))}
     binds |= {path: ("--dev-bind" if path.startswith("/dev/") else "--bind", path) for path in _named(writable)}
     binds |= {path: ("--ro-bind", source) for path, source in covers.items()}
-    bound = {name: ("--ro-bind", name) for name in system}
-    for path in sorted(binds, key=lambda p: p.count("/")):
+    bound = {name: ("--ro-bind", name) for name in SYSTEM}
+    for path in sorted(
+        binds, key=lambda p: p.count("/")
+    ):  # an inner one over the outer one, if that shows something else
         kind, source = binds[path]
         outer = next((p for p in map(str, Path(path).parents) if p in bound), "")
         above, behind = bound.get(outer, ("", path))
         if behind != outer or source != path or (above == "--ro-bind" and kind != above):
             bound[path] = kind, source
-            yield kind, source, path
-
-
-def cover(
-    script: Path,
-    readable: Sequence[Path],
-    writable: Sequence[Path],
-    hidden: Iterable[Path],
-    *,
-    root: Path,
-    system: Iterable[str] = SYSTEM,
-) -> Cover:
-    """The cover of an agent's sessions; its listings are made below ``root``. Blocks."""
-    project = project_of(script)
-    return Cover(
-        script,
-        project,
-        shown=[*(Path(name) for name in system if os.path.exists(name) and not os.path.islink(name)), *readable],
-        writable=writable,
-        hidden=hidden,
-        listed=(project, script.parent, Path.cwd()),
-        folder=Path(tempfile.mkdtemp(prefix="listings-", dir=root)),
-    )
+            words += [kind, source, path]
+    return [*words, "--remount-ro", "/"]
 
 
 def _named(paths: Iterable[Path]) -> list[str]:

@@ -43,7 +43,6 @@ class LocalNode:
         self._root = root
         config.isolation.hidden.add(state_dir)
         self._templates: dict[tuple[str, int], TemplateProcess] = {}
-        self._covers: dict[tuple[str, int], Cover] = {}
         self._locks: dict[tuple[str, int], asyncio.Lock] = {}
         self._container_node: ContainerNode | None = None
         self.tier = ""
@@ -120,9 +119,7 @@ class LocalNode:
 
     def _containers(self) -> ContainerNode:
         if self._container_node is None:
-            self._container_node = ContainerNode(
-                self._config.isolation, root=self._root, environment=self.environment, covers=self._covers
-            )
+            self._container_node = ContainerNode(self._config.isolation, root=self._root, environment=self.environment)
         return self._container_node
 
     async def _template(self, agent: Agent) -> TemplateProcess:
@@ -159,11 +156,9 @@ class LocalNode:
             paths = await asyncio.to_thread(sandbox.interpreter_paths, agent.python)
             readable = (*paths, PACKAGE, sandbox.project_of(agent.script), *isolation.readable)
             writable = (*own, *isolation.writable_folders)
-            cover = await asyncio.to_thread(
-                sandbox.cover, agent.script, readable, writable, isolation.hidden, root=self._root
-            )
-            self._covers[agent.runtime_id, agent.version] = cover
-            prefix = sandbox.command(readable, writable, covers=cover.mounts)
+            shown = (*map(Path, sandbox.SYSTEM), *readable)
+            cover = await asyncio.to_thread(Cover, agent.script, shown, writable, isolation.hidden, root=self._root)
+            prefix = sandbox.command(readable, writable, cover.mounts)
             env[hints.VARIABLE] = hints.describe(
                 [*sandbox.SYSTEM, *map(str, readable)], [*map(str, isolation.writable_folders)]
             )

@@ -1,4 +1,3 @@
-# ruff: noqa: ASYNC221
 """An agent that looks for planted secrets in all that its session can read, by itself and with a program."""
 
 import glob

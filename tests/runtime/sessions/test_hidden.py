@@ -23,7 +23,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     options = plant(project)
-    run = project / "runs" / "now"  # of the command that started the runtime: it has the sessions' folders and the store
+    run = (
+        project / "runs" / "now"
+    )  # of the command that started the runtime: it has the sessions' folders and the store
     state = ["--state-dir", str(run / "sessions"), "--store", f"file://{run}/store"]
     server = Server(
         tmp_path_factory.mktemp("server"),

@@ -72,11 +72,7 @@ def _credentials() -> dict[str, str]:
 )
 @click.option("--store", metavar="file:///DIR", help="The store that sessions write their records to.")
 @click.option(
-    "--hidden",
-    multiple=True,
-    type=click.Path(),
-    metavar="PATH",
-    help="A file or folder that sessions cannot read, such as data with answers; repeatable.",
+    "--hidden", multiple=True, type=click.Path(), metavar="PATH", help="A path that sessions cannot read; repeatable."
 )
 @click.option("--memory-mb", type=int, help="Memory limit of each process of a session, or of its container.")
 @click.option("--quotas", default="unlimited", show_default=True, help="Profile: unlimited, aws-2026 or aws-2025.")

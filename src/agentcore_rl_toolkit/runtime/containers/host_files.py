@@ -11,9 +11,9 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-from ...isolation import sandbox
 from ...isolation.cover import Cover
 from ...isolation.project import Project, link_files
+from ...isolation.sandbox import interpreter_paths, project_of
 from ..agents.agent import Agent
 from ..config import IsolationConfig
 from ..sessions.session import Session
@@ -41,14 +41,11 @@ async def prepare(engine: Engine) -> str:
 
 
 def cover(agent: Agent, config: IsolationConfig, root: Path) -> Cover:
-    """Hide answers and keys in what the agent's sessions see. Blocks."""
-    hidden, system = config.hidden, map(str, _system())
-    return sandbox.cover(
-        agent.script, _shown(agent, config), config.writable_folders, hidden, root=root, system=system
-    )
+    """Hide answers and keys from the agent's sessions. Blocks."""
+    return Cover(agent.script, [*_shown(agent), *config.readable], config.writable_folders, config.hidden, root=root)
 
 
-def add(session: Session, settings: dict[str, Any], env: dict[str, str], config: IsolationConfig, cover: Cover) -> None:
+def add(session: Session, settings: dict[str, Any], env: dict[str, str], cover: Cover) -> None:
     """Add to a container's settings what makes it run the agent's script. Fills the session's folder, too. Blocks."""
     agent, directory = session.agent, session.directory
     (directory / "tmp").mkdir(mode=0o700)
@@ -57,16 +54,13 @@ def add(session: Session, settings: dict[str, Any], env: dict[str, str], config:
     env |= {"HOME": str(directory), "PWD": str(directory), "TMPDIR": f"{directory}/tmp"}
     env.setdefault("PYTHONPATH", os.pathsep.join(project.import_paths))
     what = ["-m", project.module] if project.package else [str(agent.script)]
-    host, system = settings["HostConfig"], list(map(str, _system()))
+    host = settings["HostConfig"]
     cover.make_mount_point(os.path.realpath(directory))
-    inner = sandbox.mounts(_shown(agent, config), (directory, *config.writable_folders), cover.mounts, system)
+    mounts = {str(path): str(path) for path in _outermost(_shown(agent))} | cover.mounts
     tmp_bytes = TMP_BYTES if "Memory" not in host else min(TMP_BYTES, host["Memory"] // 2)  # it is memory
     settings |= {"Cmd": [str(agent.python), *what], "Entrypoint": [], "WorkingDir": str(directory)}
     host |= {
-        "Binds": [
-            *(f"{path}:{path}:ro" for path in system if path not in cover.mounts),
-            *(f"{source}:{path}:ro" if kind == "--ro-bind" else f"{source}:{path}" for kind, source, path in inner),
-        ],
+        "Binds": [*(f"{source}:{p}:ro" for p, source in mounts.items()), f"{directory}:{directory}", *host["Binds"]],
         "CapDrop": ["ALL"],
         "ReadonlyRootfs": True,
         "Tmpfs": {"/tmp": f"rw,nosuid,nodev,size={tmp_bytes}"},
@@ -75,15 +69,20 @@ def add(session: Session, settings: dict[str, Any], env: dict[str, str], config:
         settings["User"] = f"{os.getuid()}:{os.getgid()}"
 
 
-def _shown(agent: Agent, config: IsolationConfig) -> list[Path]:
-    return [*sandbox.interpreter_paths(agent.python), PACKAGE, sandbox.project_of(agent.script), *config.readable]
+def _shown(agent: Agent) -> list[Path]:
+    return [*interpreter_paths(agent.python), PACKAGE, project_of(agent.script), *_system()]
 
 
 def _system() -> list[Path]:
-    """The system's folders and files that exist."""
     etc = [Path("/etc") / name for name in _ETC]
     top = [Path("/", name) for name in _SYSTEM if not Path("/", name).is_symlink()]
-    return [path for path in (Path("/usr"), *top, *etc, Path("/opt"), Path("/nix/store")) if path.exists()]
+    return [Path("/usr"), *top, *etc, Path("/opt"), Path("/nix/store")]
+
+
+def _outermost(paths: list[Path]) -> list[Path]:
+    """Each path that exists once, and none that lies below another: the outer mount shows it already."""
+    unique = sorted({p for p in paths if p.exists()})
+    return [p for p in unique if not any(p != other and p.is_relative_to(other) for other in unique)]
 
 
 def _empty_layer() -> bytes:

@@ -35,24 +35,17 @@ DOCKER_HOST_NAME = "host.docker.internal"  # this machine, as seen from a contai
 class ContainerNode:
     """Starts container sessions on this machine. The engine is looked for when the first agent needs it.
 
-    ``environment`` gives an agent's variables. ``covers`` gets the covers of the versions that are prepared.
+    ``environment`` gives an agent's variables.
     """
 
-    def __init__(
-        self,
-        config: IsolationConfig,
-        *,
-        root: Path,
-        environment: Callable[[Agent], dict[str, str]],
-        covers: dict[tuple[str, int], Cover],
-    ) -> None:
+    def __init__(self, config: IsolationConfig, *, root: Path, environment: Callable[[Agent], dict[str, str]]) -> None:
         self._config = config
         self._root = root
         self._environment = environment
+        self._covers: dict[tuple[str, int], Cover] = {}
         self._engine: Engine | None = None
         self._opening = asyncio.Lock()
         self._images: dict[tuple[str, int], str] = {}
-        self._covers = covers
         self._running: set[ContainerProcess] = set()
 
     @property
@@ -94,8 +87,6 @@ class ContainerNode:
                 found = await fetch(self.engine, agent.image)
             else:
                 found = await host_files.prepare(self.engine)
-                cover = await asyncio.to_thread(host_files.cover, agent, self._config, self._root)
-                self._covers[agent.runtime_id, agent.version] = cover
         except (ConfigError, LocalRuntimeError, MissingExtraError) as e:
             raise AgentLoadError(f"agent {agent.name}: {e}") from e
         self._images[agent.runtime_id, agent.version] = found
@@ -170,8 +161,9 @@ class ContainerNode:
             "HostConfig": host,
         }
         if agent.image is None:
-            cover = self._covers[agent.runtime_id, agent.version]
-            host_files.add(session, settings, env, c, cover)
+            if (key := (agent.runtime_id, agent.version)) not in self._covers:
+                self._covers[key] = host_files.cover(agent, c, self._root)
+            host_files.add(session, settings, env, self._covers[key])
         else:
             env = {k: v for k, v in env.items() if k not in INHERITED or k in agent.env}
         settings["Env"] = [f"{k}={v}" for k, v in env.items()]
