@@ -217,7 +217,7 @@ def test_a_wrong_setting_is_named_before_anything_starts(
     ("word", "refused"),
     [
         *((word, "drop steps") for word in ("True", "YES", "on", "1", "y")),
-        *((word, "drop hold_calls, steps") for word in ("False", "NO", "off", "0", "n")),
+        *((word, "drop steps, hold_calls") for word in ("False", "NO", "off", "0", "n")),
         ("maybe", "hold_calls must be a valid boolean"),
     ],
 )

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -103,21 +104,21 @@ def test_only_what_is_named_is_there_and_only_what_is_writable_changes(
 
 @pytest.mark.parametrize("user", USERS)
 def test_nothing_of_a_process_outside_can_be_read(folders: Callable[[str], Path], user: list[str]) -> None:
-    key = folders("home") / "key"
-    key.write_text("planted")
+    key, secret = folders("home") / "key", uuid.uuid4().hex
+    key.write_text(secret)
     roots = "" if user else "nothing"  # root reads files of all through the root of the process that made its sandbox
     look = (
         "import glob, pathlib, sys\nfound = []\n"
         "for path in glob.glob('/proc/[0-9]*/environ') + glob.glob('/proc/[0-9]*/root' + sys.argv[1]):\n"
-        "    try:\n        found += [path] * (b'planted' in pathlib.Path(path).read_bytes())\n"
+        "    try:\n        found += [path] * (sys.argv[2][::-1].encode() in pathlib.Path(path).read_bytes())\n"
         "    except OSError:\n        pass\n"
         "print(found)"
     )
-    inside = [*command(), "/usr/bin/python3", "-c", look, f"{roots}{key}"]
+    inside = [*command(), "/usr/bin/python3", "-c", look, f"{roots}{key}", secret[::-1]]
     outside = "import subprocess, sys; subprocess.run(sys.argv[1:], env={'PATH': '/usr/bin:/bin'}, check=True)"
     words = [*user, "/usr/bin/python3", "-c", outside, *inside]
     done = subprocess.run(
-        words, capture_output=True, text=True, timeout=60, cwd="/", env={"KEY": "planted", "PATH": os.environ["PATH"]}
+        words, capture_output=True, text=True, timeout=60, cwd="/", env={"KEY": secret, "PATH": os.environ["PATH"]}
     )
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 

@@ -46,7 +46,7 @@ _SERVES = (
 )
 
 
-_ENV_FILE = "env_file"  # of click's context: its variables
+ENV_FILE = "env_file"  # of click's context: the path of --env-file, and its variables as K=V
 
 
 def _read_env_file(context: click.Context, _: click.Parameter, value: Path | None) -> None:
@@ -56,7 +56,8 @@ def _read_env_file(context: click.Context, _: click.Parameter, value: Path | Non
     if value is not None:
         with open(value, encoding="utf-8", errors="replace") as file:
             stored = dotenv_values(stream=file, interpolate=False)
-        context.meta[_ENV_FILE] = [f"{name}={text}" for name, text in stored.items() if text is not None]
+        pairs = [f"{name}={text}" for name, text in stored.items() if text is not None]
+        context.meta[ENV_FILE] = (value, pairs)
 
 
 _PATH = click.Path(resolve_path=True)
@@ -83,7 +84,7 @@ _SESSIONS = (
         "--session-env",
         multiple=True,
         metavar="K=V",
-        callback=lambda context, _, given: (*context.meta.get(_ENV_FILE, ()), *given),
+        callback=lambda context, _, given: (*context.meta.get(ENV_FILE, (None, ()))[1], *given),
         help="A variable of every session; K alone takes this shell's value; repeatable.",
     ),
 )

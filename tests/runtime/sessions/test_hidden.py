@@ -47,6 +47,12 @@ def test_a_session_finds_no_answer_and_has_its_own_data(server: Server, project:
     assert [answer["read"][path] for path in shown[2:]] == ["", "", ""]
 
 
+def test_what_a_command_names_later_is_hidden_from_new_sessions(server: Server, project: Path) -> None:
+    payload = {"tops": [str(project)], "read": [str(project / "data" / "prices.csv")]}
+    server.view.hide([project / "data" / "prices.csv", project / "runs" / "other"])
+    assert server.invoke(payload)["read"] == {payload["read"][0]: ""}
+
+
 def test_what_is_written_while_the_runtime_serves_is_not_found_either(server: Server, project: Path) -> None:
     plant_later(project)
     answer = server.invoke({"tops": ["/tmp", str(project), "."]})
