@@ -17,9 +17,8 @@ from pathlib import Path
 from .sandbox import project_of
 
 RUN_FILES = ("ledger.jsonl", "rollouts.sqlite")
-MANY = (
-    500  # entries, each a mount of 1 to 2 ms; a larger folder is shown as it is, and only its hidden entries are empty
-)
+# Mounts, each of 1 to 2 ms. Further folders are shown as they are, and only their hidden entries are empty.
+MANY = 500
 
 
 class Cover:
@@ -57,7 +56,7 @@ class Cover:
     def _list(self, real: str) -> None:
         places = {name + real[len(top) :] for name, top in self._shown.items() if _in(real, [top])}
         entries = list(os.scandir(real))
-        as_it_is = len(entries) > MANY or _in(real, self._writable)
+        as_it_is = len(self.mounts) + len(entries) > MANY or _in(real, self._writable)
         listing = self._folder / str(len(os.listdir(self._folder)))
         listing.mkdir()
         if not as_it_is:
@@ -99,7 +98,7 @@ def private_files(project: Path, linked: Collection[tuple[int, int]] = ()) -> It
         for name in files:
             path = Path(base, name)
             known = linked and os.path.exists(path) and (path.stat().st_dev, path.stat().st_ino) in linked
-            if known or name == ".git" or name.startswith(".env") or name.endswith(".key"):
+            if known or name == ".git" or name.startswith((".env", *RUN_FILES)) or name.endswith(".key"):
                 yield path
 
 
