@@ -28,6 +28,8 @@ def plant(project: Path) -> list[str]:
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text(f"planted-{name.replace('/', '-').replace('.', '-')}")
     shutil.copy(AGENTS / "search.py", project / "agent.py")
+    (project / "lib").mkdir()
+    (project / "lib" / "shop.txt").write_text("lamps")
     (project / "own.json").write_text('{"price": 3}')
     (project / "data" / "prices.csv").write_text("lamp,3")
     (project / "data" / "train-link.jsonl").symlink_to(project / "train.jsonl")

@@ -34,9 +34,11 @@ class Cover:
         self.mounts: dict[str, str] = {}  # a path in the session -> its source
         self._folder = Path(tempfile.mkdtemp(prefix="listings-", dir=root))
         self._shown = {name: realpath(path) for path in (*readable, *writable) for name in (str(path), realpath(path))}
-        self._writable = [realpath(path) for path in writable]
+        self._writable = {name for path in writable for name in (str(path), realpath(path))}
         tops, project = {*self._shown.values()}, project_of(script)
-        named = {name for path in hidden for name in (os.path.join(realpath(path.parent), path.name), realpath(path))}
+        named = {
+            name for path in tuple(hidden) for name in (os.path.join(realpath(path.parent), path.name), realpath(path))
+        }
         linked = {(s.st_dev, s.st_ino) for s in map(os.stat, filter(os.path.isfile, named)) if s.st_nlink > 1}
         named |= {name for path in private_files(project.resolve(), linked) for name in (str(path), realpath(path))}
         self._hidden = {path for path in named - tops if _in(path, tops) and not _in(realpath(script), [path])}
@@ -72,7 +74,7 @@ class Cover:
             if hidden:
                 self._empty[entry.path] = copy
             if hidden == as_it_is and not entry.is_symlink():
-                mounted = {f"{place}/{entry.name}" for place in places} - self._shown.keys()
+                mounted = {f"{place}/{entry.name}" for place in places} - self._writable
                 self.mounts |= dict.fromkeys(mounted, copy if hidden else entry.path)
 
 

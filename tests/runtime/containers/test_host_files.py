@@ -64,12 +64,14 @@ def test_a_session_in_a_container_finds_no_answer_and_has_its_own_data(engine_st
     options = [*plant(project), "--isolation", "container", "--set", "init_timeout=90"]
     run = project / "runs" / "now"
     options += ["--state-dir", str(run / "sessions"), "--store", f"file://{run}/store"]
-    server = Server(tmp_path, *options, agent=project / "agent.py", TELLING="planted-variable")
+    server = Server(
+        tmp_path, *options, agent=project / "agent.py", TELLING="planted-variable", PYTHONPATH=str(project / "lib")
+    )
     try:
-        shown = [str(project / name) for name in ("data/prices.csv", *TOLD)]
+        shown = [str(project / name) for name in ("data/prices.csv", "lib/shop.txt", *TOLD)]
         answer = server.invoke({"tops": ["/tmp", str(project), "."], "read": shown})
         assert (answer["found"], answer["own"]) == ([], {"price": 3})
-        assert [answer["read"][path] for path in shown] == ["lamp,3", "", "", ""]
+        assert [answer["read"][path] for path in shown] == ["lamp,3", "lamps", "", "", ""]
         plant_later(project)
         assert server.invoke({"tops": ["/tmp", str(project)]})["found"] == []
     finally:

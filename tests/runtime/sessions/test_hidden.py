@@ -33,18 +33,18 @@ def server(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         *state,
         agent=project / "agent.py",
         TELLING="planted-variable",
+        PYTHONPATH=str(project / "lib"),
     )
     yield server
     assert server.stop() == 0, server.output.read_text()
 
 
 def test_a_session_finds_no_answer_and_has_its_own_data(server: Server, project: Path) -> None:
-    shown = [str(project / name) for name in ("data/prices.csv", "agent.py", *TOLD)]
+    shown = [str(project / name) for name in ("data/prices.csv", "lib/shop.txt", *TOLD)]
     answer = server.invoke({"tops": ["/tmp", str(project), "."], "read": shown})
     assert answer["found"] == []
     assert answer["own"] == {"price": 3}
-    assert answer["read"][shown[0]] == "lamp,3"
-    assert [answer["read"][path] for path in shown[2:]] == ["", "", ""]
+    assert [answer["read"][path] for path in shown] == ["lamp,3", "lamps", "", "", ""]
 
 
 def test_what_a_command_names_later_is_hidden_from_new_sessions(server: Server, project: Path) -> None:

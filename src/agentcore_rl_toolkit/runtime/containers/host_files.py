@@ -56,11 +56,13 @@ def add(session: Session, settings: dict[str, Any], env: dict[str, str], cover: 
     what = ["-m", project.module] if project.package else [str(agent.script)]
     host = settings["HostConfig"]
     cover.make_mount_point(os.path.realpath(directory))
-    mounts = {str(path): str(path) for path in _outermost(_shown(agent))} | cover.mounts
+    binds = {str(path): f"{path}:{path}:ro" for path in _outermost(_shown(agent))}
+    binds |= {bind.split(":")[1]: bind for bind in host["Binds"]}
+    binds |= {path: f"{source}:{path}:ro" for path, source in cover.mounts.items()}
     tmp_bytes = TMP_BYTES if "Memory" not in host else min(TMP_BYTES, host["Memory"] // 2)  # it is memory
     settings |= {"Cmd": [str(agent.python), *what], "Entrypoint": [], "WorkingDir": str(directory)}
     host |= {
-        "Binds": [*(f"{source}:{p}:ro" for p, source in mounts.items()), f"{directory}:{directory}", *host["Binds"]],
+        "Binds": [*binds.values(), f"{directory}:{directory}"],
         "CapDrop": ["ALL"],
         "ReadonlyRootfs": True,
         "Tmpfs": {"/tmp": f"rw,nosuid,nodev,size={tmp_bytes}"},
