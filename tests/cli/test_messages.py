@@ -90,7 +90,10 @@ def test_a_variable_that_the_session_lacks_is_asked_for_by_name(monkeypatch: pyt
     for name, use in (("JUDGE_KEY", lambda: os.environ["JUDGE_KEY"]), ("OPENAI_API_KEY", openai.OpenAI)):
         with pytest.raises(Exception) as raised:  # noqa: PT011  # a KeyError, and one of the SDK's
             use()
-        assert hint(raised.value, SESSION) == f"The session has no variable {name}; give it with --session-env {name}"
+        assert (
+            hint(raised.value, SESSION)
+            == f"The session has no variable {name}; give it with --session-env {name}, or --env-file FILE"
+        )
         assert hint(raised.value, {**SESSION, name: "x"}) is None
         assert hint(raised.value, {}) is None
     with pytest.raises(KeyError) as raised:

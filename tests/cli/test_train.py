@@ -353,3 +353,21 @@ def test_a_wrong_setting_is_named_before_anything_starts(
     assert done.returncode == 2, done.stderr
     assert expected in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("word", "refused"),
+    [
+        *((word, "drop steps") for word in ("True", "YES", "on", "1", "y")),
+        *((word, "drop steps, hold_calls") for word in ("False", "NO", "off", "0", "n")),
+        ("maybe", "hold_calls must be a valid boolean"),
+    ],
+)
+def test_every_spelling_of_a_boolean_setting_means_the_same(
+    tmp_path: Path, command_line: CommandLine, word: str, refused: str
+) -> None:
+    (tmp_path / "config.json").write_text('{"hold_calls": true, "steps": 3}')
+    options = ["--set", f"hold_calls={word}", "--set", "steps=4"]
+    done = command_line("train", "--resume", "--out", str(tmp_path), *options)
+    assert done.returncode == 2
+    assert refused in done.stderr

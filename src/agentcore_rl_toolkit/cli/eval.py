@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import json
+import os
 import re
 import secrets
 import shlex
@@ -361,14 +362,21 @@ def open_target(options: dict[str, Any], exp_id: str, out: Path) -> Iterator[Tar
 @contextlib.contextmanager
 def _target(options: dict[str, Any], out: Path) -> Iterator[Target]:
     """The agent as ARN; a file is served by a local runtime for as long as the evaluation runs."""
+    from .._servers.keys import credential_of_runtime
+    from ..client.rollouts import ENDPOINT_ENV
+    from ..runtime.remote import RuntimeView
     from .training.stack import Stack, find_agent, own, use_local_credentials
 
+    hidden = [out, *(options.get(name) for name in ("data", "eval_data", "judge"))]
     agent: str | None = options["agent"]
     model: Path | str | None = options["model"]
     stack = Stack.running() if not _own_sessions(options) else None
     if agent is not None and agent.startswith("arn:") and (stack is None or agent != stack.agent_arn):
         if not options["bucket"]:
             raise ConfigError("--bucket is needed: where does the deployed agent store its results?")
+        endpoint = next((os.environ[name] for name in ENDPOINT_ENV if os.environ.get(name)), "")
+        if credential_of_runtime(endpoint) is not None:  # a runtime of this machine
+            RuntimeView(endpoint).hide(hidden)
         yield Target(arn=agent, bucket=options["bucket"], endpoint_url=None)
         return
     file = None if agent is None else find_agent(agent)
@@ -381,13 +389,14 @@ def _target(options: dict[str, Any], out: Path) -> Iterator[Target]:
     if stack is not None and (agent in (None, stack.agent_arn) or file == Path(stack.agent)):
         if model in (None, NO_MODEL) or str(model) == stack.model:
             stack = stack.renewed()
+            RuntimeView(stack.runtime_url).hide(hidden)
             bucket = options["bucket"] or stack.store  # its sessions have no other directory
             yield Target(arn=stack.agent_arn, bucket=bucket, endpoint_url=stack.runtime_url, stack=stack)
             return
         file = file or Path(stack.agent)
         click.echo("`agentcore-rl up` runs here with another model: this evaluation starts its own services", err=True)
     assert file is not None  # without one the running stack's agent is it
-    words = sandbox_words(options["readable"], options["writable"])
+    words = sandbox_words(options["readable"], options["writable"], hidden)
     if bucket.startswith("file://"):
         words.append(f"--store={bucket}")
     elsewhere = bool(options["base_url"]) or model == NO_MODEL

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from .models import model_option
-from .options import as_json, engine_option, from_words, settings_option, with_judge, with_sessions
+from .options import ENV_FILE, as_json, engine_option, from_words, settings_option, with_judge, with_sessions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -246,7 +246,9 @@ def _train_here(
     where = f"  on the services of `agentcore-rl up` ({stack.runtime_url})" if stack is not None else ""
     begins = f"[bold]Training {escape(settings.title)}[/]  run directory {escape(nearby(run_dir))}{where}"
     console.print(begins, highlight=False, soft_wrap=True)
-    variables = "".join(f" --session-env {name}" for name in variable_names(settings.session_env))
+    env_file, stored = click.get_current_context().meta.get(ENV_FILE, (None, ()))
+    variables = f" --env-file {nearby(env_file)}" if env_file is not None else ""
+    variables += "".join(f" --session-env {name}" for name in variable_names(settings.session_env[len(stored) :]))
     go_on = f"{program()} train --resume --out {nearby(run_dir)}{variables}"
     carry_out(Job(settings, run_dir), console, go_on=go_on, stack=stack, as_json=as_json)
 

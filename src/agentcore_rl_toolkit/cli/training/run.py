@@ -70,6 +70,9 @@ def train(job: Job, console: Console, *, stack: Stack | None = None) -> dict[str
         exits.enter_context(locked(job.run_dir))
         exits.enter_context(terminated_as_interrupted())
         runner = exits.enter_context(asyncio.Runner())  # closed last: a thread of it may wait for a service
+        hidden = [settings.data, settings.eval_data, settings.judge, job.run_dir]
+        if stack is not None:
+            RuntimeView(stack.runtime_url).hide(hidden)
         stack = stack or exits.enter_context(
             own(
                 settings.agent,
@@ -78,7 +81,7 @@ def train(job: Job, console: Console, *, stack: Stack | None = None) -> dict[str
                 engine=settings.engine,
                 dtype=settings.dtype,
                 session_env=settings.session_env,
-                runtime_options=sandbox_words(settings.readable, settings.writable),
+                runtime_options=sandbox_words(settings.readable, settings.writable, hidden),
             )
         )
         started = time.monotonic()
