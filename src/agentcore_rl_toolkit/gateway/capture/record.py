@@ -174,7 +174,7 @@ def _place(places: dict[str | None, int], call_id: str | None) -> int:
     try:
         return places[call_id]
     except KeyError:
-        raise CaptureError(f"a stored call goes on from call {call_id}, which is not there") from None
+        raise CaptureError(f"a stored call refers to call {call_id}, which is not there") from None
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
@@ -277,26 +277,28 @@ def turn_id(record: CallRecord, choice: int) -> str:
 def expand(records: list[CallRecord]) -> Expanded:
     """Turns, display dialogue and errors of one session.
 
-    The records must be all of the session's, in stored order, since later ones refer to earlier ones by place.
+    The records must be all of the session's, in stored order: a record refers only to records stored before it. A call
+    that started first may be stored last, so the order of the starts (`CallRecord.index`) is another one.
+
+    Raises: CaptureError if a record refers to one that is not there.
     """
     prompts, completions = _whole_ids(records)
     messages = whole_messages(records)
+    places = places_of(records)
+    requests = [of_request.read(record.request) if record.request_of is None else {} for record in records]
     order = sorted(range(len(records)), key=lambda i: records[i].index)
     turns: list[Turn] = []
     errors: list[dict[str, Any]] = []
     dialogue: list[dict[str, Any]] = []
-    requests: dict[str | None, dict[str, Any]] = {}
     for i in order:
         record = records[i]
-        if record.request_of is None:
-            requests[record.call_id] = of_request.read(record.request)
         if record.status not in TURNS:
             errors.append(_error(record))
             continue
         prompt = prompts[i]
         asked, answers = _said(messages[i], record)
         dialogue = _grow(dialogue, asked, answers)
-        about = requests.get(record.request_of or record.call_id, {})
+        about = requests[i if record.request_of is None else _place(places, record.request_of)]
         system = of_request.system_of(asked) if about else None
         for choice, ids in zip(record.choices, completions[i], strict=True):
             logprobs = _logprobs(choice)

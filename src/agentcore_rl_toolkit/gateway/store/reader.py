@@ -19,7 +19,7 @@ from .schema import SELECT_CALL, Row, payload_of, trouble
 
 log = logging.getLogger(__name__)
 
-UNREADABLE = "the gateway's store is damaged: this call, or one that it goes on from, cannot be read back"
+UNREADABLE = "the gateway's store is damaged: this call, or one that its record refers to, cannot be read back"
 _SESSIONS_AT_ONCE = 1000
 
 
@@ -137,9 +137,9 @@ class Reader:
         return [self._payload(row) for row in self.query(f"{SELECT_CALL} WHERE session = ? ORDER BY number", session)]
 
     def readable(self, session: int) -> list[bytes]:
-        """The same records; damaged ones, and those that continue a damaged one, become failures that say so."""
+        """The same records. A damaged record, and one that refers to a damaged one, becomes a failure that reports it."""
         payloads: list[bytes] = []
-        known: set[str | None] = {None}  # what a whole call may go on from
+        known: set[str | None] = {None}  # the calls that a readable record may refer to
         for row in self._rows(session):
             try:
                 payload = self._payload(row)
@@ -147,7 +147,8 @@ class Reader:
             except (GatewayError, CaptureError):
                 whole = False
             else:
-                whole = known.issuperset((record.prompt_base.call_id, record.messages_base.call_id))
+                refers_to = (record.prompt_base.call_id, record.messages_base.call_id, record.request_of)
+                whole = known.issuperset(refers_to)
             if whole:
                 known.add(record.call_id)
             else:
