@@ -129,9 +129,8 @@ async def test_a_reply_that_was_not_taken_whole_is_not_trained_beside_its_retry(
         assert len(trained) == 2
 
     check(await trajectory_of(gateway, session, close=False))
-    traces = traces_of(
-        "s", gateway.store.reader.readable(gateway.sessions.by_id[session.session_id.encode()].number), {}
-    )
+    number = gateway.sessions.by_id[session.session_id.encode()].number
+    traces = traces_of("s", list(gateway.store.reader.calls(number)), {})
     assert len(traces) == 2
     await gateway.stop(grace_s=0.2)
     gateway = await start_gateway(engine, store_dir=str(tmp_path), **settings)
