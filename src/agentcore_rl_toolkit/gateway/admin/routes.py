@@ -50,7 +50,7 @@ def snapshot(parts: Parts) -> dict[str, Any]:
         "history_reloads": histories.reloads if histories is not None else 0,
         "store_queue": store.queue_depth,
         "store_bytes": store.total_bytes,
-        "store_damaged_calls": store.reader.damaged_calls,
+        "store_damaged_calls": len(store.reader.damaged),
         "workers": parts.servers(),
     }
 

@@ -477,5 +477,5 @@ class Call:
     def take_over(self, conn: AgentConnection, keep_alive: bool) -> None:
         """Go on answering on another connection: the agent gave up on the first one and asked again."""
         conn.call = self
-        self.agent.move(conn, keep_alive, self.engine)
         self.agent_ready()
+        self.agent.move(conn, keep_alive, self.engine)  # which may pause the engine again

@@ -22,24 +22,25 @@ from .histories import Histories
 log = logging.getLogger(__name__)
 
 CANCEL_S = 5.0
+RENDERING_THREADS = 4  # a long prompt holds the interpreter's lock for a part of its time only, and delays no short one
 _ASKED_ANYWAY = frozenset({"logprobs", "return_token_ids"})
 _TOKENIZER = "tokenizer"  # a setting of the store
 
 
 @dataclass
 class TokenMode:
-    """The model's renderer, the thread that uses it, and the histories of the sessions."""
+    """The model's renderer, the threads that use it, and the histories of the sessions."""
 
     renderer: Renderer
     executor: Executor
     histories: Histories
     context_tokens: int | None
     max_tokens: int
-    _cancelling: Tasks = field(default_factory=Tasks)
+    tasks: Tasks = field(default_factory=Tasks)
 
     def cancel(self, worker: Worker, path: bytes, body: bytes) -> None:
         """Tell an engine to end a call, without waiting for its answer."""
-        self._cancelling.start(_tell(worker, path, body))
+        self.tasks.start(_tell(worker, path, body))
 
 
 def load(directory: str, config: GatewayConfig, sessions: Sessions) -> TokenMode:
@@ -48,11 +49,11 @@ def load(directory: str, config: GatewayConfig, sessions: Sessions) -> TokenMode
         raise ConfigError("engine openai takes no token ids; leave --model out, or name another engine")
     renderer = Renderer.from_path(directory, template=config.template, parser=config.parser)
     _check_store(sessions.store, renderer)
+    threads = ThreadPoolExecutor(RENDERING_THREADS, "gateway-render")
     return TokenMode(
         renderer,
-        # One thread: rendering holds the interpreter's lock most of the time, so a second one would only add switches.
-        ThreadPoolExecutor(1, "gateway-render"),
-        Histories(sessions, renderer, budget_bytes=config.limits.history_bytes),
+        threads,
+        Histories(sessions, renderer, threads, budget_bytes=config.limits.history_bytes),
         context_tokens=config.context_tokens,
         max_tokens=config.limits.default_max_tokens,
     )

@@ -309,7 +309,7 @@ class TokenBuffer:
         self._ids.extend(packed)
         if self._text:
             self._text += b","
-        self._text += msgspec.json.encode(packed.tolist())[1:-1]
+        self._text += msgspec.json.encode(ids if isinstance(ids, list) else packed.tolist())[1:-1]
 
     def cut(self, length: int, text_bytes: int) -> None:
         """Forget everything behind ``length`` ids, which take ``text_bytes`` of the text."""
