@@ -75,16 +75,24 @@ def read_reward(record: Mapping[str, Any]) -> Reward | None:
 
 
 def _number(value: object) -> float:
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ContractError(f"a per-turn reward must be a finite number, got {value!r}")
-    return float(value)
+    found = _finite(value)
+    if found is None:
+        raise ContractError(f"a per-turn reward must be a finite number, got {value!r:.80}")
+    return found
+
+
+def _finite(value: object) -> float | None:
+    try:
+        return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+    except OverflowError:  # an integer beyond the range of floats
+        return None
 
 
 def _numbers(values: object) -> dict[str, float]:
     """The finite numbers of a mapping; text and nested values are not metrics."""
     if not isinstance(values, Mapping):
         return {}
-    return {str(k): float(v) for k, v in values.items() if isinstance(v, (int, float)) and math.isfinite(v)}
+    return {str(k): number for k, v in values.items() if (number := _finite(v)) is not None}
 
 
 @dataclass(frozen=True, kw_only=True)

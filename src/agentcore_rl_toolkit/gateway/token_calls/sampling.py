@@ -170,9 +170,10 @@ class TokenSampling:
             error = work.exception()
             if owner.ended:
                 self.release()
+            elif isinstance(error, RequestError):
+                owner.fail(error)
             elif error is not None:
-                known = isinstance(error, RequestError)
-                owner.fail(error if known else RequestError(f"the prompt cannot be rendered: {error}"))  # type: ignore[arg-type]
+                owner.broke(error)
             else:
                 self._write()
                 owner.go()

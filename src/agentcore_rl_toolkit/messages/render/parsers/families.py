@@ -92,22 +92,24 @@ def _hermes_block(inner: str, _schemas: Schemas) -> list[Call] | None:
 _TYPES = {"integer", "number", "boolean", "object", "array", "null"}
 
 
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []  # schemas are the agent's, and may be none
+
+
 def typed_value(text: str, schema: Any) -> Any:
     """A value written as bare text, in the type its schema wants; a string where the schema says so or says nothing
     useful.
     """
     wanted: set[str] = set()
     if isinstance(schema, Mapping):
-        kinds = schema.get("type")
-        wanted |= {kinds} if isinstance(kinds, str) else set(kinds) if isinstance(kinds, list) else set()
-        for name in ("anyOf", "oneOf"):
-            for option in schema.get(name) or ():
-                if isinstance(option, Mapping) and isinstance(option.get("type"), str):
-                    wanted.add(option["type"])
+        options = [option for name in ("anyOf", "oneOf") for option in _listed(schema.get(name))]
+        kinds = [option.get("type") for option in options if isinstance(option, Mapping)]
+        own = schema.get("type")
+        wanted |= {kind for kind in (own, *_listed(own), *kinds) if isinstance(kind, str)}
     if wanted and not wanted & _TYPES:
         return text
     if not wanted and isinstance(schema, Mapping) and ("enum" in schema or "const" in schema):
-        allowed = schema.get("enum") or [schema.get("const")]
+        allowed = _listed(schema.get("enum")) or [schema.get("const")]
         return text if text in allowed else next((v for v in allowed if json.dumps(v) == text.strip()), text)
     try:
         value = loads(text.strip())
