@@ -18,7 +18,10 @@ from .families import object_text
 HARMONY = Grammar(name="harmony", blocks=(), parse_block=lambda _inner, _schemas: None, reasoning=None)
 
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
-_FIND = {marks: re.compile("|".join(map(re.escape, marks))) for marks in (("<|message|>",), _ENDS)}
+_MESSAGE = ("<|message|>",)
+_FIND: dict[tuple[str, ...], re.Pattern[str]] = {
+    marks: re.compile("|".join(map(re.escape, marks))) for marks in (_MESSAGE, _ENDS)
+}
 _TO = re.compile(r"\bto=(\S+?)(?=\s|<|$)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
@@ -56,7 +59,7 @@ class HarmonyParser(OutputParser):
         return deltas
 
     def _marks(self) -> tuple[str, ...]:
-        return ("<|message|>",) if self._header is None else _ENDS
+        return _MESSAGE if self._header is None else _ENDS
 
     def _run(self, *, final: bool) -> list[Delta]:
         text, at = self._held.take(), 0  # `at`: where the part that is not read begins
