@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ..contract import Cause, check_id, extract_reward
+from ..contract import Cause, check_id, extract_reward, is_finite
 from ..errors import ConfigError, ContractError
 from .batch import BatchItem
 from .data import numbered_rows
@@ -137,7 +137,7 @@ def metrics_of(record: Mapping[str, Any] | None) -> dict[str, float]:
     raw, own = record.get("rewards", record.get("reward")), record.get("metrics")
     found = dict(own) if isinstance(own, Mapping) else {}
     found |= {name: value for name, value in raw.items() if name != "reward"} if isinstance(raw, Mapping) else {}
-    return {str(k): float(v) for k, v in found.items() if isinstance(v, (int, float)) and math.isfinite(v)}
+    return {str(k): float(v) for k, v in found.items() if isinstance(v, bool) or is_finite(v)}
 
 
 def mean_metrics(each: Iterable[Mapping[str, float]]) -> dict[str, float]:

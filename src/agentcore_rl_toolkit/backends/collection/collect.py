@@ -286,7 +286,8 @@ class _Collection:
         except _Late as e:
             return self._late(rollout, e)
         except Exception as e:  # a failed rollout becomes data; the exception object is kept
-            log.warning("rollout %s failed: %s: %s", rollout.session_id, type(e).__name__, e)
+            trace = None if isinstance(e, (AgentCoreRLError, OSError)) else e
+            log.warning("rollout %s failed: %s: %s", rollout.session_id, type(e).__name__, e, exc_info=trace)
             lost = RolloutLostError(f"{type(e).__name__}: {e}", **self._ids(rollout))
             lost.__cause__ = e
             end = ended_by(lost, index=rollout.index, stage=_stage_of(rollout))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...client.batch import error_line
 from ...client.evaluation import mean_metrics, metrics_of
-from ...contract import Cause, Outcome, Stage, check_id, check_train, extract_reward
+from ...contract import Cause, Outcome, Stage, check_id, check_train, extract_reward, is_finite, short
 from ...errors import ConfigError, ContractError, RolloutError
 from ..llm_judge import JudgeScore, JudgeSettings
 from ..settings import Count, Least0, NotNegative, Positive, check
@@ -91,9 +91,9 @@ def read_reward(record: Mapping[str, Any]) -> Reward | None:
     return Reward(value=value, per_turn=per_turn, by_call=by_call, metrics=metrics_of(record))
 
 
-def _number(value: object) -> float:
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ContractError(f"a per-turn reward must be a finite number, got {value!r}")
+def _number(value: Any) -> float:
+    if not (isinstance(value, bool) or is_finite(value)):
+        raise ContractError(f"a per-turn reward must be a finite number, got {short(value)}")
     return float(value)
 
 

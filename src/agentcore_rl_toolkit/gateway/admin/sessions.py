@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import struct
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -39,8 +39,9 @@ class Names(msgspec.Struct, forbid_unknown_fields=True):
 class SessionRoutes:
     """The routes of trainers' requests about sessions."""
 
-    def __init__(self, sessions: Sessions) -> None:
+    def __init__(self, sessions: Sessions, check: Callable[[Mapping[str, Any]], None]) -> None:
         self._sessions = sessions
+        self._check = check  # of sampling parameters, against the engine
 
     async def create(self, request: Request) -> dict[str, Any]:
         asked = decode_body(request.body, CreateSessions)
@@ -50,6 +51,7 @@ class SessionRoutes:
     async def open(self, session_ids: list[str], settings: SessionSettings) -> list[Session]:
         """Open sessions, all or none. Raises: RequestError on bad settings, or when the disk refuses; ContractError."""
         settings.check()
+        self._check(settings.sampling_params)
         try:
             return await self._sessions.opened(session_ids, settings)
         except OSError as e:

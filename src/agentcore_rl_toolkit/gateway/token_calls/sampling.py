@@ -19,8 +19,7 @@ import msgspec
 from ...messages.dialects import Delta, ModelRequest, RequestError, context_overflow
 from ...messages.dialects.canonical import Choice, Usage
 from ...messages.dialects.passthrough import Fields
-from ...messages.errors import unsupported
-from ...messages.render import Conversation, RenderedPrompt, call_format
+from ...messages.render import Conversation, RenderedPrompt
 from ..calls.agent import TranslatingAgent
 from ..calls.call import Call
 from ..calls.context import Context
@@ -141,24 +140,9 @@ class TokenSampling:
         impose(asked, session.settings.sampling_params)
         agent.n = asked.n
         self._live = agent.stream and self._engine.streams
-        asked.require(self._engine.features, engine=self._engine.name, allowed=allowed)
         fields = agent.as_chat(list)
-        self._force_calls()
+        self._mode.require(asked)
         return fields
-
-    def _force_calls(self) -> None:
-        """Have a required tool call enforced in the model's own format. Raises: RequestError where that cannot be."""
-        asked, grammar = self._agent.asked, self._mode.renderer.grammar
-        one = asked.parallel_tool_calls is False
-        forced = asked.tool_choice not in ("auto", "none")
-        if not asked.tools or not (forced or (one and asked.tool_choice == "auto")):
-            return
-        tag = call_format(grammar, asked.tools, choice=asked.tool_choice, parallel=not one)
-        if tag is None:
-            feature = "tool_choice" if forced else "parallel_tool_calls"
-            why = f"calls of this model's format ({grammar.name}) cannot be enforced"
-            raise unsupported(asked.features()[feature], why)
-        asked.response_format = {"type": "structural_tag", "format": tag}
 
     def compose(self, fields: Fields) -> None:
         """The engine's request needs the prompt, which a thread is about to make."""

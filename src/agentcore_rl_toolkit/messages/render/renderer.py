@@ -235,8 +235,11 @@ class Renderer:
         tools = self._plain.mask(list(tools)) if tools else tools
         return self.template.render(self._plain.messages(messages), tools=tools, options=options, now=now)
 
-    def logprob_entries(self, ids: Sequence[int], logprobs: Sequence[float | None]) -> list[dict[str, Any]]:
-        """Logprobs in the shape of chat completions (``choices[].logprobs.content``), for agents that ask for them.
+    def logprob_entries(
+        self, ids: Sequence[int], logprobs: Sequence[float | None], *, top: bool = False
+    ) -> list[dict[str, Any]]:
+        """Logprobs in the shape of chat completions (``choices[].logprobs.content``), for agents that ask for them. With ``top``
+        each entry lists its sampled token as the one alternative that is known.
 
         Shapes: ``ids`` and ``logprobs`` (C,). Raises: CaptureError when the lengths differ.
         """
@@ -246,7 +249,7 @@ class Renderer:
         for token_id, logprob in zip(ids, logprobs, strict=True):
             raw = self.tokenizer.bytes_of(token_id)
             shown = {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
-            entries.append({**shown, "top_logprobs": []})
+            entries.append({**shown, "top_logprobs": [shown] if top else []})
         return entries
 
     def encode(self, text: str) -> list[int]:
