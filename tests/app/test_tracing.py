@@ -25,10 +25,15 @@ trace.set_tracer_provider(provider)
 from agentcore_rl_toolkit.app import AgentCoreRLApp
 app = AgentCoreRLApp()
 
+class Broken(Exception):
+    def __str__(self):
+        raise KeyError
+
 def run(payload):
     with trace.get_tracer("agent").start_as_current_span("tool"):
-        if payload.get("fail"):
-            raise ValueError("no luck")
+        pass
+    if payload.get("fail"):
+        raise Broken
     return {"rewards": 1.0}
 
 async def run_async(payload):
