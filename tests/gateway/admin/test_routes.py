@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from agentcore_rl_toolkit._servers.keys import key_for
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import GatewayError
 from agentcore_rl_toolkit.gateway import GatewayClient
-from agentcore_rl_toolkit.gateway.http.client import request
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+from agentcore_rl_toolkit.gateway.http.client import request, stream
+from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 
-from ..asking import Start
+from ..asking import Start, status_of
+from ..served import Served
 
 
 async def raw(url: str, head: bytes, body: bytes) -> bytes:
@@ -85,3 +89,34 @@ async def test_a_request_that_is_wrong_is_refused_and_opens_nothing(start_gatewa
     assert status == 200
     listed = await request("GET", url + "/admin/stats")
     assert json.loads(listed[1])["sessions"] == 1
+
+
+async def test_a_fetch_of_large_records_takes_little_memory_and_stops_no_call(tmp_path: Path) -> None:
+    """The trainer reads the first bytes and pauses: the gateway answers an agent, and holds a small part of the records."""
+    calls, size = 32, 1_000_000
+    text = base64.b64encode(bytes(size)).decode()
+    experts = Fault(edit=lambda reply: reply["choices"][0].update(routed_experts=text))
+
+    def peak() -> int:
+        [line] = [x for x in Path(f"/proc/{gateway.process.pid}/status").read_text().splitlines() if "VmHWM" in x]
+        return int(line.split()[1]) * 1024
+
+    async with ScriptedEngine() as engine:
+        gateway = Served(tmp_path, engine, "--store", str(tmp_path / "store"))
+        try:
+            client = GatewayClient(await gateway.start())
+            large, other = await client.create_sessions_async([new_session_id() for _ in range(2)])
+            engine.faults += [experts] * calls
+            for n in range(calls):
+                assert await status_of(large, f"w{n}") == 200
+            before, asked = peak(), {"session_ids": [large.session_id]}
+            key = key_for("gateway", gateway.url, "")
+            answer = stream("POST", f"{gateway.url}/admin/fetch", body=asked, key=key, timeout_s=60)
+            got = len(await anext(answer))
+            assert await status_of(other) == 200
+            async for piece in answer:
+                got += len(piece)
+            assert got > calls * size
+            assert peak() - before < calls * size  # not several copies of everything
+        finally:
+            gateway.kill()
