@@ -147,7 +147,7 @@ def check_id(value: IdValue, name: str) -> str:
     Raises: ContractError on an empty or ``..`` part, on a control character, on what is not Unicode, and on what is neither text
         nor a number.
     """
-    if not isinstance(value, (str, bool)) and not _is_finite(value):
+    if not isinstance(value, (str, bool)) and not is_finite(value):
         raise ContractError(
             f"{name} must be text or a number, got {_short(value)}; name inputs by str(...) of what you have"
         )
@@ -241,7 +241,7 @@ class RolloutConfig:
         attempt, heartbeat_s = block.get("attempt"), block.get("heartbeat_s")
         if attempt is not None and (not isinstance(attempt, int) or isinstance(attempt, bool) or attempt < 1):
             raise ContractError(f"attempt must be an integer of 1 or more, got {attempt!r}")
-        if heartbeat_s is not None and not _is_finite(heartbeat_s):
+        if heartbeat_s is not None and not is_finite(heartbeat_s):
             raise ContractError(f"heartbeat_s must be a number of seconds, got {heartbeat_s!r}")
         proof_key = block.get("proof_key")
         if proof_key is not None and not (isinstance(proof_key, str) and 32 <= len(proof_key) <= 512):
@@ -431,7 +431,7 @@ def extract_reward(record: Mapping[str, Any]) -> float | None:
         return None
     if isinstance(value, bool):
         return float(value)
-    if not _is_finite(value):
+    if not is_finite(value):
         raise ContractError(f"reward must be a finite number, got {_short(value)}")
     return float(value)
 
@@ -440,7 +440,8 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)  # ids arrive from outside, whatever the annotations say
 
 
-def _is_finite(value: object) -> bool:
+def is_finite(value: object) -> bool:
+    """Return True for a number, bools apart, that a float can hold."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     try:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...contract import Cause, Outcome, Stage, check_id, check_train, extract_reward
+from ...contract import Cause, Outcome, Stage, check_id, check_train, extract_reward, is_finite
 from ...errors import ConfigError, ContractError, RolloutError
 from ..llm_judge import JudgeScore, JudgeSettings
 from ..settings import Count, Least0, NotNegative, Positive, check
@@ -74,25 +74,17 @@ def read_reward(record: Mapping[str, Any]) -> Reward | None:
     return Reward(value=value, per_turn=per_turn, metrics=metrics)
 
 
-def _number(value: object) -> float:
-    found = _finite(value)
-    if found is None:
+def _number(value: Any) -> float:
+    if not isinstance(value, bool) and not is_finite(value):
         raise ContractError(f"a per-turn reward must be a finite number, got {value!r:.80}")
-    return found
-
-
-def _finite(value: object) -> float | None:
-    try:
-        return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
-    except OverflowError:  # an integer beyond the range of floats
-        return None
+    return float(value)
 
 
 def _numbers(values: object) -> dict[str, float]:
     """The finite numbers of a mapping; text and nested values are not metrics."""
     if not isinstance(values, Mapping):
         return {}
-    return {str(k): number for k, v in values.items() if (number := _finite(v)) is not None}
+    return {str(k): float(v) for k, v in values.items() if isinstance(v, bool) or is_finite(v)}
 
 
 @dataclass(frozen=True, kw_only=True)
