@@ -448,6 +448,7 @@ def _is_text(value: object) -> bool:
 
 
 def is_finite(value: object) -> bool:
+    """Return True for a number, bools apart, that a float can hold."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     try:

@@ -179,13 +179,8 @@ class Call:
         self.call_id, self.index = next(self._context.call_ids), session.next_index
         session.next_index += 1
         agent.fields, agent.long = {}, None
-        ours = error.kind == "internal"  # the request may be fine
-        self._store_error(
-            ERROR if ours else REFUSED,
-            error.status or 400,
-            error.kind,
-            str(error) if ours else f"{error.param or ''}: {error}",
-        )
+        status, field = (ERROR, "") if error.kind == "internal" else (REFUSED, f"{error.param or ''}: ")
+        self._store_error(status, error.status or 400, error.kind, f"{field}{error}")
 
     # -- on its way
 

@@ -67,7 +67,7 @@ def reply_of(record: CallRecord) -> Reply:
 
 
 def _tool_call(call: ToolPiece) -> ToolCall:
-    if call.function is None or call.function.name is None:
+    if call.function is None or not call.function.name:
         raise UpstreamError("the engine's message cannot be read: it calls a function without a name")
     return ToolCall(id=call.id or "", name=call.function.name, arguments=call.arguments())
 

@@ -282,14 +282,7 @@ def _message(content: str, rare: list[Message]) -> tuple[dict[str, object], bool
     if refusal := "".join([d.refusal or "" for d in rare]):
         message["refusal"] = refusal
     if calls:
-        message["tool_calls"] = [
-            {
-                "id": call.id or None,
-                "type": "function",
-                "function": {"name": call.name or None, "arguments": call.arguments},
-            }
-            for call in calls
-        ]
+        message["tool_calls"] = [call.to_dict() for call in calls]
     return message, bool(calls)
 
 

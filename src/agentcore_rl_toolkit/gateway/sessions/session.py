@@ -67,10 +67,7 @@ class Session:
 
     def use(self, settings: SessionSettings) -> None:
         self.settings = settings
-        given = {name: value for name, value in settings.sampling_params.items() if value is not None}
-        if "logprobs" in given:
-            given["logprobs"] = bool(given["logprobs"])
-        self.overrides = {name: msgspec.Raw(_to_json(value)) for name, value in given.items()}
+        self.overrides = {k: msgspec.Raw(_to_json(v)) for k, v in settings.sampling_params.items() if v is not None}
 
     def hold_to_settings(self, fields: Fields) -> None:
         """Change a request to what the session allows: the trainer's sampling parameters win, and its limits hold.

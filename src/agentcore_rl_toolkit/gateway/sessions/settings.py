@@ -64,7 +64,7 @@ def check_sampling(params: Mapping[str, Any]) -> None:
         raise RequestError(why, param="sampling_params.max_completion_tokens")
     fields.sampling(("max_tokens", "max_completion_tokens"))
     fields.integer("n", 1, MAX_N)
-    fields.either("logprobs", bool, int)
+    fields.take("logprobs", bool)
     if fields.integer("top_logprobs", 0, 20) and not params.get("logprobs"):
         why = "sampling_params.top_logprobs needs sampling_params.logprobs to be true"
         raise RequestError(why, param="sampling_params.top_logprobs")

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 CANCEL_S = 5.0
 RENDERING_THREADS = 4  # a long prompt holds the interpreter's lock for a part of its time only, and delays no short one
+_SAME = ("n", "logprobs", "top_logprobs", "parallel_tool_calls", "reasoning_effort", "response_format")
+_OF_REQUEST = {**dict(zip(_SAME, _SAME, strict=True)), "chat_template_kwargs": "template_kwargs"}  # parameter -> member
 _TOKENIZER = "tokenizer"  # a setting of the store
 
 
@@ -124,24 +126,18 @@ def impose(asked: ModelRequest, params: Mapping[str, Any]) -> None:
     if "tools" in given:
         asked.tools = forced_tools(given)
     for name, value in given.items():
-        if name in ("max_tokens", "max_completion_tokens"):
+        if name in _OF_REQUEST:
+            setattr(asked, _OF_REQUEST[name], value)
+        elif name in ("max_tokens", "max_completion_tokens"):
             sampling.max_tokens = value
         elif name == "stop":
             sampling.stop = [value] if isinstance(value, str) else list(value)
-        elif name == "logprobs":
-            asked.logprobs = bool(value)
-        elif name == "chat_template_kwargs":
-            asked.template_kwargs = value
-        elif name == "parallel_tool_calls":
-            asked.parallel_tool_calls = value if asked.tools else None
         elif name == "tool_choice":
             named = value["function"]["name"] if isinstance(value, dict) else None
             if named is None and asked.tools:
                 asked.tool_choice = value
             elif any(tool["function"]["name"] == named for tool in asked.tools):
                 asked.tool_choice = f"tool:{named}"
-        elif name in ("n", "top_logprobs", "reasoning_effort", "response_format"):
-            setattr(asked, name, value)
         elif name != "other" and name in sampling.__struct_fields__:
             setattr(sampling, name, value)
         elif name != "tools":

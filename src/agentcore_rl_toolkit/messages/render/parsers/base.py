@@ -234,9 +234,7 @@ class MarkerParser(OutputParser):
         return self._grammar.parse_block(block, self._schemas)
 
     def _begin(self, whole: str, *, final: bool) -> int:
-        """Decide whether the answer begins with reasoning, the only place where it can. Returns where its first segment begins,
-        -1 while that is open.
-        """
+        """Decide whether the answer begins with reasoning. Returns where its first segment begins, -1 while that is open."""
         assert self._grammar.reasoning is not None
         marker = self._grammar.reasoning[0]
         text = whole.lstrip()

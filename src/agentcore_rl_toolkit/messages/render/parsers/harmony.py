@@ -12,16 +12,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...dialects.canonical import Delta
-from .base import Call, Grammar, Held, OutputParser, held_back
+from .base import Call, Grammar, Held, OutputParser, any_of, held_back
 from .families import object_text
 
 HARMONY = Grammar(name="harmony", blocks=(), parse_block=lambda _inner, _schemas: None, reasoning=None)
 
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
 _MESSAGE = ("<|message|>",)
-_FIND: dict[tuple[str, ...], re.Pattern[str]] = {
-    marks: re.compile("|".join(map(re.escape, marks))) for marks in (_MESSAGE, _ENDS)
-}
 _TO = re.compile(r"\bto=(\S+?)(?=\s|<|$)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
@@ -64,7 +61,7 @@ class HarmonyParser(OutputParser):
     def _run(self, *, final: bool) -> list[Delta]:
         text, at = self._held.take(), 0  # `at`: where the part that is not read begins
         deltas: list[Delta] = []
-        while (found := _FIND[self._marks()].search(text, at)) is not None:
+        while (pattern := any_of(self._marks())) and (found := pattern.search(text, at)):
             before, at = text[at : found.start()], found.end()
             if self._header is None:
                 self._header, self._kind = before, self._classify(before)
