@@ -23,7 +23,7 @@ CHECK = f"""\
     assert all(os.environ[name].startswith('planted') for name in {NAMES})
     here = pathlib.Path(__file__).parent
     assert [(here / name).read_text() for name in ('rows.jsonl', '.env')] == ['', '']
-    assert not list((here / 'runs').iterdir())
+    assert not list((here / 'runs').rglob('config.json'))
 """
 
 
