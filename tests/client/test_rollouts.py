@@ -209,7 +209,7 @@ def test_cancel_during_a_cold_start_stops_the_session_that_comes_of_it(
 
 async def test_cancelling_invoke_async_ends_its_rollout(client: RolloutClient, runtime: ScriptedRuntime) -> None:
     task = asyncio.create_task(client.invoke_async(script(cold_start_s=0.4, hang=True)))
-    await asyncio.sleep(0.2)
+    await asyncio.to_thread(until, lambda: runtime.requests["invoke"] == 1)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -425,8 +425,7 @@ class RolloutClient:
 
     def _begin_close(self) -> bool:
         self._engine.refuse_more()
-        first = self._may_close.acquire(blocking=False)
-        if first:
+        if first := self._may_close.acquire(blocking=False):
             self._closing_thread = threading.get_ident()
         return first
 

@@ -147,8 +147,7 @@ class ResultReader:
                 except StoreError as e:
                     failures += 1
                     pause_s = backoff_s(failures, cap_s=5.0)
-                    # A second try always: the first one may have failed because this process stood still.
-                    if failures > 1 and time.monotonic() + pause_s >= deadline_s:
+                    if failures > 1 and time.monotonic() + pause_s >= deadline_s:  # the first: in a standstill, maybe
                         error = RolloutTimeoutError(
                             f"the record could not be read within {within_s:g} s: {e}", stage="result", key=key
                         )
