@@ -210,7 +210,13 @@ def test_a_job_is_stopped_and_keeps_its_weights(service: Service) -> None:
 
 @pytest.mark.parametrize(
     "parameters",
-    [{"temperature": "0"}, {"sampling_temperature": "1"}, {"group_size": "1"}, {"loss_fn": "dpo"}, {"advantage_method": "opo"}],
+    [
+        {"temperature": "0"},
+        {"sampling_temperature": "1"},
+        {"group_size": "1"},
+        {"loss_fn": "dpo"},
+        {"advantage_method": "opo"},
+    ],
 )
 def test_parameters_that_the_api_refuses_or_that_mean_nothing_here(
     service: Service, parameters: dict[str, str]
