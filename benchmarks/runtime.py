@@ -1,9 +1,10 @@
 """What sessions of the local runtime cost: start, memory, idleness, one warm call.
 
-Workload: two agents that do nothing, one on the bare SDK ("simple") and one that imports Strands and the OpenAI client as a real
-one would ("strands"). A session is started by its first invocation and ended by a stop, over HTTP, as a client would. CPU is read
-from the kernel's scheduler statistics, so it nearly holds on a busy machine; wall times do not. What is repeated (starts per
-second, warm calls) counts by its least disturbed round, because neighbours' use of the caches shows in CPU too.
+Workload: two agents, one on the bare SDK that does nothing ("simple") and one that makes a Strands agent and an OpenAI client per
+call, as a model call of Strands does, which reads the CA certificates ("strands"). A session is started by its first invocation
+and ended by a stop, over HTTP, as a client would. CPU is read from the kernel's scheduler statistics, so it nearly holds on a
+busy machine; wall times do not. What is repeated (starts per second, warm calls) counts by its least disturbed round, because
+neighbours' use of the caches shows in CPU too.
 
     python benchmarks/runtime.py [--quick] [--json FILE] [--isolation auto|process|none]
 
@@ -28,11 +29,16 @@ from urllib.parse import quote, urlsplit
 
 HEAD = "from bedrock_agentcore.runtime import BedrockAgentCoreApp\n"
 STRANDS = "import openai\nfrom strands import Agent, tool\nfrom strands.models.openai import OpenAIModel\n"
+WORK = """arguments = {"api_key": "none", "base_url": "http://127.0.0.1:1/v1"}
+    Agent(model=OpenAIModel(client_args=arguments, model_id="m"), callback_handler=None)
+    async with openai.AsyncOpenAI(**arguments):  # Strands makes one per model call
+        pass"""
 BODY = """
 app = BedrockAgentCoreApp()
 
 @app.entrypoint
 async def main(payload):
+    WORK
     return {"ok": True}
 
 if __name__ == "__main__":
@@ -41,7 +47,7 @@ if __name__ == "__main__":
 WARM_CALLERS = 8  # at the same time, each with a session of its own
 TARGETS = {
     "forked start, CPU ms, simple": 50,
-    "forked start, CPU ms, strands": 110,
+    "forked start, CPU ms, strands": 150,
     "sessions started per second, simple": 20,
     "memory of an idle session, MB, simple": 14,
     "idle CPU of 1,000 sessions, % of a core": 15,
@@ -248,7 +254,10 @@ def measure(options: argparse.Namespace) -> dict[str, float | str]:
     out: dict[str, float | str] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for agent, source in (("simple", HEAD + BODY), ("strands", HEAD + STRANDS + BODY)):
+        for agent, source in (
+            ("simple", HEAD + BODY.replace("WORK", "pass")),
+            ("strands", HEAD + STRANDS + BODY.replace("WORK", WORK)),
+        ):
             for mode, label in (("exec", "cold"), ("fork", "forked")):
                 count = (2 if label == "cold" else 8) if quick else (8 if label == "cold" else 60)
                 runtime = Runtime(

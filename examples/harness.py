@@ -274,9 +274,9 @@ class Proof:
             seconds=time.monotonic() - began_s,
             note=note,
         )
-        lost, share = summary["lost_rollouts"], summary["trained_token_share"]
+        lost, share = summary["lost_rollouts"], summary["trainable_token_share"]
         self.check("training: no rollout is lost", value=lost, target=0, ok=lost == 0)
-        self.check("training: every sampled token is trained on", value=share, target=1.0, ok=share == 1.0)
+        self.check("training: every sampled token can be trained on", value=share, target=1.0, ok=share == 1.0)
         if must_gain:
             gain = None if before is None or after is None else after - before
             ok = gain is not None and gain > 0

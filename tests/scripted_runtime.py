@@ -110,6 +110,7 @@ class ScriptedRuntime:
             without starting anything), "drop_after" (start the agent, then close), "hang" (never answer), None (nothing
             special).
         stop_faults: the same for stops.
+        stops_end: while it is not set, stops wait for it.
         max_sessions: live sessions before 402.
         agent_url: pass invokes on to a running agent (its ``/invocations``) instead of playing scripts.
     """
@@ -120,6 +121,8 @@ class ScriptedRuntime:
         self.requests: Counter[str] = Counter()
         self.faults: deque[str | None] = deque(faults)
         self.stop_faults: deque[str | None] = deque()
+        self.stops_end = threading.Event()
+        self.stops_end.set()
         self.max_sessions = max_sessions
         self.agent_url: str | None = None
         self.store_for: Callable[[str], ObjectStore] = functools.cache(open_store)
@@ -148,6 +151,7 @@ class ScriptedRuntime:
 
     def __exit__(self, *_: object) -> None:
         self._closed.set()
+        self.stops_end.set()
         self._server.shutdown()
         self._server.server_close()
         for connection in list(self._server.connections):
@@ -270,6 +274,8 @@ class ScriptedRuntime:
     def _stop(self, session_id: str) -> Answer:
         with self._lock:
             self.requests["stop"] += 1
+        self.stops_end.wait()
+        with self._lock:
             fault = self.stop_faults.popleft() if self.stop_faults else None
             if fault in REFUSALS:
                 return _error(*REFUSALS[fault])

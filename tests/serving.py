@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
+import ipaddress
 import json
 import os
+import ssl
 import subprocess
 import sys
 import threading
@@ -108,8 +111,39 @@ class Asked(NamedTuple):
     body: bytes
 
 
+def certificate(folder: Path) -> tuple[Path, ssl.SSLContext]:
+    """A certificate for 127.0.0.1 that signs itself, and a server's context with it."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    chain, secret = folder / "cert.pem", folder / "key.pem"
+    chain.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    secret.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(chain, secret)
+    return chain, context
+
+
 @contextlib.contextmanager
-def answering(answer: Callable[[Asked], tuple[Any, ...] | None]) -> Iterator[str]:
+def answering(answer: Callable[[Asked], tuple[Any, ...] | None], tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """An HTTP server that answers with a status, a body (bytes, or what is sent as JSON) and headers; or hangs up, on None."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -138,10 +172,12 @@ def answering(answer: Callable[[Asked], tuple[Any, ...] | None]) -> Iterator[str
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
+        if tls is not None:  # the handshake is left to the thread of the connection
+            server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}"
+            yield f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()
             thread.join(5)

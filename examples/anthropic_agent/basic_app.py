@@ -29,7 +29,7 @@ async def invoke_agent(payload):
             blocks = [{"type": "tool_result", "tool_use_id": name, "content": text} for name, text in results]
             messages.append({"role": "user", "content": blocks})
     text = "".join(block.text for block in reply.content if block.type == "text")
-    return {"answer": text}
+    return {"answer": text, "stop_reason": reply.stop_reason}
 
 
 if __name__ == "__main__":

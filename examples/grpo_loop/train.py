@@ -103,8 +103,8 @@ class Config(Credit):
     rollout_deadline_s: float = 120.0  # a rollout that takes longer is masked out, the step goes on
     policy_failures: str = "score"  # out of tokens, turns or context: the agent's reward for that, or "mask" them out
     train_on: str | None = None  # what of a session trains: task, main, all or a tag; None: what the agent says
-    # In place of the agent's own while it is trained, so that the probabilities computed here are those it sampled with.
-    sampling_params: Mapping[str, Any] = field(default_factory=lambda: dict(WHOLE_DISTRIBUTION))
+    # In place of the agent's own, such as limits; in training the whole distribution at temperature 1 where they say no other.
+    sampling_params: Mapping[str, Any] = field(default_factory=dict)
     judged_by: JudgeSettings | None = None  # a model that scores the rollouts of a group
     seed: int = 0
 
@@ -272,7 +272,7 @@ def train_on(
     metrics: dict[str, Any] = {
         "sequences": len(samples),
         "sampled_tokens": stats.sampled_tokens,
-        "trained_tokens": trained,
+        "trainable_tokens": trained,
     }
     metrics |= {
         "logprob_gap": None,
@@ -285,6 +285,7 @@ def train_on(
     # Equal rewards give no gradient, so nothing is computed for them; their tokens count in what the loss is divided by.
     taught = [sample for sample in samples if any(sample.advantages)]
     metrics["groups_that_differ"] = len({sample.group_index for sample in taught})
+    metrics["trained_tokens"] = sum(sample.trained_tokens for sample in taught)
     rows = []  # sequence, advantages, whose sequence it is
     for sample in taught:
         sequence = trajectories[sample.session_id].sequences[sample.sequence_index]
@@ -405,12 +406,14 @@ def order_of(rows: int, seed: int, epoch: int) -> list[int]:
     return order
 
 
-def collect_config(config: Config, *, training: bool = False) -> CollectConfig:
-    credit = {"credit": config.credit, "teacher_url": config.teacher_url} if training else {}
+def collect_config(config: Config) -> CollectConfig:
     return CollectConfig(
-        **credit,
+        require_reward=config.uses_rewards,
+        credit=config.credit,
+        teacher_url=config.teacher_url,
         train=config.train_on,
-        sampling_params=config.sampling_params if training else None,
+        sampling_params=config.sampling_params,
+        training_sampling=WHOLE_DISTRIBUTION,
         max_concurrent=config.max_concurrent,
         rollout_timeout_s=config.rollout_deadline_s,
         policy_failures=config.policy_failures,
@@ -469,7 +472,7 @@ def training_stream(
         gateway=services.gateway,
         batch_groups=config.groups,
         max_staleness=config.staleness,
-        config=collect_config(config, training=True),
+        config=collect_config(config),
         places=places,
         weight_version=done,  # version k is what k steps made
         state=state,
@@ -501,7 +504,6 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
         **stats.evaluation(),
         "reward_spread": spread,  # standard deviation over the groups' mean rewards
         "tool_use": sum(tools) / len(tools) if tools else None,
-        "metrics": dict(stats.metrics),  # what the agent returns beside the reward
         "rollouts": stats.rollouts,
         "usable": stats.usable,
         "branches": sum(r.trajectory.report.branches for r in good),

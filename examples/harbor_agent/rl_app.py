@@ -1,6 +1,7 @@
-"""The agents of `basic_app.py`, made trainable: another app class, another decorator, a model per rollout."""
+"""The agents of `basic_app.py` for production and training: another app class, `app.model`, and a function for rollouts."""
 
 import asyncio
+import os
 
 import mini_swe  # noqa: F401  (loaded once, before sessions begin)
 from agents import Connection
@@ -12,17 +13,19 @@ from agentcore_rl_toolkit import AgentCoreRLApp
 app = AgentCoreRLApp()
 
 
-@app.rollout_entrypoint(on_policy_failure=0.0)
+@app.entrypoint
 async def invoke_agent(payload):
     request = HarborRequest.of(payload)
-    rollout = payload["_rollout"]
-    connection = Connection(
-        model_id=rollout["model_id"],
-        base_url=rollout["base_url"],
-        api_key=rollout.get("api_key", "none"),
-        params={"max_tokens": 4096, **rollout.get("sampling_params", {})},
-    )
+    model = app.model(default=os.environ.get("MODEL_ID"))
+    key = {} if model.base_url is None else {"api_key": model.api_key}
+    params = {"max_tokens": 4096, **model.sampling_params}
+    connection = Connection(model_id=model.model_id, base_url=model.base_url, params=params, **key)
     return await asyncio.to_thread(run_trial, request, request.load(), connection)
+
+
+@app.rollout_entrypoint(on_policy_failure=0.0)
+async def rollout(payload):
+    return await invoke_agent(payload)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The agent of `basic_app.py`, made trainable: another app class, another decorator, a model per rollout, a reward."""
+"""The agent of `basic_app.py` for production and training: another app class, `app.model`, and a function for rollouts."""
 
 from langchain.agents import create_agent
 from langchain_openai import ChatOpenAI
@@ -11,20 +11,26 @@ app = AgentCoreRLApp()
 reward = AnswerReward()
 
 
-@app.rollout_entrypoint(on_policy_failure=0.0)
+@app.entrypoint
 async def invoke_agent(payload):
-    problem, rollout = Problem.of(payload), payload["_rollout"]
+    problem = Problem.of(payload)
+    given = app.model(default="openai.gpt-oss-120b-1:0")
     model = ChatOpenAI(
-        base_url=rollout["base_url"],
-        api_key=rollout.get("api_key", "none"),
-        model=rollout["model_id"],
+        **given.openai_kwargs(),
+        model=given.model_id,
         max_tokens=MAX_TOKENS,
-        extra_body=rollout.get("sampling_params"),
+        extra_body=dict(given.sampling_params),
     )
     agent = create_agent(model, tools=[calculator], system_prompt=SYSTEM_PROMPT)
     asked = {"messages": [{"role": "user", "content": problem.prompt}]}
     result = await agent.ainvoke(asked, {"recursion_limit": 2 * MAX_TURNS})
-    return {"rewards": reward(response_text=result["messages"][-1].text, answer=problem.answer)}
+    return {"answer": result["messages"][-1].text}
+
+
+@app.rollout_entrypoint(on_policy_failure=0.0)
+async def rollout(payload):
+    result = await invoke_agent(payload)
+    return {"rewards": reward(response_text=result["answer"], answer=payload["answer"])}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The agent of `basic_app.py`, made trainable: another app class, another decorator, a model per rollout, a reward."""
+"""The agent of `basic_app.py` for production and training: another app class, `app.model`, and a function for rollouts."""
 
 from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
 from openai import AsyncOpenAI
@@ -12,19 +12,26 @@ app = AgentCoreRLApp()
 reward = AnswerReward()
 
 
-@app.rollout_entrypoint(on_policy_failure=0.0)
+@app.entrypoint
 async def invoke_agent(payload):
-    problem, rollout = Problem.of(payload), payload["_rollout"]
-    async with AsyncOpenAI(base_url=rollout["base_url"], api_key=rollout.get("api_key", "none")) as client:
+    problem = Problem.of(payload)
+    given = app.model(default="openai.gpt-oss-120b-1:0")
+    async with AsyncOpenAI(**given.openai_kwargs()) as client:
         agent = Agent(
             name="math",
             instructions=SYSTEM_PROMPT,
             tools=[function_tool(calculator)],
-            model=OpenAIChatCompletionsModel(model=rollout["model_id"], openai_client=client),
-            model_settings=ModelSettings(max_tokens=MAX_TOKENS, extra_body=rollout.get("sampling_params")),
+            model=OpenAIChatCompletionsModel(model=given.model_id, openai_client=client),
+            model_settings=ModelSettings(max_tokens=MAX_TOKENS, extra_body=dict(given.sampling_params)),
         )
         result = await Runner.run(agent, problem.prompt, max_turns=MAX_TURNS)
-    return {"rewards": reward(response_text=str(result.final_output), answer=problem.answer)}
+    return {"answer": str(result.final_output)}
+
+
+@app.rollout_entrypoint(on_policy_failure=0.0)
+async def rollout(payload):
+    result = await invoke_agent(payload)
+    return {"rewards": reward(response_text=result["answer"], answer=payload["answer"])}
 
 
 if __name__ == "__main__":

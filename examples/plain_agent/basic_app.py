@@ -32,7 +32,7 @@ async def invoke_agent(payload):
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
             if not message.tool_calls:
                 break
-    return {"answer": message.content or ""}
+    return {"answer": message.content or "", "stop_reason": reply.choices[0].finish_reason}
 
 
 if __name__ == "__main__":

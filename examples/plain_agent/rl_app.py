@@ -1,4 +1,4 @@
-"""The agent of `basic_app.py`, made trainable: another app class, another decorator, a model per rollout, a reward."""
+"""The agent of `basic_app.py` for production and training: another app class, `app.model`, and a function for rollouts."""
 
 from openai import AsyncOpenAI
 from reward import AnswerReward
@@ -10,20 +10,20 @@ app = AgentCoreRLApp()
 reward = AnswerReward()
 
 
-@app.rollout_entrypoint(on_policy_failure=0.0)
+@app.entrypoint
 async def invoke_agent(payload):
-    problem, rollout = Problem.of(payload), payload["_rollout"]
+    problem = Problem.of(payload)
     messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": problem.prompt}]
-    async with AsyncOpenAI(base_url=rollout["base_url"], api_key=rollout.get("api_key", "none")) as client:
+    model = app.model(default="openai.gpt-oss-120b-1:0")
+    async with AsyncOpenAI(**model.openai_kwargs()) as client:
         for _ in range(MAX_TURNS):
             reply = await client.chat.completions.create(
-                model=rollout["model_id"],
+                model=model.model_id,
                 messages=messages,
                 tools=[{"type": "function", "function": TOOL}],
                 max_tokens=MAX_TOKENS,
-                extra_body=rollout.get("sampling_params"),
+                extra_body=dict(model.sampling_params),
             )
-            PolicyFailure.check_stop(reply.choices[0].finish_reason)  # out of tokens
             message = reply.choices[0].message
             messages.append(message.model_dump(exclude_none=True))
             for call in message.tool_calls or []:
@@ -31,9 +31,16 @@ async def invoke_agent(payload):
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
             if not message.tool_calls:
                 break
-        else:
-            raise PolicyFailure("turns")
-    return {"rewards": reward(response_text=message.content or "", answer=problem.answer)}
+    return {"answer": message.content or "", "stop_reason": reply.choices[0].finish_reason}
+
+
+@app.rollout_entrypoint(on_policy_failure=0.0)
+async def rollout(payload):
+    result = await invoke_agent(payload)
+    PolicyFailure.check_stop(result["stop_reason"])  # out of tokens
+    if result["stop_reason"] == "tool_calls":
+        raise PolicyFailure("turns")
+    return {"rewards": reward(response_text=result["answer"], answer=payload["answer"])}
 
 
 if __name__ == "__main__":

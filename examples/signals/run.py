@@ -72,7 +72,7 @@ def sft(out: Path, seed: int) -> dict[str, Any]:
     """Four rollouts of each of GRPO's problems by the untrained policy; those with reward 1 are imitated."""
     data, samples, taught = out / f"grpo-{seed}", out / f"samples-{seed}", out / f"sft-{seed}"
     before = summary(data)["before"]  # of the same policy on the same rows
-    evaluate(MATH, data / "train.jsonl", samples, "--repeat", 4)
+    evaluate(MATH, data / "train.jsonl", samples, "--repeat", 4, "--for-training")
     cli(
         *("train", "--method", "sft", "--from", samples, "--out", taught),
         *("--set", "min_reward=1", "--set", "epochs=4", "--set", f"seed={seed}"),

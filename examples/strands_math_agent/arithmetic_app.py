@@ -11,23 +11,29 @@ app = AgentCoreRLApp()
 reward = AnswerReward()
 
 
-@app.rollout_entrypoint
+@app.entrypoint
 async def invoke_agent(payload):
-    rollout = payload["_rollout"]
+    given = app.model(default="openai.gpt-oss-120b-1:0")
     # One client for all calls of a rollout, and whole replies, as no person reads along: a fifth of the agent's CPU less.
-    async with AsyncOpenAI(base_url=rollout["base_url"], api_key=rollout.get("api_key", "none")) as client:
+    async with AsyncOpenAI(**given.openai_kwargs()) as client:
         model = OpenAIModel(
             client=client,
-            model_id=rollout["model_id"],
-            params={"max_tokens": 64, "temperature": 1.0, **rollout.get("sampling_params", {})},
+            model_id=given.model_id,
+            params={"max_tokens": 64, "temperature": 1.0, **given.sampling_params},
             stream=False,
         )
         agent = Agent(model=model, tools=[calculator], system_prompt=SYSTEM_PROMPT, callback_handler=None)
         response = await agent.invoke_async(payload["prompt"])
     tool_calls = sum("toolUse" in block for message in agent.messages for block in message["content"])
+    return {"answer": str(response), "tool_calls": tool_calls}
+
+
+@app.rollout_entrypoint
+async def rollout(payload):
+    result = await invoke_agent(payload)
     return {
-        "rewards": reward(response_text=str(response), answer=payload["answer"]),
-        "metrics": {"tool_calls": tool_calls},
+        "rewards": reward(response_text=result["answer"], answer=payload["answer"]),
+        "metrics": {"tool_calls": result["tool_calls"]},
     }
 
 

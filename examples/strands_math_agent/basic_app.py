@@ -14,7 +14,7 @@ async def invoke_agent(payload):
     model = BedrockModel(model_id="us.anthropic.claude-sonnet-4-20250514-v1:0", max_tokens=MAX_TOKENS)
     agent = Agent(model=model, tools=[tool(calculator)], system_prompt=SYSTEM_PROMPT, callback_handler=None)
     response = await agent.invoke_async(problem.prompt, limits={"turns": MAX_TURNS})
-    return {"answer": str(response)}
+    return {"answer": str(response), "stop_reason": response.stop_reason}
 
 
 if __name__ == "__main__":

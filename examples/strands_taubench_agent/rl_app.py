@@ -1,9 +1,10 @@
-"""The agent of `basic_app.py`, made trainable: another app class, another decorator, a model per rollout, a reward."""
+"""The agent of `basic_app.py` for production and training: another app class, `app.model`, and a function for rollouts."""
+
+import os
 
 from customer_agent import work_on
 from request import Request
 from reward import BenchmarkReward
-from strands.models.openai import OpenAIModel
 from wording import MAX_TOKENS
 
 from agentcore_rl_toolkit import AgentCoreRLApp, PolicyFailure
@@ -12,17 +13,23 @@ app = AgentCoreRLApp()
 reward = BenchmarkReward()
 
 
-@app.rollout_entrypoint(on_policy_failure=0.0)
+async def work(request):
+    given = app.model(default=os.environ.get("MODEL_ID"))
+    return await work_on(request, given.strands_model(max_tokens=MAX_TOKENS[request.rendering]))
+
+
+@app.entrypoint
 async def invoke_agent(payload):
-    request, rollout = Request.of(payload), payload["_rollout"]
-    model = OpenAIModel(
-        client_args={"base_url": rollout["base_url"], "api_key": rollout.get("api_key", "none")},
-        model_id=rollout["model_id"],
-        params={"max_tokens": MAX_TOKENS[request.rendering], "extra_body": rollout.get("sampling_params")},
-    )
-    work = await work_on(request, model)
-    PolicyFailure.check_stop(work.stop_reason)  # out of turns: 0, as in the benchmark
-    scores = work.episode.scores()
+    done = await work(Request.of(payload))
+    return {"answer": done.answer, "tool_calls": done.episode.calls}
+
+
+@app.rollout_entrypoint(on_policy_failure=0.0)
+async def rollout(payload):
+    request = Request.of(payload)
+    done = await work(request)
+    PolicyFailure.check_stop(done.stop_reason)  # out of turns: 0, as in the benchmark
+    scores = done.episode.scores()
     return {
         "rewards": reward(scores=scores, partial_credit=request.partial_credit),
         "metrics": {
@@ -30,9 +37,9 @@ async def invoke_agent(payload):
             "actions": scores.actions,
             "share": scores.share,
             "state": scores.state,
-            "tool_calls": work.episode.calls,
+            "tool_calls": done.episode.calls,
         },
-        "answer": work.answer,
+        "answer": done.answer,
     }
 
 

@@ -148,11 +148,11 @@ def main() -> None:
         rows = [payload(p) for p in problems("train", a.batches * a.problems, seed=a.seed)]
         trainer = make_trainer(config, **both, rows=rows, model=model, tokenizer=tokenizer, on_batch=show)
         trainer.rollouts.sync_weights(trainer)
-        before = evaluate("before", a.held_out, **both, config=config.collect_config(), seed=a.seed)
+        before = evaluate("before", a.held_out, **both, config=config.collect_config().evaluating(), seed=a.seed)
         began_s = time.monotonic()
         trainer.train()
         train_s = time.monotonic() - began_s
-        after = evaluate("after", a.held_out, **both, config=config.collect_config(), seed=a.seed)
+        after = evaluate("after", a.held_out, **both, config=config.collect_config().evaluating(), seed=a.seed)
 
     logs = [entry for entry in trainer.state.log_history if "loss" in entry]
     summary = {

@@ -35,6 +35,11 @@ PROBE_FIELD = "_probe"  # of a payload: the doctor asks what a session can reach
 PROBED = "probed"  # `status` of an agent's reply to a probe; `probe` has what it found
 PROBE_EXPERIMENT = "agentcore-rl-doctor"  # the doctor's keys, and no training's, begin with it
 REFUSED = "refused"  # `status` of an agent's reply when it cannot store its record; `error` says why
+# The agent's 403, which AgentCore passes on without its text.
+ROLLOUTS_OFF = (
+    "rollouts are off in this version of the agent: a version for training has AGENTCORE_RL_ROLLOUTS=on in its environment "
+    "(`agentcore-rl deploy` sets it) or AgentCoreRLApp(rollouts=True)"
+)
 RECORD_SUFFIX = ".json"
 ALIVE_SUFFIX = ".alive"
 
@@ -63,6 +68,8 @@ REDACTED = "[redacted]"
 # User and password before a host, or the value of a parameter that is named like a key.
 _IN_URL = re.compile(r"(?<=://)[^/@\s\"]+(?=@)|(?<=[?&])(?:\w*(?:key|token|secret|password|signature))=[^&\s\"]+", re.I)
 _LEAVES = frozenset({str, int, float, bool, type(None)})
+# Finish reasons of a reply that was cut by a length limit, in the words of vLLM, SGLang, OpenAI and Anthropic.
+TRUNCATED_REASONS = frozenset({"length", "max_tokens", "max_output_tokens", "model_context_window_exceeded"})
 
 
 class Outcome(StrEnum):
@@ -133,7 +140,7 @@ def check_session_id(session_id: str) -> str:
     """Return the id unchanged. Raises: ContractError when it is not 33 to 256 visible ASCII characters, or unusable in a key."""
     if not _is_text(session_id) or not SESSION_ID_PATTERN.fullmatch(session_id):
         raise ContractError(
-            f"session id {_short(session_id)} must be 33 to 256 ASCII characters without blanks at its ends; "
+            f"session id {short(session_id)} must be 33 to 256 ASCII characters without blanks at its ends; "
             "contract.new_session_id() makes one"
         )
     _check_parts(session_id, "session id")
@@ -147,9 +154,9 @@ def check_id(value: IdValue, name: str) -> str:
     Raises: ContractError on an empty or ``..`` part, on a control character, on what is not Unicode, and on what is neither text
         nor a number.
     """
-    if not isinstance(value, (str, bool)) and not _is_finite(value):
+    if not isinstance(value, (str, bool)) and not is_finite(value):
         raise ContractError(
-            f"{name} must be text or a number, got {_short(value)}; name inputs by str(...) of what you have"
+            f"{name} must be text or a number, got {short(value)}; name inputs by str(...) of what you have"
         )
     text = str(value)
     _check_parts(text, name)
@@ -174,7 +181,7 @@ def _check_parts(text: str, name: str) -> None:
         except UnicodeEncodeError:
             trouble = "holds half a character (a lone surrogate): repair the text it comes from"
     if trouble:
-        raise ContractError(f"{name} {_short(text)} {trouble}")
+        raise ContractError(f"{name} {short(text)} {trouble}")
 
 
 def result_key(exp_id: IdValue, input_id: IdValue, session_id: str) -> str:
@@ -241,7 +248,7 @@ class RolloutConfig:
         attempt, heartbeat_s = block.get("attempt"), block.get("heartbeat_s")
         if attempt is not None and (not isinstance(attempt, int) or isinstance(attempt, bool) or attempt < 1):
             raise ContractError(f"attempt must be an integer of 1 or more, got {attempt!r}")
-        if heartbeat_s is not None and not _is_finite(heartbeat_s):
+        if heartbeat_s is not None and not is_finite(heartbeat_s):
             raise ContractError(f"heartbeat_s must be a number of seconds, got {heartbeat_s!r}")
         proof_key = block.get("proof_key")
         if proof_key is not None and not (isinstance(proof_key, str) and 32 <= len(proof_key) <= 512):
@@ -431,8 +438,8 @@ def extract_reward(record: Mapping[str, Any]) -> float | None:
         return None
     if isinstance(value, bool):
         return float(value)
-    if not _is_finite(value):
-        raise ContractError(f"reward must be a finite number, got {_short(value)}")
+    if not is_finite(value):
+        raise ContractError(f"reward must be a finite number, got {short(value)}")
     return float(value)
 
 
@@ -440,7 +447,7 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)  # ids arrive from outside, whatever the annotations say
 
 
-def _is_finite(value: object) -> bool:
+def is_finite(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     try:
@@ -449,7 +456,7 @@ def _is_finite(value: object) -> bool:
         return False
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
     try:
         text = repr(value)
     except ValueError:  # integers of more than 4300 digits have no repr

@@ -51,10 +51,10 @@ class JsonFormatter(logging.Formatter):
             if value is not None:
                 entry[name] = value
         if record.exc_info and record.exc_info[0] is not None:
-            kind, error, tb = record.exc_info
-            entry["errorType"] = kind.__name__
-            entry["errorMessage"] = str(error)
-            entry["stackTrace"] = traceback.format_exception(kind, error, tb)
+            entry["errorType"] = record.exc_info[0].__name__
+            trace = traceback.TracebackException(*record.exc_info)  # its text is safe: an agent's `__str__` may raise
+            entry["errorMessage"] = str(trace)
+            entry["stackTrace"] = list(trace.format())
         line = json.dumps(entry, ensure_ascii=False, default=str)
         return _COMMANDS.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
 

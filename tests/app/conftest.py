@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from serving import Asked, wait_for
+from serving import WITHIN_S, Asked, wait_for
 
 from ..conftest import reserved_port
 from ..store.conftest import answering_s3
@@ -57,10 +57,21 @@ class Agent:
         return f"file://{self.results}"
 
     def request(
-        self, method: str, path: str, body: Any = None, *, session: str | None = None, timeout_s: float = 60.0
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        session: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = 60.0,
     ) -> tuple[int, Any]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
-        headers = {"Content-Type": "application/json"} | ({SESSION_HEADER: session} if session else {})
+        headers = {
+            "Content-Type": "application/json",
+            **({SESSION_HEADER: session} if session else {}),
+            **(headers or {}),
+        }
         try:
             connection.request(method, path, None if body is None else json.dumps(body), headers)
             response = connection.getresponse()
@@ -71,8 +82,10 @@ class Agent:
     def ping(self) -> str:
         return str(self.request("GET", "/ping")[1]["status"])
 
-    def invoke(self, payload: Any, session: str | None = None) -> tuple[int, Any]:
-        return self.request("POST", "/invocations", payload, session=session)
+    def invoke(
+        self, payload: Any, session: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, Any]:
+        return self.request("POST", "/invocations", payload, session=session, headers=headers)
 
     def rollout(
         self,
@@ -192,7 +205,12 @@ def agents_in(tmp_path: Path) -> Iterator[StartAgent]:
     ports = contextlib.ExitStack()
 
     def start(
-        source: str, *, env: Mapping[str, str] | None = None, python: str = sys.executable, cwd: Path | None = None
+        source: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        python: str = sys.executable,
+        cwd: Path | None = None,
+        within_s: float = WITHIN_S,
     ) -> Agent:
         number = len(agents)
         file = tmp_path / f"agent_{number}.py"
@@ -218,7 +236,7 @@ def agents_in(tmp_path: Path) -> Iterator[StartAgent]:
             except OSError:
                 return False
 
-        wait_for(up)
+        wait_for(up, within_s=within_s)
         return agent
 
     try:

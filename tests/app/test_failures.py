@@ -53,6 +53,123 @@ def limited_agent(start_shared_agent: Any) -> Any:
     return start_shared_agent(AGENT, env={"AGENTCORE_RL_HEARTBEAT_S": "0", "AGENTCORE_RL_MAX_RECORD_BYTES": "100000"})
 
 
+AWKWARD_AGENT = """
+import threading
+from agentcore_rl_toolkit import RewardFunction
+
+class Broken(Exception):
+    def __str__(self):
+        raise KeyboardInterrupt
+
+    __repr__ = __str__
+
+class Closed(Exception):
+    @property
+    def original_exception(self):
+        raise LookupError
+
+class Unpicklable(Exception):
+    def __init__(self):
+        super().__init__(threading.Lock())
+
+class Best(RewardFunction):
+    def __call__(self, *, scores):
+        return next(score for score in scores if score > 0)
+
+class Result:
+    def __init__(self, error):
+        self.error = error
+
+    def model_dump(self):
+        raise self.error
+
+def cycle():
+    one, other = ValueError("one"), KeyError("other")
+    one.__cause__, other.__cause__ = other, one
+    one.__context__, other.__context__ = other, one
+    return one
+
+ERRORS = {
+    "cycle": cycle,
+    "huge": lambda: ValueError("x" * 20_000_000),
+    "group": lambda: ExceptionGroup("several", [ValueError("one"), StopIteration(2)]),
+    "base group": lambda: BaseExceptionGroup("several", [KeyboardInterrupt(), Broken()]),
+    "surrogate": lambda: ValueError("\\ud800"),
+    "asyncio.CancelledError": asyncio.CancelledError,
+    "InvalidStateError": asyncio.InvalidStateError,
+}
+
+def fail(payload):
+    kind = payload["kind"]
+    if kind == "reward":
+        return {"rewards": Best()(scores=[-1.0])}
+    error = ERRORS[kind]() if kind in ERRORS else eval(kind)()
+    if payload["where"] == "result":
+        return Result(error)
+    raise error
+
+async def fail_async(payload):
+    return fail(payload)
+
+async def fail_in_a_task(payload):
+    return await asyncio.create_task(fail_async(payload))
+
+async def stop_the_loop(payload):
+    asyncio.get_running_loop().stop()
+    await asyncio.sleep(0)
+    return fail(payload)
+
+@app.rollout_entrypoint
+def run(payload):
+    return {"async": fail_async, "task": fail_in_a_task, "stopped loop": stop_the_loop}.get(payload["where"], fail)(payload)
+"""
+
+
+@pytest.fixture(scope="module")
+def awkward_agent(start_shared_agent: Any) -> Any:
+    return start_shared_agent(AWKWARD_AGENT)
+
+
+AWKWARD = {
+    "StopIteration": "StopIteration",
+    "StopAsyncIteration": "StopAsyncIteration",
+    "GeneratorExit": "GeneratorExit",
+    "KeyboardInterrupt": "KeyboardInterrupt",
+    "SystemExit": "SystemExit",
+    "asyncio.CancelledError": "CancelledError",
+    "InvalidStateError": "InvalidStateError",
+    "group": "ExceptionGroup",
+    "base group": "BaseExceptionGroup",
+    "Broken": "Broken",
+    "Closed": "Closed",
+    "Unpicklable": "Unpicklable",
+    "cycle": "ValueError",
+    "huge": "ValueError",
+    "surrogate": "ValueError",
+    "reward": "StopIteration",
+}
+
+
+WHERE = [(kind, where) for kind in AWKWARD for where in ("thread", "async")]
+WHERE += [("SystemExit", "task"), ("KeyboardInterrupt", "task"), ("cycle", "stopped loop")]
+WHERE += [("StopIteration", "result"), ("SystemExit", "result"), ("Broken", "result")]
+
+
+@pytest.mark.parametrize(("kind", "where"), WHERE)
+def test_an_awkward_exception_ends_as_a_record(awkward_agent: Any, kind: str, where: str) -> None:
+    path, _ = awkward_agent.rollout({"kind": kind, "where": where}, heartbeat_s=0.2)
+    record = awkward_agent.record(path)
+    expected = AWKWARD[kind]
+    if expected == "StopIteration" and where == "async":
+        expected = "RuntimeError"  # Python's own rule for coroutines
+    assert (record["error_type"], record["status_code"]) == (expected, 500)
+    assert (record["outcome"], record["_agent"]["cause"]) == ("agent_error", "agent")
+    assert record["stop_reason"]
+    assert "agent_" in record["traceback"]
+    assert path.stat().st_size < 500_000
+    until(lambda: not alive(path).exists())
+
+
 # An answer waits for what the store says, however long a busy machine takes.
 PATIENT = {"AGENTCORE_RL_STORE_CHECK_S": "50"}
 

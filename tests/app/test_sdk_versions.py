@@ -28,7 +28,7 @@ async def run(payload, context):
 """
 
 VERSIONS = {
-    "sdk-oldest": ["bedrock-agentcore==1.6.2", "obstore==0.11.*"],
+    "sdk-oldest": ["bedrock-agentcore==1.8.0", "obstore==0.11.*"],
     "sdk-1.17": ["bedrock-agentcore==1.17.*", "obstore"],
     "sdk-here": [],  # the newest, in an environment just made
 }
@@ -46,6 +46,7 @@ def test_the_agent_behaves_the_same(python: str, start_agent: Any, faulty_s3: An
     agent = start_agent(AGENT, python=python, env=env)
     session = "v" * 40
 
+    assert agent.invoke({}, session) == (200, {"rewards": [0.0, 1.0], "session": session, "seen": session})
     record = agent.run(session=session)
     assert (record["rewards"], record["status_code"], record["stop_reason"]) == ([0.0, 1.0], 200, "end_turn")
     assert record["session"] == record["seen"] == session

@@ -222,6 +222,11 @@ def wrong_key(_: Aws, environment: pytest.MonkeyPatch) -> list[str]:
     return []
 
 
+def rollouts_off(aws: Aws, _: pytest.MonkeyPatch) -> list[str]:
+    aws.agent(environmentVariables={**aws.variables(aws.keys), "AGENTCORE_RL_ROLLOUTS": "off"})
+    return []
+
+
 @pytest.mark.parametrize(
     ("mistake", "name", "says", "advice"),
     [
@@ -229,6 +234,7 @@ def wrong_key(_: Aws, environment: pytest.MonkeyPatch) -> list[str]:
         (out_of_reach, "session gateway", "cannot reach http://127.0.0.1", "security group"),
         (expired, "credentials", "ExpiredToken", "log in again"),
         (wrong_key, "gateway", "key", "AGENTCORE_RL_GATEWAY_ADMIN_KEY"),
+        (rollouts_off, "session", "(403)", "AGENTCORE_RL_ROLLOUTS=on"),
     ],
 )
 def test_each_mistake_is_found_and_says_what_to_do(

@@ -57,7 +57,7 @@ def test_failed_rows_are_explained_by_their_most_frequent_error_and_its_line() -
 
 def test_an_entrypoint_of_the_plain_app_is_named() -> None:
     for body in (b'{"result": 5}', b'"forty-two"'):
-        with pytest.raises(InvokeFailedError, match=r"@app\.rollout_entrypoint in place of @app\.entrypoint"):
+        with pytest.raises(InvokeFailedError, match=r"@app\.rollout_entrypoint on an AgentCoreRLApp"):
             parse_reply(body, "s")
 
 
@@ -90,7 +90,10 @@ def test_a_variable_that_the_session_lacks_is_asked_for_by_name(monkeypatch: pyt
     for name, use in (("JUDGE_KEY", lambda: os.environ["JUDGE_KEY"]), ("OPENAI_API_KEY", openai.OpenAI)):
         with pytest.raises(Exception) as raised:  # noqa: PT011  # a KeyError, and one of the SDK's
             use()
-        assert hint(raised.value, SESSION) == f"The session has no variable {name}; give it with --session-env {name}"
+        assert (
+            hint(raised.value, SESSION)
+            == f"The session has no variable {name}; give it with --session-env {name}, or --env-file FILE"
+        )
         assert hint(raised.value, {**SESSION, name: "x"}) is None
         assert hint(raised.value, {}) is None
     with pytest.raises(KeyError) as raised:

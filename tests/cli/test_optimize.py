@@ -93,7 +93,10 @@ def test_a_planted_better_text_is_found_and_a_lost_rollout_counts_against_none(
     run = tmp_path / "run"
     facts = json.loads((run / "summary.json").read_text())
     assert (facts["before"]["mean"], facts["after"]["mean"]) == (0.0, 1.0)
-    assert facts["gain"] == {"mean": 1.0, "low": pytest.approx(0.51, abs=0.01), "high": pytest.approx(1.0), "rows": 4}
+    gain = facts["gain"]
+    assert (gain["mean"], gain["inputs"], gain["better"], gain["worse"]) == (1.0, 4, 4, 0)
+    assert gain["verdict"] == "cannot tell"  # four inputs may have become better by chance
+    assert "Verdict: cannot tell: on the same 4 inputs the reward changed by +1.000" in done.stdout
     assert facts["texts"]["system"].startswith(OWN)
     assert all(rule in facts["texts"]["system"] for rule in RULES.values())
     assert json.loads((run / "rollout_texts.json").read_text()) == facts["texts"]

@@ -17,6 +17,7 @@ from agentcore_rl_toolkit.backends.sagemaker.job import JobConfig, Jobs
 from agentcore_rl_toolkit.cli.servers.job_surroundings import JobSurroundings, ModelSampler
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, UpstreamConfig
+from agentcore_rl_toolkit.gateway.sampling_services.sagemaker import CONTROL, Caller, client_of
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR
 from agentcore_rl_toolkit.policy.training_service.model import PolicyModel
 from agentcore_rl_toolkit.policy.training_service.sagemaker.service import running
@@ -30,6 +31,8 @@ ROLE = "arn:aws:iam::123456789012:role/any"
 def test_one_agent_is_driven_by_our_client_a_job_and_a_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"prompt": f"What is {n} + 2?"}) + "\n" for n in range(32)))
+    row = tmp_path / "row.jsonl"
+    row.write_text(rows.read_text().splitlines()[0] + "\n")
     model, records = PolicyModel(), tmp_path / "records"
     records.mkdir()
     with running(model, around=JobSurroundings(model, WEIGHTS_DIR)) as service:
@@ -42,11 +45,16 @@ def test_one_agent_is_driven_by_our_client_a_job_and_a_session(tmp_path: Path, m
             agent = runtime.arns["one"]
             assert asyncio.run(by_our_client(model, agent, records.as_uri()))["rewards"] in (0, 1)
 
-            package = asyncio.run(by_a_job(agent, rows, tmp_path / "job"))
+            package = asyncio.run(by_a_job(agent, rows, row, tmp_path / "job"))
             assert package in model.paths
             report = json.loads((tmp_path / "job" / "job.json").read_text())
             assert report["RolloutInfo"] == {"Completed": 64, "Total": 64}
             assert report["BillableTokenUsage"]["TrainTokenCount"] > 0
+            control = Caller(client_of(CONTROL, "us-west-2"))
+            evaluation = {"JobName": "one-after", "JobCategory": "AgentRFTEvaluation"}
+            made = json.loads(asyncio.run(control.call("describe_job", **evaluation))["JobConfigDocument"])
+            control.close()
+            assert made["EvaluationConfig"]["HyperParameters"] == {"sampling_max_tokens": "512"}  # the training's limit
 
             config = SageMakerConfig(
                 exp_id="session",
@@ -84,7 +92,7 @@ async def by_our_client(model: PolicyModel, agent: str, store: str) -> dict[str,
     return record
 
 
-async def by_a_job(agent: str, rows: Path, folder: Path) -> str:
+async def by_a_job(agent: str, rows: Path, row: Path, folder: Path) -> str:
     group = "arn:aws:sagemaker:us-west-2:123456789012:model-package-group"
     config = JobConfig(
         form="job",
@@ -97,6 +105,7 @@ async def by_a_job(agent: str, rows: Path, folder: Path) -> str:
         model_package_group_arn=f"{group}/out",
         checkpoint_group_arn=f"{group}/steps",
         data_path=rows,
+        eval_data_path=row,
         hyperparameters={"global_batch_size": 32, "group_size": 2, "max_steps": 1, "sampling_max_tokens": 512},
         output_dir=folder,
         poll_s=0.2,

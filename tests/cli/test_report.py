@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -56,7 +57,7 @@ def test_a_screen_says_both_means_of_how_many_and_failures_by_cause(facts: dict[
         display.step({**facts, **step})
         display.step({**facts, **step, "step": 1})
     held_out, step_line, note, step_2 = out.getvalue().splitlines()
-    assert note.startswith("note: in step 1 the rewards were equal within every group")  # once
+    assert note.startswith("note: in step 1 no group had different rewards")  # once
     assert step_2.startswith("step 2")
     assert held_out.startswith("held out, after  reward 85 % of 20  of ok 94 % of 18  tool use -")
     assert "lost 1  agent errors 1  policy failed 1" in held_out
@@ -78,6 +79,27 @@ def test_a_summary_has_both_means(tmp_path: Path, facts: dict[str, Any]) -> None
     assert summary["causes"] == {"policy": 2, "agent": 2, "infrastructure": 2}
     assert (summary["policy_failures"], summary["lost_rollouts"]) == ({"tokens": 2}, 2)
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
+
+
+def test_the_example_is_any_input_that_changed_and_the_same_for_the_same_seed(tmp_path: Path) -> None:
+    recording = open_recording(tmp_path, {})
+    scores = {"better": (0.0, 1.0), "worse": (1.0, 0.0), "also worse": (1.0, 0.0), "same": (1.0, 1.0)}
+    for place, when in enumerate(("before", "after")):
+        for i, (name, score) in enumerate(scores.items()):
+            made = dataclasses.replace(rollout(i, score[place]), session_id=f"{when}-{i}")
+            recording.at(when).add(made, GroupRequest(input_id=f"{when}/{i:04d}", payload={"name": name}))
+    recording.run.close()
+    report = Report(tmp_path)
+    change = report.summarise(exp_id="e", config={}, held_out=4, wall_s=1.0)["held_out_change"]
+    assert (change["inputs"], change["better"], change["worse"], change["verdict"]) == (4, 1, 2, "cannot tell")
+    drawn = []
+    for seed in range(20):
+        example = report.example(seed)
+        assert example == report.example(seed)
+        assert [when for when, _ in example] == ["before", "after"]
+        [name] = {found["detail"]["payload"]["name"] for _, found in example}
+        drawn.append(name)
+    assert set(drawn) == {"better", "worse", "also worse"}
 
 
 def test_stored_rollouts_say_whose_failure_they_are(tmp_path: Path) -> None:

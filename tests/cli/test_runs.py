@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from agentcore_rl_toolkit.cli.main import cli
 from agentcore_rl_toolkit.cli.models import model_folder
+from agentcore_rl_toolkit.client.data import read_rows
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.runs import Rollout, RunWriter, TokenSequence, TokenTexts
 
@@ -76,12 +78,15 @@ def test_the_worst_rollout_is_read_out_with_its_trained_tokens_and_the_least_lik
 
 def test_good_rollouts_are_written_and_imitated(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     printed = output_of(work, monkeypatch, "export", "shop", "--min-reward", "1")
-    assert printed == "6 sequences of shop written to sft.jsonl\n"
+    assert printed.splitlines() == [
+        "shop: 6 of 8 rollouts are imitated; left out: 2 with a reward below 1",
+        "6 sequences written to sft.jsonl",
+    ]
     rows = [json.loads(line) for line in (work / "sft.jsonl").read_text().splitlines()]
     assert rows[0]["input_ids"] == [40, 41, 42, 43]
     assert rows[0]["assistant_masks"] == [0, 0, 1, 1]
     assert {row["session_id"] for row in rows} == {"b1", "b3", "a4", "b5", "a6", "b7"}
-    output_of(work, monkeypatch, "export", "shop", "--best-of-group", "--out", "best.jsonl")
+    output_of(work, monkeypatch, "export", "shop", "--min-reward", "0", "--best-of-group", "--out", "best.jsonl")
     assert len((work / "best.jsonl").read_text().splitlines()) == 2  # a group of each step
 
     words = [
@@ -107,7 +112,97 @@ def test_good_rollouts_are_written_and_imitated(work: Path, monkeypatch: pytest.
         (["train", "--from", "shop"], "--from is for --method sft"),
         (["train", "--method", "sft"], "--from RUN is missing"),
         (["train", "--method", "sft", "--from", "best.jsonl"], "--model is missing: a file does not say"),
-        (["train", "--method", "sft", "--from", "shop", "--set", "min_reward=2"], "no usable rollout with a reward"),
+        (["train", "--method", "sft", "--from", "shop", "--set", "min_reward=2"], "8 with a reward below 2"),
     ):
         with pytest.raises(ConfigError, match=why):
             CliRunner().invoke(cli, wrong, catch_exceptions=False, standalone_mode=False)
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run in which only the rollouts named `good` are right to imitate."""
+    work = tmp_path_factory.mktemp("mixed")
+    calls = [{"turn_id": "t", "finish_reason": "stop", "parse_status": "parsed"}]
+    kinds: dict[str, dict[str, Any]] = {
+        "good": {},
+        "half": {"reward": 0.5},
+        "wrong": {"reward": 0.0},
+        "before": {"phase": "before", "step": None},
+        "after": {"phase": "after"},
+        "eval": {"phase": "eval"},
+        "rambled": {"outcome": "agent_error", "cause": "policy", "failure": "tokens"},  # with a declared reward of 1
+        "stale": {"mask_reason": "stale"},
+        "cut": {"calls": [*calls, {"turn_id": "u", "finish_reason": "length", "parse_status": "none"}]},
+        "garbled": {"calls": [*calls, {"turn_id": "u", "finish_reason": "stop", "parse_status": "unparsed"}]},
+        "aside": {
+            "calls": [*calls, {"turn_id": "other", "finish_reason": "length"}]
+        },  # nothing of that turn is trained
+        "dropped": {"sequences": None},
+    }
+    with RunWriter(work / "runs" / "shop") as run:
+        for n, (name, facts) in enumerate(kinds.items()):
+            tokens = TokenSequence(ids=[n, 41, 42], mask=[0, 1, 1], turn_ids=["t", "u"])
+            usual = {"phase": "train", "step": 0, "group": "g", "outcome": "ok", "reward": 1.0}
+            facts = {**usual, "calls": calls, "sequences": [tokens], **facts}
+            run.rollout(Rollout(session_id=name, **facts))
+    return work
+
+
+def test_only_good_rollouts_of_the_training_are_exported(
+    mixed: Path, monkeypatch: pytest.MonkeyPatch, command_line: Any
+) -> None:
+    monkeypatch.chdir(mixed)
+    refused = command_line("runs", "export", "shop")
+    assert refused.returncode == 2
+    assert "--min-reward" in refused.stderr
+    assert "rewards: 1 x 0, 1 x 0.5, 5 x 1" in refused.stderr
+    done = command_line("runs", "export", "shop", "--min-reward", "1", "--out", "best.jsonl")
+    assert done.stdout.splitlines()[0] == (
+        "shop: 2 of 12 rollouts are imitated; left out: 1 failed, 1 held out (after), 1 held out (before), 1 held out (eval), "
+        "1 masked (stale), 2 with a reply that was cut off or a call that does not parse, 2 with a reward below 1, "
+        "1 without tokens"
+    )
+    rows = [json.loads(line) for line in (mixed / "best.jsonl").read_text().splitlines()]
+    assert {row["session_id"] for row in rows} == {"good", "aside"}
+    pytest.importorskip("pyarrow")
+    command_line("runs", "export", "shop", "--min-reward", "1", "--best-of-group", "--out", "best.parquet")
+    [best] = read_rows(mixed / "best.parquet")
+    assert best["session_id"] in ("good", "aside")
+
+
+def test_imitation_takes_the_same_rollouts_and_asks_for_the_least_reward(
+    mixed: Path, monkeypatch: pytest.MonkeyPatch, command_line: Any
+) -> None:
+    monkeypatch.chdir(mixed)
+    refused = command_line("train", "--method", "sft", "--from", "shop", "--out", "taught")
+    assert refused.returncode == 2
+    assert "min_reward" in refused.stderr
+    assert "rewards: 1 x 0, 1 x 0.5, 5 x 1" in refused.stderr
+    assert not (mixed / "taught").exists()
+    with RunWriter(mixed / "runs" / "evaluation") as run:
+        run.rollout(Rollout(session_id="e", phase="eval", group="g", outcome="ok", reward=1.0))
+    refused = command_line("runs", "export", "evaluation", "--min-reward", "1")
+    assert refused.returncode == 2
+    assert "1 held out (eval)" in refused.stderr
+    assert "eval --for-training" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "file"),
+    [
+        (["runs", "export", "shop", "--min-reward", "1"], "sft.jsonl"),
+        (["runs", "export", "shop", "--min-reward", "1", "--out", "sft.parquet"], "sft.parquet"),
+        (["view", "shop", "--export", "run.html"], "run.html"),
+    ],
+)
+def test_an_existing_file_is_overwritten_with_force_only(
+    mixed: Path, monkeypatch: pytest.MonkeyPatch, command_line: Any, words: list[str], file: str
+) -> None:
+    monkeypatch.chdir(mixed)
+    (mixed / file).write_text("mine")
+    refused = command_line(*words)
+    assert refused.returncode == 2
+    assert f"{file} is already there; --force overwrites it" in refused.stderr
+    assert (mixed / file).read_text() == "mine"
+    assert command_line(*words, "--force").returncode == 0
+    assert (mixed / file).read_bytes() != b"mine"

@@ -17,18 +17,25 @@ from agentcore_rl_toolkit.errors import ConfigError
 
 SECRET = "planted-8c1f3b"
 NAMES = ("GIVEN", "HERE", "DOTENV")
-# An agent that has every variable, and says so with its reward.
-CHECK = f"    import os\n    assert all(os.environ[name].startswith('planted') for name in {NAMES})\n"
+# An agent that has every variable, and can read neither the answers nor the file of variables.
+CHECK = f"""\
+    import os, pathlib
+    assert all(os.environ[name].startswith('planted') for name in {NAMES})
+    here = pathlib.Path(__file__).parent
+    assert [(here / name).read_text() for name in ('rows.jsonl', '.env')] == ['', '']
+    assert not list((here / 'runs').iterdir())
+"""
 
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Path:
-    """A folder with an agent that needs the variables, and one of them in a file `.env`."""
+    """A folder with an agent that needs the variables, one of them in its file `.env`, and with a run."""
     agent = write(tmp_path / "shop", "plain") / "agent.py"
     entrypoint = "async def invoke_agent(payload):\n"
     agent.write_text(agent.read_text().replace(entrypoint, entrypoint + CHECK))
     (tmp_path / "shop" / "rows.jsonl").write_text(json.dumps({"prompt": "2 + 2?", "answer": "4", "api_key": SECRET}))
-    (tmp_path / ".env").write_text(f"DOTENV={SECRET}-dotenv\n")
+    (tmp_path / "shop" / ".env").write_text(f"DOTENV={SECRET}-dotenv\nGIVEN=overridden\n")
+    (tmp_path / "shop" / "runs").mkdir()
     return tmp_path
 
 
@@ -48,7 +55,7 @@ def run(folder: Path, *words: str, **variables: str) -> str:
 
 def places(folder: Path) -> list[str]:
     """Files that hold the secret, but those that the user wrote."""
-    own = {folder / ".env", folder / "shop" / "rows.jsonl"}
+    own = {folder / "shop" / ".env", folder / "shop" / "rows.jsonl"}
     files = [path for path in folder.rglob("*") if path.is_file() and path not in own]
     assert len(files) > 20
     return [str(path) for path in files if SECRET.encode() in path.read_bytes()]
@@ -57,18 +64,18 @@ def places(folder: Path) -> list[str]:
 @pytest.mark.system
 @pytest.mark.timeout(600)
 def test_no_command_writes_the_value_of_a_session_variable(shop: Path) -> None:
-    given = ["--session-env", f"GIVEN={SECRET}-given", "--session-env", "HERE", "--session-env", "DOTENV"]
+    given = ["--session-env", f"GIVEN={SECRET}-given", "--session-env", "HERE", "--env-file", "shop/.env"]
     agent = ["--agent", "shop/agent.py", "--data", "shop/rows.jsonl"]
-    small = ["--steps", "1", "--groups", "1", "--rollouts", "2", "--out", "run"]
+    small = ["--steps", "1", "--groups", "1", "--rollouts", "2", "--out", "shop/runs/one"]
     said = run(shop, "train", *agent, *given, *small, HERE=f"{SECRET}-here")
-    said += run(shop, "view", "run", "--export", "run.html", "--no-open")
-    config = json.loads((shop / "run" / "config.json").read_text())
-    assert config["session_env"] == list(NAMES)
+    said += run(shop, "view", "shop/runs/one", "--export", "run.html", "--no-open")
+    config = json.loads((shop / "shop" / "runs" / "one" / "config.json").read_text())
+    assert set(config["session_env"]) == set(NAMES)
     url = f"http://user:{SECRET}-user@127.0.0.1:9/v1?api_key={SECRET}-query"
     no_model = CHECK + "    return {'rewards': 1.0}\n"
     source = shop / "shop" / "agent.py"
     source.write_text(source.read_text().replace(CHECK, no_model))
-    model = {"AGENTCORE_RL_MODEL_API_KEY": f"{SECRET}-model", "HERE": f"{SECRET}-here", "DOTENV": f"{SECRET}-dotenv"}
+    model = {"AGENTCORE_RL_MODEL_API_KEY": f"{SECRET}-model", "HERE": f"{SECRET}-here"}
     said += run(shop, "eval", *agent, *given, "--base-url", url, "--out", "evaluated", **model)
     assert json.loads((shop / "evaluated" / "summary.json").read_text())["mean"] == 1.0
     assert SECRET not in said

@@ -21,7 +21,7 @@ from agentcore_rl_toolkit.cli.training.trackers import check_installed
 from agentcore_rl_toolkit.errors import ConfigError, MissingExtraError
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR, loading
 from agentcore_rl_toolkit.policy.loading import Sizes
-from agentcore_rl_toolkit.runs import Query, RunReader
+from agentcore_rl_toolkit.runs import Query, RunReader, TokenSequence
 from serving import wait_for
 
 from ..conftest import CommandLine
@@ -84,7 +84,7 @@ def test_a_new_agent_trains_with_nothing_else_typed_and_goes_on_after_ctrl_c(
     assert summary["rollouts"] == 4 * 3 + 3 * 2 * 4
     assert set(summary["causes"]) <= {"policy"}  # an untrained one may ramble past its tokens, or never come to an end
     assert summary["held_out_scored_before"] == summary["held_out_scored_after"] == 3
-    assert summary["trained_token_share"] == 1.0
+    assert summary["trainable_token_share"] == 1.0
     assert 1e-4 < summary["logprob_gap_max"] < 1.0  # engine and trainer round in bfloat16, and to other numbers
     assert [e["step"] for e in events(run) if e["event"] == "step"] == [0, 1, 2]
     # Each version was evaluated once, whatever Ctrl-C came between, and by its own weights.
@@ -153,7 +153,18 @@ def test_a_run_ends_after_three_steps_without_a_usable_rollout_and_keeps_to_its_
     (tmp_path / "agent.py").write_text(FAILS_LATER)
     for name in ("train", "eval"):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"prompt": f"{i}?"}) + "\n" for i in range(4)))
-    words = ["--agent", "agent.py", "--data", "train.jsonl", "--eval-data", "eval.jsonl", "--out", "run", "--steps", "50"]
+    words = [
+        "--agent",
+        "agent.py",
+        "--data",
+        "train.jsonl",
+        "--eval-data",
+        "eval.jsonl",
+        "--out",
+        "run",
+        "--steps",
+        "50",
+    ]
     words += ["--groups", "1", "--rollouts", "3"]
     for setting in ("eval_every=1", "max_concurrent=2", "staleness=1"):
         words += ["--set", setting]
@@ -173,6 +184,66 @@ def test_a_run_ends_after_three_steps_without_a_usable_rollout_and_keeps_to_its_
     assert "no rollout of the last 3 steps can be used; 3 of 3 in the last one: agent_error" in output, output
     assert "the tool's server is gone" in output
     assert most_at_once(run, ("before", "eval", "train")) <= 2
+
+
+GREEDY = """
+import json, urllib.request
+from agentcore_rl_toolkit import AgentCoreRLApp
+
+app = AgentCoreRLApp()
+
+
+@app.rollout_entrypoint
+def run(payload):
+    if payload["fails"]:
+        raise KeyError("lamp")
+    rollout = payload["_rollout"]
+    ask = {"model": rollout["model_id"], "messages": [{"role": "user", "content": "Lamps, please."}], "temperature": 0}
+    headers = {"authorization": f"Bearer {rollout['api_key']}", "content-type": "application/json"}
+    call = urllib.request.Request(f"{rollout['base_url']}/chat/completions", json.dumps(ask).encode(), headers)
+    with urllib.request.urlopen(call) as reply:
+        return {"rewards": 1.0, "metrics": {"sampled": json.load(reply)["usage"]["completion_tokens"]}}
+
+
+if __name__ == "__main__":
+    app.run()
+"""
+
+
+@pytest.mark.system
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_run_keeps_limits_in_evaluations_and_claims_no_more_than_was_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command_line: CommandLine
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agent.py").write_text(GREEDY)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"n": n, "fails": n == 1}) + "\n" for n in range(2)))
+    (tmp_path / "held.jsonl").write_text("".join(json.dumps({"held": n, "fails": False}) + "\n" for n in range(6)))
+    words = ["--agent", "agent.py", "--data", "rows.jsonl", "--eval-data", "held.jsonl", "--steps", "1", *SMALL]
+    limit = 6
+    words += ["--set", f'sampling_params={{"max_tokens": {limit}}}', "--out", "run"]
+    done = command_line("train", *words)
+    assert done.returncode == 0, done
+    said: dict[str, list[tuple[int, ...]]] = {}
+    with RunReader(tmp_path / "run") as kept:
+        for row in kept.rollouts(Query(outcome="ok")):
+            [sequence] = map(TokenSequence.decoded, kept.rollout(row["id"])["sequences"])
+            ids = tuple(token for token, mask in zip(sequence.ids, sequence.mask, strict=True) if mask)
+            said.setdefault(row["phase"], []).append(ids)
+    assert {phase: len(ids) for phase, ids in said.items()} == {"before": 6, "train": 4, "after": 6}
+    assert {len(ids) for each in said.values() for ids in each} <= set(range(limit + 1))
+    assert len(set(said["before"] + said["after"])) == 1  # the agent's temperature is 0
+    assert len(set(said["train"])) > 1
+    # Nothing was computed, and a rollout that failed does not hide that.
+    assert "0 of 1 steps could teach anything" in done.stdout
+    assert "100 % of the sampled tokens could be trained, 0 % were" in done.stdout
+    assert "Verdict: not learned: on the same 6 inputs the reward changed by +0.000" in done.stdout
+    assert "agent_error: KeyError: 'lamp'" in done.stdout
+    assert f"metrics sampled {limit}" in done.stdout
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["trainable_token_share"], summary["trained_token_share"]) == (1.0, 0.0)
+    assert summary["held_out_metrics_after"] == {"sampled": limit}
+    assert summary["held_out_change"]["verdict"] == "not learned"
 
 
 def test_options_win_over_the_file(tmp_path: Path) -> None:
@@ -282,3 +353,21 @@ def test_a_wrong_setting_is_named_before_anything_starts(
     assert done.returncode == 2, done.stderr
     assert expected in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("word", "refused"),
+    [
+        *((word, "drop steps") for word in ("True", "YES", "on", "1", "y")),
+        *((word, "drop steps, hold_calls") for word in ("False", "NO", "off", "0", "n")),
+        ("maybe", "hold_calls must be a valid boolean"),
+    ],
+)
+def test_every_spelling_of_a_boolean_setting_means_the_same(
+    tmp_path: Path, command_line: CommandLine, word: str, refused: str
+) -> None:
+    (tmp_path / "config.json").write_text('{"hold_calls": true, "steps": 3}')
+    options = ["--set", f"hold_calls={word}", "--set", "steps=4"]
+    done = command_line("train", "--resume", "--out", str(tmp_path), *options)
+    assert done.returncode == 2
+    assert refused in done.stderr

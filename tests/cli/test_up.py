@@ -37,12 +37,17 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where somebody works, with an agent of theirs that reads a variable."""
+    """Where somebody works, with an agent that reads a variable and fails if it can read the rows of its evaluation."""
     folder = tmp_path_factory.mktemp("work")
     agent = write(folder / "shop", "plain") / "agent.py"
     entrypoint = "async def invoke_agent(payload):\n"
     assert entrypoint in agent.read_text()
-    needs = '    import os\n    assert os.environ["STOCK"] == "lamps"\n'
+    needs = '    import os, pathlib\n    assert os.environ["STOCK"] == "lamps"\n'
+    needs += '    rows = pathlib.Path(__file__).with_name("rows.jsonl")\n'
+    needs += '    assert "evaluated" not in payload or rows.read_text() == ""\n'
+    rows = (folder / "shop" / "eval.jsonl").read_text().splitlines()[:4]
+    written = (json.dumps({**json.loads(row), "evaluated": True}) + "\n" for row in rows)
+    (folder / "shop" / "rows.jsonl").write_text("".join(written))
     agent.write_text(agent.read_text().replace(entrypoint, entrypoint + needs))
     return folder
 
@@ -105,10 +110,8 @@ def test_invoke_finds_it_with_its_variables_and_shows_the_dialogue(folder: Path,
 def test_eval_finds_it_with_its_model_and_needs_no_credentials(
     folder: Path, up: tuple[object, Stack], is_what_the_docs_say: Callable[[Path, str], None]
 ) -> None:
-    rows = (folder / "shop" / "eval.jsonl").read_text().splitlines()[:4]
-    (folder / "rows.jsonl").write_text("\n".join(rows) + "\n")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "AGENTCORE_"))}
-    options = ("--data", "rows.jsonl", "--json", "--sampling-params", '{"temperature": 0}')
+    options = ("--data", "shop/rows.jsonl", "--json", "--sampling-params", '{"temperature": 0}')
     for name, agent in (("found", ()), ("named", ("--agent", "shop/agent.py"))):
         words = command("eval", *options, *agent, "--out", name)
         done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, cwd=folder, env=environment)

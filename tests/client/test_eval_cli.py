@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR
+from agentcore_rl_toolkit.runs import Query, RunReader
 
 AGENT = """
 import os, time
@@ -27,7 +29,9 @@ def run(payload):
     while os.path.exists(payload.get("held", "")):
         time.sleep(0.02)
     assert payload["_rollout"]["sampling_params"] == {"temperature": 0}
-    return {"rewards": float(payload["answer"] == 4)}
+    if payload["answer"] is None:
+        raise KeyError("lamp")
+    return {"rewards": float(payload["answer"] == 4), "metrics": {"answer": payload["answer"]}}
 
 if __name__ == "__main__":
     app.run()
@@ -59,22 +63,33 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_local_agent_is_scored_and_a_run_that_goes_on_starts_nothing_again(folder: Path) -> None:
-    options = ("--agent", "agent.py", *COLD, "--concurrency", "4")
+    with (folder / "data.jsonl").open("a") as rows:
+        rows.write('\n{"id": "p8", "answer": null}')
+    options = ("--agent", "agent.py", *COLD, "--concurrency", "4", "--for-training")
     done = run(folder, *options)
-    assert done.returncode == 0, done.stderr
-    assert "reward 0.7500" in done.stdout
-    assert "8 ok" in done.stdout
-    assert "8/8 done" in done.stderr
+    assert done.returncode == 1, done.stderr
+    assert f"reward {6 / 9:.4f}" in done.stdout
+    assert "1 agent_error, 8 ok" in done.stdout
+    assert "metrics, mean of those that ended ok: answer 4.25" in done.stdout
+    assert "exceptions: 1 KeyError" in done.stdout
+    assert "9/9 done" in done.stderr
+    assert "failed: p8 (agent_error): KeyError: " in done.stderr
     out = folder / "runs/eval-data"
-    assert json.loads((out / "summary.json").read_text())["failures"] == 0
-    assert len((out / "results.csv").read_text().splitlines()) == 9
-    assert len((out / "results.jsonl").read_text().splitlines()) == 8
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["failures"], summary["metrics"], summary["errors"]) == (1, {"answer": 4.25}, {"KeyError": 1})
+    with (out / "results.csv").open() as file:
+        table = {row["input_id"]: (row["metrics.answer"], row["error_type"]) for row in csv.DictReader(file)}
+    assert (len(table), table["p0"], table["p8"]) == (9, ("4.0", ""), ("", "KeyError"))
+    assert len((out / "results.jsonl").read_text().splitlines()) == 9
+    with RunReader(out) as kept:
+        assert kept.facets()["phase"] == {"train": 9}
+        assert [row["error"].split(":")[0] for row in kept.rollouts(Query(outcome="agent_error"))] == ["KeyError"]
     named = run(folder, *options, "--out", "runs/eval-data")
     assert named.returncode == 2
     assert "--resume" in named.stderr
     sessions = {json.loads(line)["session_id"] for line in (out / "results.jsonl").read_text().splitlines()}
     resumed = run(folder, *options, "--resume")
-    assert resumed.returncode == 0, resumed.stderr
+    assert resumed.returncode == 1, resumed.stderr
     assert sessions == {json.loads(line)["session_id"] for line in (out / "results.jsonl").read_text().splitlines()}
 
 

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.client import BatchItem, RolloutClient
-from agentcore_rl_toolkit.client.evaluation import interval, read_rows, summarise, write_results
+from agentcore_rl_toolkit.client.evaluation import change_of, interval, read_rows, summarise, write_results
 from agentcore_rl_toolkit.contract import Cause, Outcome, usual_cause
 from agentcore_rl_toolkit.errors import AgentError, ConfigError
 
@@ -126,6 +126,52 @@ def test_results_are_written_in_order(tmp_path: Path) -> None:
     reply = json.loads((tmp_path / "summary.json").read_text())
     assert (reply["failures"], reply["scored"], reply["rewarded"]) == (1, 3, 2)
     assert (reply["mean"], reply["mean_ok"]) == (pytest.approx(1 / 3), 0.5)
+
+
+def test_the_agents_metrics_and_its_exceptions_are_the_same_everywhere(tmp_path: Path) -> None:
+    items = [item(1.0, input_id=f"i{n}", index=n) for n in range(2)]
+    items[0].result = {"rewards": {"reward": 1.0, "format": 0.5}, "metrics": {"lamps": 3, "note": "x"}}
+    items[1].result = {"rewards": 1.0, "metrics": {"lamps": 4, "other": float("nan")}}
+    failed = item(None, Outcome.AGENT_ERROR, "i2", 2)
+    failed.exception = AgentError("the agent failed: 'lamp'", error_type="KeyError")
+    summary = summarise([*items, failed], 1.0)
+    assert summary.metrics == {"format": 0.5, "lamps": 3.5}
+    assert summary.errors == {"KeyError": 1}
+    assert "format 0.5, lamps 3.5" in str(summary)
+    assert "exceptions: 1 KeyError" in str(summary)
+    write_results(tmp_path, [*items, failed], summary)
+    reply = json.loads((tmp_path / "summary.json").read_text())
+    assert (reply["metrics"], reply["errors"]) == (summary.metrics, summary.errors)
+    lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert [line["metrics"] for line in lines] == [{"format": 0.5, "lamps": 3.0}, {"lamps": 4.0}, {}]
+    with (tmp_path / "results.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [row["metrics.lamps"] for row in table] == ["3.0", "4.0", ""]
+    assert [row["error_type"] for row in table] == ["", "", "KeyError"]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "better", "worse", "verdict"),
+    [
+        ([(0.0, 1.0)] * 20 + [(1.0, 1.0)] * 70 + [(1.0, 0.0)] * 2, 20, 2, "learned"),
+        ([(0.0, 1.0)] * 6, 6, 0, "learned"),
+        ([(0.0, 1.0)] * 5, 5, 0, "cannot tell"),  # could be chance
+        ([(0.2, 0.3)] * 5, 5, 0, "cannot tell"),
+        ([(0.0, 1.0)] + [(0.0, 0.0)] * 95, 1, 0, "cannot tell"),  # 2 % became 1 %, or the other way round
+        ([(0.0, 1.0)] * 9 + [(1.0, 0.0)] * 8 + [(0.0, 0.0)] * 50, 9, 8, "cannot tell"),
+        ([(0.0, 0.0)] * 96, 0, 0, "not learned"),
+        ([(1.0, 0.0)] * 30 + [(0.0, 0.0)] * 10, 0, 30, "not learned"),
+        ([], 0, 0, "cannot tell"),
+    ],
+)
+def test_a_verdict_claims_no_more_than_the_same_inputs_show(
+    pairs: list[tuple[float, float]], better: int, worse: int, verdict: str
+) -> None:
+    change = change_of(pairs)
+    assert [change[name] for name in ("inputs", "better", "worse", "verdict")] == [len(pairs), better, worse, verdict]
+    assert change["text"].startswith(f"{verdict}: ")
+    if pairs:
+        assert change["low"] <= change["mean"] + 1e-9 <= change["high"] + 2e-9
 
 
 def test_replay_scores_stored_records_again(client: RolloutClient) -> None:

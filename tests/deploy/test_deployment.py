@@ -239,7 +239,7 @@ def test_every_option_reaches_the_control_plane_and_is_kept_or_changed_by_the_ne
             "networkMode": "VPC",
             "networkModeConfig": {"subnets": ["subnet-0a1b2c3d", "subnet-4e5f6a7b"], "securityGroups": ["sg-0a1b2c3d"]},
         },
-        "environmentVariables": {"LEVEL": "1", "PATH_TO": "a=b"},
+        "environmentVariables": {"AGENTCORE_RL_ROLLOUTS": "on", "LEVEL": "1", "PATH_TO": "a=b"},
     }
     assert wanted.items() <= sent.items()
     assert (sent["agentRuntimeName"], sent["tags"]) == ("optional", tags)
@@ -250,11 +250,12 @@ def test_every_option_reaches_the_control_plane_and_is_kept_or_changed_by_the_ne
     assert on_the_wire({**ALL_OPTIONS, "--subnet": ALL_OPTIONS["--subnet"][::-1]}, *endpoint) == []
 
     # each option alone changes its own field, and sends the others as they are
-    shown = {**wanted, "environmentVariables": {"LEVEL": "(set)", "PATH_TO": "(set)"}}  # values are not printed
+    ours = {"AGENTCORE_RL_ROLLOUTS": "(set)"}  # of each version for training; values are not printed
+    shown = {**wanted, "environmentVariables": {**ours, "LEVEL": "(set)", "PATH_TO": "(set)"}}
     for option, value, field, becomes in (
         ("--role", ["arn:aws:iam::123456789012:role/other"], "roleArn", "arn:aws:iam::123456789012:role/other"),
-        ("--env", ["LEVEL=1"], "environmentVariables", {"LEVEL": "(set)"}),  # a variable less is a change, too
-        ("--env", [], "environmentVariables", {}),
+        ("--env", ["LEVEL=1"], "environmentVariables", {**ours, "LEVEL": "(set)"}),  # a variable less is a change, too
+        ("--env", [], "environmentVariables", ours),
     ):
         [(name, body)] = on_the_wire({**ALL_OPTIONS, option: value}, *endpoint, "--dry-run")
         assert name == "UpdateAgentRuntime"
@@ -282,7 +283,7 @@ def test_every_option_reaches_the_control_plane_and_is_kept_or_changed_by_the_ne
     now = control.get_agent_runtime(agentRuntimeId=identity)
     assert {name: now[name] for name in theirs} == theirs
     assert now["networkConfiguration"] == {"networkMode": "PUBLIC"}
-    assert now.get("environmentVariables", {}) == {}
+    assert now["environmentVariables"] == {"AGENTCORE_RL_ROLLOUTS": "on"}
     assert now["roleArn"].endswith(":role/agentcore-rl-optional")
     assert on_the_wire({}, "--remove") != []
     assert "optional" not in [r["agentRuntimeName"] for r in control.list_agent_runtimes()["agentRuntimes"]]

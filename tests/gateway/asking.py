@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
+USER: Any = [{"role": "user", "content": "hello there"}]
 Start = Callable[..., Awaitable[Gateway]]  # of the fixture `start_gateway`
 
 
@@ -90,6 +92,42 @@ async def hang_up(engine: ScriptedEngine, session: SessionHandle, *, stream: boo
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
+
+
+async def asked(
+    session: SessionHandle,
+    *,
+    headers: dict[str, str] | None = None,
+    version: str = "1.1",
+    limit: int = 2**16,
+    reads: bool = True,
+    **fields: Any,
+) -> tuple[Any, Any]:
+    """Send a call and leave its reply to the test: the two ends of its connection, which takes not much more than
+    twice ``limit`` bytes that nobody reads. With ``reads`` False what comes stays with the system.
+    """
+    place, _, route = session.base_url.removeprefix("http://").partition("/")
+    host, _, port = place.partition(":")
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 * limit)
+    sock.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(sock, (host, int(port)))
+    reader, writer = await asyncio.open_connection(sock=sock, limit=limit)
+    if not reads:
+        writer.transport.pause_reading()
+    body = json.dumps({"model": "m", "messages": USER, **fields}).encode()
+    reply = {
+        "host": place,
+        "authorization": f"Bearer {session.api_key}",
+        **(headers or {}),
+        "content-length": len(body),
+    }
+    head = f"POST /{route}/chat/completions HTTP/{version}\r\n" + "".join(
+        f"{name}: {value}\r\n" for name, value in reply.items()
+    )
+    writer.write(head.encode() + b"\r\n" + body)
+    await writer.drain()
+    return reader, writer
 
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

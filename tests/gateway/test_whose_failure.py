@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
 import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -22,7 +24,7 @@ from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 from agentcore_rl_toolkit.trajectory import build_trajectory
 
-from .asking import claude, gpt
+from .asking import MODEL, Start, ask, captured, claude, gpt, opened
 
 USER = [{"role": "user", "content": "hello"}]
 INFRASTRUCTURE = Blame(cause=Cause.INFRASTRUCTURE)
@@ -178,3 +180,34 @@ async def test_a_cut_answer_that_openai_parses_is_the_policys(engine: ScriptedEn
 async def test_a_request_that_is_wrong_is_the_agents(engine: ScriptedEngine, session: SessionHandle) -> None:
     engine.faults.append(Fault(status=400))
     assert blame(await failure_of(by_openai, session)) == Blame(cause=Cause.AGENT)
+
+
+async def test_a_prompt_that_the_gateway_cannot_render_is_the_infrastructures_and_logged(
+    engine: ScriptedEngine, start_gateway: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    template = tmp_path / "faulty.jinja"
+    fault = "{% if messages[-1].content == 'hello' %}{{ 1 // (messages | length - messages | length) }}{% endif %}"
+    template.write_text((MODEL / "chat_template.jinja").read_text() + fault)
+    gateway = await start_gateway(engine, model_dir=str(MODEL), template=str(template))
+    for call in (by_openai, by_openai_streamed, by_responses, by_anthropic):
+        session = await opened(gateway)
+        assert blame(await failure_of(call, session)) == INFRASTRUCTURE
+        [logged] = [r for r in caplog.records if r.exc_info and session.session_id in r.getMessage()]
+        assert isinstance(logged.exc_info[1], ZeroDivisionError)
+        [error] = (await captured(gateway, session)).errors
+        assert (error["status"], error["http_status"]) == ("error", 500)
+    assert engine.calls == []
+
+
+async def test_a_fault_of_the_gateway_before_the_call_begins_is_the_infrastructures_and_logged(
+    session: SessionHandle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> bool:
+        raise RuntimeError("cannot compare")
+
+    monkeypatch.setattr(hmac, "compare_digest", broken)  # every key is compared with it
+    for size in (1, 100_000):  # the key of a long request is checked before its body is read
+        caplog.clear()
+        status, _ = await asyncio.wait_for(ask(session, "x" * size), 30)
+        assert status == 500
+        assert "RuntimeError: cannot compare" in caplog.text

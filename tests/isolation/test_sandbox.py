@@ -7,11 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from agentcore_rl_toolkit.isolation.cover import Cover
 from agentcore_rl_toolkit.isolation.hints import VARIABLE, describe, hint
 from agentcore_rl_toolkit.isolation.sandbox import command, interpreter_paths, no_sandbox, project_of
 
@@ -87,13 +89,38 @@ def test_only_what_is_named_is_there_and_only_what_is_writable_changes(
         "top": ("write", "/planted"),
         "tmp": ("write", "/tmp/scratch"),
     }
-    words = [*user, *command([shown, Path("/nowhere")], [own], hidden=[keys]), python, "-c", TRY, json.dumps(wanted)]
+    agent, listings = folders("agent") / "agent.py", folders("listings")
+    covers = Cover(agent, [shown], [own], [keys], root=listings).mounts
+    for folder in listings.iterdir():
+        folder.chmod(0o755)
+    words = [*user, *command([shown, Path("/nowhere")], [own], covers=covers), python, "-c", TRY, json.dumps(wanted)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True, cwd="/")
     said = json.loads(done.stdout)
     assert (said.pop("shown"), said.pop("own"), said.pop("tmp")) == ("shown", "written", "written")
     assert set(said.values()) <= {"FileNotFoundError", "OSError", "PermissionError"}
     assert (own / "new").exists()
     assert not (Path("/tmp") / "scratch").exists()
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_nothing_of_a_process_outside_can_be_read(folders: Callable[[str], Path], user: list[str]) -> None:
+    key, secret = folders("home") / "key", uuid.uuid4().hex
+    key.write_text(secret)
+    roots = "" if user else "nothing"  # root reads files of all through the root of the process that made its sandbox
+    look = (
+        "import glob, pathlib, sys\nfound = []\n"
+        "for path in glob.glob('/proc/[0-9]*/environ') + glob.glob('/proc/[0-9]*/root' + sys.argv[1]):\n"
+        "    try:\n        found += [path] * (sys.argv[2][::-1].encode() in pathlib.Path(path).read_bytes())\n"
+        "    except OSError:\n        pass\n"
+        "print(found)"
+    )
+    inside = [*command(), "/usr/bin/python3", "-c", look, f"{roots}{key}", secret[::-1]]
+    outside = "import subprocess, sys; subprocess.run(sys.argv[1:], env={'PATH': '/usr/bin:/bin'}, check=True)"
+    words = [*user, "/usr/bin/python3", "-c", outside, *inside]
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=60, cwd="/", env={"KEY": secret, "PATH": os.environ["PATH"]}
+    )
+    assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
 @pytest.mark.parametrize("user", USERS)

@@ -127,10 +127,10 @@ class Server:
     def delete(self, made: dict[str, Any]) -> None:
         self.control.delete_agent_runtime(agentRuntimeId=made["agentRuntimeId"])
 
-    def invoke(self, payload: Any, session_id: str | None = None, *, client: Any = None) -> Any:
+    def invoke(self, payload: Any, session_id: str | None = None, *, client: Any = None, arn: str | None = None) -> Any:
         """Invoke and parse the JSON reply."""
         reply = (client or self.default_client).invoke_agent_runtime(
-            agentRuntimeArn=self.arn,
+            agentRuntimeArn=arn or self.arn,
             runtimeSessionId=session_id or new_session_id(),
             payload=json.dumps(payload).encode(),
         )

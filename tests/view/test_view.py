@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import urllib.error
@@ -91,6 +92,8 @@ def write(folder: Path, kind: str) -> None:
                 run.rollout(rollout(n, phase="after", step=None, reward=float(n > 3)))
             run.event("step", {"step": 0, "loss": 0.5, "rollout_s": 3.0, "train_s": 1.0, "metrics": {"lamps": 2.5}})
             run.event("step", {"step": 1, "loss": 0.25, "rollout_s": 2.0, "train_s": 2.0})
+            run.event("evaluated", {"when": "before", "version": 0, "metrics": {"lamps": 1.25}})
+            run.event("evaluated", {"when": "after", "version": 2, "metrics": {"lamps": 3.75}})
 
 
 @dataclass
@@ -311,7 +314,13 @@ def test_a_run_shows_evaluations_and_the_agents_metrics_counts_steps_from_1_and_
     assert page.locator(".held-dot").count() == 2  # before and after, in the curve of the reward
     assert "lamps, mean" in page.inner_text("#charts")
     assert [page.locator("#page table tbody a").nth(n).inner_text() for n in range(2)] == ["train 1", "train 2"]
-    (shown.folder / "runs" / "loop" / "summary.json").write_text('{"steps": 2}')
+    rows = [page.locator("#page table tbody tr").nth(n).inner_text() for n in range(4)]
+    for at, metric in (("train 1", "2.500"), ("train 2", "–"), ("before", "1.250"), ("after", "3.750")):
+        [row] = [row for row in rows if row.startswith(at)]
+        assert row.split("\t")[7] == metric
+    change = {"held_out_change": {"text": "cannot tell: on the same 2 inputs"}}
+    (shown.folder / "runs" / "loop" / "summary.json").write_text(json.dumps({"steps": 2, **change}))
+    assert "Verdict: cannot tell: on the same 2 inputs" in shown.at("#/run/loop").inner_text("#page")
     page = shown.at("#/run/loop/rollouts")
     page.wait_for_selector(".live:text-is('finished')")
     assert "Count the lamps of shop 0" in page.inner_text(".rows .row >> nth=0")

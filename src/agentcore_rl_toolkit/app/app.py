@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import contextvars
 import functools
 import inspect
 import signal
@@ -12,13 +14,16 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, overload
 
 from bedrock_agentcore.runtime import BedrockAgentCoreApp
+from starlette.exceptions import HTTPException
 
-from ..contract import RolloutConfig, check_train, redact_payload
+from ..contract import ROLLOUT_FIELD, ROLLOUTS_OFF, RolloutConfig, check_train, redact_payload
 from ..errors import ConfigError
 from ..logs import configure_logging
 from ..proof import seal
 from ..store import ObjectStore, parse_url
-from .engine import Engine
+from ..store.remote import find_region
+from .engine import Engine, is_rollout
+from .model import CURRENT, Default, Model, resolve
 from .record import PolicyReward, RolloutInfo, check_policy_reward, find_secrets, success_body
 from .s3_client import S3ClientStore
 from .sagemaker.job import check_reports_nothing
@@ -26,19 +31,29 @@ from .settings import AgentSettings
 
 
 class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base class is untyped
-    """A `BedrockAgentCoreApp` whose entrypoint runs a rollout in the background and stores its result.
+    """A `BedrockAgentCoreApp` that also runs rollouts: in the background, with a stored result.
 
     Takes the base class's arguments. Constructing it opens nothing: no socket, no thread, no client, so the process may be
-    snapshotted or forked afterwards. Settings come from the environment at the first request, or from `settings`.
+    snapshotted or forked afterwards. Settings come from the environment at the first rollout, or from `settings`.
+
+    Args:
+        rollouts: True or False turn rollouts on or off. None: the setting ``AGENTCORE_RL_ROLLOUTS``; without it they are off in
+            an app that has an `entrypoint`, and on in one that has not.
+        foreground: without an `entrypoint`, answer a payload that is no rollout with what the rollout function returns. False:
+            answer it at once and run the function in the background, as the published package does.
 
     Example:
 
         app = AgentCoreRLApp()
 
+        @app.entrypoint
+        def answer(payload: dict) -> dict:
+            model = app.model(default="us.anthropic.claude-sonnet-4-20250514-v1:0")
+            return {"answer": solve(payload["prompt"], model)}
+
         @app.rollout_entrypoint
-        def run(payload: dict) -> dict:
-            answer = solve(payload["prompt"], base_url=payload["_rollout"]["base_url"])
-            return {"rewards": score(answer, payload["answer"])}
+        def rollout(payload: dict) -> dict:
+            return {"rewards": score(answer(payload), payload["answer"])}
 
         app.run()
     """
@@ -50,18 +65,40 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
         middleware: Sequence[Any] | None = None,
         *,
         settings: AgentSettings | None = None,
+        rollouts: bool | None = None,
+        foreground: bool = True,
         **base: Any,
     ) -> None:
         configure_logging()
         super().__init__(debug=debug, lifespan=self._with_shutdown(lifespan), middleware=middleware, **base)
         self._s3_client: Any = None
         self._s3_client_is_own = False
+        self._rollouts, self._foreground = rollouts, foreground
+        self._production: Callable[..., Any] | None = None
+        self._rollout: Callable[..., Any] | None = None
+        self._rollout_function: tuple[Callable[..., Any], bool] | None = None
         self._engine = Engine(
             settings=lambda: settings or AgentSettings.from_env(),
             on_start=self.add_async_task,
             on_end=self.complete_async_task,
             own_store=self._own_store,
         )
+
+    def entrypoint(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        """Register the function of production calls, as on `BedrockAgentCoreApp`, which serves them."""
+        self._production = func
+        return super().entrypoint(func)  # type: ignore[no-any-return]  # the base class is untyped
+
+    def model(self, default: Default = None) -> Model:
+        """The model to call. Call this in the function, each time.
+
+        It is the first of these that exists: the rollout's model, the one of AgentCore's configuration bundle (``base_url``,
+        ``model_id``), the one of ``AGENTCORE_RL_MODEL_URL`` and ``AGENTCORE_RL_MODEL_ID``, and ``default``: the id of a model of
+        Amazon Bedrock, or a mapping with `base_url`, `model_id`, `api_key` and `sampling_params`.
+
+        Raises: ConfigError when there is none, when a bundle cannot be read, and in a thread that does not know its rollout.
+        """
+        return resolve(default, self._engine.settings, self._engine.busy)
 
     @overload
     def rollout_entrypoint(self, func: Callable[..., Any]) -> Callable[..., Any]: ...
@@ -112,11 +149,45 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
 
         @functools.wraps(func, assigned=("__module__", "__doc__"), updated=())
         async def rollout(payload: Any, context: Any) -> Any:
+            if is_rollout(payload) and not self._takes_rollouts():
+                raise HTTPException(403, ROLLOUTS_OFF)
             return await self._engine.accept(func, name, takes_context, payload, context, policy_reward, train)
 
         rollout.__name__ = name
         del rollout.__wrapped__  # the SDK reads the signature, and must find (payload, context)
-        return self.entrypoint(rollout)  # type: ignore[no-any-return]  # the base class is untyped
+        self._rollout, self._rollout_function = rollout, (func, takes_context)
+        return rollout if self._production is not None else super().entrypoint(rollout)
+
+    def _takes_rollouts(self) -> bool:
+        on = self._engine.settings.rollouts if self._rollouts is None else self._rollouts
+        return self._production is None if on is None else on
+
+    def _ensure_worker_loop(self) -> asyncio.AbstractEventLoop:
+        """Async production functions share the loop of async rollout functions."""
+        return self._engine.runner.loop()
+
+    async def _invoke_handler(self, handler: Any, request_context: Any, takes_context: bool, payload: Any) -> Any:
+        """Accept rollouts on the engine's loop. The base class serves every other call."""
+        rollout, serve = self._rollout, super()._invoke_handler
+        answers = handler is rollout and self._foreground and isinstance(payload, Mapping)
+        if rollout is not None and (is_rollout(payload) or (handler is rollout and not answers)):
+            run = self._run_with_context(rollout(payload, request_context), contextvars.copy_context())
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run, self._engine.loop))
+        CURRENT.set(RolloutConfig())
+        if self._rollout_function is None or not answers:
+            return await serve(handler, request_context, takes_context, payload)
+        function, takes_context = self._rollout_function
+        try:
+            result = await serve(function, request_context, takes_context, payload)
+            if inspect.isawaitable(result):  # of a partial or lambda around an async function
+                result = await result
+        except KeyError as e:
+            if e.args == (ROLLOUT_FIELD,):
+                raise ConfigError(
+                    "the agent reads payload['_rollout'], which only rollouts have: use app.model()"
+                ) from e
+            raise
+        return result.get("response", result) if isinstance(result, Mapping) else getattr(result, "response", result)
 
     def save_result(
         self,
@@ -169,7 +240,7 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
         if self._s3_client is None:
             import boto3
 
-            self._s3_client = boto3.client("s3")
+            self._s3_client = boto3.client("s3", region_name=find_region())
         return self._s3_client
 
     @s3_client.setter

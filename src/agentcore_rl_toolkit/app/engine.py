@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import logging
 import os
 import sys
@@ -60,7 +61,8 @@ class Engine:
         self._own_store = own_store
         self._settings: AgentSettings | None = None
         self._lock = threading.RLock()  # a signal handler may interrupt its own holder
-        self._runner = AgentRunner()
+        self.runner = AgentRunner()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._stores: dict[str, ObjectStore] = {}
         self._accepted: OrderedDict[Identity, None] = OrderedDict()
         self._live: set[Rollout] = set()
@@ -76,6 +78,20 @@ class Engine:
                 if self._settings.reseed:
                     reseed()
             return self._settings
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The running loop of supervisors, in a thread of its own."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="rollout-supervisors", daemon=True).start()
+            return self._loop
+
+    @property
+    def busy(self) -> bool:
+        """True while a rollout runs."""
+        return bool(self._live)
 
     async def accept(
         self,
@@ -109,10 +125,12 @@ class Engine:
         if job is not None:
             return await self._accept_for_job(job, func, name, takes_context, context, session_id, policy_reward)
         config = RolloutConfig.from_payload(payload)
+        settings.check_base_url(config and config.base_url)
         seen = payload if config is None or config.proof_key is None else _without_proof_key(payload)
         args = (seen, context) if takes_context else (seen,)
+        make = functools.partial(Rollout, func=func, name=name, args=args, settings=settings, session_id=session_id)
         if config is None or config.exp_id is None or config.input_id is None or config.s3_bucket is None:
-            self._begin(Rollout(func=func, name=name, args=args, settings=settings, session_id=session_id))
+            self._begin(make(config=config or RolloutConfig()))
             return {"status": "processing"}
 
         bucket, exp_id, input_id = config.s3_bucket, config.exp_id, config.input_id
@@ -147,17 +165,7 @@ class Engine:
         identity = (bucket, key, config.attempt)
         if not self._is_new(identity):
             return reply
-        rollout = Rollout(
-            func=func,
-            name=name,
-            args=args,
-            settings=settings,
-            session_id=session_id,
-            info=info,
-            store=store,
-            heartbeat_s=heartbeat_s,
-            policy_reward=policy_reward,
-        )
+        rollout = make(config=config, info=info, store=store, heartbeat_s=heartbeat_s, policy_reward=policy_reward)
         self._begin(rollout)
         if heartbeat_s is not None and settings.store_check_s > 0:
             refusal = await rollout.refusal(settings.store_check_s)
@@ -183,6 +191,7 @@ class Engine:
         from .sagemaker.runtime import JobRewards, JobRuntime
 
         settings, identity = self.settings, (job.arn, job.key, 1)
+        settings.check_base_url(job.endpoint)
         runtime = JobRuntime(job)
         rollout = next((r for r in self._live if r.label == job.key), None)
         if self._is_new(identity):
@@ -202,16 +211,8 @@ class Engine:
                 job, runtime, failures=settings.sagemaker_failures, turn_rewards=settings.sagemaker_turn_rewards
             )
             args = (payload, context) if takes_context else (payload,)
-            rollout = Rollout(
-                func=func,
-                name=name,
-                args=args,
-                settings=settings,
-                session_id=session_id,
-                info=info,
-                store=rewards,
-                policy_reward=policy_reward,
-            )
+            make = functools.partial(Rollout, func=func, name=name, args=args, settings=settings, session_id=session_id)
+            rollout = make(config=config, info=info, store=rewards, policy_reward=policy_reward)
             rollout.done.add_done_callback(lambda _: relay.close(api_key))
             rollout.done.add_done_callback(lambda _: rewards.reported or self._accepted.pop(identity, None))
             self._begin(rollout)
@@ -244,7 +245,7 @@ class Engine:
             else:
                 text += f". The agent's role needs s3:PutObject, s3:GetObject and s3:DeleteObject on {config.exp_id}/* there"
         logger.critical("rollout refused: %s", text)
-        rollout.give_up(self._runner, text)
+        rollout.give_up(self.runner, text)
         # Once it has ended, the same delivery is tried again: access may have been granted.
         rollout.done.add_done_callback(lambda _: self._accepted.pop(identity, None))
         # Without `s3_bucket` and `result_key` a client of the published package fails on the reply itself.
@@ -272,7 +273,7 @@ class Engine:
         grace_s = self.settings.grace_s
         pending = {rollout: asyncio.wrap_future(rollout.done) for rollout in list(self._live)}
         await asyncio.wait(pending.values(), timeout=grace_s)
-        self._runner.cancel()
+        self.runner.cancel()
         late = [rollout for rollout, done in pending.items() if not done.done()]
         for rollout in late:
             logger.critical("record not stored within %.0f s of the shutdown: %s", grace_s, rollout.label)
@@ -301,7 +302,14 @@ class Engine:
             self._live.discard(rollout)
             rollout.done.set_result(None)
 
-        rollout.start(self._runner).add_done_callback(finished)
+        rollout.start(self.runner).add_done_callback(finished)
+
+
+def is_rollout(payload: Any) -> bool:
+    """Return True for rollouts, rollouts of SageMaker's jobs, and the doctor's probes; all other payloads are production's."""
+    return isinstance(payload, Mapping) and (
+        PROBE_FIELD in payload or payload.get(ROLLOUT_FIELD) is not None or job_rollout(payload) is not None
+    )
 
 
 def _without_proof_key(payload: Mapping[str, Any]) -> dict[str, Any]:

@@ -72,6 +72,7 @@ def _asked_for(payload: Mapping[str, Any], settings: AgentSettings) -> RolloutCo
         raise ContractError(f"this agent may not write to {config.s3_bucket!r} (AGENTCORE_RL_ALLOWED_BUCKETS)")
     if config.base_url is not None and urlsplit(config.base_url).scheme not in ("http", "https"):
         raise ContractError("base_url must begin with http:// or https://")
+    settings.check_base_url(config.base_url)
     return config
 
 

@@ -258,10 +258,11 @@ def error_body(
 
     A failure of the policy has its reward where every reward is, beside the error.
     """
-    if len(traceback) > MAX_TRACEBACK_CHARS:
-        half = MAX_TRACEBACK_CHARS // 2
-        traceback = f"{traceback[:half]}\n... {len(traceback) - 2 * half} characters left out ...\n{traceback[-half:]}"
-    head: dict[str, Any] = {"status_code": 500, "stop_reason": stop_reason or error_type, "traceback": traceback}
+    head: dict[str, Any] = {
+        "status_code": 500,
+        "stop_reason": stop_reason or error_type,
+        "traceback": _shortened(traceback),
+    }
     if blame.cause is Cause.POLICY and policy_reward is not None:
         head["rewards"] = policy_reward
     tail = {
@@ -322,13 +323,19 @@ def _scrubbed(body: bytes, secrets: tuple[str, ...]) -> bytes:
     return body
 
 
+def _shortened(text: str) -> str:
+    half = MAX_TRACEBACK_CHARS // 2
+    left_out = len(text) - 2 * half
+    return text if left_out <= 0 else f"{text[:half]}\n... {left_out} characters left out ...\n{text[-half:]}"
+
+
 def describe(e: BaseException) -> tuple[str, str]:
     """(stop_reason, error_type) of an exception; neither is ever empty."""
     if isinstance(e, AgentError) and e.error_type:
         return e.message or e.error_type, e.error_type
     error_type = type(e).__name__
     try:
-        text = str(e).strip()
-    except Exception:  # a broken __str__ in user code must not lose the record
+        text = _shortened(str(e).strip())
+    except BaseException:  # a broken __str__ in user code must not lose the record
         text = ""
     return text or error_type, error_type

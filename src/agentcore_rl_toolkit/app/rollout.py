@@ -1,7 +1,7 @@
 """One rollout from its start to its stored record.
 
-Theory of operation. The supervisor is a task on the SDK's worker loop, where invocations are handled; agent code never runs
-there, so an agent that blocks delays nothing. It waits for whichever comes first, the agent's end or an interruption (SIGTERM,
+Theory of operation. The supervisor is a task on the engine's loop, where rollouts are accepted; agent code never runs there,
+so an agent that blocks delays nothing. It waits for whichever comes first, the agent's end or an interruption (SIGTERM,
 server shutdown), and then writes exactly one record, create-only. A second task renews the heartbeat object until the record is
 stored.
 
@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import contextvars
-import functools
 import json
 import logging
 import sys
@@ -24,12 +24,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..contract import INFO_FIELD, Cause, Outcome, RolloutConfig, alive_key, parse_record, span_id_of, trace_id_of
-from ..errors import AgentCoreRLError, InvalidResultError, ObjectExistsError, ObjectTooLargeError
+from ..errors import AgentCoreRLError, AgentError, InvalidResultError, ObjectExistsError, ObjectTooLargeError
 from ..isolation.hints import UNSET, hint
 from ..logs import log_context
 from ..proof import Proof, check, seal
 from ..store import ObjectStore, jitter
 from .causes import Blame, blame, elsewhere
+from .model import CURRENT
 from .record import PolicyReward, RolloutInfo, describe, error_body, success_body
 from .runner import AgentRunner
 from .settings import AgentSettings
@@ -75,9 +76,10 @@ def end_span(span: Any, outcome: str | None, error: BaseException | None) -> Non
     if outcome is not None:
         span.set_attribute("agentcore_rl.outcome", outcome)
     if error is not None:
-        span.record_exception(error)
         trace = sys.modules["opentelemetry.trace"]
-        span.set_status(trace.Status(trace.StatusCode.ERROR, str(error)))
+        span.set_status(trace.Status(trace.StatusCode.ERROR, describe(error)[0]))
+        with contextlib.suppress(BaseException):  # a broken `__str__`
+            span.record_exception(error)
     span.end()
 
 
@@ -104,6 +106,7 @@ class Rollout:
         args: tuple[Any, ...],
         settings: AgentSettings,
         session_id: str,
+        config: RolloutConfig,
         info: RolloutInfo | None = None,
         store: ObjectStore | None = None,
         heartbeat_s: float | None = None,
@@ -113,9 +116,9 @@ class Rollout:
         self._policy_reward = policy_reward
         self._func, self._args, self._settings = func, args, settings
         self._session_id, self._store, self._heartbeat_s = session_id, store, heartbeat_s
-        self.info = info
+        self.config, self.info = config, info
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop = asyncio.Event()
+        self._wake = asyncio.Event()  # the agent has ended, or is interrupted
         self._stored = asyncio.Event()
         self._stop_reason = ""
         self._outcome: Outcome | None = None
@@ -134,11 +137,12 @@ class Rollout:
     def start(self, runner: AgentRunner) -> asyncio.Task[None]:
         """Start the agent and its supervisor, on the running loop."""
         self._loop = asyncio.get_running_loop()
-        config = self.info.config if self.info else RolloutConfig()
+        config = self.config
         names = {n: str(v) for n, v in (("input_id", config.input_id), ("exp_id", config.exp_id)) if v is not None}
         with log_context(session_id=self._session_id, **names):
             context = contextvars.copy_context()
             context.run(READ.set, self.info.texts if self.info else None)
+            context.run(CURRENT.set, config)
             ids = {"session.id": self._session_id, "agentcore_rl.input_id": config.input_id}
             self._span = start_span("rollout", {**ids, "agentcore_rl.exp_id": config.exp_id}, context)
             self._agent = runner.start(self._func, self._args, context, f"rollout-{self.name}")
@@ -162,20 +166,17 @@ class Rollout:
 
     def interrupt(self, reason: str) -> None:
         """End with an `interrupted` record unless the agent has ended already. Callable from any thread."""
-        loop = self._loop
-        if loop is not None and not loop.is_closed():
-            self._stop_reason = self._stop_reason or reason
-            loop.call_soon_threadsafe(self._stop.set)
+        self._stop_reason = self._stop_reason or reason
+        self._wake_up()
 
     async def _supervise(self, agent: concurrent.futures.Future[Any]) -> None:
-        ended = asyncio.ensure_future(asyncio.wrap_future(agent))
-        stopped = asyncio.ensure_future(self._stop.wait())
         heart: asyncio.Task[None] | None = None
         try:
             if self.info is not None and self._store is not None and self._heartbeat_s is not None:
                 heart = asyncio.create_task(self._beat(self.info, self._store, self._heartbeat_s))
-            await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            # From here on the thread's own future is asked: asyncio's copy rebuilds a TimeoutError without its traceback.
+            # Not asyncio's copy of the agent's future: that cannot hold a StopIteration, and rebuilds a TimeoutError.
+            agent.add_done_callback(lambda _: self._wake_up())
+            await self._wake.wait()
             if self.info is not None and self._store is not None:
                 await self._finish(self.info, self._store, agent, heart)
             elif agent.done() and agent.exception() is not None:
@@ -183,12 +184,15 @@ class Rollout:
         except Exception:  # the last line of defence: a supervisor that dies is a record that is never written
             logger.exception("rollout %s could not be finished", self.label)
         finally:
+            if heart is not None:
+                heart.cancel()
             end_span(self._span, self._outcome, agent.exception() if agent.done() else None)
-            for task in (heart, stopped, ended):
-                if task is not None:
-                    task.cancel()
-            if ended.done() and not ended.cancelled():
-                ended.exception()  # asyncio complains about exceptions that are not looked at
+
+    def _wake_up(self) -> None:
+        """Let the supervisor go on. Callable from any thread."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._wake.set)
 
     async def _beat(self, info: RolloutInfo, store: ObjectStore, period_s: float) -> None:
         """Renew the sign of life until the record is stored, which may itself take a while."""
@@ -224,7 +228,7 @@ class Rollout:
         agent: concurrent.futures.Future[Any],
         heart: asyncio.Task[None] | None,
     ) -> None:
-        body, outcome = await self._encode(info, agent)
+        body, outcome = await asyncio.to_thread(self._encode, info, agent)
         self._outcome = outcome
         secret = info.config.proof_key
         if secret is not None:
@@ -240,7 +244,8 @@ class Rollout:
             except AgentCoreRLError as e:
                 logger.warning("heartbeat object left behind: %s", e)
 
-    async def _encode(self, info: RolloutInfo, agent: concurrent.futures.Future[Any]) -> tuple[bytes, Outcome]:
+    def _encode(self, info: RolloutInfo, agent: concurrent.futures.Future[Any]) -> tuple[bytes, Outcome]:
+        """Return the record and its outcome. It calls methods of the agent's result or exception, which may raise anything."""
         now = time.time()
         if not agent.done():
             stop_reason = f"interrupted: {self._stop_reason}"
@@ -256,16 +261,25 @@ class Rollout:
             )
             return body, Outcome.LOST
         error = agent.exception()
-        outcome, where = Outcome.AGENT_ERROR, None
         if error is None:
-            encode = functools.partial(
-                success_body, info, agent.result(), finished_s=now, max_bytes=self._settings.max_record_bytes
-            )
             try:
-                return await asyncio.to_thread(encode)
-            except Exception as e:  # also what a result's own conversion methods raise
-                error, whose = e, Blame(cause=Cause.AGENT)
-                outcome = Outcome.INVALID if isinstance(e, InvalidResultError) else outcome
+                return success_body(info, agent.result(), finished_s=now, max_bytes=self._settings.max_record_bytes)
+            except BaseException as e:
+                error = e
+        returned = agent.exception() is None
+        try:
+            return self._failure(info, error, returned, now)
+        except BaseException:
+            name = type(error).__name__
+            plain = AgentError(name, error_type=name).with_traceback(error.__traceback__)
+            return self._failure(info, plain, returned, now)
+
+    def _failure(self, info: RolloutInfo, error: BaseException, returned: bool, now: float) -> tuple[bytes, Outcome]:
+        """Return the record of an exception: what the agent raised, or why what it ``returned`` cannot be stored."""
+        outcome, where = Outcome.AGENT_ERROR, None
+        if returned:
+            whose = Blame(cause=Cause.AGENT)
+            outcome = Outcome.INVALID if isinstance(error, InvalidResultError) else outcome
         else:
             whose = blame(error)
             where = elsewhere(error, info.config.base_url)
@@ -283,13 +297,13 @@ class Rollout:
             stop_reason = f"{where} (not the model's gateway): {stop_reason}"
         if why is not None and why.startswith(UNSET):
             stop_reason = f"{stop_reason}. {why}"
+        # the first frame is the runner's, which tells the agent's author nothing
+        frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
+        text = "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
         if whose.cause is Cause.POLICY:
             logger.warning("the policy failed (%s): %s: %s", whose.failure, error_type, stop_reason)
         else:
             logger.error("rollout failed: %s: %s", error_type, stop_reason, exc_info=error)
-        # the first frame is the runner's, which tells the agent's author nothing
-        frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
-        text = "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
         body = error_body(
             info,
             stop_reason=stop_reason,
@@ -303,7 +317,7 @@ class Rollout:
         return body, outcome
 
     async def _store_record(self, info: RolloutInfo, store: ObjectStore, body: bytes) -> bool:
-        timeout_s = self._settings.grace_s if self._stop.is_set() else self._settings.put_timeout_s
+        timeout_s = self._settings.grace_s if self._stop_reason else self._settings.put_timeout_s
         try:
             await store.put_async(info.result_key, body, create_only=True, timeout_s=timeout_s)
         except ObjectExistsError:

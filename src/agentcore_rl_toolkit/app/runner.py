@@ -1,13 +1,14 @@
 """Runs the user's function outside the loops that answer requests: sync functions in a thread each, async ones on one loop.
 
 Threads are daemons: a process that must stop writes its record and ends, even when the agent hangs in a blocking call. The async
-functions of a process share one loop, as they did on the published app, because agents keep loop-bound clients in globals.
+functions of a process share one loop, production's too, because agents keep loop-bound clients in globals.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import contextvars
 import inspect
 import threading
@@ -81,7 +82,7 @@ class AgentRunner:
             else:
                 future.set_result(result)
 
-        loop = self._ensure_loop()
+        loop = self.loop()
 
         def begin() -> None:
             task = loop.create_task(run(), name=name, context=context)
@@ -90,9 +91,17 @@ class AgentRunner:
 
         loop.call_soon_threadsafe(begin)
 
-    def _ensure_loop(self) -> asyncio.AbstractEventLoop:
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The running loop of async functions."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="rollout-loop", daemon=True).start()
+                threading.Thread(target=keep_running, args=(self._loop,), name="rollout-loop", daemon=True).start()
             return self._loop
+
+
+def keep_running(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop for good: an agent may stop it, and asyncio stops it when a task of the agent's raises SystemExit."""
+    while True:
+        with contextlib.suppress(BaseException):
+            loop.run_forever()

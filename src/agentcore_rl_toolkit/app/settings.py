@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
-from ..errors import ConfigError
+from ..errors import ConfigError, ContractError
 
 PREFIX = "AGENTCORE_RL_"
 Failures = Literal["failed", "zero"]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+# Addresses that every URL parser reads in the same way: no user, escape, query or backslash. ``*`` is for patterns.
+_PLAIN_URL = re.compile(r"https?://(\[[\da-fA-F:.]+\]|[\w.*-]+)(:\d{1,5})?(/[\w.~*/-]*)?", re.ASCII)
 
 
 def _split(value: Any) -> Any:
@@ -27,7 +32,13 @@ class AgentSettings:
     Units: seconds and bytes, as the names say. Empty allow-lists allow everything.
     """
 
+    rollouts: bool | None = None  # None: on, except beside a production entrypoint
     allowed_buckets: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
+    allowed_base_urls: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
+    # The model of production calls; no address: a model of Amazon Bedrock.
+    model_url: str = ""
+    model_id: str = ""
+    model_api_key: str = Field(default="", repr=False)
     heartbeat_s: Seconds = 30.0  # the client calls a session lost after three missed ones
     store_check_s: Seconds = 1.0  # how long the answer waits for the store to take the first heartbeat; 0: not at all
     put_timeout_s: Seconds = 900.0
@@ -51,3 +62,24 @@ class AgentSettings:
         except ValidationError as e:
             wrong = [f"{PREFIX}{str(x['loc'][0]).upper()}={x['input']!r}: {x['msg']}" for x in e.errors()]
             raise ConfigError("; ".join(wrong)) from e
+
+    def check_base_url(self, url: Any) -> None:
+        """Raises: ContractError for an address outside `allowed_base_urls`, which cover what is below them."""
+        place = _place(url) if isinstance(url, str) and "*" not in url else None
+        for pattern in self.allowed_base_urls if url is not None else ():
+            within = re.escape(_place(pattern) or pattern).replace(r"\*", "[^/.:]*")
+            if place is not None and re.fullmatch(f"{within}(/.*)?", place):
+                return
+        if self.allowed_base_urls and url is not None:
+            raise ContractError(f"this agent may not call {url!r}; {PREFIX}ALLOWED_BASE_URLS lists where it may")
+
+
+def _place(url: str) -> str | None:
+    """An address with its port, without a slash at its end. None when URL parsers might read it differently."""
+    if not _PLAIN_URL.fullmatch(url) or ".." in url:
+        return None
+    parts = urlsplit(url)
+    with contextlib.suppress(ValueError):  # no such port
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        return f"{parts.scheme}://{parts.hostname}:{port}{parts.path}".rstrip("/")
+    return None

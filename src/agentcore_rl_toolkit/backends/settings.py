@@ -76,7 +76,7 @@ def check(config: Any) -> None:
     for name, hint in _hints(kind_of).items():
         kinds = {typing.get_origin(kind) for kind in (hint, *typing.get_args(hint))}
         if kinds & {Annotated, typing.Literal}:
-            _fit(getattr(config, name), hint, name)
+            fit(getattr(config, name), hint, name)
 
 
 @functools.cache
@@ -168,7 +168,7 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], *, where: str) -> T:
     made = {}
     for name, value in values.items():
         try:
-            made[name] = _fit(value, hints[name], f"{where}: `{name}`")
+            made[name] = fit(value, hints[name], f"{where}: `{name}`")
         except ConfigError:
             if fields[name].repr:
                 raise
@@ -219,8 +219,8 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
     return TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False))
 
 
-def _fit(value: Any, hint: Any, name: str) -> Any:
-    """The value as this type. Raises: ConfigError."""
+def fit(value: Any, hint: Any, name: str) -> Any:
+    """Convert a value to this type with pydantic. Raises: ConfigError."""
     try:
         return _adapter(hint).validate_python(value)
     except (ValidationError, ValueError, OverflowError) as e:

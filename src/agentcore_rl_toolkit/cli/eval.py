@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import json
+import os
 import re
 import secrets
 import shlex
@@ -86,6 +87,7 @@ def with_agent(command: F) -> F:
 @from_environment("--api-key", "AGENTCORE_RL_MODEL_API_KEY")
 @click.option("--sampling-params", metavar="JSON", help="Handed to the agent, e.g. '{\"temperature\": 0}'.")
 @click.option("--timeout", default=900.0, show_default=True, type=POSITIVE, help="Seconds per rollout.")
+@click.option("--for-training", is_flag=True, help="The data is no held-out data: the rollouts may be imitated later.")
 @with_judge
 @with_sessions
 @as_json
@@ -113,7 +115,7 @@ def command(**options: Any) -> None:
     exp_id, out = experiment(options)
     out.mkdir(parents=True, exist_ok=True)
     shown = ["agent", "data", "model", "repeat", "model_id", "base_url", "sampling_params", "timeout"]
-    shown += ["judge", "judge_url", "judge_model", "judge_weight"]
+    shown += ["judge", "judge_url", "judge_model", "judge_weight", "for_training"]
     write_config(out, {"kind": "eval", "exp_id": exp_id, **{n: options[n] for n in shown if options[n] is not None}})
     with locked(out), open_target(options, exp_id, out) as target:
         failures = _evaluate(target, rows, exp_id, out, options)
@@ -174,7 +176,7 @@ def _judge(options: dict[str, Any]) -> JudgeSettings | None:
     return JudgeSettings.of(JudgeSettings(**given))
 
 
-def _check_store(bucket: str, exp_id: str) -> None:
+def _check_store(bucket: str, exp_id: str, region: str) -> None:
     """Whether results can be looked for there at all. Raises: ConfigError.
 
     Who may read but not list is let through: records are then looked for one by one.
@@ -185,7 +187,7 @@ def _check_store(bucket: str, exp_id: str) -> None:
     from ..store import open_store
 
     try:
-        open_store(bucket).list(f"{exp_id}/{secrets.token_hex(8)}", timeout_s=STORE_WITHIN_S)
+        open_store(bucket, default_region=region).list(f"{exp_id}/{secrets.token_hex(8)}", timeout_s=STORE_WITHIN_S)
     except StorePermissionError:
         pass
     except StoreError as e:
@@ -233,6 +235,7 @@ def _evaluate(target: Target, rows: list[EvalRow], exp_id: str, out: Path, optio
     scores: list[float] = []
     items: list[BatchItem] = []
     judge = _judge(options)
+    phase = "train" if options["for_training"] else "eval"
     cost: Mapping[str, float] = {}
 
     def show(progress: BatchProgress) -> None:
@@ -261,12 +264,12 @@ def _evaluate(target: Target, rows: list[EvalRow], exp_id: str, out: Path, optio
             payloads = {row.input_id: row.payload for row in rows}
             for item in run:
                 items.append(item)
-                keep(opened.kept, item, payloads[str(item.input_id)], opened.fetch)
+                keep(opened.kept, item, payloads[str(item.input_id)], opened.fetch, phase)
                 score = score_of(item)
                 if score is not None and judge is None:
                     scores.append(score)
             if judge is not None:
-                items, cost = judge_items(opened.kept, items, payloads, opened.fetch, judge)
+                items, cost = judge_items(opened.kept, items, payloads, opened.fetch, judge, phase)
         finally:  # also after Ctrl-C: what is known is kept, the rest goes on with --resume
             summary = summarise(items, time.monotonic() - began_s, cost)
             write_results(out, items, summary)
@@ -302,7 +305,7 @@ def open_rollouts(
     away = target.endpoint_url is None
     if away:
         _check_credentials()
-    _check_store(target.bucket, exp_id)
+    _check_store(target.bucket, exp_id, (target.arn.split(":") + [""] * 4)[3])
     if away:
         from ..deploy.quotas import before_a_run
 
@@ -359,14 +362,21 @@ def open_target(options: dict[str, Any], exp_id: str, out: Path) -> Iterator[Tar
 @contextlib.contextmanager
 def _target(options: dict[str, Any], out: Path) -> Iterator[Target]:
     """The agent as ARN; a file is served by a local runtime for as long as the evaluation runs."""
+    from .._servers.keys import credential_of_runtime
+    from ..client.rollouts import ENDPOINT_ENV
+    from ..runtime.remote import RuntimeView
     from .training.stack import Stack, find_agent, own, use_local_credentials
 
+    hidden = [out, *(options.get(name) for name in ("data", "eval_data", "judge"))]
     agent: str | None = options["agent"]
     model: Path | str | None = options["model"]
     stack = Stack.running() if not _own_sessions(options) else None
     if agent is not None and agent.startswith("arn:") and (stack is None or agent != stack.agent_arn):
         if not options["bucket"]:
             raise ConfigError("--bucket is needed: where does the deployed agent store its results?")
+        endpoint = next((os.environ[name] for name in ENDPOINT_ENV if os.environ.get(name)), "")
+        if credential_of_runtime(endpoint) is not None:  # a runtime of this machine
+            RuntimeView(endpoint).hide(hidden)
         yield Target(arn=agent, bucket=options["bucket"], endpoint_url=None)
         return
     file = None if agent is None else find_agent(agent)
@@ -379,13 +389,14 @@ def _target(options: dict[str, Any], out: Path) -> Iterator[Target]:
     if stack is not None and (agent in (None, stack.agent_arn) or file == Path(stack.agent)):
         if model in (None, NO_MODEL) or str(model) == stack.model:
             stack = stack.renewed()
+            RuntimeView(stack.runtime_url).hide(hidden)
             bucket = options["bucket"] or stack.store  # its sessions have no other directory
             yield Target(arn=stack.agent_arn, bucket=bucket, endpoint_url=stack.runtime_url, stack=stack)
             return
         file = file or Path(stack.agent)
         click.echo("`agentcore-rl up` runs here with another model: this evaluation starts its own services", err=True)
     assert file is not None  # without one the running stack's agent is it
-    words = sandbox_words(options["readable"], options["writable"])
+    words = sandbox_words(options["readable"], options["writable"], hidden)
     if bucket.startswith("file://"):
         words.append(f"--store={bucket}")
     elsewhere = bool(options["base_url"]) or model == NO_MODEL

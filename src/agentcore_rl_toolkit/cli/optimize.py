@@ -19,7 +19,7 @@ from ..backends.gepa.reflection import Reflection
 from ..backends.gepa.settings import SearchSettings
 from ..backends.llm_judge import JudgeSettings, cut, dialogue_of, transcript
 from ..client import BatchItem
-from ..client.evaluation import EvalRow, as_facts, interval, read_rows, score_of, summarise
+from ..client.evaluation import EvalRow, as_facts, change_of, read_rows, score_of, summarise
 from ..contract import INFO_FIELD, TEXTS_FIELD, redact
 from ..errors import ConfigError, RolloutError
 from ..runs import locked, read_config, read_metrics, write_config
@@ -137,9 +137,7 @@ class _Optimisation:
         if best is not found[0]:
             after = self._held_out("after", held_out, best["texts"])
             pairs = zip(before["scores"], after["scores"], strict=True)
-            gains = [late - early for early, late in pairs if early is not None and late is not None]
-            low, high = interval(gains)
-            gain = {"mean": statistics.fmean(gains) if gains else None, "low": low, "high": high, "rows": len(gains)}
+            gain = change_of([(early, late) for early, late in pairs if early is not None and late is not None])
             facts |= {"after": after["summary"], "gain": gain, "texts": before["texts"] | best["texts"]}
             (self._out / FILE).write_text(json.dumps(facts["texts"], indent=2, ensure_ascii=False) + "\n")
         return {
@@ -236,10 +234,6 @@ def _report(facts: Mapping[str, Any]) -> str:
         return f"no better text was found ({counts}): the agent keeps its own"
     means = [
         f"reward {s['mean']:.4f} (95 % interval {s['low']:.4f} to {s['high']:.4f}) {when}"
-        for when, s in (
-            ("before", facts["before"]),
-            ("after", facts["after"]),
-            (f"gained on {gain['rows']} rows", gain),
-        )
+        for when, s in (("before", facts["before"]), ("after", facts["after"]))
     ]
-    return "\n".join([*means, counts, f"put {FILE} beside the agent's code"])
+    return "\n".join([*means, f"Verdict: {gain['text']}", counts, f"put {FILE} beside the agent's code"])

@@ -44,6 +44,22 @@ _SERVES = (
     *_LISTENS,
     click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
 )
+
+
+ENV_FILE = "env_file"  # of click's context: the path of --env-file, and its variables as K=V
+
+
+def _read_env_file(context: click.Context, _: click.Parameter, value: Path | None) -> None:
+    """Keep the variables of a dotenv file for --session-env."""
+    from dotenv import dotenv_values
+
+    if value is not None:
+        with open(value, encoding="utf-8", errors="replace") as file:
+            stored = dotenv_values(stream=file, interpolate=False)
+        pairs = [f"{name}={text}" for name, text in stored.items() if text is not None]
+        context.meta[ENV_FILE] = (value, pairs)
+
+
 _PATH = click.Path(resolve_path=True)
 _SESSIONS = (
     click.option(
@@ -53,13 +69,22 @@ _SESSIONS = (
         "--readable",
         multiple=True,
         type=_PATH,
-        metavar="DIR",
-        help="A folder or file that sessions see beside the agent's project; repeatable.",
+        metavar="PATH",
+        help="A folder or file that sessions see besides the agent's project, or although it is hidden; repeatable.",
+    ),
+    click.option(
+        "--env-file",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        is_eager=True,
+        expose_value=False,
+        callback=_read_env_file,
+        help="A file such as .env with variables of every session; sessions do not see the file. --session-env wins.",
     ),
     click.option(
         "--session-env",
         multiple=True,
         metavar="K=V",
+        callback=lambda context, _, given: (*context.meta.get(ENV_FILE, (None, ()))[1], *given),
         help="A variable of every session; K alone takes this shell's value; repeatable.",
     ),
 )
@@ -84,12 +109,23 @@ with_sessions = adding(_SESSIONS)
 with_judge = adding(_JUDGE)
 
 
-def sandbox_words(readable: Iterable[str], writable: Iterable[str]) -> list[str]:
-    """The same options for `runtime serve`."""
-    return [f"--readable={path}" for path in readable] + [f"--writable={path}" for path in writable]
+def sandbox_words(
+    readable: Iterable[str], writable: Iterable[str], hidden: Iterable[Path | str | None] = ()
+) -> list[str]:
+    """The same options for `runtime serve`, and paths to hide."""
+    options = {"readable": readable, "writable": writable, "hidden": filter(None, hidden)}
+    return [f"--{name}={path}" for name, paths in options.items() for path in paths]
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+with_force = click.option("--force", is_flag=True, help="Overwrite the file if it is already there.")
+
+
+def new_file(path: Path, *, force: bool) -> Path:
+    """Return a path to write to. Raises: ConfigError when it exists, without ``force``."""
+    if path.exists() and not force:
+        raise ConfigError(f"{path} is already there; --force overwrites it")
+    return path
 
 
 engine_option = click.option(
@@ -136,6 +172,8 @@ def settings_of(words: Sequence[str], cls: type[T]) -> T:
 
 def from_words(pairs: Sequence[str], cls: Any) -> dict[str, Any]:
     """The settings of NAME=VALUE words for the fields of a dataclass; lists have commas between. Raises: ConfigError."""
+    from ..backends.settings import fit
+
     hints = typing.get_type_hints(cls)
     kinds = {field.name: hints[field.name] for field in dataclasses.fields(cls)}
     values: dict[str, Any] = {}
@@ -149,7 +187,7 @@ def from_words(pairs: Sequence[str], cls: Any) -> dict[str, Any]:
         if tuple in parts:
             values[name] = text.split(",")
         elif bool in parts:
-            values[name] = text in ("1", "true", "yes")
+            values[name] = None if text == "null" and type(None) in parts else fit(text, bool, f"--set {name}")
         elif parts & {int, float, Mapping}:
             with contextlib.suppress(ValueError):  # what is neither is named by the check of all settings
                 values[name] = json.loads(text)

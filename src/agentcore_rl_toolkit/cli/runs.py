@@ -12,7 +12,7 @@ import click
 from ..errors import ConfigError
 from ..runs import Query, RunReader, TokenSequence, demonstrations, find_run, find_runs, write_demonstrations
 from . import in_flight
-from .options import as_json
+from .options import as_json, new_file, with_force
 from .output.terminal import dialogue_lines, visible
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -112,20 +112,22 @@ def show(
 
 @group.command(short_help="Write what good rollouts sampled, for supervised training.")
 @click.argument("run", required=False)
-@click.option("--sft", is_flag=True, hidden=True, expose_value=False)  # the one form there is
-@click.option("--min-reward", type=float, metavar="X", help="Rollouts with at least this reward. [default: all usable]")
+@click.option("--min-reward", type=float, metavar="X", help="Rollouts with at least this reward; needed.")
 @click.option("--best-of-group", is_flag=True, help="The best rollout of each group alone.")
 @click.option(
     "--out", type=click.Path(path_type=Path, dir_okay=False), help="A .jsonl or .parquet file. [default: sft.jsonl]"
 )
-def export(run: str | None, min_reward: float | None, best_of_group: bool, out: Path | None) -> None:
+@with_force
+def export(run: str | None, min_reward: float | None, best_of_group: bool, out: Path | None, force: bool) -> None:
     """Write the training sequences of RUN's good rollouts: the exact ids that were sampled, and which of them train.
 
+    Only rollouts of the training that ended ok are written: no held-out ones, none with a reply that was cut off or a call that
+    does not parse. Without --min-reward, an error shows the rewards that there are.
     `agentcore-rl train --method sft --from RUN` trains on the same without a file.
     """
-    folder, target = find_run(run), out or Path("sft.jsonl")
-    count = write_demonstrations(demonstrations(folder, min_reward=min_reward, best_of_group=best_of_group), target)
-    click.echo(f"{count} sequences of {folder.resolve().name} written to {target}")
+    target = new_file(out or Path("sft.jsonl"), force=force)
+    rows, report = demonstrations(find_run(run), min_reward=min_reward, best_of_group=best_of_group)
+    click.echo(visible(f"{report}\n{write_demonstrations(rows, target)} sequences written to {target}"))
 
 
 def _chosen(reader: RunReader, steps: Sequence[Mapping[str, Any]], step: int | None, worst: int | None) -> list[int]:

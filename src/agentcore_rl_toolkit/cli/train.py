@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from .models import model_option
-from .options import as_json, engine_option, from_words, settings_option, with_judge, with_sessions
+from .options import ENV_FILE, as_json, engine_option, from_words, settings_option, with_judge, with_sessions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -103,8 +103,8 @@ def command(
     With --method distill: the advantage of a token is its logprob by the teacher minus its own, plus reward_weight (0) times the
     rewards'. With --credit turn: the agent returns one reward for each model call; settings are discount and normalise.
 
-    With --method sft: imitate what good rollouts of the runs in --from sampled, and all of files such as `runs export` writes;
-    settings are min_reward, best_of_group, epochs, batch_tokens, learning_rate, lora_rank and seed.
+    With --method sft: imitate what good training rollouts of the runs in --from sampled, and all of files such as `runs export`
+    writes; settings are min_reward (runs need it), best_of_group, epochs, batch_tokens, learning_rate, lora_rank and seed.
 
     With --config of slime, verl, rLLM, Tinker, SageMaker or TRL: check the file and launch that trainer. AGENTCORE_AGENT_ARN and
     AGENTCORE_S3_BUCKET fill agent_runtime_arn and s3_bucket where the file leaves them out. A file .env in this folder, then one
@@ -246,7 +246,9 @@ def _train_here(
     where = f"  on the services of `agentcore-rl up` ({stack.runtime_url})" if stack is not None else ""
     begins = f"[bold]Training {escape(settings.title)}[/]  run directory {escape(nearby(run_dir))}{where}"
     console.print(begins, highlight=False, soft_wrap=True)
-    variables = "".join(f" --session-env {name}" for name in variable_names(settings.session_env))
+    env_file, stored = click.get_current_context().meta.get(ENV_FILE, (None, ()))
+    variables = f" --env-file {nearby(env_file)}" if env_file is not None else ""
+    variables += "".join(f" --session-env {name}" for name in variable_names(settings.session_env[len(stored) :]))
     go_on = f"{program()} train --resume --out {nearby(run_dir)}{variables}"
     carry_out(Job(settings, run_dir), console, go_on=go_on, stack=stack, as_json=as_json)
 
@@ -271,9 +273,10 @@ def _train_at_service(backend: str, config: Any, *, rehearse: bool, agent: Path 
     from ..backends.sagemaker.adapter import run_async as run_sagemaker
     from ..backends.sagemaker.job import JobConfig, Jobs
     from ..runs import locked
+    from .output.terminal import visible
     from .servers.rehearsal import agent_here, local_sagemaker, local_tinker
 
-    show = lambda result, groups: click.echo(line(result))  # noqa: E731
+    show = lambda result, groups: click.echo(visible(line(result)))  # noqa: E731
     with contextlib.ExitStack() as stack:
         stack.enter_context(locked(config.output_dir))
         variables = stack.enter_context(local_sagemaker(config.output_dir)) if rehearse and backend != "tinker" else {}

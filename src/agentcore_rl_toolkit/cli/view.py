@@ -13,7 +13,7 @@ import click
 
 from .._servers.process import write_ready
 from ..errors import ConfigError
-from .options import with_server
+from .options import new_file, with_force, with_server
 
 
 @click.command()
@@ -23,7 +23,10 @@ from .options import with_server
 @click.option(
     "--export", type=click.Path(dir_okay=False, path_type=Path), help="Write one RUN as a file that opens from disk."
 )
-def command(runs: tuple[str, ...], no_open: bool, export: Path | None, ready_file: Path | None, **server: Any) -> None:
+@with_force
+def command(
+    runs: tuple[str, ...], no_open: bool, export: Path | None, force: bool, ready_file: Path | None, **server: Any
+) -> None:
     """Show RUNS, folders or names under runs/, in the browser [default: all runs of this folder, also later ones].
 
     An unfinished run is shown as it grows. The texts of models are shown as text, never as a page. The printed address contains a
@@ -44,7 +47,7 @@ def command(runs: tuple[str, ...], no_open: bool, export: Path | None, ready_fil
         if len(given) > 1:
             raise ConfigError("--export writes one run: name one")
         with RunReader(given[0] if given else find_run(None)) as run:
-            held, total = write(run, export)
+            held, total = write(run, new_file(export, force=force))
             left = f"; the {total - held} older ones are left out" if held < total else ""
             click.echo(f"{export}: {held} of {total} rollouts{left}")
         return

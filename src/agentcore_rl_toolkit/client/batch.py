@@ -94,7 +94,7 @@ def _adopt(request: RolloutRequest, known: Attempt) -> RolloutRequest:
     """The request with the session that runs, and what is left of its time."""
     timeout_s = request.timeout_s
     deadlines = request.deadlines
-    spent_s = max(0.0, time.time() - known.intent_s)
+    spent_s = 0.0 if known.accepted_s is None else max(0.0, time.time() - known.accepted_s)
     if timeout_s is not None:
         timeout_s = max(timeout_s - spent_s, LEAST_WAIT_S)
     if deadlines.run_s is not None:
@@ -220,8 +220,9 @@ def make_item(verdict: Verdict, **about: Any) -> BatchItem:
 
 
 def error_line(error: BaseException) -> str:
-    """An error in one line, cut at `LINE_CHARS`: the lines of a longer one are joined."""
-    text = str(error) if isinstance(error, AgentCoreRLError) else f"{type(error).__name__}: {error}"
+    """An error in one line, with the class that the agent raised, cut at `LINE_CHARS`: the lines of a longer one are joined."""
+    kind = getattr(error, "error_type", None) if isinstance(error, AgentCoreRLError) else type(error).__name__
+    text = str(error) if kind is None or kind in str(error) else f"{kind}: {error}"
     line = " | ".join(part.strip() for part in text.splitlines() if part.strip()) or type(error).__name__
     return line if len(line) <= LINE_CHARS else f"{line[: LINE_CHARS - 3]}..."
 
@@ -351,6 +352,7 @@ class _Feed:
         self._more = asyncio.Event()
         self._live: set[RolloutFuture] = set()
         self._task: asyncio.Task[Any] | None = None
+        self._aborted = False  # maybe before its first step
 
     async def arrived(self) -> None:
         """Wait for an item."""
@@ -360,6 +362,7 @@ class _Feed:
 
     def abort(self) -> None:
         """Start nothing more, cancel what runs."""
+        self._aborted = True
         if self._task is not None:
             self._task.cancel()
         for future in list(self._live):
@@ -370,7 +373,7 @@ class _Feed:
         self._task = asyncio.current_task()
         loop = asyncio.get_running_loop()
         try:
-            todo = await plan()
+            todo = BatchPlan(run=()) if self._aborted else await plan()
             for attempt in todo.stop:
                 self._engine.stop(attempt.session_id, todo.ledger)
             for item in todo.ready:

@@ -14,13 +14,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ..contract import Cause, check_id, extract_reward
+from ..contract import Cause, check_id, extract_reward, is_finite
 from ..errors import ConfigError, ContractError
 from .batch import BatchItem
 from .data import numbered_rows
 
 Z_95 = 1.959964  # normal quantile of a two-sided 95 % interval
 RESAMPLES = 2000
+# Fewer changes may be chance even if all of them have one direction: 2 * 0.5 ** 5 > 5 %.
+LEAST_CHANGED = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +42,8 @@ class EvalSummary:
     Both are means over inputs of the mean of an input's rollouts; ``low`` and ``high`` (and ``low_ok``, ``high_ok``) are their
     95 % confidence intervals: Wilson's where every input's mean is 0 or 1, else a bootstrap over inputs. ``causes`` counts
     failures by whose they are, ``policy_failures`` the policy's by what it failed at. ``solved_once`` is the share of inputs
-    with a reward of 1 or more among their scored rollouts. ``judge`` counts a judge's calls, tokens, cost and failures.
+    with a reward of 1 or more among their scored rollouts. ``metrics`` are the means of the numbers which agents returned beside
+    the reward, ``errors`` counts exceptions by class. ``judge`` counts a judge's calls, tokens, cost and failures.
     """
 
     rollouts: int
@@ -59,6 +62,8 @@ class EvalSummary:
     high_ok: float | None
     solved_once: float | None
     elapsed_s: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    errors: Mapping[str, int] = field(default_factory=dict)
     judge: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -79,8 +84,11 @@ class EvalSummary:
         counts = ", ".join(f"{n} {name}" for name, n in sorted(self.outcomes.items()))
         extra = f", {self.without_reward} ok without a reward" if self.without_reward else ""
         text = f"{score}\n{self.rollouts} rollouts of {self.inputs} inputs in {self.elapsed_s:.0f} s: {counts}{extra}"
-        if self.policy_failures:
-            text += "\nthe policy failed: " + ", ".join(f"{n} {why}" for why, n in sorted(self.policy_failures.items()))
+        if self.metrics:
+            text += f"\nmetrics, mean of those that ended ok: {metrics_line(self.metrics)}"
+        for what, found in (("exceptions", self.errors), ("the policy failed", self.policy_failures)):
+            if found:
+                text += f"\n{what}: " + ", ".join(f"{n} {why}" for why, n in sorted(found.items()))
         if self.scored < self.rollouts:
             text += f"\nnot scored: {self.rollouts - self.scored}"
             broken = self.causes.get(Cause.INFRASTRUCTURE, 0)
@@ -123,6 +131,35 @@ def score_of(item: BatchItem) -> float | None:
     return 0.0 if item.cause in (Cause.AGENT, Cause.POLICY) else None
 
 
+def metrics_of(record: Mapping[str, Any] | None) -> dict[str, float]:
+    """The finite numbers that an agent returned beside the reward: in ``metrics``, or beside ``reward`` in ``rewards``."""
+    record = record or {}
+    raw, own = record.get("rewards", record.get("reward")), record.get("metrics")
+    found = dict(own) if isinstance(own, Mapping) else {}
+    found |= {name: value for name, value in raw.items() if name != "reward"} if isinstance(raw, Mapping) else {}
+    return {str(k): float(v) for k, v in found.items() if isinstance(v, bool) or is_finite(v)}
+
+
+def mean_metrics(each: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each metric over the rollouts that have it."""
+    values: dict[str, list[float]] = {}
+    for metrics in each:
+        for name, value in metrics.items():
+            values.setdefault(name, []).append(value)
+    return {name: math.fsum(found) / len(found) for name, found in sorted(values.items())}
+
+
+def metrics_line(metrics: Mapping[str, float]) -> str:
+    """Metrics for people; empty without any."""
+    return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+
+
+def error_type_of(item: BatchItem) -> str | None:
+    """The class of the exception that an item's agent raised; None where none is known."""
+    kind = getattr(item.exception, "error_type", None) or (item.result or {}).get("error_type")
+    return None if item.success or kind is None else str(kind)
+
+
 def summarise(
     items: Sequence[BatchItem], elapsed_s: float, judge: Mapping[str, float] = MappingProxyType({})
 ) -> EvalSummary:
@@ -154,6 +191,8 @@ def summarise(
         high_ok=high_ok,
         solved_once=statistics.fmean(max(r) >= 1.0 for r in scores.values()) if scores else None,
         elapsed_s=elapsed_s,
+        metrics=mean_metrics(metrics_of(item.result) for item in items if item.success),
+        errors=dict(Counter(kind for item in items if (kind := error_type_of(item)) is not None)),
         judge=dict(judge),
     )
 
@@ -182,16 +221,40 @@ def interval(values: Sequence[float]) -> tuple[float | None, float | None]:
     return means[int(0.025 * RESAMPLES)], means[int(0.975 * RESAMPLES) - 1]
 
 
+def change_of(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """Compare the rewards of the same inputs before and after: the mean change, its 95 % confidence interval, a verdict.
+
+    The verdict is "learned" if the interval is above 0 and at least `LEAST_CHANGED` inputs changed, "not learned" if no part of
+    the interval is above 0, and otherwise "cannot tell", as for fewer than `LEAST_CHANGED` inputs. ``text`` is for people.
+    """
+    changes = [after - before for before, after in pairs]
+    better, worse = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
+    facts: dict[str, Any] = {"inputs": len(pairs), "better": better, "worse": worse, "verdict": "cannot tell"}
+    # From [-1, 1] to [0, 1]: `interval` takes values of 0 and 1 for two outcomes, and an unchanged input is a third.
+    low, high = interval([(change + 1) / 2 for change in changes])
+    if low is None or high is None:
+        return {**facts, "mean": None, "low": None, "high": None, "text": "cannot tell: no input has two rewards"}
+    facts |= {"mean": statistics.fmean(changes), "low": 2 * low - 1, "high": 2 * high - 1}
+    if len(pairs) >= LEAST_CHANGED and facts["high"] <= 0:
+        facts["verdict"] = "not learned"
+    elif better + worse >= LEAST_CHANGED and facts["low"] > 0:
+        facts["verdict"] = "learned"
+    text = "{verdict}: on the same {inputs} inputs the reward changed by {mean:+.3f} (95 % interval {low:+.3f} to {high:+.3f}); "
+    return {**facts, "text": (text + "{better} got better, {worse} got worse").format(**facts)}
+
+
 def write_results(folder: Path, items: Iterable[BatchItem], summary: EvalSummary) -> None:
     """Write ``results.jsonl`` (with the records and tracebacks), ``results.csv`` (one line per rollout) and ``summary.json``."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "results.jsonl").open("w") as lines, (folder / "results.csv").open("w", newline="") as table:
-        writer = csv.DictWriter(table, _entry(BatchItem(success=False)))
+        columns = [*_entry(BatchItem(success=False)), *(f"metrics.{name}" for name in summary.metrics)]
+        writer = csv.DictWriter(table, columns)
         writer.writeheader()
         for item in sorted(items, key=lambda item: item.index or 0):
-            entry = _entry(item)
-            lines.write(json.dumps({**entry, "traceback": item.traceback, "record": item.result}) + "\n")
-            writer.writerow(entry)
+            entry, metrics = _entry(item), metrics_of(item.result) if item.success else {}
+            more = {"metrics": metrics, "traceback": item.traceback, "record": item.result}
+            lines.write(json.dumps({**entry, **more}) + "\n")
+            writer.writerow({**entry, **{f"metrics.{name}": value for name, value in metrics.items()}})
     (folder / "summary.json").write_text(json.dumps(as_facts(summary), indent=2) + "\n")
 
 
@@ -207,6 +270,7 @@ def _entry(item: BatchItem) -> dict[str, Any]:
         "score": score_of(item),
         "attempt": item.attempt,
         "elapsed_s": item.elapsed,
+        "error_type": error_type_of(item),
         "error": item.error,
     }
 

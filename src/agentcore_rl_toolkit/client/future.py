@@ -40,7 +40,8 @@ class Verdict:
 class Progress:
     """Where a rollout is. Written on the client's loop only; read from anywhere.
 
-    ``entered_s``: monotonic time at which each stage began. ``finished_s``: when the rollout was resolved.
+    ``entered_s``: monotonic time at which the stage began. ``spent_s``: seconds in the stages of the attempt before that.
+    ``finished_s``: when the rollout was resolved.
     """
 
     session_id: str
@@ -50,7 +51,8 @@ class Progress:
     key: str = ""
     root: str = ""  # prefix of the experiment in the store
     stage: Stage = Stage.QUEUE
-    entered_s: dict[Stage, float] = field(default_factory=dict)
+    entered_s: float = field(default_factory=time.monotonic)
+    spent_s: dict[Stage, float] = field(default_factory=dict)
     finished_s: float | None = None
     agent_reply: dict[str, Any] | None = None
     proof_key: str | None = None  # name of the key that the session's secret comes from
@@ -58,16 +60,21 @@ class Progress:
     trouble: Callable[[], Exception | None] = lambda: None  # why its record cannot be looked for at present
 
     def enter(self, stage: Stage) -> None:
-        """Note that a stage begins now."""
-        self.stage = stage
-        self.entered_s[stage] = time.monotonic()
+        """Begin a stage."""
+        now_s = time.monotonic()
+        self.spent_s[self.stage] = self.spent_s.get(self.stage, 0.0) + now_s - self.entered_s
+        self.stage, self.entered_s = stage, now_s
+
+    def restart(self, session_id: str) -> None:
+        """Begin the next attempt."""
+        self.session_id, self.attempt = session_id, self.attempt + 1
+        self.stage, self.entered_s, self.spent_s = Stage.QUEUE, time.monotonic(), {}
 
     def stages(self) -> dict[str, float]:
         """Seconds spent in each stage of the last attempt, by name, the current one up to now."""
-        marks = sorted(self.entered_s.items(), key=lambda item: item[1])
         end_s = self.finished_s if self.finished_s is not None else time.monotonic()
-        ends = [at for _, at in marks[1:]] + [end_s]
-        return {stage.value: end - at for (stage, at), end in zip(marks, ends, strict=True)}
+        spent_s = {**self.spent_s, self.stage: self.spent_s.get(self.stage, 0.0) + end_s - self.entered_s}
+        return {stage.value: seconds for stage, seconds in spent_s.items()}
 
 
 class RolloutFuture:

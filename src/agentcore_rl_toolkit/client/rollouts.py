@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import functools
+import concurrent.futures
 import os
 import threading
 import uuid
@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from .._portal import Portal
+from .._portal import Portal, result_of
 from ..contract import IdValue, check_id, new_session_id
 from ..errors import ConfigError
 from ..store import open_store, parse_url
@@ -29,7 +29,7 @@ from .data_plane.transport import Transport
 from .future import RolloutFuture
 from .ledger import FileLedger
 from .lifecycle.events import Subscriber
-from .lifecycle.rollout import Engine, open_engines
+from .lifecycle.rollout import Engine
 from .records.replay import Replayed, Reward, replayed
 from .settings import (
     ON_FAILURE,
@@ -120,7 +120,7 @@ class RolloutClient:
         self.endpoint_url = endpoint_url or next(
             (os.environ[name] for name in ENDPOINT_ENV if os.environ.get(name)), None
         )
-        self.store = self.watch.store or open_store(s3_bucket)
+        self.store = self.watch.store or open_store(s3_bucket, default_region=self.region)
 
         pool = max_pool_connections
         if pool == PUBLISHED_POOL_CONNECTIONS:
@@ -133,17 +133,16 @@ class RolloutClient:
             pool_connections=pool,
             read_timeout_s=self.deadlines.start_s,
         )
-        pacer = shared_pacer(agent_runtime_arn, self.endpoint_url)
-        limits = PaceLimits(tps_limit, sessions_per_minute)
-        pacer.join(limits)
-        self._leave_pacer = functools.partial(pacer.leave, limits)
         self._ledgers: dict[str, FileLedger] = {}
         self._portal = Portal("agentcore-rl-client", owner="client")
         self._may_close = threading.Semaphore(1)  # taken by the first `close`
+        self._closing_thread: int | None = None
+        self._closed: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._engine = Engine(
             portal=self._portal,
             transport=self._transport,
-            pacer=pacer,
+            pacer=shared_pacer(agent_runtime_arn, self.endpoint_url),
+            limits=PaceLimits(tps_limit, sessions_per_minute),
             bucket=s3_bucket,
             store=self.store,
             watch=self.watch,
@@ -152,7 +151,6 @@ class RolloutClient:
             max_attempts=max_retry_attempts,
             calls_at_once=pool,
         )
-        open_engines.add(self._engine)
 
     # ---- single rollouts
 
@@ -382,50 +380,61 @@ class RolloutClient:
         """A boto3 S3 client, for your own code."""
         return self._transport.make_s3_client()
 
-    def flush(self) -> None:
-        """Wait until every session that is due to be stopped is stopped (at most ``deadlines.stop_s``)."""
-        if self._portal.started:
-            self._portal.call(self._engine.close_async(cancel=False))
+    def flush(self) -> list[str]:
+        """Wait until every session that is due to be stopped is stopped. Returns and gives up as `close` does."""
+        return self._portal.call(self._engine.close_async()) if self._portal.started else []
 
-    async def flush_async(self) -> None:
+    async def flush_async(self) -> list[str]:
         """Async `flush`."""
-        if self._portal.started:
-            await self._portal.run(self._engine.close_async(cancel=False))
+        return await self._portal.run(self._engine.close_async()) if self._portal.started else []
 
-    def close(self) -> None:
-        """Cancel what runs, stop its sessions, and end the background thread. A second call does nothing."""
-        if not self._begin_close():
-            return
-        try:
-            if self._portal.started:
-                self._portal.call(self._shut())
-        finally:
-            self._end_close()
+    def close(self) -> list[str]:
+        """Cancel what runs, stop its sessions, and end the background thread.
 
-    async def aclose(self) -> None:
+        It waits as long as sessions are being stopped, and gives up when one could not be stopped and none was for
+        ``deadlines.stop_s``. A second call waits for the first one.
+
+        Returns: ids of the sessions that are not known to be gone, which a warning also names. They run until their idle timeout.
+        """
+        self._portal.refuse_own_thread()
+        if self._begin_close():
+            try:
+                if self._portal.started:
+                    self._portal.call(self._shut())
+            finally:
+                self._end_close()
+        elif self._closing_thread != threading.get_ident():  # a signal handler would wait for what it interrupted
+            result_of(self._closed)
+        return list(self._engine.left)
+
+    async def aclose(self) -> list[str]:
         """Async `close`."""
-        if not self._begin_close():
-            return
-        try:
-            if self._portal.started:
-                await self._portal.run(self._shut())
-        finally:
-            self._end_close()
+        if self._begin_close():
+            try:
+                if self._portal.started:
+                    await self._portal.run(self._shut())
+            finally:
+                self._end_close()
+        await asyncio.shield(asyncio.wrap_future(self._closed))
+        return list(self._engine.left)
 
     async def _shut(self) -> None:
-        await self._engine.close_async(cancel=True)
+        await self._engine.close_async(cancel="all")
         for ledger in self._ledgers.values():
             ledger.close()
 
     def _begin_close(self) -> bool:
         self._engine.refuse_more()
-        return self._may_close.acquire(blocking=False)
+        first = self._may_close.acquire(blocking=False)
+        if first:
+            self._closing_thread = threading.get_ident()
+        return first
 
     def _end_close(self) -> None:
-        open_engines.discard(self._engine)
-        self._leave_pacer()
+        self._engine.leave()
         self._portal.close()
         self._transport.close()
+        self._closed.set_result(None)
 
     def __enter__(self) -> RolloutClient:
         return self

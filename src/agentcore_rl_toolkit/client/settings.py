@@ -79,16 +79,17 @@ class Deadlines:
     """How long each stage of a rollout may take. Units: seconds; None: no limit.
 
     Attributes:
-        queue_s: waiting in the process for a free slot and for the pace. It depends on how much the caller queued, so
-            it has no limit unless one is set; every wait ahead in the queue has its own.
-        throttle_s: how long refusals (429, 402) of one rollout are waited out.
+        queue_s: waiting in the process for a connection and for the pace. It depends on how much the caller queued, so
+            it has no limit unless one is set.
+        throttle_s: how long refusals (429, 402) of one rollout are waited out: refused invokes and the pauses after them. The
+            queue counts only while the runtime accepts no rollout of this client at all.
         start_s: one invoke request, cold start included.
         confirm_s: after an invoke whose answer was lost, how long to look for signs that the agent runs.
         confirm_error_s: the same after an answer of 500 or 503, where the invoke is not sent again at once.
         run_s: from the accepted invoke to the record. The default is the service's own limit on a session, plus a
             little.
         result_s: reading a record that is known to exist.
-        stop_s: stopping a session, retries included; also the wait for outstanding stops at exit.
+        stop_s: stopping a session, retries included. `RolloutClient.close` gives up when no session was stopped for so long.
     """
 
     queue_s: float | None = None

@@ -84,7 +84,7 @@ class AgentRuntime:
             "agentRuntimeArtifact": artifact,
             "roleArn": role,
             "networkConfiguration": network,
-            "environmentVariables": dict(s.environment),
+            "environmentVariables": {"AGENTCORE_RL_ROLLOUTS": "on", **s.environment},
         }
 
     def _until_role_is_known(self, make: Callable[[], Any]) -> Any:

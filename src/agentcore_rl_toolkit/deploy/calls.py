@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..errors import ConfigError
+from ..store.remote import find_region
 
 DEADLINE_S = 60.0
 # Calls that change nothing: a rehearsal sends them, so that it shows what would happen to what is there.
@@ -41,7 +41,7 @@ class Calls:
         import boto3
 
         self._session = boto3.Session()
-        self.region: str | None = region or self._session.region_name or os.environ.get("AWS_REGION")
+        self.region: str | None = region or find_region()
         self.rehearse = rehearse
         self._say = say
         self._clients: dict[str, Any] = {}

@@ -26,7 +26,7 @@ def hint(error: BaseException, environment: Mapping[str, str] = os.environ) -> s
     """A hint to add to this error; None outside of a sandbox, and where the sandbox is not the reason."""
     unset = _unset(error, environment)
     if unset is not None:
-        return f"{UNSET}{unset}; give it with --session-env {unset}"
+        return f"{UNSET}{unset}; give it with --session-env {unset}, or --env-file FILE"
     try:
         shown = json.loads(environment.get(VARIABLE, ""))
         readable, writable = list(shown["readable"]), list(shown["writable"])

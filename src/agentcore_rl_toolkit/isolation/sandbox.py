@@ -4,11 +4,13 @@
 ``container``: a container per session, in Docker or Podman. The first one protects this user's files from a policy's mistakes;
 code that is not trusted belongs into the last one, or on AgentCore.
 
-The system's folders, the interpreter, this package, the agent's project and the folders of ``--readable`` are read-only inside;
-the folders of the sessions and of ``--writable``, and the store, are writable. Network, processes and users are as outside.
+The system's folders, the interpreter, this package, the agent's project and the paths of ``--readable`` are read-only inside;
+the folders of the sessions and of ``--writable``, and the store, are writable. `Cover` hides answers and keys in all of them.
+Network, processes and users are as outside.
 
 ``/proc`` is the real one, whole: only then can a Bubblewrap inside (an agent that runs tools in sandboxes of its own) make a
-sandbox, as root and as an ordinary user.
+sandbox, as root and as an ordinary user. An ordinary user's sandbox is a user namespace, from which the kernel lets no process
+look into one outside. Root's has no capability to trace, and reaches files outside through Bubblewrap's own process only.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from ..errors import AgentLoadError, ConfigError
@@ -32,6 +35,10 @@ INSTALL = "on Debian and Ubuntu: apt-get install bubblewrap"
 BWRAP_S = 30.0
 TMP_BYTES = 2**30  # of /tmp, which all sessions of a version share; a session's own TMPDIR is on disk
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix/store", "/sys")
+# Without these root cannot read variables and files of processes that have them, nor unmount a cover. A sandbox inside then needs
+# a user namespace. Source: ptrace(2), "Ptrace access mode checking"; perfmon_capable() in Linux's mm_access().
+CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SYS_PTRACE", "CAP_PERFMON")
+NOTHING: Mapping[str, str] = MappingProxyType({})
 _ASK = "import json, sys; print(json.dumps([sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path]))"
 
 
@@ -69,12 +76,15 @@ def no_sandbox() -> str | None:
     return lines[-1] if lines else f"bwrap ended with status {done.returncode}"
 
 
-def command(readable: Sequence[Path] = (), writable: Sequence[Path] = (), *, hidden: Sequence[Path] = ()) -> list[str]:
+def command(
+    readable: Sequence[Path] = (), writable: Sequence[Path] = (), covers: Mapping[str, str] = NOTHING
+) -> list[str]:
     """The words in front of a command that run it in the sandbox. Paths that do not exist are left out.
 
-    ``hidden``: folders that are empty inside, although what is around them is shown.
+    ``covers``: the mounts of a `Cover`.
     """
     words = ["bwrap", "--die-with-parent", "--size", str(TMP_BYTES), "--perms", "1777", "--tmpfs", "/tmp"]
+    words += [word for name in CAPABILITIES for word in ("--cap-drop", name) if os.geteuid() == 0]
     for name in SYSTEM:
         if os.path.islink(name):
             words += ["--symlink", os.readlink(name), name]
@@ -82,18 +92,19 @@ def command(readable: Sequence[Path] = (), writable: Sequence[Path] = (), *, hid
             words += ["--ro-bind", name, name]
     words += ["--dev", "/dev", "--bind", "/proc", "/proc", "--dir", "/run", "--symlink", "../tmp", "/var/tmp"]
     resolver = os.path.realpath("/etc/resolv.conf")  # it may lie in /run
-    binds = dict.fromkeys(_named((Path(resolver), *readable)), "--ro-bind")
-    binds |= {path: "--dev-bind" if path.startswith("/dev/") else "--bind" for path in _named(writable)}
-    bound = dict.fromkeys(SYSTEM, "--ro-bind")
+    binds = {path: ("--ro-bind", path) for path in _named((Path(resolver), *readable))}
+    binds |= {path: ("--dev-bind" if path.startswith("/dev/") else "--bind", path) for path in _named(writable)}
+    binds |= {path: ("--ro-bind", source) for path, source in covers.items()}
+    bound = {name: ("--ro-bind", name) for name in SYSTEM}
     for path in sorted(
         binds, key=lambda p: p.count("/")
-    ):  # an inner one is mounted over the outer one, where that differs
-        above = next((bound[str(p)] for p in Path(path).parents if str(p) in bound), None)
-        if above is None or (above == "--ro-bind" and binds[path] != above):
-            bound[path] = binds[path]
-            words += [binds[path], path, path]
-    for path in _named(hidden):
-        words += ["--tmpfs", path]
+    ):  # an inner one over the outer one, if that shows something else
+        kind, source = binds[path]
+        outer = next((p for p in map(str, Path(path).parents) if p in bound), "")
+        above, behind = bound.get(outer, ("", path))
+        if behind != outer or source != path or (above == "--ro-bind" and kind != above):
+            bound[path] = kind, source
+            words += [kind, source, path]
     return [*words, "--remount-ro", "/"]
 
 

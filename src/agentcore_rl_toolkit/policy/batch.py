@@ -305,8 +305,10 @@ class Batch:
     def _stop_in(self, generation: Generation) -> str | None:
         """The stop string that the newest token has completed."""
         assert self.tokenizer is not None
-        text = self.tokenizer.decode(generation.token_ids, skip_special_tokens=False)
-        return next((stop for stop in generation.params.stop if stop in text), None)
+        stops = generation.params.stop
+        last = generation.token_ids[-4 * max(map(len, stops)) - 4 :]  # a character may take four tokens
+        text = self.tokenizer.decode(last, skip_special_tokens=False)
+        return next((stop for stop in stops if stop in text), None)
 
     def _drop_ended(self) -> list[Generation]:
         """Take ended sequences out, the last row filling each hole."""

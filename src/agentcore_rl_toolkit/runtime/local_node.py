@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import AgentLoadError
 from ..isolation import hints, sandbox
+from ..isolation.cover import Cover
 from ..isolation.sandbox import choose_tier
 from .agents.agent import Agent, runtime_arn
 from .config import RuntimeConfig
@@ -22,7 +23,6 @@ log = logging.getLogger(__name__)
 
 # OpenBLAS, and so numpy, starts its threads when it is imported; a process that has threads cannot be forked.
 UNTHREADED = {"OPENBLAS_NUM_THREADS": "1"}
-KEYS = ".agentcore-rl"  # the folder in which `agentcore-rl up` leaves its keys
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -41,6 +41,7 @@ class LocalNode:
         self._state_dir = state_dir
         self._sessions = sessions  # the folder of theirs
         self._root = root
+        config.isolation.hidden.add(state_dir)
         self._templates: dict[tuple[str, int], TemplateProcess] = {}
         self._locks: dict[tuple[str, int], asyncio.Lock] = {}
         self._container_node: ContainerNode | None = None
@@ -153,10 +154,11 @@ class LocalNode:
             for folder in isolation.writable_folders:
                 folder.mkdir(parents=True, exist_ok=True)
             paths = await asyncio.to_thread(sandbox.interpreter_paths, agent.python)
-            project = sandbox.project_of(agent.script)
-            readable = (*paths, PACKAGE, project, *isolation.readable)
-            keys = [folder / KEYS for folder in {project, agent.script.parent, Path.cwd()}]
-            prefix = sandbox.command(readable, (*own, *isolation.writable_folders), hidden=keys)
+            readable = (*paths, PACKAGE, sandbox.project_of(agent.script), *isolation.readable)
+            writable = (*own, *isolation.writable_folders)
+            shown = (*map(Path, sandbox.SYSTEM), *readable)
+            cover = await asyncio.to_thread(Cover, agent.script, shown, writable, isolation.hidden, root=self._root)
+            prefix = sandbox.command(readable, writable, cover.mounts)
             env[hints.VARIABLE] = hints.describe(
                 [*sandbox.SYSTEM, *map(str, readable)], [*map(str, isolation.writable_folders)]
             )
@@ -175,6 +177,8 @@ class LocalNode:
             await template.start()
         except AgentLoadError as e:
             raise AgentLoadError(f"agent {agent.name}: {e}") from e
+        if template.mode == "exec" and template.reason is not None:
+            log.warning("agent %s: every session loads it anew, which is slow: %s", agent.name, template.reason)
         return template
 
     def environment(self, agent: Agent) -> dict[str, str]:
@@ -189,6 +193,7 @@ class LocalNode:
             "AWS_EC2_METADATA_DISABLED": "true",
             "OTEL_RESOURCE_ATTRIBUTES": f"cloud.resource_id={arn}",
             "PYTHONUNBUFFERED": "1",
+            "AGENTCORE_RL_ROLLOUTS": "on",
         }
         if sys.platform == "darwin":
             env["OBJC_DISABLE_INITIALIZE_FORK_SAFETY"] = "YES"  # else a forked child that uses Foundation is killed

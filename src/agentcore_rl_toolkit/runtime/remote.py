@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -150,6 +150,15 @@ class RuntimeView:
         Raises: LocalRuntimeError with the reason when it does not load.
         """
         return self._loaded(name, json.loads(self.call("POST", f"/_local/agents/{name}/reload", {})), on_wait)
+
+    def hide(self, paths: Iterable[Path | str | None]) -> None:
+        """Hide files from the sessions that start from now on. An agent that shows one of them is loaded anew.
+
+        Raises: LocalRuntimeError with the reason when it does not load.
+        """
+        body = [os.path.abspath(path) for path in paths if path is not None]
+        for name in json.loads(self.call("POST", "/_local/hide", body))["agents"]:
+            self.reload(name)
 
     def _loaded(self, name: str, made: Mapping[str, Any], on_wait: Callable[[], None]) -> str:
         deadline = time.monotonic() + DEPLOY_TIMEOUT_S

@@ -15,6 +15,7 @@ from typing import Any
 from .._servers.tasks import Tasks
 from ..contract import ROLLOUT_FIELD
 from ..errors import AgentCoreRLError, AgentLoadError, ConfigError, LocalRuntimeError
+from ..isolation.cover import may_show
 from ..store import parse_url
 from . import roots
 from .agents import environments
@@ -156,6 +157,15 @@ class Runtime:
         version.script, version.python = old.script, old.python
         await self.deploy(record, version)
         return record
+
+    def hide(self, paths: Sequence[str]) -> list[str]:
+        """Hide more files from sessions of agents that are loaded from now on. Returns the loaded agents that may show one."""
+        isolation = self.config.isolation
+        new = {Path(os.path.realpath(path)) for path in paths} - isolation.hidden
+        isolation.hidden.update(new)
+        loaded = [r.latest.agent for r in self.registry.records.values() if self.node.tier != "none"]
+        agents = [agent for agent in loaded if agent is not None and agent.image is None]
+        return [agent.name for agent in agents if may_show(new, agent.script, isolation.readable)]
 
     async def _deploy(self, record: Record, version: Version) -> None:
         try:

@@ -8,14 +8,14 @@ import functools
 import os
 import re
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from ..errors import (
     AgentCoreRLError,
     ConfigError,
-    MissingExtraError,
     ObjectExistsError,
     ObjectNotFoundError,
     StoreError,
@@ -32,8 +32,27 @@ _CODE = re.compile(r"<Code>(\w+)</Code>")
 _PASSING_STATUS = {408, 409, 425, 429}
 _TYPES = {".json": "application/json", ".alive": "application/json", ".jsonl": "application/x-ndjson"}
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
+
+
 # botocore renews temporary credentials 10 to 15 minutes before they expire, so asking it every 5 minutes never yields dead ones.
 TTL = timedelta(minutes=5)
+_FILES = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials"}
+
+
+def find_region(default: str | None = None) -> str | None:
+    """AWS_REGION (which botocore does not read), AWS_DEFAULT_REGION, that of the profile, or the default. Raises: ConfigError."""
+    named = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    return named or _profile()[0].get("region") or default
+
+
+def find_endpoint() -> str | None:
+    """The endpoint of S3 that the environment or the profile sets; None: AWS's own. Raises: ConfigError."""
+    named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    if named:
+        return named
+    profile, services = _profile()
+    own = services.get(profile.get("services"), {}).get("s3", {})
+    return own.get("endpoint_url") or profile.get("endpoint_url")
 
 
 def find_provider() -> Any:
@@ -45,43 +64,42 @@ def find_provider() -> Any:
     """
     if os.environ.get("AWS_ACCESS_KEY_ID") and os.environ.get("AWS_SECRET_ACCESS_KEY"):
         return None
-    try:
-        from obstore.auth.boto3 import Boto3CredentialProvider
-    except ImportError as e:
-        raise MissingExtraError("S3 without AWS_ACCESS_KEY_ID in the environment needs boto3: pip install boto3") from e
+    from botocore.exceptions import BotoCoreError
+    from obstore.auth.boto3 import Boto3CredentialProvider
+
     try:
         return Boto3CredentialProvider(ttl=TTL)
-    except ValueError as e:
+    except (ValueError, BotoCoreError) as e:
         raise StorePermissionError(
             "no credentials for the store: export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, "
-            "or use an instance role"
+            f"or use an instance role ({e})"
         ) from e
 
 
-def find_region() -> str:
-    """Region from the environment, else from the AWS configuration, else us-east-1 (what local S3 servers expect)."""
-    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    if region:
-        return region
-    if os.environ.get("AWS_ACCESS_KEY_ID") and not os.environ.get("AWS_PROFILE"):
-        return "us-east-1"
+def _profile() -> tuple[Mapping[str, Any], Mapping[Any, Any]]:
+    """The settings of the profile, and the sections of services."""
+    if not any(Path(os.environ.get(name) or usual).expanduser().is_file() for name, usual in _FILES.items()):
+        return {}, {}
+    from botocore.exceptions import BotoCoreError
+    from botocore.session import Session
+
+    session = Session()
     try:
-        import boto3
-    except ImportError:
-        return "us-east-1"
-    return boto3.Session().region_name or "us-east-1"
+        return session.get_scoped_config(), session.full_config.get("services", {})
+    except BotoCoreError as e:
+        raise ConfigError(f"the AWS configuration cannot be read: {e}") from e
 
 
 class RemoteStore(ObjectStore):
     """``s3://bucket/prefix`` (also ``gs://`` and ``az://``). Keys are relative to the prefix.
 
-    The endpoint is ``AWS_ENDPOINT_URL_S3``, else ``AWS_ENDPOINT_URL``, read on first use; http endpoints and path-style
-    addressing work as they are.
+    Region, endpoint and credentials are looked up on first use as botocore does; http endpoints and path-style addressing work as
+    they are.
     """
 
-    def __init__(self, url: str, *, scheme: str, bucket: str, prefix: str) -> None:
+    def __init__(self, url: str, *, scheme: str, bucket: str, prefix: str, default_region: str | None) -> None:
         super().__init__(url)
-        self._scheme, self._bucket, self._prefix = scheme, bucket, prefix
+        self._scheme, self._bucket, self._prefix, self._default_region = scheme, bucket, prefix, default_region
         self._opened: tuple[int, Any] | None = None
 
     def _store(self) -> Any:
@@ -112,7 +130,7 @@ class RemoteStore(ObjectStore):
             return obstore.store.from_url(
                 f"{self._scheme}://{self._bucket}", client_options=cast(Any, options), **common
             )
-        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        endpoint = find_endpoint()
         if endpoint is not None and endpoint.lower().startswith("http://"):
             options["allow_http"] = True
             # There is no certificate to check on this connection, and reading the system's costs 7 ms of CPU per session.
@@ -121,7 +139,7 @@ class RemoteStore(ObjectStore):
             # under this name it also wins over the environment's
             common["aws_endpoint_url_s3"] = endpoint.rstrip("/")
         common |= {
-            "region": find_region(),
+            "region": find_region(self._default_region) or "us-east-1",  # what local S3 servers expect
             "virtual_hosted_style_request": False,
             "client_options": options,
             "credential_provider": find_provider(),

@@ -64,9 +64,11 @@ def parse_url(url_or_bucket: str) -> StoreURL:
     return StoreURL(scheme=scheme, bucket=bucket, prefix="/".join(parts) + "/" if parts else "")
 
 
-def open_store(url_or_bucket: str) -> ObjectStore:
+def open_store(url_or_bucket: str, *, default_region: str | None = None) -> ObjectStore:
     """Open the store a URL or plain bucket name stands for; nothing is contacted before its first operation.
 
+    Args:
+        default_region: of S3, where neither the environment nor the AWS configuration has one.
     Raises: ConfigError on a URL that cannot be read.
     """
     url = parse_url(url_or_bucket)
@@ -78,7 +80,7 @@ def open_store(url_or_bucket: str) -> ObjectStore:
         return MemoryStore(str(url), url.bucket, url.prefix)
     from .remote import RemoteStore
 
-    return RemoteStore(str(url), scheme=url.scheme, bucket=url.bucket, prefix=url.prefix)
+    return RemoteStore(str(url), scheme=url.scheme, bucket=url.bucket, prefix=url.prefix, default_region=default_region)
 
 
 def url_matches(url_or_bucket: str, patterns: Iterable[str]) -> bool:

@@ -38,7 +38,8 @@ class Turn:
     whole, so the turn is trained only if a later one goes on from it. ``tools`` are the names of those that the call offers,
     ``tag`` is what the agent calls its role, ``system`` stands for the text of its leading system messages: calls of one agent
     have the same. ``sampling`` are the sampling parameters of the call, as far as it names any. ``answered`` False: the policy
-    ended inside its reasoning, and the agent got a blank answer. None where it is not known. Units: unix seconds for ``*_s``.
+    ended inside its reasoning, and the agent got a blank answer. ``reply_id`` is the id that the reply had in OpenAI's chat API.
+    None where it is not known. Units: unix seconds for ``*_s``.
 
     Raises: CaptureError when the lengths do not fit together.
     """
@@ -70,6 +71,7 @@ class Turn:
     system: str | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     answered: bool = True
+    reply_id: str | None = None
 
     def __post_init__(self) -> None:
         sampled = len(self.completion_ids)

@@ -42,6 +42,11 @@ def run(payload):
 """
 
 
+class Broken(Exception):
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+
 def run(payload: dict[str, Any]) -> dict[str, Any]:
     """The agent of these tests: it knows nothing of jobs."""
     rollout, do = payload["_rollout"], payload.get("do", "")
@@ -75,6 +80,10 @@ def run(payload: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("a fault of the agent")
     if do == "tokens":
         raise PolicyFailure("tokens")
+    if do == "iterate":
+        next(iter(()))
+    if do == "break":
+        raise Broken
     return {"rewards": payload["rewards"] if "rewards" in payload else float(text == payload["answer"])}
 
 
@@ -161,6 +170,8 @@ async def test_an_agent_of_anthropics_client_is_served(jobs: JobServer) -> None:
         ({"do": "tokens"}, {}, "ready", -1.0),
         ({"do": "fail"}, {}, "failed", 0.0),
         ({"do": "fail"}, {"sagemaker_failures": "zero"}, "ready", 0.0),
+        ({"do": "iterate"}, {}, "failed", 0.0),
+        ({"do": "break"}, {}, "failed", 0.0),
         ({"rewards": None}, {}, "failed", 0.0),
         ({"rewards": "good"}, {}, "failed", 0.0),
     ],

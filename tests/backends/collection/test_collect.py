@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,12 @@ LOST_IN_AGENT = raised("infrastructure", rewards=1.0)
             "no_reward",
             InvalidResultError,
         ),
+        (
+            Episode(input_id="a", turns=[turn()], record={"rewards": [10**400, 1.0]}),
+            "invalid",
+            "no_reward",
+            InvalidResultError,
+        ),
         (Episode(input_id="a", record={"rewards": 1.0}), "invalid", "no_tokens", InvalidResultError),
         (
             Episode(input_id="a", turns=[turn(trainable=False)], record={"rewards": 1.0}),
@@ -200,6 +207,29 @@ async def test_every_failure_has_a_cause_and_the_infrastructures_is_never_scored
     assert (rollout.cause, rollout.score) == (cause, score)
 
 
+async def test_a_metric_beyond_floats_is_left_out() -> None:
+    record = {"rewards": {"reward": 1.0, "far": 10**400, "near": 2}, "metrics": {"far": -(10**400)}}
+    rollout = await one(Episode(input_id="a", turns=[turn()], record=record))
+    assert rollout.usable
+    assert rollout.reward_detail is not None
+    assert rollout.reward_detail.metrics == {"near": 2.0}
+
+
+async def test_an_error_of_ours_while_judging_is_the_infrastructures_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    unreadable = replace(turn(), prompt_ids=5)  # type: ignore[arg-type]
+    replay = Replay([Episode(input_id="a", turns=[unreadable], record={"rewards": 1.0}), good()])
+    [group] = await collect_async(
+        [GroupRequest(input_id="a", payload={}, n=2)], client=replay.client, gateway=replay.gateway
+    )
+    broken, fine = sorted(group.rollouts, key=lambda rollout: rollout.usable)
+    assert (broken.outcome, broken.cause, broken.score) == (Outcome.LOST, Cause.INFRASTRUCTURE, None)
+    assert fine.usable
+    [logged] = [record for record in caplog.records if record.exc_info]
+    assert broken.session_id in logged.getMessage()
+
+
 async def test_both_means_of_an_evaluation_and_their_counts_are_told() -> None:
     records = [raised("policy", "tokens", rewards=-1.0), raised("policy", "turns"), RECORD_ERROR, LOST_IN_AGENT]
     replay = Replay([good(1.0), good(1.0), *(Episode(input_id="a", turns=[turn()], record=r) for r in records)])
@@ -215,6 +245,7 @@ async def test_both_means_of_an_evaluation_and_their_counts_are_told() -> None:
         "outcomes": {"ok": 2, "agent_error": 3, "lost": 1},
         "causes": {"policy": 2, "agent": 1, "infrastructure": 1},
         "policy_failures": {"tokens": 1, "turns": 1},
+        "metrics": {},
     }
     assert (stats.usable, stats.reward_mean, stats.lost_rollouts) == (3, pytest.approx(1 / 3), 2)
     assert stats.masked == {"policy_failure": 1, "outcome": 2}

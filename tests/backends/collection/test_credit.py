@@ -95,6 +95,41 @@ def test_an_agent_that_gives_one_reward_is_told_what_credit_by_turns_needs() -> 
     assert f"a list of {calls + 1} rewards" in str(short.rollouts[0].error)
 
 
+def test_a_call_that_the_agent_repeated_needs_no_reward() -> None:
+    """The agent got a reply that it could not use, and sent the same prompt again."""
+    first, *rest = TALKS[0].turns
+    again = [dataclasses.replace(first, turn_id="again", index=1, parent_turn=None)]
+    first = dataclasses.replace(first, completion_ids=[7], logprobs=[-1.0], token_weight_versions=None)
+    turns = [first, *again, *(dataclasses.replace(turn, index=turn.index + 1) for turn in rest)]
+    rewards = [0.25] * len(rest) + [1.0]
+    listed = Episode(input_id="case", turns=turns, record={"rewards": rewards, "status_code": 200})
+    group = collected([listed, talk([0.0] * len(TALKS[0].turns))])
+    assert [r.usable for r in group.rollouts] == [True, True], group.rollouts[0].error
+    samples = to_samples([group], estimator="dr_grpo", credit=Credit(credit="turn"))
+    unused = next(s for s in samples if s.response_ids == [7])
+    assert unused.advantages == [0.0], "the call that was repeated teaches nothing"
+    assert any(any(s.advantages) for s in samples)
+
+
+def test_rewards_name_their_calls_by_the_ids_of_the_replies() -> None:
+    turns = [dataclasses.replace(t, reply_id=f"chatcmpl-{t.index}-x") for t in TALKS[0].turns]
+
+    def episode(named: object) -> Episode:
+        record = {"rewards": 1.0, "turn_rewards": named, "status_code": 200}
+        return Episode(input_id="case", turns=turns, record=record)
+
+    last = f"msg_{turns[-1].index}-x"  # as the same reply is called in Anthropic's API
+    group = collected([episode({last: 1.0}), episode({last: 0.0}), episode({"chatcmpl-none": 1.0})])
+    assert [r.usable for r in group.rollouts] == [True, True, False]
+    assert "1 model calls that the session did not make, such as 'none'" in str(group.rollouts[2].error)
+    good, bad = to_samples([group], estimator="dr_grpo", credit=Credit(credit="turn"))
+    rewarded = [A for A, m in zip(good.advantages, good.response_mask, strict=True) if m]
+    n = len(turns[-1].completion_ids)
+    assert rewarded[-n:] == [0.5] * n
+    assert not any(rewarded[:-n]), "calls without a reward of their own are compared with nothing"
+    assert bad.advantages == [-A if A else 0.0 for A in good.advantages]
+
+
 def test_a_discount_carries_a_late_reward_back_to_early_turns() -> None:
     calls = len(TALKS[0].turns)
     group = collected([talk([0.0] * (calls - 1) + [1.0]), talk([0.0] * calls)], discount=0.5)

@@ -58,7 +58,7 @@ def url() -> Iterator[str]:
 
 @contextlib.contextmanager
 def answering(status: int, body: Any) -> Iterator[tuple[str, list[str]]]:
-    """A server of something else, and the paths that it was asked for."""
+    """A server of something else, and the paths that it was asked for. ``body`` may be a function of the request."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -67,8 +67,8 @@ def answering(status: int, body: Any) -> Iterator[tuple[str, list[str]]]:
 
         def do_POST(self) -> None:
             asked.append(self.path)
-            self.rfile.read(int(self.headers["content-length"]))
-            self.answer(status, body)
+            request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            self.answer(status, body(request) if callable(body) else body)
 
         def answer(self, code: int, content: Any) -> None:
             data = json.dumps(content).encode()
@@ -90,9 +90,10 @@ def answering(status: int, body: Any) -> Iterator[tuple[str, list[str]]]:
 
 
 def test_a_teachers_logprobs_of_the_students_ids_become_the_advantages(url: str) -> None:
-    episodes = EPISODES[:4]
+    # The teacher is the signal, so the agent needs no reward.
+    episodes = [dataclasses.replace(e, record={"status_code": 200}) for e in EPISODES[:4]]
     replay = Replay(episodes)
-    config = CollectConfig(teacher_url=url)
+    config = CollectConfig(teacher_url=url, require_reward=False)
     groups = collect(requests_for(episodes), client=replay.client, gateway=replay.gateway, config=config)
     samples = to_samples(groups, credit=Credit(teacher_url=url))
     assert {s.sequences for s in samples} > {1}, "branches, too"
@@ -105,6 +106,27 @@ def test_a_teachers_logprobs_of_the_students_ids_become_the_advantages(url: str)
         each = zip(its_R, sample.response_logprobs, strict=True)
         wanted = [0.0 if own is None else its - own for its, own in each]
         assert sample.advantages == pytest.approx(wanted, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("logprob", "advantage"), [(-9999.0, -20.0), (float("-inf"), -20.0), (float("nan"), None)], ids=str
+)
+def test_a_token_that_the_teacher_never_samples_has_a_bounded_advantage(
+    logprob: float, advantage: float | None
+) -> None:
+    def body(request: dict[str, Any]) -> dict[str, Any]:
+        each = [{str(token): {"logprob": logprob, "decoded_token": "?"}} for token in request["prompt"][1:]]
+        return {"choices": [{"prompt_logprobs": [None, *each]}]}
+
+    episodes = EPISODES[:1]
+    replay = Replay(episodes)
+    with answering(200, body) as (where, _):
+        config = CollectConfig(teacher_url=where)
+        groups = collect(requests_for(episodes), client=replay.client, gateway=replay.gateway, config=config)
+    samples = to_samples(groups, credit=Credit(teacher_url=where))
+    assert [r.mask_reason for r in groups[0].rollouts] == [None if advantage else "teacher"]
+    found = {A for s in samples for A, m in zip(s.advantages, s.response_mask, strict=True) if m}
+    assert found == ({advantage} if advantage else set())
 
 
 def test_the_same_vocabulary_is_accepted_and_another_refused_with_the_token(url: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -63,9 +64,11 @@ async def run(
     first_step: int = 0,
     held_out: Sequence[dict[str, Any]] = (),
     evaluated: list[Evaluated] | None = None,
+    invoked: list[dict[str, Any]] | None = None,
     **more: Any,
 ) -> tuple[int, ScriptedClient, list[tuple[str, int]], list[StepResult]]:
     replay, training = Replay(episodes), ScriptedClient()
+    replay.invoked = replay.invoked if invoked is None else invoked
     published: list[tuple[str, int]] = []
     steps: list[StepResult] = []
 
@@ -114,9 +117,20 @@ async def test_held_out_rows_are_run_before_between_and_after_with_the_weights_o
     held = [replace(good, input_id=f"{when}/0000") for when in ("before", "step-1", "after")]
     found: list[Evaluated] = []
     batches = [requests[:4], requests[4:]]
-    await run([*episodes, *held], batches, held_out=[{}], evaluated=found, steps=2, eval_every=1)
+    invoked: list[dict[str, Any]] = []
+    limits = {"sampling_params": {"max_tokens": 9, "stop": ["!"]}}
+    await run(
+        [*episodes, *held], batches, held_out=[{}], evaluated=found, invoked=invoked, steps=2, eval_every=1, **limits
+    )
     assert [(e.when, e.weight_version) for e in found] == [("before", 0), ("step-1", 1), ("after", 2)]
     assert [e.stats.scored for e in found] == [1, 1, 1]
+    sampled = {"before": [], "step-1": [], "after": [], "case": []}  # type: ignore[var-annotated]
+    for payload in invoked:
+        rollout = payload["_rollout"]
+        sampled[re.split(r"/|-\d\d$", rollout["input_id"])[0]].append(rollout["sampling_params"])
+    whole = {"temperature": 1.0, "top_p": 1.0, **limits["sampling_params"]}
+    assert all(params == whole for params in sampled.pop("case"))
+    assert all(params == [limits["sampling_params"]] for params in sampled.values())  # the agent's own otherwise
 
 
 async def test_checkpoints_are_named_by_the_steps_done_and_a_resumed_run_counts_on() -> None:

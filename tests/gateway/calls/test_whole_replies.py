@@ -6,7 +6,6 @@ import asyncio
 import fcntl
 import json
 import os
-import socket
 import sys
 import termios
 from pathlib import Path
@@ -20,49 +19,10 @@ from agentcore_rl_toolkit.gateway.admin.rllm import traces_of
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine, decode_ids
 from agentcore_rl_toolkit.trajectory import Trajectory, build_trajectory
 
-from ..asking import MODEL, Start, captured, opened, until
+from ..asking import MODEL, USER, Start, asked, captured, opened, until
 from ..served import Served
 from ..sglang import TokenEngine
 from ..stores import locked
-
-USER: Any = [{"role": "user", "content": "hello there"}]
-
-
-async def asked(
-    session: SessionHandle,
-    *,
-    headers: dict[str, str] | None = None,
-    version: str = "1.1",
-    limit: int = 2**16,
-    reads: bool = True,
-    **fields: Any,
-) -> tuple[Any, Any]:
-    """Send a call and leave its reply to the test: the two ends of its connection, which takes not much more than
-    twice ``limit`` bytes that nobody reads. With ``reads`` False what comes stays with the system.
-    """
-    place, _, route = session.base_url.removeprefix("http://").partition("/")
-    host, _, port = place.partition(":")
-    sock = socket.socket()
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 * limit)
-    sock.setblocking(False)
-    await asyncio.get_running_loop().sock_connect(sock, (host, int(port)))
-    reader, writer = await asyncio.open_connection(sock=sock, limit=limit)
-    if not reads:
-        writer.transport.pause_reading()
-    body = json.dumps({"model": "m", "messages": USER, **fields}).encode()
-    reply = {
-        "host": place,
-        "authorization": f"Bearer {session.api_key}",
-        **(headers or {}),
-        "content-length": len(body),
-    }
-    head = f"POST /{route}/chat/completions HTTP/{version}\r\n" + "".join(
-        f"{name}: {value}\r\n" for name, value in reply.items()
-    )
-    writer.write(head.encode() + b"\r\n" + body)
-    await writer.drain()
-    return reader, writer
-
 
 # -- several choices
 
@@ -169,9 +129,8 @@ async def test_a_reply_that_was_not_taken_whole_is_not_trained_beside_its_retry(
         assert len(trained) == 2
 
     check(await trajectory_of(gateway, session, close=False))
-    traces = traces_of(
-        "s", gateway.store.reader.readable(gateway.sessions.by_id[session.session_id.encode()].number), {}
-    )
+    number = gateway.sessions.by_id[session.session_id.encode()].number
+    traces = traces_of("s", list(gateway.store.reader.calls(number)), {})
     assert len(traces) == 2
     await gateway.stop(grace_s=0.2)
     gateway = await start_gateway(engine, store_dir=str(tmp_path), **settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,9 +14,11 @@ from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import GatewayError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.calls import relayed_chat
-from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 from agentcore_rl_toolkit.logs import WarnsOnceAMinute
 from agentcore_rl_toolkit.trajectory import build_trajectory
+
+from ..asking import until
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 LONG = "w20 " * 3000
@@ -60,6 +63,26 @@ async def test_tools_tag_and_sampling_are_kept_with_each_turn(engine: ScriptedEn
     assert report.other_sampling == {"top_p 0.8, top_k 20": report.trained_tokens}
     with pytest.raises(GatewayError, match="tag"):
         await client.create_sessions_async([new_session_id()], train="two words")
+
+
+async def test_of_two_calls_at_once_both_keep_their_fields_whichever_ends_first(
+    engine: ScriptedEngine, client: GatewayClient, session: SessionHandle
+) -> None:
+    slow = Fault(gate=asyncio.Event())
+    engine.faults.append(slow)
+    asked: dict[str, Any] = {"tools": [ADD], "temperature": 0.5}
+    async with client_of(session, "/tag/judge") as llm:
+        first = asyncio.ensure_future(ask(llm, {"role": "system", "content": "be brief"}, "w1", **asked))
+        await until(lambda: engine.calls)
+        await ask(llm, {"role": "system", "content": "be brief"}, "w2", **asked)
+        slow.gate.set()
+        await first
+    turns = (await client.fetch_async([session.session_id]))[session.session_id].turns
+    assert [t.prompt_ids for t in turns] == [c.prompt_ids for c in engine.calls]
+    assert [(t.tools, t.tag, t.sampling) for t in turns] == [(("add",), "judge", {"temperature": 0.5})] * 2
+    assert turns[0].system == turns[1].system is not None
+    report = build_trajectory("s", turns, train="task").report
+    assert report.side_calls == {"tagged": sum(len(t.completion_ids) for t in turns)}
 
 
 async def test_turns_with_images_are_not_trained_and_it_is_said(

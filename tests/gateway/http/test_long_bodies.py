@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
-import ipaddress
 import json
-import ssl
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from agentcore_rl_toolkit.gateway import SessionHandle
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+from serving import certificate
 
 from ..asking import Start, ask, asked_by, captured, claude, gpt, opened, talking
 
@@ -40,33 +35,6 @@ async def test_a_session_that_grows_long_is_kept_to_the_last_byte(start_gateway:
     assert [trace["messages"] for trace in traces] == [messages[: 2 * turn + 1] for turn in range(6)]
     prompts = [list(turn.prompt_ids) for turn in capture.turns]
     assert prompts == [list(seen.prompt_ids or ()) for seen in engine.calls]
-
-
-def certificate(folder: Path) -> tuple[Path, ssl.SSLContext]:
-    """A certificate for 127.0.0.1 that signs itself, and a server's context with it."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    chain, secret = folder / "cert.pem", folder / "key.pem"
-    chain.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    secret.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(chain, secret)
-    return chain, context
 
 
 def answering(reply: Callable[[bytes], list[bytes]], **options: Any) -> AbstractAsyncContextManager[str]:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import GatewayError
-from agentcore_rl_toolkit.gateway import GatewayClient
+from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.http.client import request
+from agentcore_rl_toolkit.gateway.testing import ScriptedEngine, logprob_of
+from agentcore_rl_toolkit.messages.dialects.passthrough import KNOWN
+from agentcore_rl_toolkit.messages.render import Renderer
+
+from ..asking import MODEL, Start, ask, gpt, opened, status_of
 
 BAD_PARAMS: list[dict[str, Any]] = [
     {"stream": True},
@@ -31,6 +37,19 @@ BAD_PARAMS: list[dict[str, Any]] = [
     {"response_format": "json"},
     {"stop_token_ids": ["x"]},
     {"logit_bias": []},
+    {"top_logprobs": 5},
+    {"tool_choice": "always"},
+    {"tool_choice": {"type": "allowed_tools"}},
+    {"tool_choice": {"type": "function", "function": {}}},
+    {"tool_choice": {"type": "function", "function": "f"}},
+    {"tool_choice": {"type": "function", "function": {"name": "f"}}, "tools": []},
+    {"tools": [{"type": "function"}]},
+    {"response_format": {"type": "xml"}},
+    {"chat_template_kwargs": {"messages": []}},
+    {"max_completion_tokens": 5, "max_tokens": 5},
+    {"lora_path": "/x"},
+    {"wings": 2},
+    {"ebnf": "x"},
 ]
 BAD_SETTINGS: list[dict[str, Any]] = [
     {"max_turns": -1},
@@ -42,7 +61,7 @@ BAD_SETTINGS: list[dict[str, Any]] = [
 
 async def test_a_bad_setting_is_named_when_the_session_is_opened(client: GatewayClient) -> None:
     for params in BAD_PARAMS:
-        with pytest.raises(GatewayError, match=rf"sampling_params\.{next(iter(params))}") as caught:
+        with pytest.raises(GatewayError, match=rf"sampling_params.*{next(iter(params))}") as caught:
             await client.create_sessions_async([new_session_id()], sampling_params=params)
         assert caught.value.status == 400
         status, body = await request("POST", client.url + "/sessions", body={"sampling_params": params})
@@ -65,3 +84,139 @@ async def test_what_engines_take_passes(client: GatewayClient) -> None:
         "vllm_xargs": {"a": 1},
     }
     await client.create_sessions_async([new_session_id()], sampling_params=params, max_turns=0, max_tokens=1)
+
+
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
+VALUES: dict[str, Any] = {
+    **dict.fromkeys(("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty"), 0.5),
+    **dict.fromkeys(
+        ("repetition_penalty", "top_k", "seed", "max_tokens", "max_completion_tokens", "n", "min_tokens"), 2
+    ),
+    **dict.fromkeys(("ignore_eos", "logprobs"), True),
+    **{name: [7] for name in ("stop_token_ids", "allowed_token_ids")},
+    **{name: ["a"] for name in ("stop", "bad_words", "guided_choice")},
+    **{name: {"1": 1} for name in ("guided_json", "structured_outputs", "logit_bias")},
+    "tools": [TOOL],
+    "tool_choice": "required",
+    "parallel_tool_calls": False,
+    "response_format": {"type": "json_object"},
+    "chat_template_kwargs": {"enable_thinking": False},
+    "reasoning_effort": "low",
+}
+ALL = {name: VALUES.get(name, "x") for name in sorted(KNOWN)}
+FORMS = {"response_format", "tool_choice", "parallel_tool_calls", "structured_outputs"}
+FORMS |= {"guided_json", "guided_regex", "guided_choice", "guided_grammar"}
+COMMON = {
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "top_k",
+    "seed",
+}
+COMMON |= {"max_tokens", "max_completion_tokens", "n", "stop", "logit_bias", "logprobs", "tools"}
+COMMON |= {"chat_template_kwargs", "reasoning_effort"}
+SAMPLER = {"stop_token_ids", "allowed_token_ids", "bad_words", "ignore_eos", "min_tokens", "thinking_token_budget"}
+KEPT = {"vllm": COMMON | FORMS | SAMPLER, "policy": COMMON}
+
+
+async def opened_with(gateway: Gateway, params: dict[str, Any]) -> SessionHandle | None:
+    """The session, or None where its parameters are refused by name."""
+    name = next(iter(params))
+    body = {"session_ids": [new_session_id()], "settings": {"sampling_params": params}}
+    status, reply = await request("POST", gateway.url + "/admin/sessions", body=body)
+    if status == 200:
+        return await opened(gateway, sampling_params=params)
+    assert (status, b"sampling_params" in reply, name.encode() in reply) == (400, True, True), reply
+    return None
+
+
+async def test_relayed_calls_have_every_parameter_of_their_session(engine: ScriptedEngine, gateway: Gateway) -> None:
+    kept = set()
+    for name, value in ALL.items():
+        session = await opened_with(gateway, {name: value})
+        if session is None:
+            continue
+        kept.add(name)
+        assert await status_of(session, tools=[TOOL]) == 200, name
+        assert engine.calls[-1].body[name] == value
+        assert await status_of(session) == 200, name
+        assert ("tool_choice" in engine.calls[-1].body) is (name == "tool_choice" and "tools" in engine.calls[-1].body)
+    assert kept > KEPT["vllm"]
+    assert kept.isdisjoint({"messages", "model", "stream", "ebnf", "regex", "chat_template", "prompt_logprobs"})
+
+
+@pytest.mark.parametrize("kind", ["vllm", "policy"])
+async def test_calls_over_token_ids_have_every_parameter_of_their_session(
+    engine: ScriptedEngine, start_gateway: Start, kind: str
+) -> None:
+    engine.first_id, engine.last_id = 300, 500
+    gateway = await start_gateway(engine, engine=kind, model_dir=str(MODEL))
+    renderer = Renderer.from_path(MODEL)
+    kept = set()
+    for name, value in ALL.items():
+        session = await opened_with(gateway, {name: value})
+        if session is None:
+            continue
+        kept.add(name)
+        assert await status_of(session) == 200, name
+        seen = engine.calls[-1]
+        assert "structural_tag" not in str(seen.body)
+        assert ("look_up" in renderer.decode(seen.prompt_ids)) is (name == "tools")
+        status, reply = await ask(session, tools=[TOOL])
+        assert status == 200, name
+        sampling = engine.calls[-1].body["sampling_params"]
+        if name in FORMS:
+            assert sampling["structured_outputs"]
+        elif name == "stop_token_ids":
+            assert set(value) < set(sampling[name])
+        elif name == "logprobs":
+            assert json.loads(reply)["choices"][0]["logprobs"]["content"]
+        elif name not in ("tools", "chat_template_kwargs", "reasoning_effort"):
+            assert sampling["max_tokens" if name == "max_completion_tokens" else name] == value
+    assert kept == KEPT[kind]
+
+
+async def test_a_required_call_is_refused_where_it_cannot_be_enforced(
+    engine: ScriptedEngine, start_gateway: Start
+) -> None:
+    gateway = await start_gateway(engine, model_dir=str(MODEL), parser="glm")  # no engine enforces its calls
+    assert await opened_with(gateway, {"tool_choice": "required"}) is None
+    session = await opened(gateway)
+    status, reply = await ask(session, tools=[TOOL], tool_choice="required")
+    assert (status, b"tool_choice" in reply, b"cannot be enforced" in reply) == (400, True, True)
+
+
+@pytest.mark.parametrize("model_dir", [None, str(MODEL)])
+async def test_a_named_tool_is_required_of_the_calls_that_offer_it(
+    engine: ScriptedEngine, start_gateway: Start, model_dir: str | None
+) -> None:
+    choice = {"type": "function", "function": {"name": "look_up"}}
+    session = await opened(await start_gateway(engine, model_dir=model_dir), sampling_params={"tool_choice": choice})
+    other = {"type": "function", "function": {"name": "other", "parameters": {"type": "object"}}}
+    for offered, forced in (([TOOL, other], True), ([other], False)):
+        assert await status_of(session, tools=offered) == 200
+        body = engine.calls[-1].body
+        assert (("structural_tag" in str(body)) if model_dir else (body.get("tool_choice") == choice)) is forced
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_agent_may_ask_for_top_logprobs_and_gets_those_that_are_known(
+    engine: ScriptedEngine, start_gateway: Start, stream: bool
+) -> None:
+    engine.first_id, engine.last_id = 300, 500
+    session = await opened(await start_gateway(engine, model_dir=str(MODEL)))
+    async with gpt(session) as llm:
+        asked: Any = {
+            "model": "m",
+            "messages": [{"role": "user", "content": "hi"}],
+            "logprobs": True,
+            "top_logprobs": 5,
+        }
+        reply = await llm.chat.completions.create(**asked, stream=stream)
+        choices = [c.choices[0] async for c in reply if c.choices] if stream else reply.choices
+    entries = [entry for choice in choices if choice.logprobs for entry in choice.logprobs.content or ()]
+    assert [e.logprob for e in entries] == [logprob_of(i) for i in engine.calls[0].completion_ids[0]]
+    assert all([(t.token, t.logprob) for t in e.top_logprobs] == [(e.token, e.logprob)] for e in entries)

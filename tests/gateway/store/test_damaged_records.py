@@ -12,7 +12,7 @@ from agentcore_rl_toolkit.gateway import Gateway, GatewayClient
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
-from ..asking import Start, attempt, captured, opened
+from ..asking import Start, ask, attempt, captured, opened
 from ..stores import spoil
 
 
@@ -58,3 +58,16 @@ async def test_traces_of_other_calls_are_told_beside_a_damaged_one(
         traces[session.session_id] = json.loads(reply)
         assert status == 200
     assert [len(traces[s.session_id]) for s in (damaged, whole)] == [1, 2]
+
+
+async def test_a_call_whose_fields_are_stored_with_a_damaged_one_is_no_turn(
+    engine: ScriptedEngine, start_gateway: Start
+) -> None:
+    gateway = await start_gateway(engine)
+    session = await opened(gateway)
+    for text, temperature in (("w1", 0.5), ("w2", 0.5), ("w3", 0.25)):
+        assert (await ask(session, text, temperature=temperature))[0] == 200
+    spoil(gateway, session.session_id, 0)
+    found = await captured(gateway, session)
+    assert [t.sampling for t in found.turns] == [{"temperature": 0.25}]
+    assert [e["type"] for e in found.errors] == ["store", "store"]

@@ -60,7 +60,7 @@ def read(store: Path) -> Turns:
         raise GatewayError(trouble(e, path)) from e
     with contextlib.closing(reader):
         for session in reader.sessions():
-            for turn in expand([decode(payload) for payload in reader.readable(session.number)]).turns:
+            for turn in expand([decode(payload) for payload in reader.readable(reader.numbers(session.number))]).turns:
                 turns[turn.turn_id] = (turn.prompt_ids, turn.completion_ids)
     return turns
 

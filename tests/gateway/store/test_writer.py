@@ -109,7 +109,7 @@ def test_calls_of_a_pass_are_one_transaction(tmp_path: Path) -> None:
     for name in ("a", "b"):
         store.append(session, record(name), lambda error, name=name: reply.__setitem__(name, error))
     beside = Reader(connect(tmp_path / FILE, read_only=True), None)
-    assert beside.calls(session.number) == []
+    assert beside.numbers(session.number) == []
     store.commit()
     assert reply == {"a": None, "b": None}
     assert [decode(payload).call_id for payload in beside.calls(session.number)] == ["a", "b"]
@@ -176,7 +176,7 @@ async def test_calls_of_deleted_sessions_are_removed_also_after_a_kill(
         while store.removing:
             store.tend()
             await asyncio.sleep(0.02)
-    assert len(store.reader.calls(sessions[0].number)) == 20
+    assert len(store.reader.numbers(sessions[0].number)) == 20
     assert store.reader.query("SELECT count(*) FROM calls") == [(20,)]
     assert store.next_session > sessions[-1].number
     await store.stop()

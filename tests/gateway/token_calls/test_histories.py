@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import shutil
@@ -20,7 +21,7 @@ from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 from agentcore_rl_toolkit.gateway.token_calls.histories import Histories, past_calls
 from agentcore_rl_toolkit.messages.render import Renderer, replay
 
-from ..asking import MODEL, Start, captured, claude, opened
+from ..asking import MODEL, Start, captured, claude, opened, until
 from ..asking import message_of as ask
 from ..served import Served
 from ..stores import spoil
@@ -92,6 +93,29 @@ async def test_a_tool_using_session_goes_on_exactly_with_no_memory_for_quiet_one
     assert turns[-1].completion_ids == [*odd, stop]
 
 
+async def test_a_long_rendering_delays_no_other_session_and_no_reply(engine: ScriptedEngine, small: Start) -> None:
+    """Later calls of its own session wait for it, and go on exactly from what was answered meanwhile."""
+    gateway = await small(limits=Limits(connect_s=60.0))
+    client, (session, other) = GatewayClient(gateway.url), [await opened(gateway) for _ in range(2)]
+    gate, text = asyncio.Event(), "What is 12 + 30? The calculator says 42. " * 15_000
+    engine.faults.append(Fault(gate=gate))
+    first = asyncio.ensure_future(ask(session, [user("one")]))
+    await until(lambda: engine.calls)
+    slow = asyncio.ensure_future(ask(session, [user(text)]))
+    while "rendering" not in [c["state"] for s in await client.sessions_async(running=True) for c in s["calls"]]:
+        assert not slow.done()
+    gate.set()
+    reply = await first
+    await ask(other, [user("a short one")])
+    assert [len(c.prompt_ids) < 1000 for c in engine.calls] == [True, True]
+    await asyncio.gather(slow, *(ask(session, [user("one"), reply, user(f"and {n}?")]) for n in range(3)))
+    turns = (await captured(gateway, session)).turns
+    assert sorted(t.prompt_ids for t in turns) == sorted(c.prompt_ids for c in engine.calls if c is not engine.calls[1])
+    sampled = [*turns[0].prompt_ids, *turns[0].completion_ids]
+    assert all(t.prompt_ids[: len(sampled)] == sampled for t in turns[2:])
+    assert [t.parent_turn for t in turns] == [None, None, *[turns[0].turn_id] * 3]
+
+
 async def test_other_dialects_branches_and_failures_come_back_too(engine: ScriptedEngine, small: Start) -> None:
     gateway = await small()
     session = await opened(gateway)
@@ -136,7 +160,7 @@ async def test_histories_made_again_are_the_ones_that_were_there(
     assert history is not None
     kept = history.conversation
     assert kept is not None
-    records = [decode(p) for p in gateway.store.reader.readable(session.number)]
+    records = [decode(p) for p in gateway.store.reader.calls(session.number)]
     whole = [unpack_ids(whole_prompt(records, i, places_of(records))) for i in range(len(records))]
     assert whole == [turn.prompt_ids for turn in expand(records).turns]
     made = replay(renderer, past_calls(records), now=session.created_s)

@@ -132,7 +132,6 @@ async def test_a_json_schema_and_a_required_call_are_enforced_by_the_engine(
         ("policy", {"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
         ("vllm", {"regex": "a"}, "regex"),
         ("sglang", {"guided_json": SCHEMA}, "guided_json"),
-        ("vllm", {"top_logprobs": 3, "logprobs": True}, "top_logprobs"),
         (
             "vllm",
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},

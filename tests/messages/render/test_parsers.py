@@ -697,3 +697,12 @@ def test_calls_deeper_than_python_reads_are_unparsed(grammar) -> None:
     deep = '{"name": "now", "arguments": {"a": ' + "[" * 5000
     for text in (f"<tool_call>{deep}</tool_call>", deep, deep + "]" * 5000 + "}}"):
         assert read(grammar, [text])["status"] != "parsed"
+
+
+@pytest.mark.parametrize(
+    "schema", [{"type": [{}]}, {"type": 5}, {"enum": 5}, {"const": {}, "enum": None}, {"anyOf": 5, "oneOf": [5, {}]}, 5]
+)
+def test_a_value_whose_schema_is_none_is_read_as_without_one(schema) -> None:
+    tools = [{"type": "function", "function": {"name": "now", "parameters": {"properties": {"at": schema}}}}]
+    text = "<tool_call>now\n<arg_key>at</arg_key>\n<arg_value>here</arg_value>\n</tool_call>"
+    assert read("glm", [text], tools=tools) == expect(status="parsed", calls=[("now", {"at": "here"})])

@@ -467,21 +467,20 @@ def test_threads_of_one_session_do_not_mix_their_tokens(renderer_for) -> None:
     renderer = renderer_for("hermes")
     conversation, before = first_turn(renderer, renderer.encode("a<|im_end|>"), answer("a"))
     seen: dict[int, list[int]] = {}
+    turn = threading.Lock()  # a conversation is used by one thread at a time
 
     def call(number: int) -> None:
         messages = [USER, answer("a"), {"role": "user", "content": f"question {number}"}]
         for step in range(5):
-            prompt = renderer.render(conversation, messages)
             content = f"answer {number} {step}"
-            renderer.commit(
-                conversation,
-                prompt,
-                renderer.encode(content + "<|im_end|>"),
-                answer(content),
-                turn_id=f"{number}.{step}",
-            )
+            ids = renderer.encode(content + "<|im_end|>")
+            with turn:
+                prompt = renderer.render(conversation, messages)
+            with turn:
+                renderer.commit(conversation, prompt, ids, answer(content), turn_id=f"{number}.{step}")
             messages = [*messages, answer(content), {"role": "user", "content": f"step {step}"}]
-        seen[number] = renderer.render(conversation, messages).token_ids
+        with turn:
+            seen[number] = renderer.render(conversation, messages).token_ids
 
     threads = [threading.Thread(target=call, args=(n,)) for n in range(8)]
     for thread in threads:

@@ -13,6 +13,7 @@ from agentcore_rl_toolkit.client import RolloutClient
 
 from ..conftest import Server
 from ..container_images import containers
+from ..planted import TOLD, plant, plant_later
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
 AGENT = """
@@ -56,3 +57,22 @@ def test_a_rollout_in_a_container_sees_its_project_and_writes_its_record(
     assert found["home"] == found["cwd"]
     [record] = (tmp_path / "store" / "exp").rglob("*.json")
     assert json.loads(record.read_text())["status_code"] == 200
+
+
+def test_a_session_in_a_container_finds_no_answer_and_has_its_own_data(engine_storage: Path, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    options = [*plant(project), "--isolation", "container", "--set", "init_timeout=90"]
+    run = project / "runs" / "now"
+    options += ["--state-dir", str(run / "sessions"), "--store", f"file://{run}/store"]
+    server = Server(
+        tmp_path, *options, agent=project / "agent.py", TELLING="planted-variable", PYTHONPATH=str(project / "lib")
+    )
+    try:
+        shown = [str(project / name) for name in ("data/prices.csv", "lib/shop.txt", *TOLD)]
+        answer = server.invoke({"tops": ["/tmp", str(project), "."], "read": shown})
+        assert (answer["found"], answer["own"]) == ([], {"price": 3})
+        assert [answer["read"][path] for path in shown] == ["lamp,3", "lamps", "", "", ""]
+        plant_later(project)
+        assert server.invoke({"tops": ["/tmp", str(project)]})["found"] == []
+    finally:
+        assert server.stop() == 0, server.output.read_text()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +15,7 @@ from agentcore_rl_toolkit.cli.training.stack import _slow_start
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import AgentLoadError
 from agentcore_rl_toolkit.runtime.launcher.handle import TemplateProcess, TemplateSpec
+from serving import answering, certificate
 
 from ..conftest import AGENTS, Server
 
@@ -92,27 +93,17 @@ def test_agent_that_ends_its_process_is_reported(tmp_path: Path) -> None:
     assert "last words" in done.stderr
 
 
-def test_certificates_are_read_when_tls_is_used_and_not_before(tmp_path: Path) -> None:
-    code = """
-import json, ssl, sys
-from agentcore_rl_toolkit.runtime.template.process import defer_certificates
-bundle = sys.argv[1]
-eager = ssl.create_default_context(cafile=bundle)
-defer_certificates()
-context = ssl.create_default_context(cafile=bundle)
-missing = None
-try:
-    ssl.create_default_context(cafile=bundle + ".no")
-except FileNotFoundError as e:
-    missing = type(e).__name__
-waiting = len(context.__dict__["_deferred_certificates"])
-print(json.dumps([waiting, len(context.get_ca_certs()) == len(eager.get_ca_certs()) > 0, missing]))
-"""
-    certifi = pytest.importorskip("certifi")
-    done = subprocess.run(
-        [sys.executable, "-c", code, certifi.where()], capture_output=True, text=True, timeout=300, check=True
-    )
-    assert json.loads(done.stdout) == [1, True, "FileNotFoundError"]
+def test_threads_of_a_session_share_a_tls_client(server: Server, tmp_path: Path) -> None:
+    """The CA file is as large as the usual one, so that reading it takes a while."""
+    chain, tls = certificate(tmp_path)
+    authorities = tmp_path / "authorities.pem"
+    authorities.write_bytes(Path(pytest.importorskip("certifi").where()).read_bytes() + chain.read_bytes())
+    made = server.create(Path(shutil.copy(AGENTS / "tls_client.py", tmp_path)))
+    with answering(lambda _: (200, "hello"), tls) as url:
+        payload = {"url": url, "certificates": str(authorities)}
+        for _ in range(5):
+            assert server.invoke(payload, arn=made["agentRuntimeArn"]) == {"texts": ['"hello"'] * 4}
+    server.delete(made)
 
 
 def test_a_server_that_cannot_be_reached_is_refused_at_once(tmp_path: Path) -> None:

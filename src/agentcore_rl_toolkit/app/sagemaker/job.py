@@ -78,7 +78,8 @@ def job_rollout(payload: Mapping[str, Any]) -> JobRollout | None:
     match = _ARN.fullmatch(arn) if isinstance(arn, str) else None
     if match is None or not isinstance(trajectory_id, str) or not trajectory_id:
         return None
-    given = _first(payload, "inferenceParams", "inference_params") or {}
+    given = _first(payload, "inferenceParams", "inference_params")
+    given = given if isinstance(given, Mapping) else {}
     params = {
         "temperature": given.get("temperature"),
         "top_p": _first(given, "topP", "top_p"),

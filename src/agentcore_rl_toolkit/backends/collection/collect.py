@@ -207,9 +207,8 @@ class _Collection:
                 rollout.address = addresses[rollout.session_id]
 
     def _sampling_params(self, request: GroupRequest) -> Mapping[str, Any] | None:
-        if request.sampling_params is None:
-            return self.config.sampling_params
-        return {**(self.config.sampling_params or {}), **request.sampling_params}
+        given = (self.config.training_sampling, self.config.sampling_params, request.sampling_params)
+        return {name: value for params in given for name, value in (params or {}).items()} or None
 
     # -- one rollout --------------------------------------------------------------------------------------------------
 
@@ -287,7 +286,8 @@ class _Collection:
         except _Late as e:
             return self._late(rollout, e)
         except Exception as e:  # a failed rollout becomes data; the exception object is kept
-            log.warning("rollout %s failed: %s: %s", rollout.session_id, type(e).__name__, e)
+            trace = None if isinstance(e, (AgentCoreRLError, OSError)) else e
+            log.warning("rollout %s failed: %s: %s", rollout.session_id, type(e).__name__, e, exc_info=trace)
             lost = RolloutLostError(f"{type(e).__name__}: {e}", **self._ids(rollout))
             lost.__cause__ = e
             end = ended_by(lost, index=rollout.index, stage=_stage_of(rollout))

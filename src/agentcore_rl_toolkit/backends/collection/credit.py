@@ -52,6 +52,11 @@ class Credit:
         """Whether the tokens of a rollout may have different advantages."""
         return self.credit == "turn" or self.teacher_url is not None
 
+    @property
+    def uses_rewards(self) -> bool:
+        """Whether advantages depend on the agent's rewards."""
+        return self.teacher_url is None or self.reward_weight > 0
+
 
 def refuse(values: Mapping[str, Any], trainer: str, why: str, settings: type[Any] = Credit) -> None:
     """Raises: ConfigError where the settings of a trainer name any of these, which it cannot take."""
@@ -69,7 +74,7 @@ class Signal:
     """
 
     rollout: str
-    reward: float
+    reward: float | None
     mask: Sequence[int] = field(repr=False)
     turns: Sequence[tuple[int, int, int, float]] = ()
     gaps: Sequence[float] | None = field(default=None, repr=False)
@@ -98,27 +103,17 @@ class CreditReport:
         return found
 
 
-def turns_of(trajectory: Trajectory, capture: Any) -> list[tuple[int, int, int]]:
-    """The turns that train, in the order of their start: (sequence, begin, end) in the sequence's tokens."""
+def turns_of(trajectory: Trajectory, capture: Any) -> dict[str, tuple[int, int, int]]:
+    """The turns that train, by id, in the order of their start: (sequence, begin, end) in the sequence's tokens."""
     known = {turn.turn_id: turn for turn in capture.turns}
     found = []
     for index, sequence in enumerate(trajectory.sequences):
         for turn in (known[name] for name in sequence.turn_ids if sequence.trained_tokens):
             begin = len(turn.prompt_ids)
-            found.append((turn.index, turn.choice_index, index, begin, begin + len(turn.completion_ids)))
-    return [(index, begin, end) for _, _, index, begin, end in sorted(found)]
-
-
-def missing_turn_rewards(per_turn: Sequence[float] | None, trajectory: Trajectory, capture: Any) -> str | None:
-    """Why a record's rewards cannot be the turns', None where they can."""
-    calls = len(turns_of(trajectory, capture))
-    if per_turn is not None and len(per_turn) == calls:
-        return None
-    given = "one reward" if per_turn is None else f"a list of {len(per_turn)} rewards"
-    return (
-        f"the record has {given} and {calls} of the session's model calls train: with credit `turn` an agent returns `rewards` "
-        "as a list with one number for each of them; credit `episode` takes one reward"
-    )
+            found.append(
+                (turn.index, turn.choice_index, turn.turn_id, (index, begin, begin + len(turn.completion_ids)))
+            )
+    return {name: place for *_, name, place in sorted(found)}
 
 
 def token_advantages(
@@ -131,9 +126,9 @@ def token_advantages(
     report = report or CreditReport()
     rewards = {signal.rollout: signal.reward for signal in signals}
     episodes = dict(zip(rewards, advantages(list(rewards.values()), estimator=estimator), strict=True))
-    found = [
-        [(episodes[signal.rollout] or 0.0) if m else 0.0 for m in signal.mask] for signal in signals
-    ]  # and not -0.0
+    # With credit by turns a call that has no reward teaches nothing. `or 0.0`: and not -0.0.
+    whole = {name: 0.0 if credit.credit == "turn" else A or 0.0 for name, A in episodes.items()}
+    found = [[whole[signal.rollout] if m else 0.0 for m in signal.mask] for signal in signals]
     pools: dict[int, list[tuple[int, int, int, float]]] = {}
     for row, signal in enumerate(signals):
         for position, begin, end, value in signal.turns:

@@ -13,7 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...contract import Cause, Outcome, Stage, check_id, check_train, extract_reward
+from ...client.batch import error_line
+from ...client.evaluation import mean_metrics, metrics_of
+from ...contract import Cause, Outcome, Stage, check_id, check_train, extract_reward, is_finite, short
 from ...errors import ConfigError, ContractError, RolloutError
 from ..llm_judge import JudgeScore, JudgeSettings
 from ..settings import Count, Least0, NotNegative, Positive, check
@@ -57,45 +59,42 @@ class Reward:
     """The reward in a record.
 
     `value` is the scalar that enters the group statistics; `per_turn` is set when the agent returned a list (its last
-    element is `value`); `metrics` are the numbers beside the reward in the dict form, for logging only.
+    element is `value`), `by_call` when it returned `turn_rewards`; `metrics` are the numbers beside the reward in the dict
+    form, for logging only.
     """
 
     value: float
     per_turn: tuple[float, ...] | None = None
+    by_call: Mapping[str, float] | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 def read_reward(record: Mapping[str, Any]) -> Reward | None:
     """Read `rewards` (or `reward`) of a record: a number, a per-turn list, or `{"reward": ..., <metric>: ...}`.
 
-    None when the record has no reward, which is never the same as reward 0.
+    `turn_rewards` is read beside it. None when the record has no reward, which is never the same as reward 0.
     Raises: ContractError when something is there that is not a finite number.
     """
     value = extract_reward(record)
     if value is None:
         return None
     raw = record.get("rewards", record.get("reward"))
-    metrics: dict[str, float] = _numbers(record.get("metrics"))
     if isinstance(raw, Mapping):
-        metrics.update(_numbers({k: v for k, v in raw.items() if k != "reward"}))
         raw = raw.get("reward")
     per_turn: tuple[float, ...] | None = None
     if isinstance(raw, Sequence) and not isinstance(raw, (str, bytes)):
         per_turn = tuple(_number(v) for v in raw)
-    return Reward(value=value, per_turn=per_turn, metrics=metrics)
+    named = record.get("turn_rewards")
+    if named is not None and not isinstance(named, Mapping):
+        raise ContractError(f"turn_rewards must be a dict from reply ids to numbers, got {type(named).__name__}")
+    by_call = None if named is None else {str(name): _number(v) for name, v in named.items()}
+    return Reward(value=value, per_turn=per_turn, by_call=by_call, metrics=metrics_of(record))
 
 
-def _number(value: object) -> float:
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ContractError(f"a per-turn reward must be a finite number, got {value!r}")
+def _number(value: Any) -> float:
+    if not (isinstance(value, bool) or is_finite(value)):
+        raise ContractError(f"a per-turn reward must be a finite number, got {short(value)}")
     return float(value)
-
-
-def _numbers(values: object) -> dict[str, float]:
-    """The finite numbers of a mapping; text and nested values are not metrics."""
-    if not isinstance(values, Mapping):
-        return {}
-    return {str(k): float(v) for k, v in values.items() if isinstance(v, (int, float)) and math.isfinite(v)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,12 +133,13 @@ class CollectConfig(Credit):
     not parse) out of their group, as DAPO's overlong filtering does; "score" trains them with the reward that their agent
     declares. A gateway that cannot be reached is waited for up to `gateway_patience_s`. With `require_reward` off a rollout
     without a reward is usable; `with_rewards` gives it one before the groups become samples. `train` is the rule of what trains
-    of a session (`trajectory.selection`); None: what the client or the agent says, else "task". A trainer computes at the
-    temperature of `sampling_params` (1 where they have none), and with no top_p, top_k or min_p. Calls at another temperature are
-    not trained; tokens of a cut distribution are. Both are counted, and with `refuse_other_sampling` their rollout is masked.
-    With `evaluation` nothing is trained, and any temperature will do. `judged_by` is a judge whose scores become rewards;
-    with all of the weight on it, agents need not return one. Of `Credit` a collection needs to know whether rewards of turns are
-    wanted, and the teacher.
+    of a session (`trajectory.selection`); None: what the client or the agent says, else "task". `sampling_params` win over the
+    agent's own in training and in evaluations; `training_sampling` does in training only, for names that `sampling_params` do not
+    have. A trainer computes at the temperature that they give (1 where they have none), and with no top_p, top_k or min_p. Calls
+    at another temperature are not trained; tokens of a cut distribution are. Both are counted, and with `refuse_other_sampling`
+    their rollout is masked. With `evaluation` nothing is trained, and any temperature will do. `judged_by` is a judge whose
+    scores become rewards; with all of the weight on it, agents need not return one. Of `Credit` a collection needs to know
+    whether rewards of turns are wanted, and the teacher.
     """
 
     max_concurrent: Count = 128
@@ -152,6 +152,7 @@ class CollectConfig(Credit):
     max_staleness: Least0 | None = None
     model_id: str | None = None
     sampling_params: Mapping[str, Any] | None = None
+    training_sampling: Mapping[str, Any] = field(default_factory=dict)
     max_turns: Count | None = None
     require_reward: bool = True
     policy_failures: PolicyFailures = "score"
@@ -168,8 +169,8 @@ class CollectConfig(Credit):
             raise ConfigError("a teacher's logprobs are those at temperature 1: leave sampling_params.temperature at 1")
 
     def evaluating(self) -> CollectConfig:
-        """The same for rollouts that are not trained on."""
-        return replace(self, credit="episode", teacher_url=None, evaluation=True)
+        """The same for rollouts that are not trained on: the agent samples as it is deployed, but for `sampling_params`."""
+        return replace(self, credit="episode", teacher_url=None, training_sampling={}, evaluation=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,10 +227,7 @@ class CollectedRollout:
     @property
     def reason(self) -> str | None:
         """The failure on one line; None without one."""
-        if self.error is None:
-            return None
-        kind, line = getattr(self.error, "error_type", None), (str(self.error).splitlines() or [""])[0]
-        return f"{kind}: {line}" if kind and kind not in line else line
+        return None if self.error is None else error_line(self.error)
 
     @property
     def traceback(self) -> str | None:
@@ -289,9 +287,7 @@ class UsableSteps:
         first = every[reasons.index(reason)]
         text = f"none of the first {len(every)} rollouts can be used; {times} of them: {reason}"
         if self.begun:
-            text = (
-                f"no rollout of the last {self.unusable} steps can be used; {times} of {len(every)} in the last one: {reason}"
-            )
+            text = f"no rollout of the last {self.unusable} steps can be used; {times} of {len(every)} in the last one: {reason}"
         raise RolloutError(f"{text}\n{first.traceback or ''}".strip(), session_id=first.session_id) from first.error
 
 
@@ -371,6 +367,7 @@ class CollectStats:
             "outcomes": dict(self.outcomes),
             "causes": dict(self.causes),
             "policy_failures": dict(self.policy_failures),
+            "metrics": dict(self.metrics),
             **({"judge": dict(self.judge)} if self.judge else {}),
         }
 
@@ -382,10 +379,6 @@ def summarize(groups: Sequence[Group]) -> CollectStats:
     rewards = [r.reward for r in usable if r.reward is not None]
     scores = [r.score for r in rollouts if r.score is not None]
     ok = [r.reward for r in rollouts if r.outcome is Outcome.OK and r.reward is not None]
-    reported: dict[str, list[float]] = {}
-    for rollout in usable:
-        for name, value in rollout.reward_detail.metrics.items() if rollout.reward_detail is not None else ():
-            reported.setdefault(name, []).append(value)
     reports = [r.trajectory.report for r in usable if r.trajectory is not None]
     return CollectStats(
         groups=len(groups),
@@ -399,7 +392,7 @@ def summarize(groups: Sequence[Group]) -> CollectStats:
         turns=sum(r.turns for r in reports),
         sequences=sum(r.sequences for r in reports),
         forked_rollouts=sum(r.sequences > 1 for r in reports),
-        metrics={name: math.fsum(values) / len(values) for name, values in reported.items()},
+        metrics=mean_metrics(r.reward_detail.metrics for r in usable if r.reward_detail is not None),
         causes=dict(Counter(r.cause.value for r in rollouts if r.cause is not None)),
         policy_failures=dict(Counter(r.failure for r in rollouts if r.failure is not None)),
         scored=len(scores),

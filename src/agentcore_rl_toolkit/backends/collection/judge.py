@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -30,8 +31,10 @@ from ...errors import (
     RolloutLostError,
 )
 from ...trajectory import SIDE_CALLS, Trajectory, build_trajectory
-from .credit import missing_turn_rewards
 from .groups import CollectConfig, CollectedRollout, MaskReason, Reward, read_reward
+from .samples import rewards_of_turns
+
+log = logging.getLogger(__name__)
 
 # Whatever their record says: what the policy did is with the gateway, and an agent whose model calls fail has not failed itself.
 _TAKEN_BY_A_LOST_GATEWAY = (Outcome.OK, Outcome.AGENT_ERROR, Outcome.INVALID)
@@ -72,7 +75,19 @@ def end_of_record(record: object, *, session_id: str, input_id: str, index: int)
     )
 
 
-def judge(
+def judge(end: CollectedRollout, **known: Any) -> CollectedRollout:
+    """A rollout that has ended, judged. An unexpected error in judging is the infrastructure's and is logged."""
+    try:
+        return _judged(end, **known)
+    except Exception as e:
+        log.exception("rollout %s cannot be judged", end.session_id)
+        why = f"the rollout cannot be judged: {type(e).__name__}: {e}"
+        lost = RolloutLostError(why, session_id=end.session_id, input_id=end.input_id)
+        lost.__cause__ = e
+        return replace(end, outcome=Outcome.LOST, cause=Cause.INFRASTRUCTURE, error=lost, mask_reason="outcome")
+
+
+def _judged(
     end: CollectedRollout,
     *,
     captured: bool,
@@ -122,9 +137,10 @@ def judge(
             if outcome is Outcome.OK:  # a policy that failed before its first token has failed all the same
                 outcome, error, cause = Outcome.INVALID, flaw, Cause.INFRASTRUCTURE
         if reason is None and config.credit == "turn" and outcome is Outcome.OK and reward is not None and trajectory:
-            why = missing_turn_rewards(reward.per_turn, trajectory, capture)
-            if why is not None:
-                error = InvalidResultError(why, session_id=session_id, input_id=input_id)
+            try:
+                rewards_of_turns(reward, trajectory, capture)
+            except ContractError as e:
+                error = InvalidResultError(str(e), session_id=session_id, input_id=input_id)
                 outcome, reason, cause = Outcome.INVALID, "no_reward", Cause.AGENT
         if reason is None and config.refuse_other_sampling and trajectory and trajectory.report.other_sampling:
             reason = "other_sampling"

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from ...contract import Outcome
-from ...errors import ConfigError
-from ...trajectory import ExpertSpan
+from ...contract import TRUNCATED_REASONS, Outcome
+from ...errors import ConfigError, ContractError
+from ...trajectory import ExpertSpan, Trajectory, Turn
 from .advantages import Estimator
 from .credit import Credit, CreditReport, Signal, token_advantages, turns_of
-from .groups import CollectedRollout, Group
+from .groups import CollectedRollout, Group, Reward
 
 EPISODE = Credit()
-# Finish reasons of a last turn that was cut by a length limit, in the words of vLLM, SGLang, OpenAI and Anthropic.
-TRUNCATED_REASONS = frozenset({"length", "max_tokens", "max_output_tokens", "model_context_window_exceeded"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Sample:
     response_logprobs: list[float | None] = field(repr=False)
     weight_versions: list[int | None] = field(repr=False)
     advantages: list[float] = field(repr=False)
-    reward: float
+    reward: float | None
     weight: float
     turns: int
     truncated: bool
@@ -79,11 +79,12 @@ def to_samples(
     """Samples of all usable rollouts, in group, rollout and branch order. ``report`` is added to.
 
     Rollouts without an advantage (masked, or without a baseline under RLOO) give no sample; nothing is padded or made
-    up. Sequences without a token to train on are left out; they carry weight 0.
+    up. Sequences without a token to train on are left out; they carry weight 0. A rollout needs no reward where only a teacher
+    gives the advantages.
     Raises: ConfigError on an unknown estimator, a reward that is not finite, or a usable rollout without one.
     """
     bare = next((r for g in groups for r in g.usable if r.reward is None), None)
-    if bare is not None:
+    if bare is not None and credit.uses_rewards:
         raise ConfigError(
             f"rollout {bare.session_id} has no reward (it was collected with require_reward off): give every rollout one "
             "with `with_rewards` first"
@@ -102,18 +103,21 @@ def signals_of(rollout: CollectedRollout, credit: Credit) -> dict[int, Signal]:
     """The signals of a usable rollout, by the index of the sequence. A reward without turns is that of the last turn."""
     trajectory = rollout.trajectory
     assert trajectory is not None
-    assert rollout.reward is not None
     turns: dict[int, list[tuple[int, int, int, float]]] = {}
-    if credit.credit == "turn":
+    if credit.credit == "turn" and rollout.reward is not None:
         places = turns_of(trajectory, rollout.capture)
-        per_turn = rollout.reward_detail.per_turn if rollout.reward_detail and rollout.outcome is Outcome.OK else None
+        if rollout.outcome is Outcome.OK and rollout.reward_detail is not None:
+            rewards = rewards_of_turns(rollout.reward_detail, trajectory, rollout.capture)
+        else:  # the policy failed: the agent's reward for that is the last turn's
+            rewards = dict.fromkeys(places, 0.0) | {list(places)[-1]: rollout.reward}
         value = 0.0
-        for position in range(len(places) - 1, -1, -1):
-            last = rollout.reward if position == len(places) - 1 else 0.0
-            value = (last if per_turn is None else per_turn[position]) + credit.discount * value
-            index, begin, end = places[position]
+        returns: dict[str, float] = {}
+        for name in reversed(rewards):
+            value = returns[name] = rewards[name] + credit.discount * value
+        for position, name in enumerate(name for name in places if name in returns):
+            index, begin, end = places[name]
             start = trajectory.sequences[index].prompt_length
-            turns.setdefault(index, []).append((position, begin - start, end - start, value))
+            turns.setdefault(index, []).append((position, begin - start, end - start, returns[name]))
     return {
         index: Signal(
             rollout=rollout.session_id,
@@ -132,11 +136,11 @@ def rollout_samples(
     advantages: Mapping[tuple[str, int], list[float]] | None = None,
     group_index: int = 0,
 ) -> list[Sample]:
-    """Samples of one usable rollout; none when it is masked, has no trajectory or no reward.
+    """Samples of one usable rollout; none when it is masked or has no trajectory, or has neither advantages nor a reward.
 
     ``advantages`` are those of its sequences, by session and index: one without is left out. None: the trainer computes its own.
     """
-    if not rollout.usable or rollout.trajectory is None or rollout.reward is None:
+    if not rollout.usable or rollout.trajectory is None or (advantages is None and rollout.reward is None):
         return []
     trained = sum(s.trained_tokens > 0 for s in rollout.trajectory.sequences)
     detail = rollout.reward_detail
@@ -169,3 +173,57 @@ def rollout_samples(
             )
         )
     return found
+
+
+def rewards_of_turns(reward: Reward, trajectory: Trajectory, capture: Any) -> dict[str, float]:
+    """The reward of each model call that the agent rewards, by turn id, in the order of their start.
+
+    The agent names calls by the ids of the replies that it got (`turn_rewards`), or its list of `rewards` has one number for
+    each call. A list fits the calls that train, or else the calls whose replies the agent got. Without the calls that were
+    asked for again and not continued it may fit, too: an agent that repeats a call counts it once.
+    Raises: ContractError with what the agent should return.
+    """
+    turns = sorted(capture.turns, key=lambda turn: (turn.index, turn.choice_index))
+    if reward.by_call is not None:
+        named = {_call(name): value for name, value in reward.by_call.items()}
+        unknown = named.keys() - {_call(turn.reply_id or turn.turn_id) for turn in turns}
+        if unknown:
+            raise ContractError(
+                f"`turn_rewards` has rewards for {len(unknown)} model calls that the session did not make, such as "
+                f"{min(unknown)!r}: its keys are the ids of the model's replies (`response.id`)"
+            )
+        ids = {turn.turn_id: _call(turn.reply_id or turn.turn_id) for turn in turns}
+        return {turn_id: named[call] for turn_id, call in ids.items() if call in named}
+    trained = list(turns_of(trajectory, capture))
+    superseded = {turn.retry_of for turn in turns} | repeated(turns)
+    received = [turn.turn_id for turn in turns if turn.delivered or turn.turn_id in trained]
+    for calls in (trained, received):
+        for names in (calls, [name for name in calls if name not in superseded]):
+            if reward.per_turn is not None and len(names) == len(reward.per_turn):
+                return dict(zip(names, reward.per_turn, strict=True))
+    given = "one reward" if reward.per_turn is None else f"a list of {len(reward.per_turn)} rewards"
+    raise ContractError(
+        f"the record has {given} and {len(trained)} of the session's model calls train: with credit `turn` an agent returns "
+        "`rewards` as a list with one number for each of them, or `turn_rewards` as a dict from the ids of the model's replies "
+        "to numbers; credit `episode` takes one reward"
+    )
+
+
+def repeated(turns: Sequence[Turn]) -> set[str]:
+    """The turns whose prompt the agent sent again later, and which no later turn continues."""
+    prompts = [list(turn.prompt_ids) for turn in turns]
+    found = set()
+    by_prompt: dict[tuple[int, ...], Turn] = {}
+    for turn, prompt in zip(turns, prompts, strict=True):
+        before = by_prompt.get(tuple(prompt))
+        if before is not None and before.choice_index == turn.choice_index:
+            whole = [*before.prompt_ids, *before.completion_ids]
+            if not any(later[: len(whole)] == whole for later in prompts):
+                found.add(before.turn_id)
+        by_prompt[tuple(prompt)] = turn
+    return found
+
+
+def _call(reply_id: str) -> str:
+    """The part of a reply's id that all wire formats share."""
+    return re.sub("^(chatcmpl-|cmpl-|resp_|msg_)", "", reply_id)

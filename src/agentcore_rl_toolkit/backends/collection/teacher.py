@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,6 +26,7 @@ KEY_ENV = "AGENTCORE_RL_TEACHER_KEY"
 CALL_S = 120.0  # reads 100,000 tokens
 PROBED = 128  # tokens whose texts are compared, besides the special ones
 AT_ONCE = 16  # tokens of a probe
+MAX_GAP = 20.0  # nats between teacher and student; vLLM writes -9999 for a token of probability 0
 
 _failures = WarnsOnceAMinute(logging.getLogger(__name__))
 Token = tuple[float, str]  # its logprob and its text
@@ -100,11 +102,18 @@ class Teacher:
                 read = await self.read(sequence.token_ids)
                 start = sequence.prompt_length
                 each = zip(read[start - 1 :], sequence.logprobs[start:], strict=True)
-                gaps[index] = [0.0 if own is None else logprob - own for (logprob, _), own in each]
+                gaps[index] = [0.0 if own is None else _bounded(logprob - own) for (logprob, _), own in each]
         except UpstreamError as e:
             _failures.warning("rollout %s is masked: the teacher %s: %s", rollout.session_id, self.url, e)
             return replace(rollout, mask_reason="teacher", error=e)
         return replace(rollout, teacher_gaps=gaps)
+
+
+def _bounded(gap: float) -> float:
+    """Keep one token that the teacher never samples from outweighing all others. Raises: UpstreamError on NaN."""
+    if math.isnan(gap):
+        raise UpstreamError("its logprobs are not numbers (NaN)", status=200)
+    return max(-MAX_GAP, min(MAX_GAP, gap))
 
 
 @functools.cache

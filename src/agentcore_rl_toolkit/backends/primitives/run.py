@@ -14,6 +14,7 @@ from typing import Any
 
 from ..._servers.process import write_private
 from ...client.data import payload_id, read_rows
+from ...client.evaluation import metrics_line
 from ...contract import Cause
 from ...errors import ConfigError
 from ..collection.groups import Group, GroupRequest
@@ -133,13 +134,14 @@ def line(result: StepResult | Evaluated) -> str:
     stats = result.stats
     if isinstance(result, Evaluated):
         reward = "none" if stats.score_mean is None else f"{stats.score_mean:.3f}"
-        return f"held out, {result.when}: reward {reward} of {stats.scored} rollouts, weights {result.weight_version}"
+        text = f"held out, {result.when}: reward {reward} of {stats.scored} rollouts, weights {result.weight_version}"
+        return "  ".join(filter(None, (text, metrics_line(stats.metrics))))
     reward = "  none" if stats.reward_mean is None else f"{stats.reward_mean:6.3f}"
     failed = stats.causes.get(Cause.POLICY, 0)
     text = f"step {result.step:4d}  reward {reward}  usable {stats.usable}/{stats.rollouts}  weights {result.weight_version}"
     losses = "  ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
     text += f"  policy failed {failed}" if failed else ""
-    return f"{text}  {losses or 'nothing to learn from'}"
+    return "  ".join(filter(None, (text, losses or "nothing to learn from", metrics_line(stats.metrics))))
 
 
 def _read_state(folder: Path) -> dict[str, Any] | None:

@@ -29,6 +29,7 @@ from .config import needs_of_botocore
 Show = Callable[[str], None]
 ACTIVE = ("InProgress", "Stopping")
 SHOWN = ("ProgressInfo", "RolloutInfo", "BillableTokenUsage", "EvaluationMetrics")
+SAMPLING = ("temperature", "sampling_top_p", "sampling_max_tokens")  # hyperparameters of trainings and of evaluations
 BATCH = 128  # global_batch_size of a job that names none
 
 
@@ -37,7 +38,7 @@ class JobConfig:
     """The settings of a job. Rows of ``data_path`` are the agent's payloads; they go below ``output_s3``.
 
     ``eval_data_path``: rows that are run before the training, with the base model or ``start_from``, and after it.
-    ``hyperparameters`` and ``eval_hyperparameters`` have AWS's names. Units: seconds.
+    ``hyperparameters`` and ``eval_hyperparameters`` have AWS's names; those of sampling hold in evaluations, too. Units: seconds.
     """
 
     form: Literal["job"]
@@ -130,7 +131,7 @@ class Jobs:
             return None
         parts = {"ModelPackageConfig": {} if package is None else {"InputModelPackageArn": package}}
         name = f"{config.job_name}-{when}"
-        values = config.eval_hyperparameters
+        values = {k: v for k, v in config.hyperparameters.items() if k in SAMPLING} | dict(config.eval_hyperparameters)
         output = await self._job("AgentRFTEvaluation", name, config.eval_data_path, values, parts)
         return output.get("EvaluationMetrics")
 
@@ -142,7 +143,7 @@ class Jobs:
         rows = "".join(json.dumps({"prompt": encode_payload(row)}) + "\n" for row in read_rows(data)).encode()
         # Named by its content: a job of this name that runs already may read other rows.
         folder, file = f"{config.output_s3.rstrip('/')}/data", f"{hashlib.sha256(rows).hexdigest()[:32]}.jsonl"
-        await open_store(folder).put_async(file, rows)
+        await open_store(folder, default_region=config.agent_runtime_arn.split(":")[3]).put_async(file, rows)
         source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": f"{folder}/{file}"}}
         mlflow = {"MlflowResourceArn": config.mlflow_arn}
         parameters = {k: str(v) for k, v in values.items()}

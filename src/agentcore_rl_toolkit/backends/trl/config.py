@@ -6,12 +6,12 @@ import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from ...errors import ConfigError
 from ...weights.arrival import MAX_MEAN_GAP
 from ...weights.engines import Kind
-from ..collection.groups import trained_temperature
+from ..collection.groups import WHOLE_DISTRIBUTION, trained_temperature
 from ..service import ServiceSettings
 from ..settings import Count, GroupSize, Plan, Positive, planned
 
@@ -33,8 +33,8 @@ class TrlConfig(ServiceSettings):
     `max_mean_logprob_gap` is by how much the recorded logprobs of a batch and the trainer's may differ on average, before its
     first step; None lets them.
 
-    `training.temperature` (1.0 unless set; `top_p` and the like where they are set) is what the gateway makes agents sample
-    with: TRL takes the policy's probabilities at that temperature.
+    `training.temperature`, `top_p` and the like hold for the agents' calls where they are set. Where they are not, agents sample
+    from the full distribution at temperature 1 in training, and as they are deployed in evaluations.
 
     What is trained: `model` is a local folder or hub id, `model_id` the name the agent asks for; `lora` are arguments
     of peft's LoraConfig, None trains all weights. `training` goes to TRL's GRPOConfig unchanged.
@@ -46,6 +46,7 @@ class TrlConfig(ServiceSettings):
     Raises: ConfigError.
     """
 
+    training_sampling: ClassVar = WHOLE_DISTRIBUTION
     model: str
     model_id: str = "policy"
     data_path: Path | None = None
@@ -89,14 +90,10 @@ class TrlConfig(ServiceSettings):
 
     def _sampling_params(self) -> dict[str, Any]:
         """The agents' sampling parameters: TRL divides its own logits by `training.temperature`, so theirs must be the same."""
-        params = dict(self.sampling_params or {})
-        for name in _SAMPLING:
-            wanted = self.training.get(name, 1.0 if name == "temperature" else None)
-            if wanted is None:
-                continue
-            if name not in params:
-                params[name] = wanted
-            elif params[name] != wanted:
+        given = {name: self.training[name] for name in _SAMPLING if self.training.get(name) is not None}
+        params = {**given, **(self.sampling_params or {})}
+        for name, wanted in {"temperature": 1.0, **given}.items():
+            if params.get(name, wanted) != wanted:
                 raise ConfigError(
                     f"sampling_params.{name} is {params[name]} and training.{name} is {wanted}: TRL would compare "
                     f"other probabilities than the agents sampled with; set training.{name} only"

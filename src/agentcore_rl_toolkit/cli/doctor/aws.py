@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -13,9 +12,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ...contract import PROBE_EXPERIMENT, PROBE_FIELD, PROBED, ROLLOUT_FIELD, new_session_id
+from ...contract import PROBE_EXPERIMENT, PROBE_FIELD, PROBED, ROLLOUT_FIELD, ROLLOUTS_OFF, new_session_id
 from ...deploy import quotas
 from ...errors import ContractError, GatewayError, ObjectExistsError, StoreError, StorePermissionError
+from ...store import open_store
+from ...store.remote import find_region
 from .finding import Finding, fail, note, ok
 
 MOST_SKEW_S = 60.0  # AWS refuses signatures that are five minutes off
@@ -60,7 +61,7 @@ class Account:
     def region(self) -> str | None:
         if self.agent_arn is not None and self.agent_arn.count(":") >= 5:
             return self.agent_arn.split(":")[3]
-        return self.session.region_name or os.environ.get("AWS_REGION")  # boto3 reads AWS_DEFAULT_REGION only
+        return find_region()
 
     def client(
         self, service: str, read_timeout_s: float = DEADLINE_S, attempts: int = 2, region: str | None = None
@@ -93,11 +94,9 @@ class Account:
 
     def store(self) -> Finding:
         """Put, create-only put, get, list and delete, on a key of our own."""
-        from ...store import open_store
-
         if self.bucket is None:
             return note("bucket", "none given", "--bucket NAME, or export AGENTCORE_S3_BUCKET")
-        store = open_store(self.bucket)
+        store = open_store(self.bucket, default_region=self.region)
         key = f"{PROBE_EXPERIMENT}/{secrets.token_hex(8)}.json"
 
         def create_only() -> None:
@@ -116,7 +115,8 @@ class Account:
             try:
                 work()
             except StoreError as e:
-                advice = f"check that {self.bucket} exists, and in which region it is (AWS_REGION, here {self.region})"
+                region = find_region(self.region)
+                advice = f"check that {self.bucket} exists, and in which region it is (AWS_REGION, here {region})"
                 if isinstance(e, StorePermissionError):
                     advice = f"allow {right} on {self.bucket} for this user, and for the agent's execution role"
                 return fail("bucket", f"{right}: {str(e).splitlines()[0]}", advice)
@@ -250,8 +250,11 @@ def _refused(name: str, error: Exception, advice: str) -> Finding:
     found = getattr(error, "response", {}).get("Error", {})
     if not found:
         return fail(name, str(error)[:500], advice)
-    code = found.get("Code", "")
-    return fail(name, f"{code}: {found.get('Message', '')}"[:500], ADVICE.get(code, "see AWS's message"))
+    code, message = found.get("Code", ""), found.get("Message", "")
+    advice = ADVICE.get(code, "see AWS's message")
+    if code == "RuntimeClientError" and "(403)" in message:  # which comes without the agent's own text
+        advice = ROLLOUTS_OFF
+    return fail(name, f"{code}: {message}"[:500], advice)
 
 
 def _model(session: Any) -> Finding:

@@ -151,7 +151,7 @@ class JobSurroundings:
         captured = (await served.client.fetch_async([trajectory_id]))[trajectory_id]
         trajectory = build_trajectory(trajectory_id, captured.turns, train="all", temperature=temperature)
         turns = [[0] * len(sequence.token_ids) for sequence in trajectory.sequences]
-        for number, (index, begin, end) in enumerate(turns_of(trajectory, captured), 1):
+        for number, (index, begin, end) in enumerate(turns_of(trajectory, captured).values(), 1):
             turns[index][begin:end] = [number] * (end - begin)
         both = zip(trajectory.sequences, turns, strict=True)
         return [_example(sequence, turns_T) for sequence, turns_T in both if sequence.trained_tokens]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...runtime import LocalRuntime
+from ..options import sandbox_words
 
 if TYPE_CHECKING:
     from ...backends.primitives.config import PrimitivesConfig
@@ -43,6 +44,7 @@ def agent_here(agent: Path, config: T, environment: Mapping[str, str]) -> Iterat
     records = (config.output_dir / "records").resolve()
     records.mkdir(parents=True, exist_ok=True)
     options = ["--store", str(records), *(word for name in environment for word in ("--session-env", name))]
+    options += sandbox_words((), (), (config.data_path, config.eval_data_path, config.output_dir))
     with LocalRuntime({"rehearsal": agent}, options, env=environment) as runtime:
         changes: dict[str, Any] = {"agent_runtime_arn": runtime.arns["rehearsal"]}
         if hasattr(config, "endpoint_url"):

@@ -71,6 +71,9 @@ def _credentials() -> dict[str, str]:
     "--runtime", "container_runtime", metavar="NAME", help="Docker's runtime for containers, such as runsc (gVisor)."
 )
 @click.option("--store", metavar="file:///DIR", help="The store that sessions write their records to.")
+@click.option(
+    "--hidden", multiple=True, type=click.Path(), metavar="PATH", help="A path that sessions cannot read; repeatable."
+)
 @click.option("--memory-mb", type=int, help="Memory limit of each process of a session, or of its container.")
 @click.option("--quotas", default="unlimited", show_default=True, help="Profile: unlimited, aws-2026 or aws-2025.")
 @click.option("--faults", "faults_file", type=_FILE, help="Fault plan, TOML or JSON.")
@@ -129,6 +132,7 @@ def serve(**options: Any) -> None:
             tier=options["isolation"],
             readable=tuple(map(Path, options["readable"])),
             writable=tuple(map(Path, options["writable"])),
+            hidden=set(map(Path, options["hidden"])),
             store=store_folder(options["store"]) if options["store"] is not None else None,
             memory_bytes=memory * 2**20 if memory is not None else None,
             container_runtime=options["container_runtime"],

@@ -9,34 +9,26 @@ from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from ...client.evaluation import metrics_line
 from ...contract import Cause
 from ..output.failures import Failure, explain
 from ..output.terminal import visible
 
 SHOWN_STEPS = 16
 NOTHING_TO_LEARN = (
-    "note: in step {step} the rewards were equal within every group, so nothing was learned from it. The rollouts of an input "
+    "note: in step {step} no group had different rewards, so nothing was learned from it. The rollouts of an input "
     "are compared with each other: give part of the reward for part of the work, more --rollouts, or a model that succeeds at "
     "times."
 )
 SHOWN_REWARDS = 64  # of the rollouts that ended last
 COLUMNS = (
-    "reward",
-    "of ok",
-    "tool use",
-    "tokens",
-    "lost",
-    "agent errors",
-    "policy failed",
-    "logprob gap",
-    "versions behind",
-    "wait + train s",
-    "tokens/s",
-    "memory",
+    *("reward", "of ok", "tool use", "tokens", "lost", "agent errors", "policy failed", "logprob gap"),
+    *("versions behind", "wait + train s", "tokens/s", "memory", "metrics"),
 )
 
 
@@ -123,9 +115,9 @@ class Display:
             f"{facts['rollout_s']:.1f} + {facts['train_s']:.1f}",
             "-" if rates is None else f"{rates:.0f} + {facts['trained_tokens_per_s']:.0f}",
             "-" if rates is None else f"{facts['peak_memory_gb']:.1f} GB",
+            escape(visible(metrics_line(facts["metrics"]))),
         )
-        if self._explain():
-            return
+        self._explain()
         if facts["groups_that_differ"] == 0 and not self._said_nothing_to_learn:
             self._said_nothing_to_learn = True
             self._console.print(NOTHING_TO_LEARN.format(step=facts["step"] + 1), highlight=False, soft_wrap=True)
@@ -139,24 +131,24 @@ class Display:
             "-",
             *failures(facts["causes"]),
             *["-"] * 5,
+            escape(visible(metrics_line(facts["metrics"]))),
         )
         self._explain()
 
-    def _explain(self) -> bool:
-        """Say why rollouts failed since the last time, each reason once. Returns whether any did."""
+    def _explain(self) -> None:
+        """Say why rollouts failed since the last time, each reason once."""
         failures, ended, self._failures, self._ended = self._failures, self._ended, [], 0
         text = explain(failures, ended) if failures else ""
         explanation = text.partition("; ")[2].partition(": ")[2]
         if text and explanation not in self._explained:
             self._explained.add(explanation)
             self._console.print(f"note: {visible(text)}", highlight=False, markup=False, soft_wrap=True)
-        return bool(failures)
 
     def _row(self, *cells: str) -> None:
         self._rows.append(cells)
         if not self._console.is_terminal:
             names = ("", *COLUMNS)
-            line = "  ".join(f"{n} {c}".strip() for n, c in zip(names, cells, strict=True))
+            line = "  ".join(f"{n} {c}".strip() for n, c in zip(names, cells, strict=True) if c)
             self._console.print(f"{line}  eta {self._eta()}", highlight=False, soft_wrap=True)
 
     def _eta(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,14 @@ from ...client.data import read_rows
 from ...errors import ConfigError
 from ...runs import demonstrations, find_run, locked, read_config, write_config
 from ..output.commands import nearby, program
+from ..output.terminal import visible
 from .job import load_loop
 from .settings import Sized, new_folder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Imitation(Sized):
-    """The settings of imitation. ``min_reward`` None takes every usable rollout; ``batch_tokens`` of an optimizer step.
+    """The settings of imitation. ``min_reward`` is needed for runs; ``batch_tokens`` of an optimizer step.
 
     ``sources`` are runs, or files as `runs export` writes them, which are taken whole.
     """
@@ -42,19 +43,18 @@ class Imitation(Sized):
         # The ids are those of the first run's tokenizer.
         self.fit(self.model or read_config(find_run(runs[0])).get("model") or None)
 
-    def rows(self, source: str) -> Iterable[Mapping[str, Any]]:
-        """What one source has to imitate. Raises: ConfigError."""
+    def rows(self, source: str) -> Sequence[Mapping[str, Any]]:
+        """The sequences of one source; prints how those of a run were selected. Raises: ConfigError when there is none."""
         if Path(source).is_file():
             return read_rows(source)
-        return demonstrations(find_run(source), min_reward=self.min_reward, best_of_group=self.best_of_group)
+        rows, report = demonstrations(find_run(source), min_reward=self.min_reward, best_of_group=self.best_of_group)
+        click.echo(visible(report))
+        return rows
 
 
 def imitate(settings: Imitation, out: Path | None) -> Path:
-    """Train and leave a run's folder, whose model `--model` takes. Raises: ConfigError where there is nothing to imitate."""
+    """Train and leave a run's folder, whose model `--model` takes. Raises: ConfigError when a source has nothing to imitate."""
     rows = [row for source in settings.sources for row in settings.rows(source)]
-    if not rows:
-        least = f" with a reward of at least {settings.min_reward:g}" if settings.min_reward is not None else ""
-        raise ConfigError(f"{', '.join(settings.sources)}: no usable rollout{least} has tokens to imitate")
     run_dir = new_folder(out, "sft")
     write_config(run_dir, {"kind": "sft", **dataclasses.asdict(settings)})
     tokens = sum(sum(row["assistant_masks"]) for row in rows)

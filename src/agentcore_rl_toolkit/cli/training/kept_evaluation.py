@@ -21,10 +21,10 @@ from ...trajectory import Trajectory, build_trajectory
 Fetch = Callable[[str], Any]  # what the gateway recorded of a session; None where it knows none
 
 
-def keep(run: RunWriter, item: BatchItem, payload: Mapping[str, Any], fetch: Fetch | None) -> None:
+def keep(run: RunWriter, item: BatchItem, payload: Mapping[str, Any], fetch: Fetch | None, phase: str = "eval") -> None:
     """Write one rollout. What the gateway recorded is asked for on the writer's thread."""
     ended_s = time.time()
-    run.rollout(lambda: row_of(item, dataclasses.replace(collected(item, fetch), ended_s=ended_s), payload))
+    run.rollout(lambda: row_of(item, dataclasses.replace(collected(item, fetch), ended_s=ended_s), payload, phase))
 
 
 def judge_items(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ...client.evaluation import change_of
 from ...contract import Cause
 from ...runs import METRICS, ROLLOUTS, Query, RunReader, read_metrics
 from ..output.failures import Failure, explain
@@ -21,6 +23,7 @@ HELD_OUT = (
     ("scored", "scored", 0),
     ("reward_ok", "reward_ok", None),
     ("ok", "ok", 0),
+    ("metrics", "metrics", None),
 )
 
 
@@ -56,16 +59,22 @@ class Report:
         sampled = sum(e["sampled_tokens"] for e in steps)
         gaps = [e["logprob_gap"] for e in steps if e["logprob_gap"] is not None]
         sides = {when: evaluated.get(when, {}) for when in ("before", "after")}
+        pairs = [(before["reward"], after["reward"]) for before, after in self._held_out()]
+        shares = {}  # of the sampled tokens: those that a reward could train, and those of groups whose rewards differed
+        for name in ("trainable", "trained"):
+            known = [e[f"{name}_tokens"] for e in steps if f"{name}_tokens" in e]
+            shares[f"{name}_token_share"] = sum(known) / sampled if sampled and len(known) == len(steps) else None
         summary = {
             "exp_id": exp_id,
             # Steps in which something could be learned: in some group the rewards differed.
-            "steps_that_taught": sum(e.get("groups_that_differ") != 0 for e in steps),
+            "steps_that_taught": sum(bool(e.get("groups_that_differ")) for e in steps),
             **{
                 f"held_out_{name}_{when}": sides[when].get(known, absent)
                 for name, known, absent in HELD_OUT
                 for when in sides
             },
             "held_out_problems": held_out,
+            "held_out_change": change_of(pairs) if held_out else None,
             # Of all evaluations, by the version of the weights (version k is what k steps made).
             "held_out_rewards": {e["version"]: e["reward"] for e in evaluated.values() if "version" in e},
             **{f"tool_use_{when}": side.get("tool_use") for when, side in sides.items()},
@@ -74,7 +83,7 @@ class Report:
             "lost_rollouts": counts["causes"][Cause.INFRASTRUCTURE],
             **{name: dict(counter) for name, counter in counts.items()},
             "sampled_tokens": sampled,
-            "trained_token_share": sum(e["trained_tokens"] for e in steps) / sampled if sampled else None,
+            **shares,
             "forked_rollout_branches": sum(e["branches"] for e in steps),
             "logprob_gap_max": max(gaps) if gaps else None,
             "wall_s": round(wall_s, 1),
@@ -84,18 +93,23 @@ class Report:
         (self.run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
         return summary
 
-    def telling_input(self) -> list[tuple[str, dict[str, Any]]]:
-        """The rollouts before and after of a held-out input: one that went wrong before and right after, else any in both."""
+    def _held_out(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """The held-out inputs that have a score before and after."""
         if not (self.run_dir / ROLLOUTS).exists():
             return []
         with RunReader(self.run_dir) as run:
             before, after = run.inputs("before", None), run.inputs("after", None)
-            both = before.keys() & after.keys()
-            better = [key for key in both if (before[key]["reward"], after[key]["reward"]) == (0.0, 1.0)]
-            rewarded = [key for key in both if None not in (before[key]["reward"], after[key]["reward"])]
-            chosen = min(better or rewarded or both, default=None)
-            sides = {} if chosen is None else {"before": before[chosen], "after": after[chosen]}
-            return [(when, run.rollout(side["first"]) or {}) for when, side in sides.items()]
+        both = [(before[key], after[key]) for key in sorted(before.keys() & after.keys())]
+        return [sides for sides in both if None not in (sides[0]["reward"], sides[1]["reward"])]
+
+    def example(self, seed: int) -> list[tuple[str, dict[str, Any]]]:
+        """The rollouts before and after of a held-out input, drawn from those whose score changed; empty if none did."""
+        changed = [sides for sides in self._held_out() if sides[0]["reward"] != sides[1]["reward"]]
+        if not changed:
+            return []
+        sides = zip(("before", "after"), random.Random(seed).choice(changed), strict=True)
+        with RunReader(self.run_dir) as run:
+            return [(when, run.rollout(side["first"]) or {}) for when, side in sides]
 
     def failures(self) -> str | None:
         """Why agent or infrastructure failed rollouts: the most frequent error and its line; None where none failed."""

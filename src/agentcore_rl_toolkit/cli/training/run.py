@@ -70,6 +70,9 @@ def train(job: Job, console: Console, *, stack: Stack | None = None) -> dict[str
         exits.enter_context(locked(job.run_dir))
         exits.enter_context(terminated_as_interrupted())
         runner = exits.enter_context(asyncio.Runner())  # closed last: a thread of it may wait for a service
+        hidden = [settings.data, settings.eval_data, settings.judge, job.run_dir]
+        if stack is not None:
+            RuntimeView(stack.runtime_url).hide(hidden)
         stack = stack or exits.enter_context(
             own(
                 settings.agent,
@@ -78,7 +81,7 @@ def train(job: Job, console: Console, *, stack: Stack | None = None) -> dict[str
                 engine=settings.engine,
                 dtype=settings.dtype,
                 session_env=settings.session_env,
-                runtime_options=sandbox_words(settings.readable, settings.writable),
+                runtime_options=sandbox_words(settings.readable, settings.writable, hidden),
             )
         )
         started = time.monotonic()
@@ -133,13 +136,16 @@ def quiet_libraries() -> None:
 
 
 def print_end(console: Console, job: Job, report: Report, summary: dict[str, Any]) -> None:
-    """One input before and after, the held-out rewards, and the outcomes of all rollouts."""
+    """One input before and after, the held-out rewards with a verdict, and the outcomes of all rollouts."""
+    from rich.markup import escape
     from rich.table import Table
 
     from .display import share, share_of
 
-    for when, rollout in report.telling_input():
-        console.print(f"\n[bold]One input, {when} training[/] (reward {rollout['reward']})")
+    for when, rollout in report.example(job.settings.seed):
+        console.print(
+            f"\n[bold]An input drawn from those whose reward changed, {when} training[/] (reward {rollout['score']:g})"
+        )
         for line in dialogue_lines(rollout["dialogue"] or []):
             console.print(line, highlight=False, markup=False)
     if job.rows[1]:
@@ -153,20 +159,25 @@ def print_end(console: Console, job: Job, report: Report, summary: dict[str, Any
         table.add_row("95 % interval of the first", *(f"{share(low)} to {share(high)}" for low, high in bounds))
         if summary["tool_use_before"] is not None:
             table.add_row("uses a tool", share(summary["tool_use_before"]), share(summary["tool_use_after"]))
+        metrics = [summary[f"held_out_metrics_{w}"] or {} for w in WHEN]
+        for name in sorted(set().union(*metrics)):
+            table.add_row(f"{escape(name)}, mean", *("-" if name not in m else f"{m[name]:.4g}" for m in metrics))
         console.print(table)
+        console.print(f"Verdict: {summary['held_out_change']['text']}\n", highlight=False, markup=False, soft_wrap=True)
     gap = summary["logprob_gap_max"]
     differ = "" if gap is None else f"; sampled and recomputed logprobs differ by at most {gap:.1e}"
     lines = [
         f"{summary['rollouts']} rollouts, {summary['lost_rollouts']} lost, {summary['causes'].get('agent', 0)} failed by the "
         f"agent, {summary['causes'].get('policy', 0)} by the policy; "
-        f"{share(summary['trained_token_share'])} of the sampled tokens trained{differ}",
+        f"{share(summary['trainable_token_share'])} of the sampled tokens could be trained, "
+        f"{share(summary['trained_token_share'])} were{differ}",
         f"Finished in {summary['wall_s']:.0f} s. See it: {program()} view {nearby(job.run_dir)}",
     ]
+    if summary["steps_that_taught"] < summary["steps"]:
+        taught = f"{summary['steps_that_taught']} of {summary['steps']} steps could teach anything"
+        lines.insert(0, f"{taught}: in the others no group had different rewards")
     failed = report.failures()
     if failed is not None:
         lines.insert(0, visible(failed))
-    elif summary["steps_that_taught"] < summary["steps"]:
-        taught = f"{summary['steps_that_taught']} of {summary['steps']} steps could teach anything"
-        lines.insert(0, f"{taught}: in the others the rewards were equal within every group")
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)

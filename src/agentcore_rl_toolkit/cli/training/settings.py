@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from ..._installation import missing_extra
 from ...backends.collection.credit import Credit
-from ...backends.collection.groups import WHOLE_DISTRIBUTION, PolicyFailures, trained_temperature
+from ...backends.collection.groups import PolicyFailures, trained_temperature
 from ...backends.llm_judge import JudgeSettings
 from ...backends.settings import Count, GroupSize, Least0, NotNegative, Positive, from_mapping, read_settings
 from ...client.data import read_rows
@@ -67,7 +67,8 @@ class LocalRun(Sized, Credit, JudgeSettings):
     ``hold_calls`` weights change between model calls only. Every ``eval_every`` steps the held-out rows are run; 0: before
     and after only.
     `Credit` says how the advantages of tokens come about. ``policy_failures`` is `CollectConfig`'s, ``train_on`` its `train`.
-    ``sampling_params`` win over the agent's; as they stand, the trainer computes the probabilities that the agent sampled with.
+    ``sampling_params`` win over the agent's in training and in evaluations. Training has temperature 1 and no cuts where they
+    set nothing else.
     ``tracker`` names what gets the metrics besides `metrics.jsonl`. ``session_env`` are variables of the sessions, as K=V, or K
     for the value that it has here; ``readable`` and ``writable`` are what they may use of this machine besides the agent's
     project.
@@ -89,7 +90,7 @@ class LocalRun(Sized, Credit, JudgeSettings):
     rollout_deadline_s: Positive = 120.0
     policy_failures: PolicyFailures = "score"
     train_on: str | None = None
-    sampling_params: Mapping[str, Any] = dataclasses.field(default_factory=lambda: dict(WHOLE_DISTRIBUTION))
+    sampling_params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     tracker: tuple[str, ...] = ()
     session_env: tuple[str, ...] = dataclasses.field(default=(), repr=False)
     readable: tuple[str, ...] = ()

@@ -28,6 +28,7 @@ from ..._servers.child import Child, cause_of
 from ..._servers.process import write_private
 from ...errors import AgentCoreRLError, ConfigError, LocalRuntimeError
 from ...isolation.project import Project
+from ...store.remote import find_region
 from ..output.commands import nearby
 from ..output.terminal import Waiting, visible
 from ..servers.vllm import context_of
@@ -43,7 +44,7 @@ VLLM_READY_S = 900.0  # importing it without compiled files takes six minutes on
 # Busy-waiting OpenMP threads cost two to three times the CPU on a machine whose cores are shared by all parts.
 QUIET = {"OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
 # Clients of ours find the local runtime's key by themselves; boto3 only insists that there is something to sign with.
-_CREDENTIALS = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_REGION": REGION}
+_CREDENTIALS = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -169,7 +170,7 @@ def _lock(place: Path) -> Iterator[None]:
 
 def use_local_credentials() -> None:
     """Give boto3 something to sign with, where the environment has nothing."""
-    for name, value in _CREDENTIALS.items():
+    for name, value in {**_CREDENTIALS, "AWS_REGION": find_region() or REGION}.items():
         os.environ.setdefault(name, value)
 
 
@@ -322,10 +323,7 @@ def _slow_start(runtime: Any) -> str | None:
     """A note for agents that cannot be forked, so that each session loads the agent anew; else None."""
     for loaded in runtime.get("/_local/status")["templates"]:
         if loaded.get("start") == "exec" and loaded.get("reason"):
-            remedy = "start threads in the entrypoint, not when the file is loaded"
-            if "native" in loaded["reason"]:
-                remedy = "keep the library from that with a variable, such as --session-env OMP_NUM_THREADS=1"
-            return f"each loads the agent anew, which is slow: {loaded['reason']}; {remedy}"
+            return f"each loads the agent anew, which is slow: {loaded['reason']}"
     return None
 
 

@@ -7,26 +7,30 @@ agent would run again. The kind of error raised here tells the engine whether it
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import concurrent.futures
 import http.client
 import json
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from ..._servers import sigv4
 from ..._servers.keys import credential_of_runtime
 from ...contract import REFUSED
 from ...errors import AgentCoreRLError, ConfigError
+from ...store.remote import find_region
+
+T = TypeVar("T")
 
 DATA_PLANE = "bedrock-agentcore"
 CONNECT_TIMEOUT_S = 10.0
 ENDINGS_TIMEOUT_S = 5.0
+LAST_LOOK_S = 0.5  # for what has come while this process stood still
 AWS_DOMAINS = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
 USER_AGENT = "agentcore-rl-toolkit"
 SERVER_ERRORS = ("InternalServerException", "ServiceUnavailableException", "ServiceException")
@@ -35,7 +39,7 @@ HOW_TO_HAVE_THEM = (
     "export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE (`aws sso login` renews one); the key of a local runtime "
     "of yours is found by its address"
 )
-NO_ROLLOUT = "not as a rollout does: write @app.rollout_entrypoint in place of @app.entrypoint, on an AgentCoreRLApp"
+NO_ROLLOUT = "not as a rollout does: it needs a function with @app.rollout_entrypoint on an AgentCoreRLApp"
 MAX_REPLY_BYTES = 2**20  # an answer has ids, a key and a status; whatever is longer is not one
 _DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a local runtime is behind no proxy
 STORE_REFUSED = "StoreRefused"  # code of the failure when the agent says that its record cannot be stored
@@ -81,31 +85,35 @@ async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
 
     `asyncio.to_thread` takes no more work once the process ends, which would lose the last stop requests.
     """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Any] = loop.create_future()
-
-    def settle(value: Any, error: BaseException | None) -> None:
-        if done.cancelled():
-            return
-        if error is None:
-            done.set_result(value)
-        else:
-            done.set_exception(error)
+    done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    done.set_running_or_notify_cancel()
 
     def work() -> None:
-        value, problem = None, None
         try:
             value = function(*args)
         except BaseException as e:
-            problem = e
-        with contextlib.suppress(RuntimeError):  # the loop is gone and with it everyone who would read this
-            loop.call_soon_threadsafe(settle, value, problem)
+            done.set_exception(e)
+        else:
+            done.set_result(value)
 
     try:
         threading.Thread(target=work, name="agentcore-rl-call", daemon=True).start()
     except RuntimeError:  # no new threads while the interpreter shuts down
         work()
-    return await done
+    return await asyncio.wrap_future(done)
+
+
+async def within(call: Awaitable[T], limit_s: float) -> T:
+    """Wait for an answer. The call goes on where it comes too late. Raises: TimeoutError."""
+    future = asyncio.ensure_future(call)
+    future.add_done_callback(
+        lambda late: late.cancelled() or late.exception()
+    )  # or asyncio reports that nobody read it
+    for patience_s in (limit_s, LAST_LOOK_S):
+        await asyncio.wait([future], timeout=patience_s)
+        if future.done():
+            return future.result()
+    raise TimeoutError
 
 
 class Transport:
@@ -128,7 +136,7 @@ class Transport:
         read_timeout_s: float,
     ) -> None:
         self._arn = agent_runtime_arn
-        self._region = region
+        self.region = region
         self._endpoint_url = endpoint_url
         self._qualifier = {"qualifier": qualifier} if qualifier else {}
         self._pool_connections = pool_connections
@@ -144,14 +152,14 @@ class Transport:
         if self._client is None:
             with self._lock:
                 if self._client is None:
-                    self._client = self._make(DATA_PLANE, self._endpoint_url)
+                    self._client = self._make(DATA_PLANE, self._endpoint_url, self.region)
         return self._client
 
     def make_s3_client(self) -> Any:
-        """A boto3 S3 client of the agent's region, for users' own code; the toolkit reads results through its store."""
-        return self._make("s3", None)
+        """A boto3 S3 client for users' own code; the toolkit reads results through its store."""
+        return self._make("s3", None, find_region(self.region))
 
-    def _make(self, service: str, endpoint_url: str | None) -> Any:
+    def _make(self, service: str, endpoint_url: str | None, region: str | None) -> Any:
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError, PartialCredentialsError
 
@@ -165,7 +173,7 @@ class Transport:
             parameter_validation=False,  # ids are checked by us; this saves a fifth of the CPU of a call
         )
         try:
-            made = {"region_name": self._region, "endpoint_url": endpoint_url, "config": config}
+            made = {"region_name": region, "endpoint_url": endpoint_url, "config": config}
             client = self._boto3_session().client(service, **made)
             found = credential_of_runtime(client.meta.endpoint_url) if service == DATA_PLANE else None
             if found is None:

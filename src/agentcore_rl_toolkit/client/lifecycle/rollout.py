@@ -2,11 +2,14 @@
 
 Theory of operation. A rollout is one task on its client's loop that walks through these stages, each with its deadline:
 
-    queue   waits for its turn at the pace of the agent; refusals are waited out up to `throttle_s`
-    start   until the runtime accepted the invoke; back to the queue after a refusal
+    queue   waits for a connection and for the pace of the agent; refusals are waited out up to `throttle_s`
+    start   from the invoke on the wire until the runtime accepted it; back to the queue after a refusal
     run     until the record is in the store; back to the queue for the same invoke again, or for another attempt
     result  until the record is read; back to run if it is not there after all
     stop    in the background, after the future is resolved
+
+A deadline counts its own stage only. Before it ends a rollout, there is one last look: an answer or a record that came while this
+process stood still, or while it was busy, is in time.
 
 An invoke is sent at most once per session. It is sent again only when the runtime answered that it did not take it
 (429, 402, 409), when no connection was made, or when a second delivery does no harm (`Engine.runs_once`). When the answer is
@@ -24,17 +27,19 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import inspect
 import json
 import logging
 import random
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from ..._portal import Portal
 from ...contract import (
     ROLLOUT_FIELD,
+    ROLLOUTS_OFF,
     RUNS_ONCE_FIELD,
     Cause,
     Outcome,
@@ -58,7 +63,7 @@ from ...errors import (
 from ...proof import PROOF_KEY_FIELD
 from ...store import ObjectStore, open_store
 from ...store.base import check_key
-from ..data_plane.pacing import Pacer, backoff_s
+from ..data_plane.pacing import PaceLimits, Pacer, backoff_s
 from ..data_plane.stops import StopQueue, take_turn
 from ..data_plane.transport import (
     NO_CREDENTIALS,
@@ -70,6 +75,7 @@ from ..data_plane.transport import (
     Transport,
     in_thread,
     parse_reply,
+    within,
 )
 from ..future import Progress, RolloutFuture, Verdict
 from ..ledger import Attempt, FileLedger
@@ -99,7 +105,7 @@ class Stores:
     def store(self, bucket: str) -> ObjectStore:
         """The opened store. Raises: ConfigError."""
         if bucket not in self._opened:
-            self._opened[bucket] = open_store(bucket)
+            self._opened[bucket] = open_store(bucket, default_region=self._transport.region)
         return self._opened[bucket]
 
     def reader(self, bucket: str) -> ResultReader:
@@ -148,7 +154,8 @@ class Engine:
         max_attempts: how often an invoke that the runtime did not take is sent.
         runs_once: whether the agent says that it runs a session's payload once however often it is delivered. Then an invoke
             that was answered with 500 or 503 may be sent again. None: no answer yet. False stays.
-        admission: gives each rollout its turn, first come, first served.
+        left: sessions that are due to be stopped and not known to be gone.
+        accepted_s: when the runtime last accepted an invoke (monotonic).
     """
 
     def __init__(
@@ -157,6 +164,7 @@ class Engine:
         portal: Portal,
         transport: Transport,
         pacer: Pacer,
+        limits: PaceLimits,
         bucket: str,
         store: ObjectStore,
         watch: WatchSettings,
@@ -166,17 +174,20 @@ class Engine:
         calls_at_once: int,
     ) -> None:
         self.portal, self.transport, self.pacer, self.watch = portal, transport, pacer, watch
-        self.max_attempts = max_attempts
+        self.max_attempts, self._limits = max_attempts, limits
         self.events = Events(exp_id)
         self.proofs = Proofs(required=watch.require_proof)
         self.stores = Stores(bucket, store, watch, transport)
         self.runs_once: bool | None = None
-        self.admission = asyncio.Lock()
+        self.accepted_s = 0.0
+        self._admission = asyncio.Lock()
         self._stops = StopQueue(transport, pacer, deadlines.stop_s)
-        self._stop_s = deadlines.stop_s
+        self._stop_s, self.left = deadlines.stop_s, self._stops.left
         self._calls = asyncio.Semaphore(calls_at_once)
         self._rollouts: dict[RolloutFuture, Rollout] = {}
         self._closing = False
+        self.pacer.join(limits)
+        open_engines.add(self)
 
     # ---- from any thread
 
@@ -197,25 +208,38 @@ class Engine:
         """From now on, `submit` raises."""
         self._closing = True
 
+    def leave(self) -> None:
+        """Nothing comes from here any more."""
+        self.pacer.leave(self._limits)
+        open_engines.discard(self)
+
     def flights(self) -> list[dict[str, Any]]:
         """Where each rollout without a verdict is."""
         return [rollout.described() for rollout in list(self._rollouts.values())]
 
     # ---- on the loop
 
-    async def close_async(self, *, cancel: bool) -> None:
-        """End what runs (with `cancel`), then wait for the stops up to their deadline."""
-        self._closing = self._closing or cancel
-        if cancel:
-            for rollout in list(self._rollouts.values()):
+    async def close_async(self, *, cancel: Literal["all", "batches"] | None = None) -> list[str]:
+        """End what runs, then wait for the stops. Gives, and logs, the sessions that are not known to be gone."""
+        self._closing = self._closing or cancel is not None
+        for rollout in list(self._rollouts.values()):
+            if cancel == "all" or (cancel == "batches" and rollout.request.index is not None):
                 error = RolloutCancelledError("the client was closed")
                 rollout.end(Verdict(outcome=Outcome.CANCELLED, error=error))
-        ending = [r.task for r in self._rollouts.values() if r.task is not None and r.forced is not None]
-        if ending:
-            await asyncio.wait(ending)
-        await self._stops.drain(self._stop_s)
-        if cancel:
+        try:
+            ending = [r.task for r in self._rollouts.values() if r.task is not None and r.forced is not None]
+            if ending:
+                await asyncio.wait(ending, timeout=self._stop_s)
+            await self._stops.drain()
+        finally:
+            left = list(self.left)
+            _warn("%d sessions are not stopped and run until their idle timeout: %s", left)
+        if cancel == "batches":
+            running = [r.progress.session_id for r in self._rollouts.values() if r._invoke is not None]
+            _warn("%d sessions run on after the end of this process: %s", running)
+        elif cancel:
             self.stores.close()
+        return left
 
     def _launch(self, rollout: Rollout) -> None:
         if self._closing:
@@ -224,15 +248,27 @@ class Engine:
         self._rollouts[rollout.future] = rollout
         rollout.start().add_done_callback(lambda _: self._rollouts.pop(rollout.future, None))
 
-    async def invoke(self, session_id: str, body: bytes) -> bytes:
-        """One invoke; the answer as it came."""
-        async with self._calls:
-            answer: bytes = await in_thread(self.transport.invoke, session_id, body)
-        return answer
+    async def wait_for_turn(self) -> None:
+        """Wait for a connection and for the pace, first come, first served. The caller sends one invoke at once."""
+        async with self._admission:
+            await self._calls.acquire()
+            try:
+                if not self.accepted_s:
+                    await in_thread(lambda: self.transport.client)  # which takes a second of CPU to make
+                await take_turn(self.pacer.try_start)
+            except BaseException:
+                self._calls.release()
+                raise
+
+    def invoke(self, session_id: str, body: bytes) -> asyncio.Future[bytes]:
+        """Send one invoke, after `wait_for_turn`. Gives the answer as it came."""
+        call: asyncio.Future[bytes] = asyncio.ensure_future(in_thread(self.transport.invoke, session_id, body))
+        call.add_done_callback(lambda _: self._calls.release())
+        return call
 
     def stop(
         self, session_id: str, ledger: FileLedger | None, after: asyncio.Future[bytes] | None = None
-    ) -> asyncio.Task[None]:
+    ) -> asyncio.Task[bool]:
         """Stop a session in the background."""
         return self._stops.put(session_id, lambda gone: self.events.stopped(session_id, ledger, gone), after)
 
@@ -241,12 +277,17 @@ class Engine:
 open_engines: set[Engine] = set()
 
 
+def _warn(message: str, session_ids: Sequence[str]) -> None:
+    if session_ids:
+        logger.warning(message, len(session_ids), ", ".join(session_ids))
+
+
 @atexit.register
 def _flush_at_exit() -> None:
-    """Send the stops that are still open. Rollouts in flight are left running: their results will be in the store."""
+    """Stop what batches started. Other rollouts run on: their records will be in the store."""
     for engine in list(open_engines):
         if engine.portal.started:
-            engine.portal.call(engine.close_async(cancel=False))
+            engine.portal.call(engine.close_async(cancel="batches"))
 
 
 class Rollout:
@@ -257,7 +298,6 @@ class Rollout:
         self.progress = Progress(
             session_id=request.session_id, input_id=request.input_id, attempt=request.first_attempt
         )
-        self.progress.enter(Stage.QUEUE)
         self.future = RolloutFuture(
             engine.portal, self.progress, self.end, raise_failures=request.on_failure == "raise"
         )
@@ -266,9 +306,10 @@ class Rollout:
         self._engine = engine
         self._adopted = adopted
         self._invoke: asyncio.Future[bytes] | None = None  # on the wire or answered; None while no session can exist
+        self._sent_s = 0.0  # when the invoke was sent (monotonic)
         self._server_errors = 0  # answers of this attempt that said 500 or 503
         self._server_error: Exception | None = None  # the last answer, when it was one of them
-        self._stop: asyncio.Task[None] | None = None  # of the last session
+        self._stop: asyncio.Task[bool] | None = None  # of the last session
         self._expected: Expected = ANYTHING  # of the record of the session under way
 
     # ---- the whole rollout
@@ -322,9 +363,7 @@ class Rollout:
                 self._engine.events.retried(request, progress, verdict)
                 if unsent and self._stop is not None:
                     await asyncio.wait([self._stop])
-                progress.attempt += 1
-                progress.session_id = new_session_id()
-                progress.entered_s.clear()
+                progress.restart(new_session_id())
                 self._adopted = None
         except asyncio.CancelledError:
             verdict = None
@@ -336,22 +375,21 @@ class Rollout:
     def described(self) -> dict[str, Any]:
         """Where it is, for its owner. Units: seconds; ``left_s`` until the stage's deadline."""
         progress, request = self.progress, self.request
-        now = time.monotonic()
-        stage = progress.stage
-        began_s = progress.entered_s.get(stage, now)
+        stage, stages = progress.stage, progress.stages()
+        stage_s = time.monotonic() - progress.entered_s
         limit_s: float | None = getattr(request.deadlines, f"{stage.value}_s")
-        ends = [] if limit_s is None else [began_s + limit_s]
+        left = [] if limit_s is None else [limit_s - stage_s]
         if request.timeout_s is not None and stage in (Stage.START, Stage.RUN):
-            ends.append(progress.entered_s.get(Stage.START, began_s) + request.timeout_s)
+            left.append(request.timeout_s - (time.monotonic() - self._sent_s))
         trouble = progress.trouble()
         return {
             "session_id": progress.session_id,
             "input_id": progress.input_id,
             "attempt": progress.attempt,
             "stage": stage.value,
-            "stage_s": now - began_s,
-            "total_s": now - min(progress.entered_s.values(), default=now),
-            "left_s": min(ends) - now if ends else None,
+            "stage_s": stage_s,
+            "total_s": sum(stages.values()),
+            "left_s": min(left, default=None),
             "trouble": None if trouble is None else str(trouble),
         }
 
@@ -395,7 +433,7 @@ class Rollout:
         body, bucket = self._encode(config)
         if adopted is not None:
             progress.bucket, progress.key = adopted.bucket, adopted.key
-            self.progress.enter(Stage.START)
+            self._sent_s = time.monotonic()
             self._accept()
         else:
             engine.events.intent(request, progress)
@@ -415,10 +453,7 @@ class Rollout:
                 self._accept()
             self.progress.enter(Stage.RUN)
             try:
-                async with asyncio.timeout_at(self._limit()):
-                    return await self._follow(reply)
-            except TimeoutError as e:
-                raise self._timed_out(progress.stage) from e
+                return await self._follow(reply)
             except NoSignError as e:
                 if not await self._may_start_again():
                     raise AttemptEnded(Outcome.LOST, RolloutLostError(str(e))) from self._server_error
@@ -443,15 +478,6 @@ class Rollout:
         if not self.future._accepted.done():
             self.future._accepted.set_result(None)
 
-    def _limit(self) -> float | None:
-        """Loop time at which the attempt must be over, from the deadline of the run and the caller's timeout."""
-        request = self.request
-        began_s = self.progress.entered_s.get(Stage.START, time.monotonic())
-        limits = [] if request.timeout_s is None else [began_s + request.timeout_s]
-        if request.deadlines.run_s is not None:
-            limits.append(time.monotonic() + request.deadlines.run_s + request.deadlines.result_s)
-        return min(limits) if limits else None
-
     def _timed_out(self, stage: Stage) -> AttemptEnded:
         """The end of an attempt whose deadline passed in a stage."""
         spent_s = self.progress.stages().get(stage.value, 0.0)
@@ -470,21 +496,20 @@ class Rollout:
         request, progress, engine = self.request, self.progress, self._engine
         deadlines, session_id = request.deadlines, progress.session_id
         self._server_error = None
-        failures = 0
-        refused_since_s: float | None = None
+        patience_s = deadlines.start_s if request.timeout_s is None else min(deadlines.start_s, request.timeout_s)
+        failures = refusals = 0
+        pause_s = refused_s = waited_s = 0.0  # when the first refused invoke was sent; refused invokes and their pauses
         while True:
-            self.progress.enter(Stage.QUEUE)
-            await self._wait_for_turn()
-            self.progress.enter(Stage.START)
-            call = asyncio.ensure_future(engine.invoke(session_id, body))
-            self._invoke = call
-            call.add_done_callback(_consume)
-            patience_s = deadlines.start_s if request.timeout_s is None else min(deadlines.start_s, request.timeout_s)
+            progress.enter(Stage.QUEUE)
+            await asyncio.sleep(pause_s)
             try:
-                async with asyncio.timeout(patience_s):
-                    raw = await asyncio.shield(call)
-                reply = parse_reply(raw, session_id)
-                self._server_error = None
+                async with asyncio.timeout(deadlines.queue_s):
+                    await engine.wait_for_turn()
+                progress.enter(Stage.START)
+                self._sent_s = time.monotonic()
+                self._invoke = engine.invoke(session_id, body)
+                reply = parse_reply(await within(self._invoke, patience_s), session_id)
+                self._server_error, engine.accepted_s = None, time.monotonic()
                 engine.runs_once = reply.get(RUNS_ONCE_FIELD) is True and engine.runs_once is not False
                 return reply
             except InvokeServerError as e:
@@ -493,16 +518,23 @@ class Rollout:
                 if not engine.runs_once or self._server_errors >= engine.max_attempts:
                     return None
                 logger.info("sending the invoke again after %s", e, extra={"session_id": session_id})
-                await asyncio.sleep(self._error_pause_s())
+                pause_s = self._error_pause_s()
             except InvokeRefusedError as e:
                 if not self._server_errors:  # of an earlier delivery there may be a session
                     self._invoke = None
-                failures += 1
-                if e.kind == "throttled":
-                    refused_since_s = self._throttled(e, refused_since_s)
+                throttled = e.kind == "throttled"
+                refusals, failures = refusals + throttled, failures + (not throttled)
+                pause_s = backoff_s(refusals + failures, base_s=0.25, cap_s=5.0, jitter=random.random())
+                if throttled:
+                    refused_s, waited_s = refused_s or self._sent_s, waited_s + time.monotonic() - self._sent_s
+                    # Where the runtime takes nothing at all, the queue does not move because of that and not by itself.
+                    idle_s = (
+                        time.monotonic() - max(refused_s, engine.accepted_s) if refusals >= engine.max_attempts else 0.0
+                    )
+                    self._throttled(e, max(waited_s, idle_s))
+                    waited_s += pause_s
                 elif failures >= engine.max_attempts:
                     raise _refused(e, failures) from e
-                await asyncio.sleep(backoff_s(failures, base_s=0.25, cap_s=5.0, jitter=random.random()))
             except InvokeUncertainError as e:
                 self._server_error = None
                 text = "no answer to the invoke (%s); looking for signs of the session"
@@ -514,38 +546,28 @@ class Rollout:
                 self._invoke = None
                 raise AttemptEnded(Outcome.INVALID, e) from e
             except TimeoutError as e:
-                if request.timeout_s is not None and request.timeout_s <= deadlines.start_s:
-                    raise self._timed_out(Stage.START) from e
+                if progress.stage is Stage.QUEUE or patience_s == request.timeout_s:
+                    raise self._timed_out(progress.stage) from e
                 self._server_error = None
                 return None
 
-    async def _wait_for_turn(self) -> None:
-        """First come, first served, at the pace of the agent."""
-        engine = self._engine
-        try:
-            async with asyncio.timeout(self.request.deadlines.queue_s), engine.admission:
-                await take_turn(engine.pacer.try_start)
-        except TimeoutError as e:
-            raise self._timed_out(Stage.QUEUE) from e
-
-    def _throttled(self, e: InvokeRefusedError, since_s: float | None) -> float:
-        """The runtime refused to take more sessions. Returns when it began to. Raises: AttemptEnded after `throttle_s`."""
-        now = time.monotonic()
-        self._engine.pacer.start_refused(now)
+    def _throttled(self, e: InvokeRefusedError, refused_s: float) -> None:
+        """The runtime refused to take more sessions, for so long by now. Raises: AttemptEnded after `throttle_s`."""
+        self._engine.pacer.start_refused(time.monotonic())
         self._engine.events.tell("refused", self.progress)
-        since_s = since_s if since_s is not None else now
         limit_s = self.request.deadlines.throttle_s
-        if limit_s is not None and now - since_s >= limit_s:
+        if limit_s is not None and refused_s >= limit_s:
             error = RolloutThrottledError(
-                f"the runtime refused for {now - since_s:.0f} s ({e}); lower tps_limit or sessions_per_minute, or ask for a "
+                f"the runtime refused for {refused_s:.0f} s ({e}); lower tps_limit or sessions_per_minute, or ask for a "
                 "higher quota"
             )
             raise AttemptEnded(Outcome.THROTTLED, error) from e
-        return since_s
 
     def _failed(self, e: InvokeFailedError) -> AttemptEnded:
         """The verdict for an invoke that was refused for good or answered with an error."""
         # AWS says no more than this: it did not come up, died, or answered 4xx or 5xx
+        if e.code == "RuntimeClientError" and "(403)" in str(e):
+            return AttemptEnded(Outcome.INVALID, ConfigError(f"the agent refused the rollout: {ROLLOUTS_OFF} ({e})"))
         if e.code == "RuntimeClientError":
             error = RolloutLostError(f"the session ended, or its agent failed, before it took the invoke: {e}")
             return AttemptEnded(Outcome.LOST, error)
@@ -571,11 +593,11 @@ class Rollout:
         if self._server_error is None or self._server_errors >= engine.max_attempts:
             return False
         if not engine.runs_once:
+            await take_turn(engine.pacer.try_stop)
             try:
-                async with asyncio.timeout(self.request.deadlines.stop_s):
-                    await take_turn(engine.pacer.try_stop)
-                    if await in_thread(engine.transport.stop, self.progress.session_id):
-                        return False
+                stop = in_thread(engine.transport.stop, self.progress.session_id)
+                if await within(stop, self.request.deadlines.stop_s):
+                    return False
             except (InvokeRefusedError, InvokeUncertainError, InvokeFailedError, TimeoutError) as e:
                 logger.info("the runtime could not be asked for the session: %s", e)
                 return False
@@ -594,6 +616,8 @@ class Rollout:
             session does not show itself.
         """
         progress, engine = self.progress, self._engine
+        limits = (time.monotonic(), self.request.deadlines.run_s), (self._sent_s, self.request.timeout_s)
+        ends_s = min((since_s + limit_s for since_s, limit_s in limits if limit_s is not None), default=None)
         heartbeat_s = promised_heartbeat_s(reply)
         try:
             engine.stores.store(progress.bucket)
@@ -608,35 +632,47 @@ class Rollout:
         progress.trouble = lambda: watcher.trouble
         reader = engine.stores.reader(progress.bucket)
         try:
-            if reply is None and not (self._adopted is not None and self._adopted.accepted_s):
-                await self._confirm(watcher, waiter)
-                self._accept()
+            unsure = reply is None and not (self._adopted is not None and self._adopted.accepted_s)
             while True:
-                await waiter.found
+                await self._find(watcher, waiter, unsure, ends_s)
                 self.progress.enter(Stage.RESULT)
                 verdict = await reader.read(progress.key, self.request.deadlines.result_s, self._expected)
                 if verdict is not None:
                     return verdict
-                progress.stage = Stage.RUN  # listed, but not there: the store is the truth
-                waiter = watcher.missing(waiter)
+                progress.enter(Stage.RUN)  # listed, but not there: the store is the truth
+                waiter, unsure = watcher.missing(waiter), False
         except RolloutLostError as e:
             raise AttemptEnded(Outcome.LOST, e) from e
         finally:
             watcher.remove(waiter)
 
+    async def _find(self, watcher: Watcher, waiter: Waiter, unsure: bool, ends_s: float | None) -> None:
+        """Wait until the record exists, up to a monotonic time. `unsure`: wait for a sign of the session first.
+
+        Raises: AttemptEnded at that time; NoSignError; RolloutLostError.
+        """
+        try:
+            async with asyncio.timeout_at(ends_s):
+                if unsure:
+                    await self._confirm(watcher, waiter)
+                    self._accept()
+                await asyncio.wait([waiter.found])
+        except TimeoutError as e:
+            await watcher.look_now(waiter)  # it may be there since the last look
+            if not waiter.found.done():
+                raise self._timed_out(Stage.RUN) from e
+        waiter.found.result()
+
     async def _confirm(self, watcher: Watcher, waiter: Waiter) -> None:
         """After an invoke of unknown fate: wait until the session shows itself. Raises: NoSignError."""
         deadlines = self.request.deadlines
         confirm_s = deadlines.confirm_s if self._server_error is None else deadlines.confirm_error_s
-        life = asyncio.ensure_future(waiter.seen_life.wait())
-        try:
-            either: set[asyncio.Future[Any]] = {life, waiter.found}
-            await asyncio.wait(either, timeout=confirm_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            life.cancel()
-        if not waiter.seen_life.is_set() and not waiter.found.done():
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(confirm_s):
+                await waiter.seen_life.wait()
+        if not waiter.seen_life.is_set():
             await watcher.look_now(waiter)  # a busy client may not have looked since the session began
-        if waiter.seen_life.is_set() or waiter.found.done():
+        if waiter.seen_life.is_set():
             return
         why = "the answer to the invoke was lost"
         if self._server_error is not None:
@@ -674,9 +710,3 @@ def _refused(e: InvokeRefusedError, times: int) -> AttemptEnded:
         return AttemptEnded(Outcome.THROTTLED, error)
     error = RolloutLostError(f"the runtime could not be reached in {times} tries: {e}")
     return AttemptEnded(Outcome.LOST, error)
-
-
-def _consume(call: asyncio.Future[bytes]) -> None:
-    # An invoke that outlives its rollout must not complain that nothing read its error.
-    if not call.cancelled():
-        call.exception()

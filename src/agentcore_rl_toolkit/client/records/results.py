@@ -122,9 +122,9 @@ class ResultReader:
         Faults of the store are waited out for `within_s` seconds. A refusal (403) ends this rollout alone, as does a record above
         the limit, of which nothing is read.
         """
-        deadline_s = time.monotonic() + within_s
         failures = 0
         async with self._gate:
+            deadline_s = time.monotonic() + within_s
             while True:
                 self.requests += 1
                 try:
@@ -147,7 +147,8 @@ class ResultReader:
                 except StoreError as e:
                     failures += 1
                     pause_s = backoff_s(failures, cap_s=5.0)
-                    if time.monotonic() + pause_s >= deadline_s:
+                    # A second try always: the first one may have failed because this process stood still.
+                    if failures > 1 and time.monotonic() + pause_s >= deadline_s:
                         error = RolloutTimeoutError(
                             f"the record could not be read within {within_s:g} s: {e}", stage="result", key=key
                         )

@@ -65,7 +65,7 @@ class Waiter:
     found: asyncio.Future[bool]
     expects_life: bool  # its agent promised heartbeats for this session
     silence_s: float  # without a new sign of life for this long, it is lost
-    seen_life: asyncio.Event = field(default_factory=asyncio.Event)
+    seen_life: asyncio.Event = field(default_factory=asyncio.Event)  # or its end
     stamp: object = None  # of the heartbeat when last seen
     stamp_changed_s: float = 0.0  # monotonic
     ended: bool = False  # its session is known to be gone; its record was looked for once since
@@ -284,11 +284,13 @@ class Watcher:
         self.remove(waiter)
         if not waiter.found.done():
             waiter.found.set_result(True)
+            waiter.seen_life.set()
 
     def _lose(self, waiter: Waiter, error: RolloutLostError) -> None:
         self.remove(waiter)
         if not waiter.found.done():
             waiter.found.set_exception(error)
+            waiter.seen_life.set()
             waiter.found.exception()  # looked at, or asyncio complains where the rollout was given up meanwhile
 
     async def _declare_lost(self, began_s: float) -> None:

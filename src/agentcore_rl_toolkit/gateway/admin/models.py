@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ...errors import AgentCoreRLError, GatewayError
+from ...errors import GatewayError
 from ...messages.dialects.anthropic import encode_count, parse_request
 from ...messages.errors import NOT_JSON, RequestError
 from ..engines.errors import upstream_error
@@ -71,14 +71,9 @@ class ModelRoutes:
             body = asked.to_chat_body() | ({} if options is None else {"chat_template_kwargs": options})
             return encode_count(await self._engine_count(body, session))
         loop, count = asyncio.get_running_loop(), mode.renderer.count
-        try:
-            return encode_count(
-                await loop.run_in_executor(mode.executor, count, asked.messages, asked.tools or None, options)
-            )
-        except RequestError:
-            raise
-        except AgentCoreRLError as e:
-            raise RequestError(f"the prompt cannot be rendered: {e}") from e
+        return encode_count(
+            await loop.run_in_executor(mode.executor, count, asked.messages, asked.tools or None, options)
+        )
 
     async def _engine_count(self, body: dict[str, Any], session: Session) -> int:
         worker = self._parts.router.pick(session.worker)

@@ -72,12 +72,12 @@ class RLLMRoutes:
         session = self._sessions.by_id.get(unquote_to_bytes(request.path[10:-7]))
         if session is None:
             return []
-        await self._sessions.store.kept()
-        read, metadata = self._sessions.store.reader.readable, session.settings.metadata
+        store, metadata = self._sessions.store, session.settings.metadata
+        await store.kept()
+        pieces = store.read(lambda reader: reader.readable(reader.numbers(session.number)))
+        payloads = [payload async for some in pieces for payload in some]
         # In a thread, so that agents' calls go on meanwhile.
-        return await asyncio.to_thread(
-            lambda: msgspec.json.encode(traces_of(session.id, read(session.number), metadata))
-        )
+        return await asyncio.to_thread(lambda: msgspec.json.encode(traces_of(session.id, payloads, metadata)))
 
     async def _flush(self, request: Request) -> Any:
         await self._sessions.store.kept()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from ...messages.dialects.passthrough import check_session
 from ...messages.errors import RequestError
 from ..config import SAMPLING_SERVICES, Engine, UpstreamConfig
 from ..http.connection import AgentConnection
@@ -50,7 +52,7 @@ def snapshot(parts: Parts) -> dict[str, Any]:
         "history_reloads": histories.reloads if histories is not None else 0,
         "store_queue": store.queue_depth,
         "store_bytes": store.total_bytes,
-        "store_damaged_calls": store.reader.damaged_calls,
+        "store_damaged_calls": len(store.reader.damaged),
         "workers": parts.servers(),
     }
 
@@ -117,7 +119,7 @@ class Admin:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self.answers = Answers()
-        self.sessions = SessionRoutes(parts.sessions)
+        self.sessions = SessionRoutes(parts.sessions, self._check_sampling)
         self.models = ModelRoutes(parts)
         self._rllm = RLLMRoutes(parts.sessions, self.sessions)
         self._routes: dict[tuple[bytes, bytes], Handler] = {
@@ -159,6 +161,13 @@ class Admin:
             self.answers.refuse(conn, request, error)
             return
         self.answers.start(handler(request), conn, request)
+
+    def _check_sampling(self, params: Mapping[str, Any]) -> None:
+        """Check that the engine keeps a session's sampling parameters. Raises: RequestError."""
+        if self._parts.token_mode is not None:
+            self._parts.token_mode.check(params)
+        elif self._parts.config.kind == "vllm":
+            check_session(params, self._parts.config.allow_fields)
 
     def _by_prefix(self, request: Request) -> Handler | None:
         if request.method == b"DELETE" and request.path.startswith(b"/admin/workers/"):

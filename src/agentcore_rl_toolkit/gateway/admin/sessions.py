@@ -7,9 +7,10 @@ in between.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import struct
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -20,9 +21,9 @@ from ..http.messages import Request, decode_body
 from ..sessions.registry import Sessions
 from ..sessions.session import Session
 from ..sessions.settings import SessionSettings
+from ..store.reader import Reader
 
 _U32 = struct.Struct("<I")
-_SLICE_S = 0.004  # a fetch lets agents' calls go first after this long
 
 
 class CreateSessions(msgspec.Struct, forbid_unknown_fields=True):
@@ -38,8 +39,9 @@ class Names(msgspec.Struct, forbid_unknown_fields=True):
 class SessionRoutes:
     """The routes of trainers' requests about sessions."""
 
-    def __init__(self, sessions: Sessions) -> None:
+    def __init__(self, sessions: Sessions, check: Callable[[Mapping[str, Any]], None]) -> None:
         self._sessions = sessions
+        self._check = check  # of sampling parameters, against the engine
 
     async def create(self, request: Request) -> dict[str, Any]:
         asked = decode_body(request.body, CreateSessions)
@@ -49,6 +51,7 @@ class SessionRoutes:
     async def open(self, session_ids: list[str], settings: SessionSettings) -> list[Session]:
         """Open sessions, all or none. Raises: RequestError on bad settings, or when the disk refuses; ContractError."""
         settings.check()
+        self._check(settings.sampling_params)
         try:
             return await self._sessions.opened(session_ids, settings)
         except OSError as e:
@@ -108,32 +111,30 @@ class SessionRoutes:
         return self._pieces(asked.session_ids)
 
     async def _pieces(self, session_ids: list[str]) -> AsyncIterator[bytes]:
-        """The recorded calls of sessions, in pieces small enough not to delay agents' calls."""
-        started = time.monotonic()
-        out: list[bytes] = []
+        """The recorded calls of sessions, in pieces small enough to hold."""
+        async for some in self._sessions.store.read(lambda reader: self._frames(reader, session_ids)):
+            yield b"".join(some)
+
+    def _frames(self, reader: Reader, session_ids: list[str]) -> Iterator[bytes]:
+        """Of each session a head and its records, each with its length before it. Runs in a thread."""
         for session_id in session_ids:
             # Looked up now and not before: while others were written it may have been deleted.
             session = self._sessions.by_id.get(session_id.encode())
-            head = FetchedHead(session_id=session_id, known=session is not None)
-            payloads: list[bytes] = []
+            head, numbers = FetchedHead(session_id=session_id, known=session is not None), []
             if session is not None:
-                payloads = self._sessions.store.reader.readable(session.number)
+                numbers = reader.numbers(session.number)
                 head = FetchedHead(
                     session_id=session_id,
                     known=True,
                     closed=session.closed,
-                    records=len(payloads),
+                    records=len(numbers),
                     created_s=session.created_s,
                     train=session.settings.train,
                     metadata=session.settings.metadata,
                 )
-            out.append(_framed(msgspec.msgpack.encode(head)))
-            out.extend(map(_framed, payloads))
-            if time.monotonic() - started > _SLICE_S:
-                yield b"".join(out)
-                out.clear()
-                started = time.monotonic()
-        yield b"".join(out)
+            for data in itertools.chain([msgspec.msgpack.encode(head)], reader.readable(numbers)):
+                yield _U32.pack(len(data))
+                yield data
 
 
 def described(session: Session, now_s: float) -> dict[str, Any]:
@@ -157,7 +158,3 @@ def described(session: Session, now_s: float) -> dict[str, Any]:
         ],
         "server": session.worker.config.url if session.worker is not None and session.inflight else None,
     }
-
-
-def _framed(data: bytes) -> bytes:
-    return _U32.pack(len(data)) + data

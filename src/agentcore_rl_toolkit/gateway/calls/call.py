@@ -179,7 +179,13 @@ class Call:
         self.call_id, self.index = next(self._context.call_ids), session.next_index
         session.next_index += 1
         agent.fields, agent.long = {}, None
-        self._store_error(REFUSED, error.status or 400, error.kind, f"{error.param or ''}: {error}")
+        ours = error.kind == "internal"  # the request may be fine
+        self._store_error(
+            ERROR if ours else REFUSED,
+            error.status or 400,
+            error.kind,
+            str(error) if ours else f"{error.param or ''}: {error}",
+        )
 
     # -- on its way
 
@@ -236,7 +242,7 @@ class Call:
             self._record_failure(ERROR, error.status or 500, error.kind, str(error))
         self._end(State.FAILED, error)
 
-    def broke(self, error: Exception) -> None:
+    def broke(self, error: BaseException) -> None:
         """Fail the call after an unexpected error here, so that the agent does not wait for its own deadline."""
         log.error("call %s of session %s broke", self.call_id, self.session.id, exc_info=error)
         if self.ended:
@@ -477,5 +483,5 @@ class Call:
     def take_over(self, conn: AgentConnection, keep_alive: bool) -> None:
         """Go on answering on another connection: the agent gave up on the first one and asked again."""
         conn.call = self
-        self.agent.move(conn, keep_alive, self.engine)
         self.agent_ready()
+        self.agent.move(conn, keep_alive, self.engine)  # which may pause the engine again

@@ -103,7 +103,7 @@ def build(
 
 def _prompt(texts: Texts, captured: Captured, call_id: str) -> tuple[Base, bytes]:
     """The new part of a prompt, and the call that it continues."""
-    text = captured.prompt or b""
+    text, packed = captured.prompt or b"", captured.prompt_ids
     seen = texts.prompts.longest(text)
     base, ids = NO_BASE, b""
     if seen is not None:
@@ -111,7 +111,7 @@ def _prompt(texts: Texts, captured: Captured, call_id: str) -> tuple[Base, bytes
         if rest and rest[:1] != b",":
             seen = None  # the match ended inside a number
         else:
-            ids = parse_ids(rest[1:]) if rest else b""
+            ids = (parse_ids(rest[1:]) if rest else b"") if packed is None else packed[seen.units * 4 :]
             base = Base(seen.call_id, -1, seen.units)
             for place, (size, digest) in enumerate(seen.choices):
                 if size <= len(ids) and hash(ids[:size]) == digest:
@@ -119,7 +119,7 @@ def _prompt(texts: Texts, captured: Captured, call_id: str) -> tuple[Base, bytes
                     ids = ids[size:]
                     break
     if seen is None:
-        ids = parse_ids(text)
+        ids = parse_ids(text) if packed is None else packed
     units = base.length + len(ids) // 4
     choices = tuple((len(c.ids), hash(c.ids)) for c in captured.choices)
     texts.prompts.add(Seen(text, call_id, units, choices), instead_of=seen)

@@ -37,7 +37,7 @@ CONSTRAINED = "held_to_a_form"  # by a grammar: its logprobs are those of the ma
 
 class Captured(msgspec.Struct):
     """One reply, understood. ``prompt`` is the JSON text of the prompt ids without its brackets, None when the engine
-    gave none.
+    gave none. ``prompt_ids`` are the packed ids, if they are at hand.
 
     ``complete`` is False when a choice has no finish reason, ``problem`` says why the tokens cannot be trained on.
     ``plain`` is the body of a whole reply with null for token ids and logprobs.
@@ -45,6 +45,7 @@ class Captured(msgspec.Struct):
 
     choices: list[ChoiceRecord]
     prompt: bytes | None = None
+    prompt_ids: bytes | None = None
     reply_id: str | None = None
     model: str | None = None
     weight_version_first: int | None = None
@@ -174,7 +175,7 @@ def _place(places: dict[str | None, int], call_id: str | None) -> int:
     try:
         return places[call_id]
     except KeyError:
-        raise CaptureError(f"a stored call goes on from call {call_id}, which is not there") from None
+        raise CaptureError(f"a stored call refers to call {call_id}, which is not there") from None
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
@@ -277,26 +278,28 @@ def turn_id(record: CallRecord, choice: int) -> str:
 def expand(records: list[CallRecord]) -> Expanded:
     """Turns, display dialogue and errors of one session.
 
-    The records must be all of the session's, in stored order, since later ones refer to earlier ones by place.
+    The records must be all of the session's, in stored order: a record refers only to records stored before it. A call
+    that started first may be stored last, so the order of the starts (`CallRecord.index`) is another one.
+
+    Raises: CaptureError if a record refers to one that is not there.
     """
     prompts, completions = _whole_ids(records)
     messages = whole_messages(records)
+    places = places_of(records)
+    requests = [of_request.read(record.request) if record.request_of is None else {} for record in records]
     order = sorted(range(len(records)), key=lambda i: records[i].index)
     turns: list[Turn] = []
     errors: list[dict[str, Any]] = []
     dialogue: list[dict[str, Any]] = []
-    requests: dict[str | None, dict[str, Any]] = {}
     for i in order:
         record = records[i]
-        if record.request_of is None:
-            requests[record.call_id] = of_request.read(record.request)
         if record.status not in TURNS:
             errors.append(_error(record))
             continue
         prompt = prompts[i]
         asked, answers = _said(messages[i], record)
         dialogue = _grow(dialogue, asked, answers)
-        about = requests.get(record.request_of or record.call_id, {})
+        about = requests[i if record.request_of is None else _place(places, record.request_of)]
         system = of_request.system_of(asked) if about else None
         for choice, ids in zip(record.choices, completions[i], strict=True):
             logprobs = _logprobs(choice)
@@ -329,6 +332,7 @@ def expand(records: list[CallRecord]) -> Expanded:
                     choice_index=choice.index,
                     system=system,
                     answered=of_request.answered(_message(choice.message)),
+                    reply_id=record.reply_id,
                     **about,
                 )
             )

@@ -14,6 +14,7 @@ import msgspec
 
 from ...errors import CaptureError, UpstreamError
 from ...messages.dialects import Delta
+from ...messages.dialects.builder import CollectedCalls
 from ...messages.dialects.canonical import ToolDelta
 from ...messages.errors import NOT_JSON
 from .events import DONE, gather, split
@@ -271,13 +272,10 @@ class _Parts:
 
 def _message(content: str, rare: list[Message]) -> tuple[dict[str, object], bool]:
     """The assistant message, and whether it calls tools. ``rare`` are the deltas that bring more than text."""
-    calls: dict[int, ToolDelta] = {}
+    collected = CollectedCalls()
     for delta in rare:
-        for piece in (_tool_piece(place, call) for place, call in enumerate(delta.tool_calls or ())):
-            known = calls.setdefault(piece.index, piece)
-            if known is not piece:
-                known.id, known.name = known.id or piece.id, known.name or piece.name
-                known.arguments += piece.arguments
+        collected.add(_tool_piece(place, call) for place, call in enumerate(delta.tool_calls or ()))
+    calls = collected.all()
     message: dict[str, object] = {"role": "assistant", "content": content or (None if calls else "")}
     if reasoning := "".join([d.reasoning_content or d.reasoning or "" for d in rare]):
         message["reasoning_content"] = reasoning
@@ -285,8 +283,12 @@ def _message(content: str, rare: list[Message]) -> tuple[dict[str, object], bool
         message["refusal"] = refusal
     if calls:
         message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for _, call in sorted(calls.items())
+            {
+                "id": call.id or None,
+                "type": "function",
+                "function": {"name": call.name or None, "arguments": call.arguments},
+            }
+            for call in calls
         ]
     return message, bool(calls)
 

@@ -34,7 +34,7 @@ class ServiceEngine(TokenEngine):
             "stop": given.stop,
             "temperature": 1.0 if given.temperature is None else given.temperature,
             "top_p": 1.0 if given.top_p is None else given.top_p,
-            "top_k": given.top_k,
+            "top_k": given.top_k if given.top_k and given.top_k > 0 else None,  # 0 and -1 cut nothing
             "seed": given.seed,
         }
         return b"", _encode(body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import resource
 import time
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from ..._servers.open_files import MAX_OPEN_FILES
 from ...messages.errors import RequestError
 from ..config import Limits
 from .messages import CONTINUE, Request, error_reply, reply, retry_after, unconfirmed
+
+log = logging.getLogger(__name__)
 
 SMALL_BODY = 64 * 2**10  # a larger request must show a key first
 STALLED_S = 60.0  # an agent that reads nothing of its reply for this long is gone
@@ -80,6 +83,9 @@ class RequestReader:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as e:
             self._stay(data[e.args[0] :])
+        except httptools.HttpParserCallbackError:  # an error of the gateway, not of the client
+            log.exception("a request to %s failed", self.url.decode("utf-8", "replace"))
+            self._refuse("the gateway could not handle this request; see its log", kind="internal")
         except httptools.HttpParserError as e:
             self._refuse(f"the request is not valid HTTP: {e}")
         if self._silent > self._limits.header_bytes:
@@ -286,7 +292,11 @@ class AgentConnection(asyncio.Protocol):
             return
         self.busy = True
         if request.method != b"HEAD":
-            self._handler.dispatch(self, request)
+            try:
+                self._handler.dispatch(self, request)
+            except BaseException:
+                self.busy = False  # the reader answers with an error
+                raise
             return
         # The answer to a HEAD has no body, whatever its length says; only a probe of our health has a use for one.
         well = request.path in (b"/healthz", b"/health")

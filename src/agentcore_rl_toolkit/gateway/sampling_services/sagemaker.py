@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from ..._servers.keys import credential_of_runtime
 from ...errors import ConfigError, TrainingServiceError
 from ...messages.errors import RequestError
 from ...store import RetryPolicy, jitter
+from ...store.remote import find_region
 from ..engines import Piece
 from ..engines.errors import upstream_error
 from ..engines.sampling_service import Asked
@@ -48,8 +48,7 @@ def client_of(service: str, region: str | None, endpoint_url: str | None = None)
     session = boto3.Session()
     settings: dict[str, Any] = {
         "endpoint_url": endpoint_url,
-        # boto3 itself reads AWS_DEFAULT_REGION only
-        "region_name": region or session.region_name or os.environ.get("AWS_REGION"),
+        "region_name": region or find_region(),
         "config": Config(retries={"total_max_attempts": 1}, connect_timeout=10, max_pool_connections=CONNECTIONS),
     }
     try:

@@ -21,6 +21,7 @@ from ..upstreams.router import Worker
 from .settings import SessionSettings
 
 _LENGTHS = ("max_tokens", "max_completion_tokens")
+_ABOUT_TOOLS = ("tool_choice", "parallel_tool_calls")  # of no meaning to a call that offers none
 _to_json = msgspec.json.Encoder().encode
 
 REMEMBERED = 64  # answered calls per session that a repeated request may be joined to
@@ -66,7 +67,10 @@ class Session:
 
     def use(self, settings: SessionSettings) -> None:
         self.settings = settings
-        self.overrides = {k: msgspec.json.encode(v) for k, v in settings.sampling_params.items()}
+        given = {name: value for name, value in settings.sampling_params.items() if value is not None}
+        if "logprobs" in given:
+            given["logprobs"] = bool(given["logprobs"])
+        self.overrides = {name: msgspec.Raw(_to_json(value)) for name, value in given.items()}
 
     def hold_to_settings(self, fields: Fields) -> None:
         """Change a request to what the session allows: the trainer's sampling parameters win, and its limits hold.
@@ -78,10 +82,14 @@ class Session:
             raise RequestError(f"this session may make {settings.max_turns} {TURNS_USED}", kind="turn_limit")
         if settings.model_id is not None:
             fields["model"] = msgspec.Raw(_to_json(settings.model_id))
-        for key, value in self.overrides.items():
-            if key == "max_tokens" and "max_completion_tokens" in fields:
-                del fields["max_completion_tokens"]
-            fields[key] = msgspec.Raw(value)
+        own = self.overrides
+        if not own.keys().isdisjoint(_LENGTHS):
+            for key in _LENGTHS:
+                fields.pop(key, None)
+        fields |= {key: value for key, value in own.items() if key not in _ABOUT_TOOLS}
+        for key in _ABOUT_TOOLS:
+            if key in own and passthrough.offers(fields, own[key]):
+                fields[key] = own[key]
         if settings.max_tokens is not None:
             for key in _LENGTHS:
                 if key in fields:

@@ -9,6 +9,7 @@ import msgspec
 
 from ...contract import check_train
 from ...errors import ConfigError
+from ...messages.dialects.chat import check_response_format, forced_tools
 from ...messages.dialects.fields import Fields
 from ...messages.dialects.passthrough import MAX_N
 from ...messages.errors import RequestError
@@ -53,18 +54,25 @@ class SessionSettings(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=
 
 
 def check_sampling(params: Mapping[str, Any]) -> None:
-    """Look at the parameters that are understood here; an engine's own pass. Raises: RequestError."""
+    """Look at the parameters that are understood here. Raises: RequestError."""
     fields = Fields(dict(params), "sampling_params")
     for name, why in _NOT_SAMPLING.items():
         if name in params:
             raise RequestError(f"{fields.name(name)} is no sampling parameter: {why}", param=fields.name(name))
+    if params.get("max_tokens") is not None and params.get("max_completion_tokens") is not None:
+        why = "sampling_params.max_completion_tokens is max_tokens under another name: give one of them"
+        raise RequestError(why, param="sampling_params.max_completion_tokens")
     fields.sampling(("max_tokens", "max_completion_tokens"))
     fields.integer("n", 1, MAX_N)
-    fields.integer("top_logprobs", 0)
     fields.either("logprobs", bool, int)
-    fields.either("tool_choice", str, dict)
-    fields.take("parallel_tool_calls", bool)
+    if fields.integer("top_logprobs", 0, 20) and not params.get("logprobs"):
+        why = "sampling_params.top_logprobs needs sampling_params.logprobs to be true"
+        raise RequestError(why, param="sampling_params.top_logprobs")
     fields.take("reasoning_effort", str)
-    fields.take("tools", list)
-    for name in ("response_format", "chat_template_kwargs"):
-        fields.take(name, dict)
+    fields.template_kwargs()
+    try:
+        check_response_format(fields.take("response_format", dict), "response_format")
+        forced_tools(params)
+    except RequestError as e:
+        raise RequestError(f"in sampling_params: {e}", kind=e.kind, param=f"sampling_params.{e.param}") from e
+    fields.settle("chat")

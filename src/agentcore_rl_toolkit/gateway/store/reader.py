@@ -9,17 +9,17 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import CaptureError, GatewayError
 from ..capture.record import ERROR, NO_BASE, CallRecord, decode, encode
-from .schema import SELECT_CALL, Row, payload_of, trouble
+from .schema import SELECT_CALL, payload_of, trouble
 
 log = logging.getLogger(__name__)
 
-UNREADABLE = "the gateway's store is damaged: this call, or one that it goes on from, cannot be read back"
+UNREADABLE = "the gateway's store is damaged: this call, or one that its record refers to, cannot be read back"
 _SESSIONS_AT_ONCE = 1000
 
 
@@ -67,21 +67,16 @@ def failure(call_id: str, index: int, error: str, *, at_s: float = 0.0) -> CallR
 
 
 class Reader:
-    """Reads with one connection, from any thread, one query at a time.
+    """Reads with one connection, one query at a time. ``damaged`` are the numbers of the damaged calls that it met.
 
     Raises: GatewayError where the file is damaged.
     """
 
-    def __init__(self, database: sqlite3.Connection, path: Path | None) -> None:
+    def __init__(self, database: sqlite3.Connection, path: Path | None, damaged: set[int] | None = None) -> None:
         self._database = database
         self._path = path
-        self._lock = threading.Lock()
-        self._damaged: set[int] = set()
-
-    @property
-    def damaged_calls(self) -> int:
-        """How many damaged calls were met so far."""
-        return len(self._damaged)
+        self._lock = threading.Lock()  # between threads that read at the same time
+        self.damaged: set[int] = set() if damaged is None else damaged
 
     def close(self) -> None:
         self._database.close()
@@ -116,10 +111,16 @@ class Reader:
 
     def call(self, number: int) -> bytes:
         """The record of one call, encoded."""
-        rows = self.query(f"{SELECT_CALL} WHERE number = ?", number)
-        if not rows:
-            raise GatewayError(f"the store has no call {number} any more")
-        return self._payload(rows[0])
+        try:
+            rows = self.query(f"{SELECT_CALL} WHERE number = ?", number)
+            if rows:
+                return payload_of(rows[0])
+        except GatewayError as e:
+            if number not in self.damaged:
+                self.damaged.add(number)
+                log.error("%s", e)
+            raise
+        raise GatewayError(f"the store has no call {number} any more")
 
     def last_calls(self, session: int, count: int) -> list[tuple[int, int, str, bool]]:
         """Number, digest, status and whether it was delivered, of a session's last calls, the latest first."""
@@ -132,51 +133,33 @@ class Reader:
             )
         ]
 
-    def calls(self, session: int) -> list[bytes]:
-        """The encoded records of all calls of a session, in stored order."""
-        return [self._payload(row) for row in self.query(f"{SELECT_CALL} WHERE session = ? ORDER BY number", session)]
+    def numbers(self, session: int) -> list[int]:
+        """The numbers of a session's calls, in stored order."""
+        return [n for (n,) in self.query("SELECT number FROM calls WHERE session = ? ORDER BY number", session)]
 
-    def readable(self, session: int) -> list[bytes]:
-        """The same records; damaged ones, and those that continue a damaged one, become failures that say so."""
-        payloads: list[bytes] = []
-        known: set[str | None] = {None}  # what a whole call may go on from
-        for row in self._rows(session):
+    def calls(self, session: int) -> Iterator[bytes]:
+        """The encoded records of all calls of a session, in stored order."""
+        return map(self.call, self.numbers(session))
+
+    def readable(self, numbers: Iterable[int]) -> Iterator[bytes]:
+        """The encoded records of these calls, all of a session's in stored order. A damaged record, and one that refers to a
+        damaged one, becomes a failure that reports it.
+        """
+        known: set[str | None] = {None}  # the calls that a readable record may refer to
+        for number in numbers:
             try:
-                payload = self._payload(row)
+                payload = self.call(number)
                 record = decode(payload)
             except (GatewayError, CaptureError):
                 whole = False
             else:
-                whole = known.issuperset((record.prompt_base.call_id, record.messages_base.call_id))
+                refers_to = (record.prompt_base.call_id, record.messages_base.call_id, record.request_of)
+                whole = known.issuperset(refers_to)
             if whole:
                 known.add(record.call_id)
             else:
-                payload = encode(failure(f"lost-{row[0]}", row[0], UNREADABLE))
-            payloads.append(payload)
-        return payloads
-
-    def _rows(self, session: int) -> list[Row]:
-        """The rows of a session's calls, their number alone where they cannot be read."""
-        try:
-            return list(self.query(f"{SELECT_CALL} WHERE session = ? ORDER BY number", session))
-        except GatewayError as e:
-            log.error("%s", e)
-        rows: list[Row] = []
-        for (number,) in self.query("SELECT number FROM calls WHERE session = ? ORDER BY number", session):
-            try:
-                rows += self.query(f"{SELECT_CALL} WHERE number = ?", number)
-            except GatewayError:
-                rows.append((number, None, None, None, None))
-        return rows
-
-    def _payload(self, row: Row) -> bytes:
-        try:
-            return payload_of(row)
-        except GatewayError as e:
-            if row[0] not in self._damaged:
-                self._damaged.add(row[0])
-                log.error("%s", e)
-            raise
+                payload = encode(failure(f"lost-{number}", number, UNREADABLE))
+            yield payload
 
     # -- what administrators set
 

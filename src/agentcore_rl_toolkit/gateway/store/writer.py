@@ -21,7 +21,7 @@ import os
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +39,8 @@ _LOCKED_S = 5.0  # how long another program may hold the file before calls are r
 _REST_S = 0.02  # between two tries of a locked file, and of removing calls
 _SLICE_S = 0.005  # for so long at a time: the loop has other work
 _REMOVED_AT_ONCE = 64
+_READ_BYTES = 2**20  # what a thread reads before it hands it on
+_READ_BYTES_HERE = 2**18  # and the event loop
 
 WAL_BYTES = 32 * 2**20  # a write-ahead log longer than this is moved into the file
 Done = Callable[[OSError | None], None]
@@ -157,7 +159,8 @@ class WriteAheadLog:
 
 
 class Store:
-    """The store of one gateway. ``directory`` None: a private file that ends with the process.
+    """The store of one gateway. ``directory`` None: a private file that ends with the process. ``reader`` belongs to the event
+    loop.
 
     ``failed`` is why the disk refuses calls at the moment. ``on_refused`` runs for every call that was refused, with
     its session.
@@ -175,8 +178,12 @@ class Store:
             self._database = connect(self.path)
             self._database.execute("PRAGMA busy_timeout=0")  # the loop does not wait for other programs
             self._database.execute(f"PRAGMA synchronous={'FULL' if fsync else 'NORMAL'}")
-            reading = self._database if self.path is None else connect(self.path, read_only=True)
-            self.reader = Reader(reading, self.path)
+            self._for_threads: Reader | None = None  # a private file has one connection only
+            if self.path is None:
+                self.reader = Reader(self._database, None)
+            else:
+                self.reader = Reader(connect(self.path, read_only=True), self.path)
+                self._for_threads = Reader(connect(self.path, read_only=True), self.path, self.reader.damaged)
             self.wal = WriteAheadLog(self.path)
             self.removing = deque(n for (n,) in self._database.execute("SELECT session FROM deleted"))
             self.first_call = self.next_call = 1 + self._number("SELECT max(number) FROM calls")
@@ -312,6 +319,21 @@ class Store:
         self._schedule()
         return await committed
 
+    async def read(self, of: Callable[[Reader], Iterator[bytes]]) -> AsyncIterator[list[bytes]]:
+        """What an iterator reads of the committed calls, piece by piece. It runs in threads, so that the event loop goes on; in
+        a private file it runs on the event loop, with pauses. Raises: GatewayError.
+        """
+        items = of(self._for_threads or self.reader)
+        while True:
+            if self._for_threads is not None:
+                some = await asyncio.to_thread(_next, items, _READ_BYTES)
+            else:
+                some = _next(items, _READ_BYTES_HERE)
+                await asyncio.sleep(0)
+            if not some:
+                return
+            yield some
+
     # -- now and then
 
     def tend(self) -> None:
@@ -366,11 +388,21 @@ class Store:
         self._loop = None
         if self._queue:
             self.commit()
-        if self.path is not None:
+        if self._for_threads is not None:
+            self._for_threads.close()
             self.reader.close()
         self._database.close()  # which moves the write-ahead log into the file
         if self._lock is not None:
             os.close(self._lock)
+
+
+def _next(items: Iterator[bytes], size: int) -> list[bytes]:
+    """The next items, until they have this many bytes. None are left when it returns none."""
+    some: list[bytes] = []
+    while size > 0 and (item := next(items, None)) is not None:
+        some.append(item)
+        size -= len(item)
+    return some
 
 
 def _hold(directory: Path) -> int:

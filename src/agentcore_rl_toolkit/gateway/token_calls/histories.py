@@ -3,18 +3,21 @@
 In token mode the next prompt of a session extends the last one, so its tokens have to be at hand: some 15 bytes per
 token of context, with the text that is sent and the messages that are compared. Histories of sessions with a running call stay
 in memory; of the others, the most recent ones up to a budget. A dropped history is made anew from its records
-(`render.replay`) when its session calls again, as after a restart. That costs a few milliseconds of the render thread per
+(`render.replay`) when its session calls again, as after a restart. That costs a few milliseconds of a rendering thread per
 100,000 tokens and writes nothing.
 
-The rendering thread calls `open`; the event loop calls all else.
+A conversation is used by one call at a time: a rendering thread or the event loop has it while the call holds `History.order`.
+That is a lock between tasks of the event loop, so the loop never waits for a thread.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -45,9 +48,13 @@ _options = msgspec.json.Decoder(_Options)
 
 @dataclass(slots=True, eq=False)
 class History:
-    """A session's place among the histories. ``pins`` counts the calls that need it, ``conversation`` None: on disk."""
+    """A session's place among the histories. ``pins`` counts the calls that need it, ``conversation`` None: on disk.
+
+    A call holds ``order`` while it uses the conversation. Calls get it in the order in which they ask for it.
+    """
 
     session: Session
+    order: asyncio.Lock = field(default_factory=asyncio.Lock)
     conversation: Conversation | None = None
     pins: int = 0
     size: int = 0
@@ -56,12 +63,13 @@ class History:
 class Histories:
     """The sessions' histories in memory. Units: bytes, as `Conversation.size_bytes` measures them."""
 
-    def __init__(self, sessions: Sessions, renderer: Renderer, *, budget_bytes: int) -> None:
+    def __init__(self, sessions: Sessions, renderer: Renderer, threads: Executor, *, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self.held_bytes = 0
         self.reloads = 0
         self._sessions = sessions
         self._renderer = renderer
+        self._threads = threads
         self._of: OrderedDict[bytes, History] = OrderedDict()  # by session: those in memory, longest quiet first
         sessions.closing = self.forget
 
@@ -70,8 +78,6 @@ class Histories:
         history = self._of.setdefault(session.id_bytes, History(session))
         self._of.move_to_end(session.id_bytes)
         history.pins += 1
-        if history.conversation is None and session.records:
-            self._sessions.store.commit()  # the thread that reads the records cannot
         return history
 
     def unpin(self, history: History) -> None:
@@ -91,10 +97,10 @@ class Histories:
                 break
             self.forget(oldest.session)
 
-    def open(self, history: History) -> Conversation:
-        """The history of a pinned session, from its records if it is not in memory."""
+    async def open(self, history: History) -> Conversation:
+        """The history of a pinned session, from its records if it is not in memory. The caller holds ``history.order``."""
         if history.conversation is None:
-            history.conversation = self._reload(history.session)
+            history.conversation = await self._reload(history.session)
         return history.conversation
 
     def forget(self, session: Session) -> None:
@@ -103,18 +109,24 @@ class Histories:
         if history is not None:
             self.held_bytes -= history.size
 
-    def _reload(self, session: Session) -> Conversation:
+    async def _reload(self, session: Session) -> Conversation:
         if not session.records:
             return self._renderer.conversation(now=session.created_s)
         self.reloads += 1
+        store = self._sessions.store
+        store.commit()  # what is read is what is committed
         try:
-            records = [decode(payload) for payload in self._sessions.store.reader.calls(session.number)]
-            return replay(self._renderer, past_calls(records), now=session.created_s)
+            pieces = store.read(lambda reader: reader.calls(session.number))
+            payloads = [payload async for some in pieces for payload in some]
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._replayed, session, payloads)
         except (CaptureError, GatewayError, msgspec.DecodeError, KeyError, TypeError, AttributeError, IndexError) as e:
             # Damage on disk: the agent's call is worth more than its prefix, and the branch that now begins is counted in the
             # session's report.
             log.warning("the history of session %s cannot be made from its records: %r", session.id, e)
             return self._renderer.conversation(now=session.created_s)
+
+    def _replayed(self, session: Session, payloads: list[bytes]) -> Conversation:
+        return replay(self._renderer, past_calls([decode(each) for each in payloads]), now=session.created_s)
 
 
 def past_calls(records: Sequence[CallRecord]) -> Iterator[PastCall]:

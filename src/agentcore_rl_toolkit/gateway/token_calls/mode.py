@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,8 +12,11 @@ from typing import Any
 from ..._servers.tasks import Tasks
 from ...errors import ConfigError, GatewayError
 from ...messages.dialects import ModelRequest
-from ...messages.render import Renderer
+from ...messages.dialects.chat import forced_tools
+from ...messages.errors import unsupported
+from ...messages.render import Renderer, call_format
 from ..config import GatewayConfig
+from ..engines import TOKEN_ENGINES, TokenEngine
 from ..sessions.registry import Sessions
 from ..store.writer import Store
 from ..upstreams.router import Worker
@@ -22,24 +25,52 @@ from .histories import Histories
 log = logging.getLogger(__name__)
 
 CANCEL_S = 5.0
-_ASKED_ANYWAY = frozenset({"logprobs", "return_token_ids"})
+RENDERING_THREADS = 4  # a long prompt holds the interpreter's lock for a part of its time only, and delays no short one
 _TOKENIZER = "tokenizer"  # a setting of the store
 
 
 @dataclass
 class TokenMode:
-    """The model's renderer, the thread that uses it, and the histories of the sessions."""
+    """The model's renderer, the threads that use it, and the histories of the sessions."""
 
     renderer: Renderer
     executor: Executor
     histories: Histories
     context_tokens: int | None
     max_tokens: int
-    _cancelling: Tasks = field(default_factory=Tasks)
+    engine: TokenEngine
+    allowed: Collection[str]  # fields that pass whatever the engine is known to do
+    tasks: Tasks = field(default_factory=Tasks)
+
+    def check(self, params: Mapping[str, Any]) -> None:
+        """Check that calls can keep a session's sampling parameters. Raises: RequestError that names the first that cannot."""
+        asked = ModelRequest(dialect="chat", model="", tools=forced_tools(params))
+        impose(asked, params)
+        self.require(asked, path="sampling_params.")
+        if asked.top_logprobs:
+            why = "token engines give the logprob of the sampled token alone; leave it out"
+            raise unsupported("sampling_params.top_logprobs", why)
+
+    def require(self, asked: ModelRequest, *, path: str = "") -> None:
+        """Check that the engine can do what is asked for, and have a required tool call enforced in the model's own format.
+
+        Raises: RequestError.
+        """
+        asked.require(self.engine.features, engine=self.engine.name, allowed=self.allowed, path=path)
+        grammar, one = self.renderer.grammar, asked.parallel_tool_calls is False
+        forced = asked.tool_choice not in ("auto", "none")
+        if not asked.tools or not (forced or (one and asked.tool_choice == "auto")):
+            return
+        tag = call_format(grammar, asked.tools, choice=asked.tool_choice, parallel=not one)
+        if tag is None:
+            feature = "tool_choice" if forced else "parallel_tool_calls"
+            why = f"calls of this model's format ({grammar.name}) cannot be enforced"
+            raise unsupported(path + asked.features()[feature], why)
+        asked.response_format = {"type": "structural_tag", "format": tag}
 
     def cancel(self, worker: Worker, path: bytes, body: bytes) -> None:
         """Tell an engine to end a call, without waiting for its answer."""
-        self._cancelling.start(_tell(worker, path, body))
+        self.tasks.start(_tell(worker, path, body))
 
 
 def load(directory: str, config: GatewayConfig, sessions: Sessions) -> TokenMode:
@@ -48,13 +79,15 @@ def load(directory: str, config: GatewayConfig, sessions: Sessions) -> TokenMode
         raise ConfigError("engine openai takes no token ids; leave --model out, or name another engine")
     renderer = Renderer.from_path(directory, template=config.template, parser=config.parser)
     _check_store(sessions.store, renderer)
+    threads = ThreadPoolExecutor(RENDERING_THREADS, "gateway-render")
     return TokenMode(
         renderer,
-        # One thread: rendering holds the interpreter's lock most of the time, so a second one would only add switches.
-        ThreadPoolExecutor(1, "gateway-render"),
-        Histories(sessions, renderer, budget_bytes=config.limits.history_bytes),
+        threads,
+        Histories(sessions, renderer, threads, budget_bytes=config.limits.history_bytes),
         context_tokens=config.context_tokens,
         max_tokens=config.limits.default_max_tokens,
+        engine=TOKEN_ENGINES[config.kind],
+        allowed=config.allow_fields,
     )
 
 
@@ -82,22 +115,34 @@ async def _tell(worker: Worker, path: bytes, body: bytes) -> None:
 
 
 def impose(asked: ModelRequest, params: Mapping[str, Any]) -> None:
-    """Put a session's sampling parameters in place of the agent's. The names are those of chat completions."""
+    """Put a session's sampling parameters in place of the agent's. The names are those of chat completions, and null is absent.
+
+    A tool choice holds for calls that offer the tool.
+    """
     sampling = asked.sampling
-    for name, value in params.items():
-        if name in _ASKED_ANYWAY:
-            continue
+    given = {name: value for name, value in params.items() if value is not None}
+    if "tools" in given:
+        asked.tools = forced_tools(given)
+    for name, value in given.items():
         if name in ("max_tokens", "max_completion_tokens"):
             sampling.max_tokens = value
         elif name == "stop":
-            sampling.stop = [value] if isinstance(value, str) else list(value or ())
-        elif name == "n":
-            asked.n = value
+            sampling.stop = [value] if isinstance(value, str) else list(value)
+        elif name == "logprobs":
+            asked.logprobs = bool(value)
         elif name == "chat_template_kwargs":
-            asked.template_kwargs = {**asked.template_kwargs, **value}
-        elif name in ("reasoning_effort", "response_format"):
+            asked.template_kwargs = value
+        elif name == "parallel_tool_calls":
+            asked.parallel_tool_calls = value if asked.tools else None
+        elif name == "tool_choice":
+            named = value["function"]["name"] if isinstance(value, dict) else None
+            if named is None and asked.tools:
+                asked.tool_choice = value
+            elif any(tool["function"]["name"] == named for tool in asked.tools):
+                asked.tool_choice = f"tool:{named}"
+        elif name in ("n", "top_logprobs", "reasoning_effort", "response_format"):
             setattr(asked, name, value)
         elif name != "other" and name in sampling.__struct_fields__:
             setattr(sampling, name, value)
-        else:
+        elif name != "tools":
             sampling.other = {**sampling.other, name: value}

@@ -104,7 +104,9 @@ class TokenReply:
         # Lists of different lengths make the turn invalid (see `record`); the agent gets the text without them.
         if logprobs is None or len(logprobs) != len(sampled.ids):
             return []
-        entries = self._renderer.logprob_entries(sampled.ids[sampled.shown : upto], logprobs[sampled.shown : upto])
+        part = slice(sampled.shown, upto)
+        top = self._asked.top_logprobs > 0
+        entries = self._renderer.logprob_entries(sampled.ids[part], logprobs[part], top=top)
         sampled.shown = upto
         return [Delta(choice=index, logprob_entries=entries)]
 
@@ -132,7 +134,9 @@ class TokenReply:
                 continue
             if self._asked.logprobs and sampled.logprobs is not None and len(sampled.logprobs) == len(sampled.ids):
                 upto = sampled.stream.settled
-                choice.logprob_entries = self._renderer.logprob_entries(sampled.ids[:upto], sampled.logprobs[:upto])
+                choice.logprob_entries = self._renderer.logprob_entries(
+                    sampled.ids[:upto], sampled.logprobs[:upto], top=self._asked.top_logprobs > 0
+                )
             choices.append(choice)
         return choices
 

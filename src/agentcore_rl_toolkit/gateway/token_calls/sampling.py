@@ -2,21 +2,24 @@
 the reply.
 
 Turn k+1's prompt is turn k's prompt and completion with the new suffix behind it, token for token (`render`). Rendering
-runs in a thread; its cost grows with the new messages, not with the session.
+runs in threads; its cost grows with the new messages, not with the session. Calls of one session are rendered one after the
+other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+from array import array
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 
 from ...messages.dialects import Delta, ModelRequest, RequestError, context_overflow
 from ...messages.dialects.canonical import Choice, Usage
 from ...messages.dialects.passthrough import Fields
-from ...messages.errors import unsupported
-from ...messages.render import Conversation, RenderedPrompt, call_format
+from ...messages.render import Conversation, RenderedPrompt
 from ..calls.agent import TranslatingAgent
 from ..calls.call import Call
 from ..calls.context import Context
@@ -36,64 +39,73 @@ _to_json = msgspec.json.Encoder().encode
 
 
 class Prompt:
-    """``rendered`` is a conversation's prompt, until it is committed or abandoned; ``json`` are its ids as JSON. The session's
-    history is pinned from `pin` to `release`.
+    """``rendered`` is the prompt, once it is made; ``json`` and ``packed`` are its ids. The session's history is pinned from
+    `pin` to `release`.
     """
 
-    __slots__ = ("_conversation", "_history", "_mode", "json", "rendered")
+    __slots__ = ("_answers", "_history", "_mode", "json", "packed", "rendered")
 
     def __init__(self, mode: TokenMode) -> None:
         self._mode = mode
         self._history: History | None = None
-        self._conversation: Conversation | None = None
+        self._answers: list[tuple[str, array[int], Mapping[str, Any]]] = []
         self.rendered: RenderedPrompt | None = None
-        self.json = b"[]"
+        self.json, self.packed = b"[]", b""
 
-    def pin(self, session: Session) -> History:
-        history = self._history = self._mode.histories.pin(session)
-        return history
+    def pin(self, session: Session) -> None:
+        self._history = self._mode.histories.pin(session)
 
-    def render(self, history: History, asked: ModelRequest) -> None:
-        """Runs in a thread. Raises: RequestError."""
-        conversation = self._conversation = self._mode.histories.open(history)
+    async def render(self, asked: ModelRequest, wanted: Callable[[], bool]) -> None:
+        """Make the prompt if it is still ``wanted`` when the session's calls before it are through. Raises: RequestError."""
+        history = self._history
+        assert history is not None
+        async with history.order:
+            if wanted():
+                conversation = await self._mode.histories.open(history)
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(self._mode.executor, self._make, conversation, asked)
+
+    def _make(self, conversation: Conversation, asked: ModelRequest) -> None:
         prompt = self.rendered = self._mode.renderer.render(
             conversation, asked.messages, asked.tools or None, asked.template_options() or None
         )
         asked.counted = Usage(prompt_tokens=prompt.length, cached_tokens=prompt.reused_tokens)
-        self.json = prompt.json
+        self.json, self.packed = prompt.json, prompt.packed
 
-    def commit(self, call_id: str, captured: Captured, sampled: TokenReply, choices: dict[int, Choice]) -> None:
-        """Let the next turn go on from this one, if its reply is whole."""
-        prompt, conversation = self.rendered, self._conversation
-        if prompt is None or conversation is None:
-            return
-        if not captured.complete or captured.error is not None or sampled.empty:
-            self.abandon()
+    def answered(self, call_id: str, captured: Captured, sampled: TokenReply, choices: dict[int, Choice]) -> None:
+        """The next turn may go on from this one, if its reply is whole."""
+        prompt = self.rendered
+        if prompt is None or not captured.complete or captured.error is not None or sampled.empty:
             return
         captured.parent_turn, captured.branch_reason = prompt.parent_turn, prompt.branch_reason
-        last = len(choices) - 1
-        for place, (index, choice) in enumerate(sorted(choices.items())):
-            self._mode.renderer.commit(
-                conversation,
-                prompt,
-                sampled.ids(index),
-                choice.to_message(),
-                turn_id=call_id if len(choices) == 1 else f"{call_id}.{index}",
-                more=place < last,
-            )
-        self.rendered = None
-
-    def abandon(self) -> None:
-        prompt, self.rendered = self.rendered, None
-        if prompt is not None and self._conversation is not None:
-            self._mode.renderer.abandon(self._conversation, prompt)
+        self._answers = [
+            (call_id if len(choices) == 1 else f"{call_id}.{i}", array("I", sampled.ids(i)), choice.to_message())
+            for i, choice in sorted(choices.items())
+        ]
 
     def release(self) -> None:
         """The call is over for the session's history."""
-        self.abandon()
         history, self._history = self._history, None
-        if history is not None:
-            self._mode.histories.unpin(history)
+        if history is None:
+            return
+        if history.order.locked():  # a thread has the conversation; a later call of the session waits for it too
+            self._mode.tasks.start(self._settle_in_order(history))
+        else:
+            self._settle(history)
+
+    async def _settle_in_order(self, history: History) -> None:
+        async with history.order:
+            self._settle(history)
+
+    def _settle(self, history: History) -> None:
+        """Add the answers to the history; without one the session stands where it stood before."""
+        prompt, conversation, renderer = self.rendered, history.conversation, self._mode.renderer
+        if prompt is not None and conversation is not None:
+            for place, (turn_id, ids, message) in enumerate(self._answers, 1):
+                renderer.commit(conversation, prompt, ids, message, turn_id=turn_id, more=place < len(self._answers))
+            if not self._answers:
+                renderer.abandon(conversation, prompt)
+        self._mode.histories.unpin(history)
 
 
 class TokenSampling:
@@ -109,7 +121,6 @@ class TokenSampling:
         self.incoming = Incoming(context.running)
         self._engine = TOKEN_ENGINES[context.engine]
         self._prompt = Prompt(mode)
-        self._rendering = False
         self._call_id = ""
         self._path = b""
         self._body = b""
@@ -129,24 +140,9 @@ class TokenSampling:
         impose(asked, session.settings.sampling_params)
         agent.n = asked.n
         self._live = agent.stream and self._engine.streams
-        asked.require(self._engine.features, engine=self._engine.name, allowed=allowed)
         fields = agent.as_chat(list)
-        self._force_calls()
+        self._mode.require(asked)
         return fields
-
-    def _force_calls(self) -> None:
-        """Have a required tool call enforced in the model's own format. Raises: RequestError where that cannot be."""
-        asked, grammar = self._agent.asked, self._mode.renderer.grammar
-        one = asked.parallel_tool_calls is False
-        forced = asked.tool_choice not in ("auto", "none")
-        if not asked.tools or not (forced or (one and asked.tool_choice == "auto")):
-            return
-        tag = call_format(grammar, asked.tools, choice=asked.tool_choice, parallel=not one)
-        if tag is None:
-            feature = "tool_choice" if forced else "parallel_tool_calls"
-            why = f"calls of this model's format ({grammar.name}) cannot be enforced"
-            raise unsupported(asked.features()[feature], why)
-        asked.response_format = {"type": "structural_tag", "format": tag}
 
     def compose(self, fields: Fields) -> None:
         """The engine's request needs the prompt, which a thread is about to make."""
@@ -155,25 +151,14 @@ class TokenSampling:
 
     def prepare(self, owner: RunningCall, call_id: str) -> None:
         self._call_id = call_id
-        history = self._prompt.pin(self._session)
-        self._rendering = True
+        self._prompt.pin(self._session)
         owner.become(State.RENDERING)
-        loop, render = asyncio.get_running_loop(), self._prompt.render
-        work = loop.run_in_executor(self._mode.executor, render, history, self._agent.asked)
-        work.add_done_callback(lambda work: self._rendered(work, owner))
+        self._mode.tasks.start(self._render(owner))
 
-    def _rendered(self, work: asyncio.Future[None], owner: RunningCall) -> None:
-        self._rendering = False
+    async def _render(self, owner: RunningCall) -> None:
         try:
-            if work.cancelled():  # the gateway is stopping
-                return
-            error = work.exception()
-            if owner.ended:
-                self.release()
-            elif error is not None:
-                known = isinstance(error, RequestError)
-                owner.fail(error if known else RequestError(f"the prompt cannot be rendered: {error}"))  # type: ignore[arg-type]
-            else:
+            await self._prompt.render(self._agent.asked, lambda: not owner.ended)
+            if not owner.ended:
                 self._write()
                 owner.go()
         except RequestError as e:
@@ -245,18 +230,17 @@ class TokenSampling:
                 self._take(piece)
         captured = Captured(choices=[], has_tokens=True, reply_id=agent.reply_id, model=agent.asked.model)
         if self._prompt.rendered is not None:
-            captured.prompt = self._prompt.json[1:-1]
+            captured.prompt, captured.prompt_ids = self._prompt.json[1:-1], self._prompt.packed
         if self._reader is not None and self._reader.error is not None:
             captured.error = _to_json(self._reader.error)
         if not self._context.train_constrained and constraints.holds(agent.asked):
             captured.untrainable = CONSTRAINED
         choices = sampled.record(captured)
-        self._prompt.commit(self._call_id, captured, sampled, choices)
+        self._prompt.answered(self._call_id, captured, sampled, choices)
         return captured
 
     def release(self) -> None:
-        if not self._rendering:
-            self._prompt.release()
+        self._prompt.release()
 
 
 def token_call(context: Context, conn: AgentConnection, session: Session, dialect: str, mode: TokenMode) -> Call:

@@ -90,6 +90,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._complete = False
             self.reader = None
             if self._keep:
+                self.transport.resume_reading()  # the reply's last bytes may have paused it for a slow agent
                 self._pool.give(self)
             else:
                 self.transport.close()

@@ -344,6 +344,7 @@ class Encoder:
         self._usage = request.counted or Usage()
         self._kind: str | None = None
         self._content: list[dict[str, Any]] = []
+        self._pieces: list[str] = []  # of the open block's text
         self._calls = CollectedCalls()
         self._finish: str | None = None
         self._stop_sequence: str | None = None
@@ -415,16 +416,18 @@ class Encoder:
         return _event("content_block_start", {"index": len(self._content) - 1, "content_block": empty})
 
     def _delta(self, kind: str, member: str, piece: str) -> bytes:
-        block = self._content[-1]
-        if member in block:
-            block[member] += piece
+        if member == self._kind:
+            self._pieces.append(piece)
         return _event("content_block_delta", {"index": len(self._content) - 1, "delta": {"type": kind, member: piece}})
 
     def _close(self) -> bytes:
         if self._kind is None:
             return b""
-        out = b""
+        out, block = b"", self._content[-1]
+        if self._kind in block:
+            block[self._kind], self._pieces = "".join(self._pieces), []
         if self._kind == "thinking":
+            block["signature"] = SIGNATURE
             out = self._delta("signature_delta", "signature", SIGNATURE)
         self._kind = None
         return out + _event("content_block_stop", {"index": len(self._content) - 1})

@@ -138,7 +138,6 @@ class ModelRequest(msgspec.Struct, kw_only=True):
             "tool_choice": self.tools and self.tool_choice not in ("auto", "none"),
             "parallel_tool_calls": self.tools and self.parallel_tool_calls is False,
             "response_format": form.get("type", "text") != "text",
-            "top_logprobs": self.top_logprobs,
             **{name: getattr(sampling, name) not in (None, {}) for name in _ABILITIES},
             "stop": sampling.stop,
             "images": any(part.get("type") == "image_url" for message in self.messages for part in _parts(message)),
@@ -147,13 +146,16 @@ class ModelRequest(msgspec.Struct, kw_only=True):
         names = {"images": "messages", **_OWN_WORDS.get(self.dialect, {})}
         return {name: names.get(name, name) for name, wanted in asked.items() if wanted}
 
-    def require(self, supported: frozenset[str] | set[str], *, engine: str, allowed: Collection[str] = ()) -> None:
-        """Refuse what the engine cannot do, but for what is ``allowed``. Raises: RequestError that names the first such
-        field.
+    def require(
+        self, supported: frozenset[str] | set[str], *, engine: str, allowed: Collection[str] = (), path: str = ""
+    ) -> None:
+        """Refuse what the engine cannot do, but for what is ``allowed``. ``path`` is put before the name of the field.
+
+        Raises: RequestError that names the first such field.
         """
         for feature, field in self.features().items():
             if feature not in supported and feature not in allowed:
-                raise unsupported(field, f"the inference engine ({engine}) has no such ability")
+                raise unsupported(path + field, f"the inference engine ({engine}) has no such ability; leave it out")
 
     def to_chat_body(self) -> dict[str, Any]:
         """The same request as an OpenAI chat completion body, for engines that take messages."""

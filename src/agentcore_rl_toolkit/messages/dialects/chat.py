@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -134,6 +135,25 @@ def parse_tools(fields: Fields) -> tuple[list[dict[str, Any]], str, bool | None]
             raise RequestError(f"{path}.function.name must be a string", param=f"{path}.function")
         tools.append(tool)
     return tools, tool_choice(fields, tools, "function", "name"), fields.take("parallel_tool_calls", bool)
+
+
+def forced_tools(params: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The tools of a session's sampling parameters; where there are none, one that the choice would do with.
+
+    Raises: RequestError on a choice that no call could have.
+    """
+    names = ("tools", "tool_choice", "parallel_tool_calls")
+    fields = {name: params[name] for name in names if params.get(name) is not None}
+    choice = fields.get("tool_choice")
+    name: Any = "any"
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        name = function.get("name") if choice.get("type") == "function" and isinstance(function, dict) else None
+        if not isinstance(name, str):
+            raise RequestError("tool_choice must be a word or name a function", param="tool_choice")
+    if "tools" not in fields:
+        fields["tools"] = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}]
+    return parse_tools(Fields(fields))[0]
 
 
 def tool_choice(fields: Fields, tools: list[dict[str, Any]], *path: str) -> str:

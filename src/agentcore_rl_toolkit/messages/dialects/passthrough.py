@@ -13,7 +13,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from ..errors import RequestError, unsupported
+from ..errors import NOT_JSON, RequestError, unsupported
 from .fields import ENGINE_PARAMETERS
 from .rules import REFUSED
 
@@ -104,6 +104,34 @@ def foreign(fields: Fields, more: Collection[str]) -> str | None:
         return None
     found = (name for name in fields if name in _SGLANG and name not in more)
     return next((name for name in found if bytes(fields[name]) not in _NOTHING), None)
+
+
+def check_session(params: Collection[str], more: Collection[str]) -> None:
+    """Check the names of a session's sampling parameters for vLLM. Raises: RequestError."""
+    for name in params:
+        if name not in more and (name in _SGLANG or name not in KNOWN):
+            why = "vLLM has no such parameter; leave it out, or start the gateway with --set allow_fields=" + name
+            raise unsupported(f"sampling_params.{name}", why)
+
+
+class _Function(msgspec.Struct, frozen=True):
+    name: str | None = None
+
+
+class _Tool(msgspec.Struct):
+    function: _Function = _Function()
+
+
+def offers(fields: Fields, choice: msgspec.Raw) -> bool:
+    """Return True if a call offers tools, and the one that a choice names."""
+    tools = bytes(fields.get("tools", _NOTHING[0]))
+    if tools in _NOTHING or bytes(choice)[:1] != b"{":
+        return tools not in _NOTHING
+    try:
+        named = msgspec.json.decode(choice, type=_Tool).function
+        return any(tool.function == named for tool in msgspec.json.decode(tools, type=list[_Tool]))
+    except NOT_JSON:
+        return True  # the engine names the fault
 
 
 def number(value: msgspec.Raw) -> int | None:

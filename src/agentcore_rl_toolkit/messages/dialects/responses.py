@@ -257,7 +257,7 @@ class _Item:
     kind: str
     id: str
     output_index: int
-    text: str = ""
+    texts: list[str] = field(default_factory=list)
     entries: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -265,13 +265,15 @@ class _Item:
         return {"item_id": self.id, "output_index": self.output_index, "content_index": 0}
 
     def part(self) -> dict[str, Any]:
-        part: dict[str, Any] = {"type": self.kind, "refusal" if self.kind == "refusal" else "text": self.text}
+        member = "refusal" if self.kind == "refusal" else "text"
+        part: dict[str, Any] = {"type": self.kind, member: "".join(self.texts)}
         return part | {"annotations": [], "logprobs": self.entries} if self.kind == "output_text" else part
 
     def shown(self, status: str) -> dict[str, Any]:
         item = {"id": self.id, "status": status, "content": [] if status == "in_progress" else [self.part()]}
         if self.kind == "reasoning_text":
-            sealed = _sealed(self.text) if self.text else None
+            text = "".join(self.texts)
+            sealed = _sealed(text) if text else None
             return {**item, "type": "reasoning", "summary": [], "encrypted_content": sealed}
         return {**item, "type": "message", "role": "assistant"}
 
@@ -366,7 +368,7 @@ class Encoder:
             self._output.append(item.shown("in_progress"))
             out += self._event("response.output_item.added", {"output_index": at, "item": self._output[-1]})
             out += self._event("response.content_part.added", {**item.place, "part": item.part()})
-        item.text += text
+        item.texts.append(text)
         item.entries += entries
         more = {"logprobs": entries} if kind == "output_text" else {}
         return out + self._event(f"response.{kind}.delta", {**item.place, "delta": text, **more})

@@ -8,13 +8,11 @@ digesting the history anew.
 
 An assistant message is matched by its text and calls, not by its ids, blanks at its ends or reasoning: agent
 frameworks drop or rewrite those, and the sampled tokens are at hand anyway. Calls that come back with their ids and with members
-added to their arguments are the same calls: Claude Code fills in defaults. Thread-safe; the lock is held while a
-prompt is being made."""
+added to their arguments are the same calls: Claude Code fills in defaults."""
 
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -155,13 +153,12 @@ class Conversation:
     """The state of one session; `Renderer.render`, `commit` and `abandon` move it.
 
     ``now`` (unix seconds) is the date its templates see. Message objects that were passed in must not be changed
-    afterwards."""
+    afterwards. Not thread-safe: its owner lets one thread at a time use it."""
 
-    __slots__ = ("_lists", "_options", "_rows", "asked", "commits", "lock", "now", "roots", "running")
+    __slots__ = ("_lists", "_options", "_rows", "asked", "commits", "now", "roots", "running")
 
     def __init__(self, *, now: float | None = None) -> None:
         self.now = now
-        self.lock = threading.RLock()
         self.commits: dict[Digest, Commit] = {}
         self.asked: dict[Digest, KnownPrompt] = {}
         self.roots: set[Digest] = set()
@@ -302,6 +299,6 @@ class Conversation:
     @property
     def size_bytes(self) -> int:
         """Memory that the session's tokens and message lists take; what dropping the object would free."""
-        # Without the lock: the event loop asks while a prompt is being made, and an estimate is enough.
+        # The event loop may ask while a thread makes a prompt: an estimate is enough.
         # The messages of a branch take about as many bytes as its ids do as text.
         return sum(4 * len(row) + 2 * row.text_bytes for row in self._rows) + _TURN_BYTES * len(self.asked)

@@ -53,6 +53,11 @@ class RenderedPrompt:
         return self.asked.buffer.ids(self.asked.length).tolist()
 
     @property
+    def packed(self) -> bytes:
+        """The ids in four bytes each."""
+        return self.asked.buffer.ids(self.asked.length).tobytes()
+
+    @property
     def json(self) -> bytes:
         """The ids as JSON text, ready to be put into a request body."""
         return self.asked.buffer.json(self.asked.text_bytes)
@@ -64,7 +69,9 @@ class RenderedPrompt:
 
 
 class Renderer:
-    """One model's template, tokenizer and output parser. Thread-safe; one is shared by all sessions."""
+    """One model's template, tokenizer and output parser. All sessions and threads share one; one thread at a time may use a
+    conversation.
+    """
 
     def __init__(
         self,
@@ -132,25 +139,24 @@ class Renderer:
         if not messages:
             raise RequestError("messages must not be empty", param="messages")
         options = self.template.options(options)
-        with conversation.lock:
-            match = conversation.match(messages, conversation.options(tools, options))
-            root = self.root(messages, conversation, tools, options)
-            reason = conversation.branch_reason(match, root, messages)
-            asked = conversation.asked.get(match.digest)
-            if asked is None:
-                suffix = self._suffix(match, messages, tools, options, conversation.now)
-                if suffix is None:
-                    text = self._text(messages, tools, options, conversation.now)
-                    buffer = TokenBuffer()
-                    buffer.extend(self._plain.encode(text))
-                else:
-                    text, ids = suffix
-                    buffer = self._continued(match)
-                    buffer.extend(ids)
-                asked = conversation.add_prompt(
-                    match, root, buffer, opens_reasoning=self._opens(text), extended=suffix is not None
-                )
-            conversation.begin(asked)
+        match = conversation.match(messages, conversation.options(tools, options))
+        root = self.root(messages, conversation, tools, options)
+        reason = conversation.branch_reason(match, root, messages)
+        asked = conversation.asked.get(match.digest)
+        if asked is None:
+            suffix = self._suffix(match, messages, tools, options, conversation.now)
+            if suffix is None:
+                text = self._text(messages, tools, options, conversation.now)
+                buffer = TokenBuffer()
+                buffer.extend(self._plain.encode(text))
+            else:
+                text, ids = suffix
+                buffer = self._continued(match)
+                buffer.extend(ids)
+            asked = conversation.add_prompt(
+                match, root, buffer, opens_reasoning=self._opens(text), extended=suffix is not None
+            )
+        conversation.begin(asked)
         base = asked.base if asked.extended else None
         return RenderedPrompt(
             asked=asked,
@@ -177,16 +183,14 @@ class Renderer:
         """
         if not len(completion_ids):
             raise CaptureError(f"turn {turn_id} has no completion ids")
-        with conversation.lock:
-            conversation.add_commit(prompt.asked, turn_id, completion_ids, message)
-            if not more:
-                conversation.end(prompt.asked)
+        conversation.add_commit(prompt.asked, turn_id, completion_ids, message)
+        if not more:
+            conversation.end(prompt.asked)
 
     def abandon(self, conversation: Conversation, prompt: RenderedPrompt) -> None:
         """The call failed or was aborted: the session stands where it stood before `render`."""
-        with conversation.lock:
-            conversation.end(prompt.asked)
-            conversation.forget(prompt.asked)
+        conversation.end(prompt.asked)
+        conversation.forget(prompt.asked)
 
     def parse(
         self, ids: Sequence[int], *, tools: Sequence[dict[str, Any]] | None = None, opens_reasoning: bool = False
@@ -231,8 +235,11 @@ class Renderer:
         tools = self._plain.mask(list(tools)) if tools else tools
         return self.template.render(self._plain.messages(messages), tools=tools, options=options, now=now)
 
-    def logprob_entries(self, ids: Sequence[int], logprobs: Sequence[float | None]) -> list[dict[str, Any]]:
-        """Logprobs in the shape of chat completions (``choices[].logprobs.content``), for agents that ask for them.
+    def logprob_entries(
+        self, ids: Sequence[int], logprobs: Sequence[float | None], *, top: bool = False
+    ) -> list[dict[str, Any]]:
+        """Logprobs in the shape of chat completions (``choices[].logprobs.content``), for agents that ask for them. With ``top``
+        each entry lists its sampled token as the one alternative that is known.
 
         Shapes: ``ids`` and ``logprobs`` (C,). Raises: CaptureError when the lengths differ.
         """
@@ -242,7 +249,7 @@ class Renderer:
         for token_id, logprob in zip(ids, logprobs, strict=True):
             raw = self.tokenizer.bytes_of(token_id)
             shown = {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
-            entries.append({**shown, "top_logprobs": []})
+            entries.append({**shown, "top_logprobs": [shown] if top else []})
         return entries
 
     def encode(self, text: str) -> list[int]:

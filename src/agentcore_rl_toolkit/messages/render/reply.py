@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from ..dialects.canonical import STOP, TOOL_CALLS, Choice, Delta, ToolCall
@@ -63,7 +64,7 @@ class ReplyStream:
         stops: Sequence[str] = (),
     ) -> None:
         self._cutter = StopCutter(stops) if stops else None
-        self._begins: list[int] = []  # where the text of each id not yet settled begins
+        self._begins: deque[int] = deque()  # where the text of each id not yet settled begins
         self._text_size = 0
         self.settled = 0
         self._decoder = TextDecoder(tokenizer)
@@ -114,7 +115,7 @@ class ReplyStream:
 
     def _settle(self, released: int) -> None:
         while self._begins and self._begins[0] < released:
-            del self._begins[0]
+            self._begins.popleft()
             self.settled += 1
 
     def parsed(self, engine_reason: str | None = STOP) -> Choice:

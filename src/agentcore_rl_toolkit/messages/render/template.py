@@ -260,9 +260,10 @@ class ChatTemplate:
         """
         moment = datetime.datetime.now() if now is None else datetime.datetime.fromtimestamp(now)
         template = self._with_tools if tools else self._default
+        prepared = self.prepare(messages)  # an error in it is ours, not the template's
         try:
             return template.render(
-                messages=self.prepare(messages),
+                messages=prepared,
                 tools=list(tools) if tools else None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,

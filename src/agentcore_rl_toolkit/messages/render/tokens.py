@@ -16,11 +16,13 @@ import msgspec
 
 from ..._installation import missing_extra
 from ...errors import ConfigError
+from .parsers.base import any_of
 
 if TYPE_CHECKING:
     import tokenizers
 
 _REPLACEMENT = "\ufffd"
+_CHARACTER = 4  # tokens, and bytes, that one may be spread over
 _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 _LIKE_A_MARKER = re.compile(r"[<\[|｜].+[>\]|｜]", re.DOTALL)  # added tokens that are words or blanks are no markers
 
@@ -35,10 +37,10 @@ class PlainText:
         self._word = f"\ue0f0{secrets.token_hex(8)}"
         self._texts = markers
         self._places = {text: place for place, text in enumerate(markers)}
-        self._all = _any_of(markers)
+        self._all = any_of(tuple(markers))
         # The policy's own marks of reasoning and of calls mean something to the template also in an answer's text.
-        self._in_answers = _any_of([text for text in markers if text not in own_marks])
-        self._of_template = _any_of(found)
+        self._in_answers = any_of(tuple(text for text in markers if text not in own_marks))
+        self._of_template = any_of(found)
         self._masked = re.compile(self._word + "_([0-9]+)\ue0f1")
         self._plain: Tokenizer | None = None
 
@@ -88,11 +90,6 @@ class PlainText:
             usual += text[start:end]
             at = end
         return ids + (self._tokenizer.encode(usual) if usual else [])
-
-
-def _any_of(texts: Sequence[str]) -> re.Pattern[str] | None:
-    longest_first = sorted((text for text in texts if text), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -257,21 +254,28 @@ class TextDecoder:
     """Ids, as they come, -> text, such that the pieces joined are the decoding of the whole.
 
     A character may be spread over several tokens: what could still change is held back. Some decoders treat the first
-    token differently (a leading space), so a window of tokens already shown is decoded along with the new ones."""
+    token differently (a leading space), so a window of tokens already shown is decoded along with the new ones. A long window
+    is decoded only when its last tokens say that its text has an end, or when it is twice as long as the last time."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
         self._shown = 0  # ids of the window whose text is out
+        self._wait = 0  # ids until which a window is not decoded again
 
     def feed(self, ids: Sequence[int]) -> str:
         self._ids += ids
+        if len(self._ids) - self._shown > _CHARACTER:
+            end = self._tokenizer.decode(self._ids[-_CHARACTER:])
+            if not end or end.endswith(_REPLACEMENT) or len(self._ids) < self._wait:
+                return ""
+            self._wait = 2 * len(self._ids)
         before = self._tokenizer.decode(self._ids[: self._shown])
         now = self._tokenizer.decode(self._ids)
         if len(now) <= len(before) or now.endswith(_REPLACEMENT):
             return ""
         del self._ids[: self._shown]
-        self._shown = len(self._ids)
+        self._shown, self._wait = len(self._ids), 0
         return now[len(before) :]
 
     def finish(self) -> str:
@@ -309,7 +313,7 @@ class TokenBuffer:
         self._ids.extend(packed)
         if self._text:
             self._text += b","
-        self._text += msgspec.json.encode(packed.tolist())[1:-1]
+        self._text += msgspec.json.encode(ids if isinstance(ids, list) else packed.tolist())[1:-1]
 
     def cut(self, length: int, text_bytes: int) -> None:
         """Forget everything behind ``length`` ids, which take ``text_bytes`` of the text."""

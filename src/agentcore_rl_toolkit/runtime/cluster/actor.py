@@ -11,6 +11,7 @@ import sys
 import tarfile
 import tempfile
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ MAX_BUNDLE_BYTES = 64 * 2**20  # of files, before compression: code, not data se
 LEFT_OUT = {"__pycache__", "node_modules", "build", "dist"}
 
 
-def pack(folder: Path) -> bytes:
+def pack(folder: Path, hidden: Collection[Path] = ()) -> bytes:
     """Pack a folder's files: without hidden ones, caches and environments. Blocks. Raises: ConfigError above 64 MiB."""
     total, buffer = 0, io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=3, dereference=True) as archive:
@@ -29,6 +30,8 @@ def pack(folder: Path) -> bytes:
             inner = (name for name in sorted(folders) if not name.startswith(".") and name not in LEFT_OUT)
             folders[:] = [name for name in inner if not Path(base, name, "pyvenv.cfg").exists()]
             for path in (Path(base, name) for name in sorted(names) if not name.startswith(".")):
+                if any(path.resolve().is_relative_to(other.resolve()) for other in hidden):
+                    continue
                 if not path.is_file():  # a link to nothing, a socket
                     continue
                 total += path.stat().st_size

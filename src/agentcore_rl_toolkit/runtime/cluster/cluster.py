@@ -133,7 +133,7 @@ class Cluster:
     async def _arn(self, node: Node, agent: Agent) -> str:
         key = (agent.runtime_id, agent.version)
         if key not in self._packed:
-            self._packed[key] = await asyncio.to_thread(pack, agent.script.parent)
+            self._packed[key] = await asyncio.to_thread(pack, agent.script.parent, self._config.isolation.hidden)
         return await node.arn_of(agent, self._packed[key])
 
     # -- calls

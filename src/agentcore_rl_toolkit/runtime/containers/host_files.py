@@ -11,8 +11,11 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+from ...isolation.cover import Cover
 from ...isolation.project import Project, link_files
 from ...isolation.sandbox import interpreter_paths, project_of
+from ..agents.agent import Agent
+from ..config import IsolationConfig
 from ..sessions.session import Session
 from .client import Engine, fetch
 
@@ -37,7 +40,12 @@ async def prepare(engine: Engine) -> str:
     return await fetch(engine, IMAGE)
 
 
-def add(session: Session, settings: dict[str, Any], env: dict[str, str]) -> None:
+def cover(agent: Agent, config: IsolationConfig, root: Path) -> Cover:
+    """Hide answers and keys from the agent's sessions. Blocks."""
+    return Cover(agent.script, [*_shown(agent), *config.readable], config.writable_folders, config.hidden, root=root)
+
+
+def add(session: Session, settings: dict[str, Any], env: dict[str, str], cover: Cover) -> None:
     """Add to a container's settings what makes it run the agent's script. Fills the session's folder, too. Blocks."""
     agent, directory = session.agent, session.directory
     (directory / "tmp").mkdir(mode=0o700)
@@ -47,17 +55,24 @@ def add(session: Session, settings: dict[str, Any], env: dict[str, str]) -> None
     env.setdefault("PYTHONPATH", os.pathsep.join(project.import_paths))
     what = ["-m", project.module] if project.package else [str(agent.script)]
     host = settings["HostConfig"]
-    shown = [*interpreter_paths(agent.python), PACKAGE, project_of(agent.script), *_system()]
+    cover.make_mount_point(os.path.realpath(directory))
+    binds = {str(path): f"{path}:{path}:ro" for path in _outermost(_shown(agent))}
+    binds |= {bind.split(":")[1]: bind for bind in host["Binds"]}
+    binds |= {path: f"{source}:{path}:ro" for path, source in cover.mounts.items()}
     tmp_bytes = TMP_BYTES if "Memory" not in host else min(TMP_BYTES, host["Memory"] // 2)  # it is memory
     settings |= {"Cmd": [str(agent.python), *what], "Entrypoint": [], "WorkingDir": str(directory)}
     host |= {
-        "Binds": [*(f"{p}:{p}:ro" for p in _outermost(shown)), f"{directory}:{directory}", *host["Binds"]],
+        "Binds": [*binds.values(), f"{directory}:{directory}"],
         "CapDrop": ["ALL"],
         "ReadonlyRootfs": True,
         "Tmpfs": {"/tmp": f"rw,nosuid,nodev,size={tmp_bytes}"},
     }
     if os.geteuid() != 0:
         settings["User"] = f"{os.getuid()}:{os.getgid()}"
+
+
+def _shown(agent: Agent) -> list[Path]:
+    return [*interpreter_paths(agent.python), PACKAGE, project_of(agent.script), *_system()]
 
 
 def _system() -> list[Path]:

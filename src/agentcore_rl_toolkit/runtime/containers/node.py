@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import AgentLoadError, ConfigError, LocalRuntimeError, MissingExtraError
+from ...isolation.cover import Cover
 from ..agents.agent import Agent
 from ..config import IsolationConfig
 from ..sessions.session import INHERITED, Session
@@ -41,6 +42,7 @@ class ContainerNode:
         self._config = config
         self._root = root
         self._environment = environment
+        self._covers: dict[tuple[str, int], Cover] = {}
         self._engine: Engine | None = None
         self._opening = asyncio.Lock()
         self._images: dict[tuple[str, int], str] = {}
@@ -159,7 +161,9 @@ class ContainerNode:
             "HostConfig": host,
         }
         if agent.image is None:
-            host_files.add(session, settings, env)
+            if (key := (agent.runtime_id, agent.version)) not in self._covers:
+                self._covers[key] = host_files.cover(agent, c, self._root)
+            host_files.add(session, settings, env, self._covers[key])
         else:
             env = {k: v for k, v in env.items() if k not in INHERITED or k in agent.env}
         settings["Env"] = [f"{k}={v}" for k, v in env.items()]

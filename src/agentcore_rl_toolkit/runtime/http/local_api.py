@@ -55,6 +55,11 @@ async def answer(
         case ("POST", "agents", name, "reload"):
             record = await runtime.reload(name)
             await reply_json(send, {"agentRuntimeId": record.id, "agentRuntimeVersion": record.latest.number})
+        case ("POST", "hide"):
+            paths = _parsed(body)
+            if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+                raise invalid("a list of paths", reason="CannotParse")
+            await reply_json(send, {"agents": runtime.hide(paths)})
         case ("GET", "nodes") if runtime.cluster is not None:
             await reply_json(send, {"nodes": runtime.cluster.nodes()})
         case ("GET", "faults"):

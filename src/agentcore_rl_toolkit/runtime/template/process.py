@@ -2,9 +2,9 @@
 
 Theory of operation. The runtime starts one template per agent and version and talks to it over a socket, one JSON object per
 line. In fork mode the script is executed here; at the point where it would start its server, the loop below runs instead and
-every session is a fork that carries on from that point: imports, module state and open configuration are shared
-copy-on-write. In exec mode (a script with threads or a running event loop cannot be forked safely) nothing is imported here, and
-each session runs the whole script from its start in a fresh fork.
+every session is a fork that carries on from that point: imports and module state are shared copy-on-write.
+In exec mode nothing is imported here, and each session runs the whole script from its start in a fresh fork. A script with
+threads, a running event loop, or an open connection cannot be forked safely.
 
 Orders: ``spawn`` {id, socket, dir, log, links}, ``stop`` {id, grace_s}, ``command`` {id, session, socket, command},
 ``kill_command`` {id}. Reports: ``ready`` {mode, reason, pid}, ``unforkable`` {reason}, ``error`` {traceback},
@@ -24,9 +24,9 @@ import os
 import selectors
 import signal
 import socket
-import ssl
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -36,8 +36,10 @@ from ..launcher import linux
 from .keeper import Keeper, Session
 from .script import run_script
 from .serve import make_config
+from .shared import shared_by_forks
 
 Serve = Callable[[Session], None]
+ENDING_THREAD_S = 0.5  # the kernel lists a thread a moment longer than `join` waits for it
 # Loaded library -> modules it imports on first use.
 LATE_IMPORTS = {
     "anyio": ("anyio._backends._asyncio",),
@@ -47,7 +49,6 @@ LATE_IMPORTS = {
     "uvicorn": ("uvicorn.loops.auto", "uvloop"),
     "agentcore_rl_toolkit.app": ("agentcore_rl_toolkit.store.local",),
 }
-_CERTIFICATE_USES = ("wrap_socket", "wrap_bio", "get_ca_certs", "cert_store_stats")
 
 
 def import_late_parts() -> None:
@@ -56,36 +57,6 @@ def import_late_parts() -> None:
         for name in names if library in sys.modules else ():
             with contextlib.suppress(Exception):  # another version of the library, or one without this part
                 importlib.import_module(name)
-
-
-def defer_certificates() -> None:
-    """Let TLS contexts read their certificate bundle at first use.
-
-    HTTP clients make a TLS context whether they need one or not, and reading the usual bundle takes 20 ms of CPU, twice or more
-    per session, also for agents that only talk to plain http:// endpoints. A missing file still fails at once.
-    """
-    load: Callable[..., None] = ssl.SSLContext.load_verify_locations
-
-    def load_verify_locations(self: ssl.SSLContext, cafile: Any = None, capath: Any = None, cadata: Any = None) -> None:
-        if cafile is None or cadata is not None or not os.path.isfile(cafile):
-            load(self, cafile, capath, cadata)
-        else:
-            self.__dict__.setdefault("_deferred_certificates", []).append((cafile, capath))
-
-    def wrapped(name: str) -> Callable[..., Any]:
-        use = getattr(ssl.SSLContext, name)
-
-        def use_with_certificates(self: ssl.SSLContext, *args: Any, **kwargs: Any) -> Any:
-            for cafile, capath in self.__dict__.pop("_deferred_certificates", ()):
-                load(self, cafile, capath)
-            return use(self, *args, **kwargs)
-
-        use_with_certificates.__name__ = name
-        return use_with_certificates
-
-    ssl.SSLContext.load_verify_locations = load_verify_locations  # type: ignore[method-assign]
-    for name in _CERTIFICATE_USES:
-        setattr(ssl.SSLContext, name, wrapped(name))
 
 
 class CannotForkError(BaseException):
@@ -172,13 +143,12 @@ def main(control: str) -> None:
     template = Template(socket.socket(fileno=control_fd))
     options = template.read_options()
     script = options["script"]
-    defer_certificates()
     if options["mode"] == "exec":
         template.report(ev="ready", mode="exec", reason=options.get("reason"), pid=os.getpid())
         template.loop(options, lambda session: session.run_cold(script))
 
     def take_over(app: Any, uvicorn_options: dict[str, Any]) -> None:
-        reason = why_not_forkable()
+        reason = why_not_forkable(control_fd)
         if reason is not None and options["mode"] != "fork":
             raise CannotForkError(reason)
         config = make_config(app, uvicorn_options)
@@ -213,22 +183,36 @@ def _agents_traceback(error: BaseException) -> str:
     return text if why is None else f"{text}{why}\n"
 
 
-def why_not_forkable() -> str | None:
-    """Why this process must not be forked now; None when it may."""
+def why_not_forkable(control: int) -> str | None:
+    """Return why this process must not be forked now, and how the agent can change that; None when it may.
+
+    A lock of a native library needs no check: only another thread can hold one here.
+    """
     import asyncio
 
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        pass
-    else:
+    if asyncio._get_running_loop() is not None:
         return "an event loop is running where the server starts"
     names = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
     if names:
-        return f"the script started threads before its server: {', '.join(names[:5])}"
-    native = linux.thread_count()
-    if native is not None and native > 1:
-        return f"the script's libraries started {native - 1} native threads before its server"
+        return (
+            f"the script started threads before its server: {', '.join(names[:5])}; "
+            "start threads in the entrypoint, not when the file is loaded"
+        )
+    deadline_s = time.monotonic() + ENDING_THREAD_S
+    while (native := linux.thread_count()) is not None and native > 1:
+        if time.monotonic() > deadline_s:
+            return (
+                f"the script's libraries started {native - 1} native threads before its server; "
+                "keep the library from that with a variable, such as --session-env OMP_NUM_THREADS=1"
+            )
+        time.sleep(0.002)
+    gc.collect()  # a connection that nothing refers to any more is closed by it
+    shared = shared_by_forks(control)
+    if shared:
+        return (
+            f"the script keeps open what its sessions would share: {', '.join(shared[:5])}; "
+            "open it in the entrypoint, or close it when the file is loaded"
+        )
     return None
 
 

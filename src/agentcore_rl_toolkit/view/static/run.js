@@ -21,10 +21,11 @@ export async function runPage(name) {
   const last = trained.at(-1) ?? run.steps.at(-1);
   const total = run.steps.reduce((n, s) => n + s.rollouts, 0);
   const sum = (key) => run.steps.some((s) => s[key] !== null) ? run.steps.reduce((n, s) => n + (s[key] ?? 0), 0) : null;
-  const facts = [["rollouts", number(total)], ["steps", number(trained.length)], ["reward, last step", number(last?.reward)], ["usable, last step", last ? `${last.usable} of ${last.rollouts}` : "–"], ["tokens sampled", number(sum("sampled_tokens"))], ["tokens trained", number(sum("trained_tokens"))]];
+  const facts = [["rollouts", number(total)], ["steps", number(trained.length)], ["reward, last step", number(last?.reward)], ["usable, last step", last ? `${last.usable} of ${last.rollouts}` : "–"], ["tokens sampled", number(sum("sampled_tokens"))], ["tokens that could be trained", number(sum("trained_tokens"))]];
   const point = (key, of = (s) => s[key]) => trained.map((s) => ({ x: shown(s), y: of(s), href: link(name, "rollouts", { phase: "train", step: s.step, sort: "reward" }) }));
   const fromEvent = (of) => trained.map((s) => { const e = events.get(s.step); return { x: shown(s), y: e ? of(e) : null }; });
-  const own = [...new Set([...events.values()].flatMap((e) => Object.keys(e.metrics ?? {})))].sort();
+  const own = [...new Set(run.metrics.flatMap((e) => Object.keys(e.metrics ?? {})))].sort();
+  const eventOf = (s) => s.phase === "train" && s.step !== null ? events.get(s.step) : run.metrics.findLast((e) => e.event === "evaluated" && [undefined, s.phase, `version-${s.step}`, `step-${s.step}`].includes(e.when));
   // The evaluation of version k lies after step k; those before and after the training at its ends.
   const heldAt = (s) => (s.phase === "before" ? 0 : s.phase === "after" ? (trained.length ? shown(trained.at(-1)) : 1) : s.phase === "eval" && s.step !== null ? s.step : null);
   const held = others.filter((s) => heldAt(s) !== null).map((s) => ({ x: heldAt(s), y: s.reward, note: `${s.at}, ${s.scored} scored`, href: link(name, "rollouts", { phase: s.phase, step: s.step, sort: "reward" }) })).sort((a, b) => a.x - b.x);
@@ -46,13 +47,14 @@ export async function runPage(name) {
     lineChart("KL divergence of the policy in training, nats", ["sampler", "old", "reference", "teacher"].map((from) => ({ name: `from the ${from}`, kind: from === "sampler" ? undefined : "other", points: fromEvent((e) => e[`kl_${from}`] ?? null) }))),
     lineChart("Tokens that the clip holds", [{ name: "share", points: fromEvent((e) => e.clip_fraction ?? null) }], { from: 0 }),
   ].filter(Boolean);
-  const table = el("table", {}, el("thead", {}, el("tr", {}, ["", "rollouts", "reward", "of ok", "usable", "tokens a rollout", "largest gap", "outcomes"].map((t, i) => el("th", { class: i && i < 7 ? "num" : "" }, t)))),
-    el("tbody", {}, run.steps.map((s) => el("tr", {}, el("td", {}, el("a", { href: link(name, "rollouts", { phase: s.phase, step: s.step, sort: "reward" }) }, placeOf(s))), [number(s.rollouts), number(s.reward), number(s.reward_ok), number(s.usable), number(s.tokens_mean, 0), small(s.gap_max)].map((v) => el("td", { class: "num" }, v)), el("td", {}, Object.entries(s.outcomes).map(([o, n]) => `${n} ${o}`).join(", "))))));
+  const table = el("table", {}, el("thead", {}, el("tr", {}, ["", "rollouts", "reward", "of ok", "usable", "tokens a rollout", "largest gap", ...own, "outcomes"].map((t, i) => el("th", { class: i && i < 7 + own.length ? "num" : "" }, t)))),
+    el("tbody", {}, run.steps.map((s) => el("tr", {}, el("td", {}, el("a", { href: link(name, "rollouts", { phase: s.phase, step: s.step, sort: "reward" }) }, placeOf(s))), [number(s.rollouts), number(s.reward), number(s.reward_ok), number(s.usable), number(s.tokens_mean, 0), small(s.gap_max), ...own.map((key) => number(eventOf(s)?.metrics?.[key]))].map((v) => el("td", { class: "num" }, v)), el("td", {}, Object.entries(s.outcomes).map(([o, n]) => `${n} ${o}`).join(", "))))));
   const lost = Object.entries(run.not_kept).map(([why, n]) => el("p", { class: "notice" }, `${many(n, "rollout")} not in this run: ${why === "not_kept_full" ? "they came faster than they could be written" : "they could not be written"}.`));
   const jobs = [...new Map(run.metrics.filter((e) => e.event === "job").map((e) => [e.job, e])).values()].map((e) => el("tr", {}, el("td", {}, e.job), el("td", {}, e.status), el("td", {}, JSON.stringify({ ...e.ProgressInfo, ...e.RolloutInfo, ...e.BillableTokenUsage, ...e.EvaluationMetrics }))));
   if (!total && jobs.length) return [el("h1", {}, name), el("p", { class: "notice" }, "SageMaker's jobs, as they were last seen. Their rollouts are in MLflow."), el("div", { class: "card" }, el("table", {}, el("tbody", {}, jobs))), el("h2", {}, "Configuration"), el("details", { class: "card" }, el("summary", {}, "config.json"), el("pre", {}, JSON.stringify(run.config, null, 2)))];
   if (!total) return [el("h1", {}, name), lost, el("p", { class: "notice" }, "No rollout has ended yet. Each one shows up here when it has. Where they wait: ", el("code", {}, "agentcore-rl runs show --in-flight")), el("h2", {}, "Configuration"), el("details", { class: "card" }, el("summary", {}, "config.json"), el("pre", {}, JSON.stringify(run.config, null, 2)))];
-  return [el("h1", {}, name), lost, el("div", { class: "facts" }, facts.map(([n, v]) => el("div", { class: "card fact" }, el("span", {}, n), el("b", {}, v)))),
+  const change = run.summary.held_out_change ? el("p", { class: "notice" }, `Verdict: ${run.summary.held_out_change.text}`) : null;
+  return [el("h1", {}, name), lost, change, el("div", { class: "facts" }, facts.map(([n, v]) => el("div", { class: "card fact" }, el("span", {}, n), el("b", {}, v)))),
     el("div", { class: "grid", id: "charts" }, charts), el("h2", {}, trained.length && others.length ? "Steps and evaluations" : "Steps"), el("div", { class: "card" }, table),
     el("h2", {}, "Configuration"), el("details", { class: "card" }, el("summary", {}, "config.json"), el("pre", {}, JSON.stringify(run.config, null, 2)))];
 }

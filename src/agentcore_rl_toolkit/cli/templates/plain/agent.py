@@ -8,6 +8,7 @@ from tools import SYSTEM_PROMPT, call_tool
 
 from agentcore_rl_toolkit import AgentCoreRLApp, PolicyFailure
 
+HOSTED = "openai.gpt-oss-120b-1:0"  # on Bedrock; answers in production until a trained model does
 TURNS = 6
 EXPRESSION = {"type": "string", "description": "Such as 2 + 15"}
 PARAMETERS = {"type": "object", "properties": {"expression": EXPRESSION}, "required": ["expression"]}
@@ -18,14 +19,14 @@ app = AgentCoreRLApp()
 reward = AnswerReward()
 
 
-@app.rollout_entrypoint(on_policy_failure=0.0)
+@app.entrypoint
 async def invoke_agent(payload):
-    rollout = payload["_rollout"]
+    model = app.model(default=HOSTED)
     messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": payload["prompt"]}]
-    async with AsyncOpenAI(base_url=rollout["base_url"], api_key=rollout.get("api_key", "none")) as client:
+    async with AsyncOpenAI(**model.openai_kwargs()) as client:
         for _ in range(TURNS):
             reply = await client.chat.completions.create(
-                model=rollout["model_id"], messages=messages, tools=TOOLS, max_tokens=64, temperature=1.0
+                model=model.model_id, messages=messages, tools=TOOLS, max_tokens=64, temperature=1.0
             )
             PolicyFailure.check_stop(reply.choices[0].finish_reason)  # out of tokens
             message = reply.choices[0].message
@@ -38,10 +39,14 @@ async def invoke_agent(payload):
                 result = call_tool(call.function.name, arguments)
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
             if not message.tool_calls:
-                break
-        else:
-            raise PolicyFailure("turns")
-    return {"rewards": reward(response_text=message.content or "", answer=payload["answer"])}
+                return {"answer": message.content or ""}
+    raise PolicyFailure("turns")
+
+
+@app.rollout_entrypoint(on_policy_failure=0.0)
+async def rollout(payload):
+    result = await invoke_agent(payload)
+    return {"rewards": reward(response_text=result["answer"], answer=payload["answer"])}
 
 
 if __name__ == "__main__":

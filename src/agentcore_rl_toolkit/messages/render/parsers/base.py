@@ -8,6 +8,8 @@ not parse."""
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -90,22 +92,40 @@ def schemas_of(tools: Sequence[dict[str, Any]] | None) -> dict[str, Mapping[str,
 
 def held_back(text: str, markers: Sequence[str]) -> int:
     """How many characters at the end of ``text`` could be the beginning of a marker."""
-    longest = min(len(text), max((len(m) for m in markers), default=1) - 1)
+    first = {marker[0] for marker in markers}
+    longest = min(len(text), max(map(len, markers), default=1) - 1)
     for size in range(longest, 0, -1):
-        tail = text[-size:]
-        if any(marker.startswith(tail) for marker in markers):
+        if text[-size] in first and any(marker.startswith(text[-size:]) for marker in markers):
             return size
     return 0
 
 
-def first_of(text: str, markers: Sequence[str]) -> tuple[int, str] | None:
-    """Position of the first marker in ``text``, the longest one where several begin."""
-    best: tuple[int, str] | None = None
-    for marker in markers:
-        at = text.find(marker)
-        if at >= 0 and (best is None or at < best[0] or (at == best[0] and len(marker) > len(best[1]))):
-            best = (at, marker)
-    return best
+@functools.cache
+def any_of(texts: tuple[str, ...]) -> re.Pattern[str] | None:
+    """Finds the first of these texts, the longest one where several begin. None: there are none to find."""
+    longest_first = sorted((text for text in texts if text), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+
+class Held:
+    """Text that waits for a mark. Each piece is searched once, however much is held before it."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self._end = ""  # it may be the beginning of a mark
+
+    def add(self, text: str, marks: Sequence[str]) -> bool:
+        """Hold more text. Returns True if it completes a mark."""
+        new = self._end + text
+        self._parts.append(text)
+        size = max(map(len, marks), default=1) - 1
+        self._end = new[-size:] if size else ""
+        return any(mark in new for mark in marks)
+
+    def take(self) -> str:
+        text, self._end = "".join(self._parts), ""
+        self._parts.clear()
+        return text
 
 
 class MarkerParser(OutputParser):
@@ -122,33 +142,34 @@ class MarkerParser(OutputParser):
         self._blocks = dict(grammar.blocks) if tools else {}
         self._skip = grammar.skip if tools else ()
         self._tools = bool(tools)
-        self._buffer = ""
-        self._state = "reasoning" if reasoning_open and grammar.reasoning else "content"
-        self._start = self._state == "content" and grammar.reasoning is not None  # reasoning may still come
+        self._held = Held()
+        self._state = "content"
+        self._marks: tuple[str, ...] = ()  # that end the current segment
         self._open = ""
         self._fresh = True  # nothing of the current segment shown yet: blank lines at its start are the template's
-        self._blank = ""  # blanks (and skipped markers) at the end of a segment, shown only if text follows
+        self._blank: list[str] = []  # blanks (and skipped markers) at the end of a segment, shown only if text follows
         self._before = ""  # such blanks in front of the open block, shown if the block turns out to be text
         self._plain: list[str] = []
         self._thoughts: list[str] = []
+        self._segment("reasoning" if reasoning_open and grammar.reasoning else "content")
+        self._start = self._state == "content" and grammar.reasoning is not None  # reasoning may still come
 
     def feed(self, text: str) -> list[Delta]:
-        self._buffer += text
+        found = self._held.add(text, self._marks)
+        if (self._state == "call" and not found) or (self._start and text.isspace()):
+            return []
         return self._run(final=False)
 
     def finish(self) -> list[Delta]:
         deltas = self._run(final=True)
         if self._state == "call":
-            deltas += self._close_block(self._buffer, closed=False)
-        elif self._buffer:
-            deltas += self._text(self._buffer)
-        self._buffer = ""
+            deltas += self._close_block(self._held.take(), closed=False)
         if self._blank and self._state == "content":
             # Blanks at the very end were sampled as part of the answer, unless a call came before them.
             if not self._calls:
-                self._plain.append(self._blank)
-                deltas.append(Delta(text=self._blank))
-            self._blank = ""
+                self._plain += self._blank
+                deltas.append(Delta(text="".join(self._blank)))
+            self._blank = []
         if self._state == "reasoning":
             # A model that forgot to close its reasoning may have called in it; a call there is none to the agent.
             thought = "".join(self._thoughts)
@@ -161,75 +182,71 @@ class MarkerParser(OutputParser):
             )
         return deltas
 
-    def _markers(self) -> list[str]:
-        if self._state == "reasoning":
-            assert self._grammar.reasoning is not None
-            return [self._grammar.reasoning[1]]
-        if self._state == "call":
-            return [self._blocks[self._open]]
-        return [*self._blocks, *self._skip]
-
     def _run(self, *, final: bool) -> list[Delta]:
-        if self._start and not self._begin(final=final):
-            return []
+        text = self._held.take()
+        at = self._begin(text, final=final) if self._start else 0  # where the part that is not read begins
         deltas: list[Delta] = []
-        while True:
-            markers = self._markers()
-            found = first_of(self._buffer, markers)
-            if found is not None and not final:
-                # A longer marker may begin at the same place and not be all there yet.
-                at, marker = found
-                rest = self._buffer[at:]
-                if any(m != marker and len(m) > len(rest) and m.startswith(rest) for m in markers):
-                    found = None
-            if found is None:
-                if self._state != "call":
-                    keep = 0 if final else held_back(self._buffer, markers)
-                    ready = self._buffer[: len(self._buffer) - keep]
-                    self._buffer = self._buffer[len(ready) :]
-                    deltas += self._text(ready)
-                return deltas
-            at, marker = found
-            if self._state == "call":
-                end = self._end_of_block(at, marker, final=final)
-                if end is None:
-                    return deltas
-                at = end
-            before, self._buffer = self._buffer[:at], self._buffer[at + len(marker) :]
+        while at >= 0 and (found := self._next(text, at, final=final)) is not None:
+            end, marker = found
+            before, at = text[at:end], end + len(marker)
             deltas += self._pass(before, marker)
+        at = max(at, 0)
+        if self._state != "call" and not self._start:
+            size = len(text) - (0 if final else held_back(text[at:], self._marks))
+            deltas += self._text(text[at:size])
+            at = size
+        self._held.add(text[at:], self._marks)
+        return deltas
 
-    def _end_of_block(self, at: int, marker: str, *, final: bool) -> int | None:
-        """Where the block ends that has its first closing marker at ``at``; None while that is open.
+    def _next(self, text: str, at: int, *, final: bool) -> tuple[int, str] | None:
+        """Where the current segment ends, and with which marker; None while it is open."""
+        pattern = any_of(self._marks)
+        found = None if pattern is None else pattern.search(text, at)
+        if found is None:
+            return None
+        start, marker = found.start(), found[0]
+        if self._state == "call":
+            end = self._end_of_block(text, at, start, marker, final=final)
+            return None if end is None else (end, marker)
+        # A longer marker may begin at the same place and not be all there yet.
+        rest = text[start : start + max(map(len, self._marks))]
+        longer = not final and any(len(m) > len(rest) and m.startswith(rest) for m in self._marks)
+        return None if longer else (start, marker)
+
+    def _end_of_block(self, text: str, at: int, first: int, marker: str, *, final: bool) -> int | None:
+        """Where the block that begins at ``at`` ends and has its ``first`` closing marker; None while that is open.
 
         A marker inside a value ends the block only if no later one makes a call of it.
         """
-        end = at
+        end = first
         for _ in range(_MARKERS_INSIDE):
-            inner = self._buffer[:end]
+            inner = text[at:end]
             if not self._grammar.inside(inner):
-                return end if end == at or self._parsed(inner, marker) is not None else at
-            end = self._buffer.find(marker, end + len(marker))
+                return end if end == first or self._parsed(inner, marker) is not None else first
+            end = text.find(marker, end + len(marker))
             if end < 0:
-                return at if final else None
-        return at
+                return first if final else None
+        return first
 
     def _parsed(self, inner: str, closing: str) -> list[Call] | None:
         # Formats whose opening marker is part of the call (<function=...) see the block with its markers.
         block = self._open + inner + closing if self._open.endswith("=") else inner
         return self._grammar.parse_block(block, self._schemas)
 
-    def _begin(self, *, final: bool) -> bool:
-        """Decide whether the answer begins with reasoning, the only place where it can; False while that is open."""
+    def _begin(self, whole: str, *, final: bool) -> int:
+        """Decide whether the answer begins with reasoning, the only place where it can. Returns where its first segment begins,
+        -1 while that is open.
+        """
         assert self._grammar.reasoning is not None
         marker = self._grammar.reasoning[0]
-        text = self._buffer.lstrip()
+        text = whole.lstrip()
         if not final and (not text or (len(text) < len(marker) and marker.startswith(text))):
-            return False
+            return -1
         self._start = False
-        if text.startswith(marker):
-            self._buffer = text[len(marker) :]
-            self._segment("reasoning")
-        return True
+        if not text.startswith(marker):
+            return 0
+        self._segment("reasoning")
+        return len(whole) - len(text) + len(marker)
 
     def _pass(self, before: str, marker: str) -> list[Delta]:
         if self._state == "call":
@@ -238,19 +255,24 @@ class MarkerParser(OutputParser):
         if self._state == "reasoning":
             self._segment("content")
         elif marker in self._blocks:
-            self._before = self._blank
+            self._before, self._open = "".join(self._blank), marker
             self._segment("call")
-            self._open = marker
         elif self._calls and self._fresh:
-            self._blank = ""
+            self._blank = []
         else:
-            self._blank += marker  # text after all, if no call follows
+            self._blank.append(marker)  # text after all, if no call follows
         return deltas
 
     def _segment(self, state: str) -> None:
         self._state = state
         self._fresh = True
-        self._blank = ""
+        self._blank = []
+        if state == "call":
+            self._marks = (self._blocks[self._open],)
+        elif state == "reasoning" and self._grammar.reasoning is not None:
+            self._marks = (self._grammar.reasoning[1],)
+        else:
+            self._marks = (*self._blocks, *self._skip)
 
     def _text(self, text: str) -> list[Delta]:
         if self._fresh and not self._blank:
@@ -260,12 +282,12 @@ class MarkerParser(OutputParser):
             return []
         solid = text.rstrip()
         if not solid:
-            self._blank += text
+            self._blank.append(text)
             return []
         # What comes between calls or after them is another line to the agent.
         joint = "\n" if self._fresh and self._calls and self._plain and self._state == "content" else ""
-        shown = joint + self._blank + solid
-        self._blank = text[len(solid) :]
+        shown = "".join((joint, *self._blank, solid))
+        self._blank = [text[len(solid) :]] if len(text) > len(solid) else []
         self._fresh = False
         if self._state == "reasoning":
             self._thoughts.append(shown)

@@ -92,22 +92,24 @@ def _hermes_block(inner: str, _schemas: Schemas) -> list[Call] | None:
 _TYPES = {"integer", "number", "boolean", "object", "array", "null"}
 
 
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []  # schemas are the agent's, and may be none
+
+
 def typed_value(text: str, schema: Any) -> Any:
     """A value written as bare text, in the type its schema wants; a string where the schema says so or says nothing
     useful.
     """
     wanted: set[str] = set()
     if isinstance(schema, Mapping):
-        kinds = schema.get("type")
-        wanted |= {kinds} if isinstance(kinds, str) else set(kinds) if isinstance(kinds, list) else set()
-        for name in ("anyOf", "oneOf"):
-            for option in schema.get(name) or ():
-                if isinstance(option, Mapping) and isinstance(option.get("type"), str):
-                    wanted.add(option["type"])
+        options = [option for name in ("anyOf", "oneOf") for option in _listed(schema.get(name))]
+        kinds = [option.get("type") for option in options if isinstance(option, Mapping)]
+        own = schema.get("type")
+        wanted |= {kind for kind in (own, *_listed(own), *kinds) if isinstance(kind, str)}
     if wanted and not wanted & _TYPES:
         return text
     if not wanted and isinstance(schema, Mapping) and ("enum" in schema or "const" in schema):
-        allowed = schema.get("enum") or [schema.get("const")]
+        allowed = _listed(schema.get("enum")) or [schema.get("const")]
         return text if text in allowed else next((v for v in allowed if json.dumps(v) == text.strip()), text)
     try:
         value = loads(text.strip())
@@ -132,9 +134,9 @@ _KINDS: dict[type, set[str]] = {
 
 
 # A closing tag counts where one can stand: values may hold the same words.
-_FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)(?:</function>(?=\s*(?:<function=|</tool_call>|\Z))|\Z)", re.DOTALL)
+_FUNCTION = re.compile(r"<function=([^<>\n]+)>(.*?)(?:</function>(?=\s*(?:<function=|</tool_call>|\Z))|\Z)", re.DOTALL)
 _PARAMETER = re.compile(
-    r"<parameter=([^>\n]+)>(.*?)(?:</parameter>(?=\s*(?:<parameter=|\Z))|(?=<parameter=)|\Z)", re.DOTALL
+    r"<parameter=([^<>\n]+)>(.*?)(?:</parameter>(?=\s*(?:<parameter=|\Z))|(?=<parameter=)|\Z)", re.DOTALL
 )
 
 
@@ -162,28 +164,20 @@ def name_ok(calls: list[Call]) -> bool:
     return all(re.fullmatch(r"[^\s<>{}\"]+", call.name) for call in calls)
 
 
-_GLM_PAIR = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+# Atomic groups: a key or a value ends at its first mark, and nothing is tried again.
+_GLM_PAIR = re.compile(r"\s*+<arg_key>(?>(.*?)</arg_key>)\s*+<arg_value>(?>(.*?)</arg_value>)", re.DOTALL)
 
 
 def _glm_block(inner: str, schemas: Schemas) -> list[Call] | None:
     name, mark, rest = inner.partition("<arg_key>")
-    name = name.strip()
-    pairs = mark + rest
-    call = Call(
-        name,
-        dumps(
-            {
-                key.strip(): typed_value(value, schemas.get(name, {}).get(key.strip()))
-                for key, value in _GLM_PAIR.findall(pairs)
-            }
-        ),
-    )
-    if not name_ok([call]) or _GLM_PAIR.sub("", pairs).strip():
-        return None
-    return [call]
-
-
-_FENCED = re.compile(r"\A```(?:json)?\s*(.*?)\s*```\Z", re.DOTALL)
+    name, pairs, at = name.strip(), mark + rest, 0
+    types, arguments = schemas.get(name, {}), {}
+    while (pair := _GLM_PAIR.match(pairs, at)) is not None:
+        key = pair[1].strip()
+        arguments[key] = typed_value(pair[2], types.get(key))
+        at = pair.end()
+    call = Call(name, dumps(arguments))
+    return None if not name_ok([call]) or pairs[at:].strip() else [call]
 
 
 def _deepseek_block(inner: str, _schemas: Schemas) -> list[Call] | None:
@@ -193,8 +187,9 @@ def _deepseek_block(inner: str, _schemas: Schemas) -> list[Call] | None:
         return None
     if head.strip() == "function":
         name, _, body = tail.partition("\n")
-        fenced = _FENCED.match(body.strip())
-        body = fenced.group(1) if fenced else body
+        fenced = body.strip()
+        if len(fenced) >= 6 and fenced.startswith("```") and fenced.endswith("```"):
+            body = fenced[3:-3].removeprefix("json")
     else:
         name, body = head, tail
     arguments = object_text(body)

@@ -12,12 +12,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...dialects.canonical import Delta
-from .base import Call, Grammar, OutputParser, first_of, held_back
+from .base import Call, Grammar, Held, OutputParser, held_back
 from .families import object_text
 
 HARMONY = Grammar(name="harmony", blocks=(), parse_block=lambda _inner, _schemas: None, reasoning=None)
 
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
+_MESSAGE = ("<|message|>",)
+_FIND: dict[tuple[str, ...], re.Pattern[str]] = {
+    marks: re.compile("|".join(map(re.escape, marks))) for marks in (_MESSAGE, _ENDS)
+}
 _TO = re.compile(r"\bto=(\S+?)(?=\s|<|$)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
@@ -28,53 +32,51 @@ class HarmonyParser(OutputParser):
     def __init__(self, *, tools: Sequence[dict[str, Any]] | None = None) -> None:
         super().__init__()
         self._tools = bool(tools)
-        self._buffer = ""
+        self._held = Held()
         self._header: str | None = None  # of the message whose body is being read; None while reading a header
         self._kind = ""
 
     def feed(self, text: str) -> list[Delta]:
-        self._buffer += text
-        return self._run(final=False)
+        found = self._held.add(text, self._marks())
+        streams = self._header is not None and self._kind != "call"
+        return self._run(final=False) if found or streams else []
 
     def finish(self) -> list[Delta]:
         deltas = self._run(final=True)
-        if self._header is not None and self._kind == "call" and not self._buffer.strip():
+        rest = self._held.take()
+        if self._header is not None and self._kind == "call" and not rest.strip():
             self._bad = True  # cut before its arguments; one without any says {}
-            deltas.append(Delta(text=f"{self._header}<|message|>{self._buffer}"))
+            deltas.append(Delta(text=f"{self._header}<|message|>{rest}"))
         elif self._header is not None:
-            deltas += self._body(self._buffer, closed=True)
-        elif self._buffer.strip() and "<|" not in self._buffer:
+            deltas += self._body(rest, closed=True)
+        elif rest.strip() and "<|" not in rest:
             # No header at all: a model that forgot the format wrote plain text.
-            deltas.append(Delta(text=self._buffer))
-        elif "to=functions" in self._buffer:
+            deltas.append(Delta(text=rest))
+        elif "to=functions" in rest:
             self._bad = True
-            deltas.append(Delta(text=self._buffer))
-        self._buffer = ""
+            deltas.append(Delta(text=rest))
         self._header = None
         return deltas
 
+    def _marks(self) -> tuple[str, ...]:
+        return _MESSAGE if self._header is None else _ENDS
+
     def _run(self, *, final: bool) -> list[Delta]:
+        text, at = self._held.take(), 0  # `at`: where the part that is not read begins
         deltas: list[Delta] = []
-        while True:
+        while (found := _FIND[self._marks()].search(text, at)) is not None:
+            before, at = text[at : found.start()], found.end()
             if self._header is None:
-                at = self._buffer.find("<|message|>")
-                if at < 0:
-                    return deltas
-                self._header = self._buffer[:at]
-                self._buffer = self._buffer[at + len("<|message|>") :]
-                self._kind = self._classify(self._header)
-            found = first_of(self._buffer, _ENDS)
-            if found is None:
-                if self._kind != "call":
-                    keep = 0 if final else held_back(self._buffer, _ENDS)
-                    ready = self._buffer[: len(self._buffer) - keep]
-                    self._buffer = self._buffer[len(ready) :]
-                    deltas += self._body(ready, closed=False)
-                return deltas
-            at, marker = found
-            body, self._buffer = self._buffer[:at], self._buffer[at + len(marker) :]
-            deltas += self._body(body, closed=True)
-            self._header = None
+                self._header, self._kind = before, self._classify(before)
+            else:
+                deltas += self._body(before, closed=True)
+                self._header = None
+        if self._header is not None and self._kind != "call":
+            size = len(text) - (0 if final else held_back(text[at:], _ENDS))
+            deltas += self._body(text[at:size], closed=False)
+            at = size
+        self._held.add(text[at:], self._marks())
+        return deltas
 
     def _classify(self, header: str) -> str:
         if _TO.search(header) and self._tools:

@@ -27,15 +27,17 @@ class LlamaParser(OutputParser):
     def __init__(self, *, tools: Sequence[dict[str, Any]] | None = None) -> None:
         super().__init__()
         self._tools = schemas_of(tools)
-        self._held: str | None = "" if tools else None  # None: it is text
+        self._held: list[str] | None = [] if tools else None  # None: it is text
+        self._start = ""  # of what is held, without blanks
         self._plain_text: list[str] = []
 
     def feed(self, text: str) -> list[Delta]:
         if self._held is None:
             return self._say(text)
-        self._held += text
-        start = self._held.lstrip()
-        if not start or start[0] in "{[" or start.startswith(_TAG) or _TAG.startswith(start):
+        self._held.append(text)
+        if len(self._start) < len(_TAG):
+            self._start = (self._start + text[: len(text) - len(text.lstrip()) + len(_TAG)]).lstrip()[: len(_TAG)]
+        if not self._start or self._start[0] in "{[" or _TAG.startswith(self._start):
             return []
         return self._release()
 
@@ -45,7 +47,7 @@ class LlamaParser(OutputParser):
             text = "".join(self._plain_text).strip()
             self._bad = bool(self._tools) and (_TAG in text or _looks_meant(text, self._tools, anywhere=True))
             return []
-        text = self._held.strip()
+        text = "".join(self._held).strip()
         tagged = text.startswith(_TAG)
         body = text.removeprefix(_TAG).strip()
         calls = _json_calls(body) or _python_calls(body, self._tools)
@@ -58,7 +60,7 @@ class LlamaParser(OutputParser):
         return [self._emit(call) for call in calls]
 
     def _release(self) -> list[Delta]:
-        text, self._held = self._held or "", None
+        text, self._held = "".join(self._held or ()), None
         return self._say(text)
 
     def _say(self, text: str) -> list[Delta]:

@@ -1,0 +1,152 @@
+"""The model that an agent calls: the trained one in a rollout, in production a configured one or the agent's default."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import os
+import re
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from bedrock_agentcore.runtime.context import BedrockAgentCoreContext
+
+from ..contract import RolloutConfig
+from ..errors import ConfigError
+from .settings import PREFIX, AgentSettings
+
+Default = str | Mapping[str, Any] | None
+
+# The rollout of the running call, empty in a production call. None: this thread belongs to no call.
+CURRENT: ContextVar[RolloutConfig | None] = ContextVar("agentcore_rl_rollout", default=None)
+
+TOKEN_S = 12 * 3600  # AWS's maximum
+# Hosts that take a bearer token which is signed with AWS credentials.
+_SIGNED = re.compile(
+    r"(?:runtime\.(sagemaker)|(bedrock)-(?:runtime|mantle))\.([a-z0-9-]+)\.(?:amazonaws\.com(?:\.cn)?|api\.aws)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A model to call.
+
+    ``base_url`` is an address of OpenAI's API; None: ``model_id`` is a model of Amazon Bedrock. ``sampling_params`` are those
+    that a rollout asks for. ``source``: rollout, bundle, environment or default.
+    """
+
+    base_url: str | None = None
+    model_id: str = ""
+    key: str | None = field(default=None, repr=False)
+    sampling_params: Mapping[str, Any] = field(default_factory=dict)
+    source: str
+
+    @property
+    def api_key(self) -> str:
+        """The given key, or for an address of SageMaker or Bedrock a fresh bearer token of this process's role.
+
+        A rollout's address gets no token: its caller would choose what the role pays for.
+        """
+        parts = urlsplit(self._address)
+        ours = parts.scheme == "https" and self.source != "rollout"
+        signed = _SIGNED.fullmatch(parts.hostname or "") if ours else None
+        key = self.key or (os.environ.get("AWS_BEARER_TOKEN_BEDROCK") if signed and signed[2] else None)
+        return key or (bearer_token(signed[1] or signed[2], signed[3]) if signed else "none")
+
+    def openai_kwargs(self) -> dict[str, Any]:
+        """The address and key, as arguments of `openai.OpenAI`, `openai.AsyncOpenAI` and LangChain's `ChatOpenAI`."""
+        return {"base_url": self._address, "api_key": self.api_key}
+
+    def strands_model(self, **params: Any) -> Any:
+        """A model of Strands, with ``params`` such as `max_tokens`; the rollout's sampling parameters win over them."""
+        if self.base_url is None:
+            from strands.models.bedrock import BedrockModel
+
+            return BedrockModel(model_id=self.model_id, **{**params, **self.sampling_params})
+        from strands.models.openai import OpenAIModel
+
+        asked = {"extra_body": dict(self.sampling_params)} if self.sampling_params else {}
+        return OpenAIModel(client_args=self.openai_kwargs(), model_id=self.model_id, params={**params, **asked})
+
+    def bedrock_client(self, **options: Any) -> Any:
+        """A boto3 client of `bedrock-runtime`, for calls with ``modelId=model.model_id``.
+
+        Raises: ConfigError for a model at an address, as every rollout's is: the gateway does not speak Bedrock's API.
+        """
+        if self.base_url is not None:
+            raise ConfigError(
+                f"bedrock_client() cannot reach the {self.source}'s model at {self.base_url}, which speaks OpenAI's API: use "
+                "openai_kwargs() or strands_model()"
+            )
+        return _aws().client("bedrock-runtime", **{"region_name": os.environ.get("AWS_REGION"), **options})
+
+    @property
+    def _address(self) -> str:
+        if self.base_url is not None:
+            return self.base_url
+        region = os.environ.get("AWS_REGION") or _aws().region_name
+        if not region:
+            raise ConfigError("the model's AWS region is not known: set AWS_REGION")
+        return f"https://bedrock-runtime.{region}.amazonaws.com/openai/v1"
+
+
+def resolve(default: Default, settings: AgentSettings, busy: bool) -> Model:
+    """The model of the running call; ``busy``: rollouts run in this process. Raises: ConfigError."""
+    rollout = CURRENT.get()
+    if rollout is None and busy:
+        raise ConfigError(
+            "app.model() was called in a thread that does not know its rollout: call it in the function itself, or run the "
+            "thread with contextvars.copy_context().run"
+        )
+    if rollout is not None and rollout.base_url is not None:
+        return _model(rollout.to_dict(), "rollout")
+    try:
+        bundle = BedrockAgentCoreContext.get_config_bundle()
+    except Exception as e:  # whatever boto3 raises: another model in its place would be a silent error
+        raise ConfigError(
+            f"AgentCore's configuration bundle of this call cannot be read ({type(e).__name__}: {e}); the agent's role needs "
+            "bedrock-agentcore:GetConfigurationBundleVersion"
+        ) from e
+    named = {"base_url": settings.model_url, "model_id": settings.model_id, "api_key": settings.model_api_key}
+    given = {"model_id": default} if isinstance(default, str) else default
+    for values, source in ((bundle, "bundle"), (named, "environment"), (given, "default")):
+        if isinstance(values, Mapping) and (values.get("base_url") or values.get("model_id")):
+            return _model(values, source)
+    raise ConfigError(
+        f"this call names no model: give app.model() a default, or set {PREFIX}MODEL_URL and {PREFIX}MODEL_ID"
+    )
+
+
+def _model(values: Mapping[str, Any], source: str) -> Model:
+    url, name = values.get("base_url") or None, str(values.get("model_id") or "")
+    if url is not None and not str(url).startswith(("http://", "https://")):
+        raise ConfigError(f"the {source}'s base_url must begin with http:// or https://, got {url!r}")
+    params = values.get("sampling_params") or {}
+    return Model(base_url=url, model_id=name, key=values.get("api_key"), sampling_params=params, source=source)
+
+
+@functools.lru_cache(maxsize=1)
+def _aws() -> Any:
+    import boto3
+
+    return boto3.Session()
+
+
+def bearer_token(service: str, region: str) -> str:
+    """A bearer token for `sagemaker` or `bedrock`, signed here. It lasts 12 hours, or as long as the credentials do.
+
+    Source: sagemaker-core, `token_generator`; aws-bedrock-token-generator.
+    """
+    from botocore.auth import SigV4QueryAuth
+    from botocore.awsrequest import AWSRequest
+
+    credentials, host = _aws().get_credentials(), f"{service}.amazonaws.com"
+    if credentials is None:
+        raise ConfigError(f"a bearer token for {service} needs AWS credentials, and there are none")
+    request = AWSRequest("POST", f"https://{host}/", headers={"host": host}, params={"Action": "CallWithBearerToken"})
+    SigV4QueryAuth(credentials.get_frozen_credentials(), service, region, expires=TOKEN_S).add_auth(request)
+    signed = request.url.removeprefix("https://") + "&Version=1"
+    return f"{service}-api-key-{base64.b64encode(signed.encode()).decode()}"

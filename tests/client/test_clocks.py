@@ -1,0 +1,151 @@
+"""Each deadline counts what it is named after: no wait for a connection, a slot or the pace, and no time of a paused process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit import RolloutClient
+from agentcore_rl_toolkit.client import Deadlines, WatchSettings
+from agentcore_rl_toolkit.contract import Outcome
+from agentcore_rl_toolkit.store import open_store
+from scripted_runtime import ScriptedRuntime
+from serving import wait_for as until
+
+MakeClient = Callable[..., RolloutClient]
+
+
+def script(**what: Any) -> dict[str, Any]:
+    return {"script": what}
+
+
+def test_the_wait_for_a_connection_is_queue_time_and_not_start_time(
+    make_client: MakeClient, runtime: ScriptedRuntime
+) -> None:
+    client = make_client(max_pool_connections=2, deadlines=Deadlines(start_s=2.0, confirm_s=0.2))
+    items = client.map([script(cold_start_s=0.5)] * 12, timeout=2.0)
+    assert [item.outcome for item in items] == [Outcome.OK] * 12
+    assert runtime.runs == 12
+    assert max(item.stages["start"] for item in items) < 2.0
+    assert max(item.stages["queue"] for item in items) > 2.0
+
+
+def test_the_wait_for_a_connection_ends_at_the_deadline_of_the_queue(
+    make_client: MakeClient, runtime: ScriptedRuntime
+) -> None:
+    client = make_client(max_pool_connections=1, deadlines=Deadlines(queue_s=0.5))
+    first = client.submit(script(cold_start_s=1.5))
+    until(lambda: runtime.requests["invoke"] == 1)
+    second = client.submit(script())
+    assert second.exception(60) is not None
+    assert (second.outcome, second.stage.value) == (Outcome.TIMEOUT, "queue")
+    assert first.exception(60) is None
+    assert client.submit(script()).exception(60) is None  # the connection is free again
+
+
+def test_the_wait_for_the_pace_after_a_refusal_is_not_throttling(
+    make_client: MakeClient, runtime: ScriptedRuntime
+) -> None:
+    runtime.faults.extend(["429"] * 6)
+    client = make_client(tps_limit=4, deadlines=Deadlines(throttle_s=1.0))
+    futures = [client.submit(script()) for _ in range(3)]
+    assert [future.exception(60) for future in futures] == [None] * 3
+    assert runtime.requests["invoke"] == 9
+    for future in futures:  # the stages hold the waits of every delivery
+        assert sum(future.stages.values()) == pytest.approx(future.elapsed(), rel=0.1)
+
+
+def test_a_runtime_that_takes_nothing_ends_every_rollout_as_throttled(
+    make_client: MakeClient, runtime: ScriptedRuntime
+) -> None:
+    runtime.faults.extend(["429"] * 1000)
+    client = make_client(tps_limit=50, deadlines=Deadlines(throttle_s=1.0))
+    futures = [client.submit(script()) for _ in range(12)]
+    assert [future.exception(60) is not None and future.outcome for future in futures] == [Outcome.THROTTLED] * 12
+
+
+def test_refusals_of_the_quota_use_up_no_attempts(make_client: MakeClient, runtime: ScriptedRuntime) -> None:
+    runtime.faults.extend(["429", "429", "409"])
+    assert make_client(max_retry_attempts=2).submit(script()).exception(60) is None
+
+
+def test_a_record_in_time_counts_although_it_is_noticed_late(make_client: MakeClient) -> None:
+    client = make_client(watch=WatchSettings(interval_s=30), deadlines=Deadlines(run_s=1.0, result_s=5))
+    began_s = time.monotonic()
+    assert client.submit(script(run_s=0.3, result={"n": 1})).result()["n"] == 1
+    assert time.monotonic() - began_s < 20
+
+
+def test_the_deadline_of_the_run_does_not_hold_that_of_the_result(make_client: MakeClient) -> None:
+    future = make_client(deadlines=Deadlines(run_s=0.5, result_s=20)).submit(script(hang=True))
+    assert future.exception(60) is not None
+    assert future.outcome is Outcome.TIMEOUT
+    assert future.stages["run"] < 15
+
+
+def test_the_wait_for_a_reader_is_not_reading(make_client: MakeClient, store_url: str) -> None:
+    store = open_store(store_url)
+    read = store._get
+
+    async def slowly(key: str, max_bytes: int | None) -> bytes:
+        await asyncio.sleep(1.2)
+        return await read(key, max_bytes)
+
+    store._get = slowly  # type: ignore[method-assign]  # a real store, with the latency of a far one
+    client = make_client(watch=WatchSettings(store=store), deadlines=Deadlines(result_s=2.0))
+    items = client.map([script(result={"n": 1})] * 70)
+    assert [item.outcome for item in items] == [Outcome.OK] * 70
+
+
+def test_a_resumed_rollout_has_not_spent_the_time_that_it_waited_for_its_turn(
+    make_client: MakeClient, runtime: ScriptedRuntime, tmp_path: Path
+) -> None:
+    path, row = tmp_path / "l.jsonl", script(hang=True)
+    first = make_client()
+    list_of_one = first.run_batch([row], ledger=path)
+    running = iter(list_of_one)
+    until(lambda: "accepted" in (path.read_text() if path.exists() else ""))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    running.close()  # type: ignore[attr-defined]
+    first.close()
+    kept = [line for line in lines if line["event"] in ("intent", "accepted")]
+    kept[0]["t"] -= 1000  # it waited that long for its turn
+    path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    second = make_client()
+    resumed = iter(second.run_batch([row], ledger=path, resume=True, timeout=100))
+    (flight,) = until(second.flights)
+    assert 80 < flight["left_s"] <= 100
+    resumed.close()  # type: ignore[attr-defined]
+
+
+def test_a_paused_process_loses_no_time(runtime: ScriptedRuntime, store_url: str) -> None:
+    # Stopped for longer than each deadline: one rollout is started, the other runs.
+    program = f"""
+from agentcore_rl_toolkit import RolloutClient
+from agentcore_rl_toolkit.client import Deadlines
+deadlines = Deadlines(start_s=3, confirm_s=0.1, run_s=3, result_s=1)
+with RolloutClient({runtime.arn!r}, {store_url!r}, "e", endpoint_url={runtime.url!r}, deadlines=deadlines) as client:
+    running = client.invoke({{"script": {{"run_s": 1}}}})
+    starting = client.submit({{"script": {{"cold_start_s": 1, "run_s": 6, "heartbeat": False}}}})
+    print(starting.exception(), running.exception())
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            until(lambda: runtime.requests["invoke"] == 2, process=process)
+            process.send_signal(signal.SIGSTOP)
+            stopped_s = time.monotonic()
+            until(lambda: time.monotonic() > stopped_s + 5)
+            process.send_signal(signal.SIGCONT)
+            printed, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert printed == "None None\n"

@@ -1,0 +1,276 @@
+"""The end of a client: every session is stopped, or reported to the caller and in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit import RolloutClient
+from agentcore_rl_toolkit.client import Deadlines
+from agentcore_rl_toolkit.errors import ConfigError
+from scripted_runtime import ScriptedRuntime
+from serving import wait_for as until
+
+MakeClient = Callable[..., RolloutClient]
+HANG = {"script": {"hang": True}}
+
+
+def close(client: RolloutClient, how: str) -> list[str]:
+    return asyncio.run(client.aclose()) if how == "async" else client.close()
+
+
+def test_close_stops_all_sessions_although_the_pace_needs_longer_than_the_deadline(
+    make_client: MakeClient, runtime: ScriptedRuntime
+) -> None:
+    client = make_client(deadlines=Deadlines(stop_s=1.0))
+    for _ in range(60):
+        client.submit(HANG)
+    until(lambda: runtime.runs == 60)
+    make_client(tps_limit=20)  # the pace of an agent is that of its slowest client
+    assert client.close() == []
+    assert runtime.live == []
+
+
+def test_slow_stops_run_beside_each_other(client: RolloutClient, runtime: ScriptedRuntime) -> None:
+    for _ in range(64):
+        client.submit(HANG)
+    until(lambda: runtime.runs == 64)
+    runtime.stops_end.clear()
+    closing = threading.Thread(target=client.close)
+    closing.start()
+    until(lambda: runtime.requests["stop"] == 64)
+    runtime.stops_end.set()
+    closing.join(60)
+    assert runtime.live == []
+
+
+@pytest.mark.parametrize("how", ["sync", "async"])
+def test_close_reports_the_sessions_that_it_could_not_stop(
+    make_client: MakeClient, runtime: ScriptedRuntime, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    client = make_client()
+    futures = [client.invoke(HANG) for _ in range(5)]
+    runtime.stop_faults.extend(["403"] * 3)
+    left = close(client, how)
+    assert len(left) == 3
+    assert set(left) == set(runtime.live) < {future.session_id for future in futures}
+    (line,) = [r for r in caplog.records if "not stopped" in r.getMessage()]
+    assert line.levelno == logging.WARNING
+    assert line.getMessage().startswith("3 sessions")
+    assert all(session_id in line.getMessage() for session_id in left)
+    assert close(client, how) == left
+    assert client.stats["stop_failed"] == 3
+
+
+def test_a_session_that_could_not_be_stopped_earlier_is_reported_too(
+    make_client: MakeClient, runtime: ScriptedRuntime
+) -> None:
+    client = make_client()
+    runtime.stop_faults.append("403")
+    future = client.submit({"script": {}})
+    future.result(60)
+    assert client.flush() == [future.session_id] == client.close()
+
+
+@pytest.mark.parametrize("fault", ["down", "hang"])
+def test_close_gives_up_on_a_runtime_that_stops_nothing(make_client: MakeClient, fault: str) -> None:
+    with ScriptedRuntime() as runtime:
+        client = make_client(endpoint_url=runtime.url, deadlines=Deadlines(stop_s=1.0))
+        futures = [client.invoke(HANG) for _ in range(5)]
+        if fault == "hang":
+            runtime.stops_end.clear()
+        else:
+            runtime.__exit__()
+        began_s = time.monotonic()
+        assert sorted(client.close()) == sorted(future.session_id for future in futures)
+        assert time.monotonic() - began_s < 30
+
+
+def test_a_with_block_reports_what_it_leaves_and_keeps_its_own_exception(
+    make_client: MakeClient, runtime: ScriptedRuntime, caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime.stop_faults.append("403")
+    client = make_client()
+    future = client.invoke(HANG)
+    with pytest.raises(KeyError), client:
+        raise KeyError
+    assert runtime.live == [future.session_id]
+    assert future.session_id in caplog.text
+
+
+def test_a_second_close_waits_for_the_first(make_client: MakeClient, runtime: ScriptedRuntime) -> None:
+    client = make_client()
+    client.invoke(HANG)
+    runtime.stops_end.clear()
+    first = threading.Thread(target=client.close)
+    first.start()
+    until(lambda: runtime.requests["stop"] == 1)
+    second = threading.Thread(target=client.close)
+    second.start()
+    second.join(0.2)
+    assert second.is_alive()
+    runtime.stops_end.set()
+    second.join(60)
+    assert runtime.live == []
+    first.join(60)
+
+
+def test_close_in_a_callback_is_refused_and_the_client_lives_on(
+    client: RolloutClient, runtime: ScriptedRuntime
+) -> None:
+    refused: list[BaseException] = []
+
+    def called(_: object) -> None:
+        try:
+            client.close()
+        except ConfigError as e:
+            refused.append(e)
+
+    future = client.submit({"script": {}})
+    future.add_done_callback(called)
+    until(lambda: refused)
+    client.invoke(HANG)
+    assert client.close() == []
+    assert runtime.live == []
+
+
+@pytest.mark.parametrize("way", ["batch", "client"])
+def test_a_batch_that_is_closed_before_its_first_item_leaves_no_session(
+    make_client: MakeClient, runtime: ScriptedRuntime, way: str
+) -> None:
+    for _ in range(5):
+        client = make_client()
+        run: Any = iter(client.run_batch([HANG] * 10))
+        if way == "batch":
+            run.close()
+            assert list(run) == []
+            client.flush()
+        else:
+            client.close()
+        assert runtime.live == []
+
+
+def test_a_batch_that_nobody_holds_stops_its_sessions(client: RolloutClient, runtime: ScriptedRuntime) -> None:
+    run = iter(client.run_batch([HANG] * 5))
+    until(lambda: runtime.runs == 5)
+    del run
+    until(lambda: runtime.live == [])
+
+
+PROGRAM = """
+import signal, sys
+from agentcore_rl_toolkit import RolloutClient
+from agentcore_rl_toolkit.client import Deadlines
+hang = {{"script": {{"hang": True}}}}
+def make(tps=100):
+    return RolloutClient({arn!r}, {store!r}, "e", endpoint_url={url!r}, tps_limit=tps)
+"""
+
+
+def started(runtime: ScriptedRuntime, store_url: str, code: str) -> subprocess.Popen[str]:
+    program = PROGRAM.format(arn=runtime.arn, store=store_url, url=runtime.url) + code
+    return subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_program_that_ends_stops_its_batches_and_reports_other_rollouts(
+    runtime: ScriptedRuntime, store_url: str
+) -> None:
+    code = """
+def drop():
+    client = make()  # nobody holds it after this
+    future = client.invoke(hang)
+    batch = iter(client.run_batch([hang] * 3 + [{"script": {}}] * 20, 4))
+    next(batch)
+    return future, batch
+future, batch = drop()
+print(future.session_id)
+"""
+    with started(runtime, store_url, code) as process:
+        printed, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert runtime.live == [printed.strip()]
+    assert f"1 sessions run on after the end of this process: {printed.strip()}" in errors
+
+
+def test_ctrl_c_during_close_reports_what_is_left(runtime: ScriptedRuntime, store_url: str) -> None:
+    code = """
+client = make()
+futures = [client.invoke(hang) for _ in range(6)]
+slow = make(tps=0.5)
+try:
+    print("closing", flush=True)
+    client.close()
+except KeyboardInterrupt:
+    print(*client.close(), flush=True)
+    raise
+"""
+    with started(runtime, store_url, code) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        until(lambda: runtime.requests["stop"] >= 1)
+        process.send_signal(signal.SIGINT)
+        printed, errors = process.communicate(timeout=120)
+    assert "KeyboardInterrupt" in errors
+    assert set(printed.split()) >= set(runtime.live)
+    assert len(printed.split()) >= 3
+    assert all(session_id in errors for session_id in printed.split())
+
+
+def test_a_signal_handler_may_close_the_client_that_is_being_closed(runtime: ScriptedRuntime, store_url: str) -> None:
+    code = """
+client = make(tps=20)
+signal.signal(signal.SIGUSR1, lambda *_: print(len(client.close()), flush=True))
+futures = [client.invoke(hang) for _ in range(20)]
+print("closing", flush=True)
+print(client.close(), flush=True)
+"""
+    with started(runtime, store_url, code) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        until(lambda: runtime.requests["stop"] >= 1)
+        process.send_signal(signal.SIGUSR1)
+        printed, errors = process.communicate(timeout=120)
+    assert printed.splitlines()[-1] == "[]", errors
+    assert runtime.live == []
+
+
+async def test_an_async_block_reports_what_it_leaves(
+    make_client: MakeClient, runtime: ScriptedRuntime, caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime.stop_faults.append("403")
+    async with make_client() as client:
+        future = await client.invoke_async(HANG)
+    assert future.session_id in caplog.text
+    both = await asyncio.gather(client.aclose(), client.aclose())
+    assert both == [[future.session_id]] * 2
+
+
+async def test_a_cancelled_aclose_reports_what_is_left(
+    make_client: MakeClient, runtime: ScriptedRuntime, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = make_client()
+    future = await client.invoke_async(HANG)
+    runtime.stops_end.clear()
+    closing = asyncio.create_task(client.aclose())
+    await asyncio.to_thread(until, lambda: runtime.requests["stop"] == 1)
+    closing.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await closing
+    assert await client.aclose() == [future.session_id]
+    assert future.session_id in caplog.text

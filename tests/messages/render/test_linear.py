@@ -1,0 +1,147 @@
+"""The cost of a delta does not grow with the reply before it: 8 times the deltas take about 8 times the CPU time."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit.messages.dialects import DIALECTS, Delta, ModelRequest, ToolDelta
+from agentcore_rl_toolkit.messages.render import GRAMMARS, Renderer, new_parser
+
+SHORT, LONG = 4_000, 32_000  # deltas
+MOST = 2.3**3  # times the CPU time, for three doublings
+LEAST_S = 5e-3  # a shorter time is mostly the clock's
+
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "f", "parameters": {"properties": {"q": {"type": "string"}}}}}
+]
+# How each family begins and ends a call, and what may come many times inside it.
+CALLS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "hermes": ('<tool_call>\n{"name": "f", "arguments": {"q": "', '"}}\n</tool_call>', ("</tool_call>", "\\", '"')),
+    "qwen_coder": (
+        "<tool_call>\n<function=f>\n<parameter=q>\n",
+        "\n</parameter>\n</function>\n</tool_call>",
+        ("<parameter=", "</parameter>", "<function=", "</function>\n"),
+    ),
+    "glm": (
+        "<tool_call>f\n<arg_key>q</arg_key>\n<arg_value>",
+        "</arg_value>\n</tool_call>",
+        ("<arg_key>", "</arg_key>", "<arg_key>a</arg_key><arg_value>"),
+    ),
+    "deepseek": (
+        '<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"q": "',
+        '"}\n```<｜tool▁call▁end｜>',
+        ("```\n", "<｜tool▁sep｜>"),
+    ),
+    "dsml": (
+        '<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="q" string="true">',
+        "</｜DSML｜parameter>\n</｜DSML｜invoke>",
+        ("</｜DSML｜parameter>\n", "<｜DSML｜parameter"),
+    ),
+    "llama": ('{"name": "f", "parameters": {"q": "', '"}}', ('{"', "; ")),
+    "harmony": (
+        '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"q": "',
+        '"}<|call|>',
+        ("<|channel|>", "to=", "<|message|>"),
+    ),
+    "plain": ("", "", ()),
+}
+
+
+def cpu_s(run: Callable[[int], object], n: int) -> float:
+    started = time.thread_time()
+    run(n)
+    return time.thread_time() - started
+
+
+def check(run: Callable[[int], object], what: str) -> None:
+    """Compare the CPU times of a short and of a long reply. A busy machine gets further tries."""
+    run(100)
+    ratios = []
+    for _ in range(4):
+        short_s = max(cpu_s(run, SHORT), LEAST_S)
+        ratios.append(cpu_s(run, LONG) / short_s)
+        if ratios[-1] < MOST:
+            return
+    pytest.fail(f"{what}: {LONG // SHORT} times the deltas took {min(ratios):.1f} times the CPU time")
+
+
+def parsing(grammar: str, word: str, *, inside: bool, whole: bool = False) -> None:
+    opening, closing, _ = CALLS[grammar] if inside else ("", "", ())
+
+    def run(n: int) -> None:
+        parser = new_parser(GRAMMARS[grammar], tools=TOOLS)
+        pieces = [opening, *[word] * n, closing]
+        for piece in ["".join(pieces)] if whole else pieces:
+            parser.feed(piece)
+        parser.finish()
+
+    check(run, f"{grammar}, {word!r}, {inside=}, {whole=}")
+
+
+@pytest.mark.parametrize("grammar", sorted(GRAMMARS))
+def test_reading_text_and_calls(grammar: str) -> None:
+    for word in ("word ", "\n"):
+        parsing(grammar, word, inside=False)
+    for word in ("word ", *CALLS[grammar][2][:1]):
+        parsing(grammar, word, inside=True)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("grammar", sorted(GRAMMARS))
+def test_reading_marks(grammar: str) -> None:
+    own = GRAMMARS[grammar]
+    words = ("word ", "\n", *CALLS[grammar][2], *own.skip, *(mark for block in own.blocks for mark in block))
+    for word, inside, whole in itertools.product(words, (False, True), (False, True)):
+        parsing(grammar, word, inside=inside, whole=whole)
+
+
+@pytest.fixture(scope="module")
+def kinds(renderer_for: Callable[[str], Renderer]) -> dict[str, list[int]]:
+    """Ids that a policy may sample many times."""
+    renderer = renderer_for("qwen3")
+    invalid = next(i for i in range(renderer.tokenizer.vocabulary_size) if renderer.decode([i]) == "\ufffd")
+    return {
+        "words": renderer.encode("word "),
+        "no UTF-8": [invalid],
+        "no tokens": [renderer.tokenizer.vocabulary_size + 10],
+        "characters in several tokens": renderer.encode("漢"),
+    }
+
+
+def test_decoding(renderer_for: Callable[[str], Renderer], kinds: dict[str, list[int]]) -> None:
+    renderer = renderer_for("qwen3")
+    for kind, stops in [*((kind, ()) for kind in kinds), ("no UTF-8", ("STOP",))]:
+
+        def run(n: int, ids: list[int] = kinds[kind], stops: tuple[str, ...] = stops) -> None:
+            stream = renderer.stream(tools=TOOLS, stops=stops)
+            for k in range(n):
+                stream.feed([ids[k % len(ids)]])
+            stream.finish()
+
+        check(run, f"{kind}, {stops=}")
+
+
+DELTAS: dict[str, Delta] = {
+    "text": Delta(text="some words "),
+    "reasoning": Delta(reasoning="some words "),
+    "arguments": Delta(tool_calls=[ToolDelta(index=0, id="call_1", name="f", arguments="some words ")]),
+}
+
+
+@pytest.mark.parametrize("wire", sorted(DIALECTS))
+@pytest.mark.parametrize("kind", sorted(DELTAS))
+def test_writing(wire: str, kind: str) -> None:
+    def run(n: int) -> None:
+        asked = ModelRequest(dialect="chat", model="m", stream=True)
+        encoder = DIALECTS[wire].encoder(asked, reply_id="r")
+        for _ in range(n):
+            encoder.feed(DELTAS[kind])
+        encoder.feed(Delta(finish_reason="stop"))
+        encoder.finish()
+
+    check(run, f"{wire}, {kind}")
