@@ -25,15 +25,17 @@ SEVERAL = (
     "openai-agents>=0.6",
 )  # as tests/cli/test_templates.py
 
-# The agent, and in the same process an app of the SDK with its production function.
 LOADED = """
 import runpy
-from bedrock_agentcore.runtime import BedrockAgentCoreApp
 sys.path.insert(0, {folder!r})
 module = runpy.run_path({file!r})
-app, theirs = module["app"], BedrockAgentCoreApp()
-theirs.entrypoint(module["invoke_agent"])
-app.mount("/sdk", theirs)
+app = module["app"]
+"""
+# In a process of its own: LangChain keeps one client, which belongs to the first loop that uses it.
+SDKS = f"""{LOADED}
+from bedrock_agentcore.runtime import BedrockAgentCoreApp
+app = BedrockAgentCoreApp()
+app.entrypoint(module["invoke_agent"])
 """
 
 
@@ -68,14 +70,14 @@ def test_one_process_answers_production_calls_and_rollouts(
     with model("There are 35 left. #### 35") as hosted, model("There are 36 left. #### 36") as policy:
         urls = [f"{found if isinstance(found, str) else found.url}/v1" for found in (hosted, policy)]
         env = {"AGENTCORE_RL_MODEL_URL": urls[0], "AGENTCORE_RL_MODEL_ID": "hosted", "AGENTCORE_RL_ROLLOUTS": "on"}
-        agent = start_agent(
-            LOADED.format(folder=str(file.parent), file=str(file)), env=env, python=python, within_s=240
-        )
+        where = {"folder": str(file.parent), "file": str(file)}
+        how = {"env": env, "python": python, "within_s": 240}
+        ours, theirs = (start_agent(text.format(**where), **how) for text in (LOADED, SDKS))
         bodies = [json.dumps({"prompt": "How many are left?"}).encode(), b'{"question": 5}', b"{", b"[]"]
         for _ in range(2):
-            answers = [send(agent.port, "/invocations", body) for body in bodies]
-            assert answers == [send(agent.port, "/sdk/invocations", body) for body in bodies]
+            answers = [send(ours.port, "/invocations", body) for body in bodies]
+            assert answers == [send(theirs.port, "/invocations", body) for body in bodies]
             assert (answers[0][0], "35" in json.loads(answers[0][2])["answer"]) == (200, True)
             row = {"prompt": "How many are left?", "answer": "36"}
-            record = agent.run(row, base_url=urls[1], model_id="policy", api_key="a-key-of-the-session")
+            record = ours.run(row, base_url=urls[1], model_id="policy", api_key="a-key-of-the-session")
             assert record["rewards"] == 1.0, record

@@ -120,10 +120,10 @@ def test_whatever_the_agent_raises_becomes_a_record(agent: Any, error: str, stop
     assert agent.run()["rewards"] == 0.5  # the server lives on, and so does the loop of the async agents
 
 
-@pytest.mark.parametrize("block", [None, {}, {"base_url": "http://127.0.0.1:1/v1", "model_id": "m"}])
+@pytest.mark.parametrize("block", [{}, {"base_url": "http://127.0.0.1:1/v1", "model_id": "m"}])
 def test_without_ids_the_agent_runs_and_nothing_is_stored(agent: Any, block: Any) -> None:
     calls, records = agent.run()["calls"], len(list(agent.results.rglob("*.json")))
-    assert agent.invoke({"_rollout": block} if block is not None else {}) == (200, {"status": "processing"})
+    assert agent.invoke({"_rollout": block}) == (200, {"status": "processing"})
     assert agent.run()["calls"] == calls + 2
     assert len(list(agent.results.rglob("*.json"))) == records + 1
 
