@@ -110,7 +110,7 @@ def agent_of_unequal_rewards(folder: Path) -> Path:
     Groups of equal rewards train nothing. A small run of an untrained policy may have only such, and then it has no gap
     between sampled and recomputed logprobs to look at.
     """
-    line = '        "rewards": reward(response_text=str(response), answer=payload["answer"]),\n'
+    line = '        "rewards": reward(response_text=result["answer"], answer=payload["answer"]),\n'
     return changed_agent(folder, line, line.replace("),\n", ') + __import__("random").random() / 1000,\n'))
 
 

@@ -39,7 +39,7 @@ async def test_jobs_at_the_same_time_sample_each_their_own_weights() -> None:
         assert b"choices" in b"".join(
             [piece async for piece in around.chat(place, f"rollout-of-{place}-" + "x" * 33, asked)]
         )
-        [example] = await around.sampled(place, f"rollout-of-{place}-" + "x" * 33)
+        [example] = await around.sampled(place, f"rollout-of-{place}-" + "x" * 33, 1.0)
         assert sum(example.inputs["weights"]) == sum(example.inputs["advantages"]) == model.tokens  # of the first turn
     await around.close()
     assert model.paths_asked == ["w1", None]
