@@ -72,7 +72,7 @@ def test_no_command_writes_the_value_of_a_session_variable(shop: Path) -> None:
     config = json.loads((shop / "shop" / "runs" / "one" / "config.json").read_text())
     assert set(config["session_env"]) == set(NAMES)
     url = f"http://user:{SECRET}-user@127.0.0.1:9/v1?api_key={SECRET}-query"
-    no_model = CHECK + "    return {'rewards': 1.0}\n"
+    no_model = CHECK + "    return {'answer': '4'}\n"
     source = shop / "shop" / "agent.py"
     source.write_text(source.read_text().replace(CHECK, no_model))
     model = {"AGENTCORE_RL_MODEL_API_KEY": f"{SECRET}-model", "HERE": f"{SECRET}-here"}
