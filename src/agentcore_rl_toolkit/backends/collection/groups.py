@@ -135,9 +135,9 @@ class CollectConfig(Credit):
     without a reward is usable; `with_rewards` gives it one before the groups become samples. `train` is the rule of what trains
     of a session (`trajectory.selection`); None: what the client or the agent says, else "task". `sampling_params` win over the
     agent's own in training and in evaluations; `training_sampling` does in training only, for names that `sampling_params` do not
-    have. A trainer computes at the temperature that they give (1 where they have none), and with no top_p, top_k or min_p. Calls
-    at another temperature are not trained; tokens of a cut distribution are. Both are counted, and with `refuse_other_sampling`
-    their rollout is masked. With `evaluation` nothing is trained, and any temperature will do. `judged_by` is a judge whose
+    have. A trainer computes at the temperature that they give (1 where they have none), with no cuts (top_p, top_k, min_p) and no
+    penalties. Calls at another temperature or with penalties are not trained; tokens of a cut distribution are. Both are
+    counted, and with `refuse_other_sampling` their rollout is masked. With `evaluation` nothing is trained, and any temperature will do. `judged_by` is a judge whose
     scores become rewards; with all of the weight on it, agents need not return one. Of `Credit` a collection needs to know
     whether rewards of turns are wanted, and the teacher.
     """
@@ -409,9 +409,9 @@ def sampling_note(trained_tokens: int, other_sampling: Mapping[str, int]) -> str
     """A warning about tokens that were sampled otherwise than the trainer reproduces; None: there are none."""
     parts = []
     for how, tokens in sorted(other_sampling.items(), key=lambda item: -item[1]):
-        if how.startswith("temperature"):
+        if not how.startswith(("top_p", "top_k", "min_p")):
             parts.append(
-                f"{tokens} tokens were sampled at {how} and are not trained: the trainer computes at another temperature"
+                f"{tokens} tokens were sampled at {how} and are not trained: the trainer computes without that"
             )
             continue
         top_p = next((float(word[6:]) for word in how.split(", ") if word.startswith("top_p ")), None)

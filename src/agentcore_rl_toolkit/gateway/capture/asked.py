@@ -15,7 +15,18 @@ import msgspec
 TAG = "agentcore_rl_tag"  # among a recorded request's fields: the header or path segment; no engine gets it
 IMAGES = "images"  # the engine saw pixels that a trainer would not have
 
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+_SAMPLING = (
+    *(
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "logit_bias",
+    ),
+)
 # A content part that is no text. In a string of JSON its quotes would be escaped.
 _NO_TEXT = re.compile(rb'"(?:image_url|input_image|image_embeds|video_url|audio_url|input_audio)"')
 _NOTHING = (b"null", b"false")
@@ -39,6 +50,10 @@ class _Request(msgspec.Struct, rename={"tag": TAG}):
     top_p: float | None = None
     top_k: float | None = None
     min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
 
 
 _decoder = msgspec.json.Decoder(_Request)
