@@ -137,9 +137,9 @@ class CollectConfig(Credit):
     agent's own in training and in evaluations; `training_sampling` does in training only, for names that `sampling_params` do not
     have. A trainer computes at the temperature that they give (1 where they have none), with no cuts (top_p, top_k, min_p) and no
     penalties. Calls at another temperature or with penalties are not trained; tokens of a cut distribution are. Both are
-    counted, and with `refuse_other_sampling` their rollout is masked. With `evaluation` nothing is trained, and any temperature will do. `judged_by` is a judge whose
-    scores become rewards; with all of the weight on it, agents need not return one. Of `Credit` a collection needs to know
-    whether rewards of turns are wanted, and the teacher.
+    counted, and with `refuse_other_sampling` their rollout is masked. With `evaluation` nothing is trained, and any temperature
+    will do. `judged_by` is a judge whose scores become rewards; with all of the weight on it, agents need not return one. Of
+    `Credit` a collection needs to know whether rewards of turns are wanted, and the teacher.
     """
 
     max_concurrent: Count = 128

@@ -62,7 +62,8 @@ class Report:
         pairs = [(before["reward"], after["reward"]) for before, after in self._held_out()]
         shares = {}  # of the sampled tokens: those that a reward could train, and those of groups whose rewards differed
         for name in ("trainable", "trained"):
-            known = [e[f"{name}_tokens"] for e in steps if f"{name}_tokens" in e]
+            # In steps of an older run `trained_tokens` are the trainable ones.
+            known = [e[f"{name}_tokens"] for e in steps if "trainable_tokens" in e]
             shares[f"{name}_token_share"] = sum(known) / sampled if sampled and len(known) == len(steps) else None
         summary = {
             "exp_id": exp_id,
