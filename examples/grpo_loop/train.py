@@ -56,7 +56,7 @@ from agentcore_rl_toolkit.backends import (
     summarize,
     to_samples,
 )
-from agentcore_rl_toolkit.backends.collection.groups import WHOLE_DISTRIBUTION, trained_temperature
+from agentcore_rl_toolkit.backends.collection.groups import trained_temperature
 from agentcore_rl_toolkit.backends.collection.places import Places
 from agentcore_rl_toolkit.backends.collection.teacher import teacher_at
 from agentcore_rl_toolkit.backends.llm_judge import JudgeSettings
@@ -413,7 +413,6 @@ def collect_config(config: Config) -> CollectConfig:
         teacher_url=config.teacher_url,
         train=config.train_on,
         sampling_params=config.sampling_params,
-        training_sampling=WHOLE_DISTRIBUTION,
         max_concurrent=config.max_concurrent,
         rollout_timeout_s=config.rollout_deadline_s,
         policy_failures=config.policy_failures,
@@ -433,7 +432,7 @@ async def evaluate(
         requests,
         client=services.client,
         gateway=services.gateway,
-        config=collect_config(config).evaluating(),
+        config=replace(collect_config(config), evaluation=True),
         places=places,
         on_rollout=lambda rollout: observe("rollout", {"phase": when, "rollout": rollout}),
         recording=recording and recording.at(when if when in ("before", "after") else "eval", version),

@@ -280,7 +280,7 @@ def test_a_resumed_run_finds_its_teacher_at_another_address(tmp_path: Path) -> N
 def test_an_older_run_is_resumed_with_the_settings_that_it_had(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text("")
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1"}\n')
-    words = {"agent": str(tmp_path / "agent.py"), "data": str(tmp_path / "rows.jsonl"), "lora_rank": 16}
+    words = {"agent": str(tmp_path / "agent.py"), "data": str(tmp_path / "rows.jsonl")}
     run = new_run(read(words, None), tmp_path / "run")
     assert old_run(run, {})[1].lora_alpha is None
     stored = json.loads((run / "config.json").read_text())

@@ -134,12 +134,12 @@ class CollectConfig(Credit):
     declares. A gateway that cannot be reached is waited for up to `gateway_patience_s`. With `require_reward` off a rollout
     without a reward is usable; `with_rewards` gives it one before the groups become samples. `train` is the rule of what trains
     of a session (`trajectory.selection`); None: what the client or the agent says, else "task". `sampling_params` win over the
-    agent's own in training and in evaluations; `training_sampling` does in training only, for names that `sampling_params` do not
-    have. A trainer computes at the temperature that they give (1 where they have none), with no cuts (top_p, top_k, min_p) and no
-    penalties. Calls at another temperature or with penalties are not trained; tokens of a cut distribution are. Both are
-    counted, and with `refuse_other_sampling` their rollout is masked. With `evaluation` nothing is trained, and any temperature
-    will do. `judged_by` is a judge whose scores become rewards; with all of the weight on it, agents need not return one. Of
-    `Credit` a collection needs to know whether rewards of turns are wanted, and the teacher.
+    agent's own; in training it samples from the whole distribution at temperature 1 where they have no other. A trainer computes
+    at their temperature, with no cuts (top_p, top_k, min_p) and no penalties. Calls at another temperature or with penalties are
+    not trained; tokens of a cut distribution are. Both are counted, and with `refuse_other_sampling` their rollout is masked.
+    With `evaluation` nothing is trained: the agent samples as it is deployed, but for `sampling_params`. `judged_by` is a judge
+    whose scores become rewards; with all of the weight on it, agents need not return one. Of `Credit` a collection needs to
+    know whether rewards of turns are wanted, and the teacher.
     """
 
     max_concurrent: Count = 128
@@ -152,7 +152,6 @@ class CollectConfig(Credit):
     max_staleness: Least0 | None = None
     model_id: str | None = None
     sampling_params: Mapping[str, Any] | None = None
-    training_sampling: Mapping[str, Any] = field(default_factory=dict)
     max_turns: Count | None = None
     require_reward: bool = True
     policy_failures: PolicyFailures = "score"
@@ -165,12 +164,11 @@ class CollectConfig(Credit):
         check(self)
         if self.train is not None:
             check_train(self.train)
+        if self.evaluation:
+            object.__setattr__(self, "credit", "episode")
+            object.__setattr__(self, "teacher_url", None)
         if self.teacher_url is not None and (self.sampling_params or {}).get("temperature", 1.0) != 1.0:
             raise ConfigError("a teacher's logprobs are those at temperature 1: leave sampling_params.temperature at 1")
-
-    def evaluating(self) -> CollectConfig:
-        """The same for rollouts that are not trained on: the agent samples as it is deployed, but for `sampling_params`."""
-        return replace(self, credit="episode", teacher_url=None, training_sampling={}, evaluation=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 from ...errors import ConfigError
 from ..collection.advantages import Estimator
-from ..collection.groups import WHOLE_DISTRIBUTION, trained_temperature
+from ..collection.groups import trained_temperature
 from ..service import ServiceSettings
 from ..settings import Count, GroupSize, Least0, NotNegative, Positive
 from .client import Adam
@@ -32,9 +32,6 @@ class PrimitivesConfig(ServiceSettings):
     Raises: ConfigError.
     """
 
-    training_sampling: ClassVar = {
-        k: v for k, v in WHOLE_DISTRIBUTION.items() if k != "min_p"
-    }  # services have no min_p
     model_id: str = "policy"
     base_model: str
     model_dir: Path
