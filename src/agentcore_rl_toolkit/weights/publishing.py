@@ -65,7 +65,7 @@ def prove(
     max_gap: float | None = None,
     temperature: float = 1.0,
 ) -> float:
-    """Compare what engines and trainer say of the same tokens, at the run's temperature. Returns the largest difference.
+    """Compare what engines and trainer say of the same tokens. Returns the largest difference.
 
     Units: nats. Raises: WeightsError when it is above ``max_gap``; None: what rounding allows in the engine's type of numbers.
     ConfigError when an engine reports the logprobs of another temperature than it samples at.
@@ -75,16 +75,15 @@ def prove(
         prompt, engine = list(prompt_ids), address.connect()
         how = {"n": PROBE_ANSWERS, "max_tokens": PROBE_ANSWER_TOKENS, "seed": version + 1}
         allowed = max_gap or (MAX_GAP_OF_BFLOAT16 if engine.dtype() == "bfloat16" else MAX_GAP)
-        if temperature != 1.0:  # the run's may be so near to 1 that rounding hides the difference
-            sampled = engine.sample(prompt, **how, temperature=PROBE_TEMPERATURE)
-            raw, scaled = gap(model, prompt, sampled), gap(model, prompt, sampled, PROBE_TEMPERATURE)
-            # A policy that is sure of each token shows no difference.
-            if raw <= allowed and scaled > max(MAX_GAP, 2 * raw):
-                raise ConfigError(
-                    f"{address.engine} at {address.url} reports the logprobs of temperature 1, whatever it samples at, and "
-                    f"this run samples at {temperature:g}: {engine.scaled_by or 'sample at temperature 1'}"
-                )
-        found = gap(model, prompt, engine.sample(prompt, **how, temperature=temperature), temperature)
+        probed_at = 1.0 if temperature == 1.0 else PROBE_TEMPERATURE  # near to 1 rounding would hide a difference
+        sampled = engine.sample(prompt, **how, temperature=probed_at)
+        found, raw = gap(model, prompt, sampled, probed_at), gap(model, prompt, sampled)
+        # A policy that is sure of each token shows no difference.
+        if raw <= allowed and found > max(MAX_GAP, 2 * raw):
+            raise ConfigError(
+                f"{address.engine} at {address.url} reports the logprobs of temperature 1, whatever it samples at, and "
+                f"this run samples at {temperature:g}: {engine.scaled_by or 'sample at temperature 1'}"
+            )
         check_gap(found, version, f"{address.engine} at {address.url}", allowed)
         largest = max(largest, found)
     return largest
@@ -147,7 +146,7 @@ class Publisher:
     """Puts a trainer's weights in place at the engines of a run, each version in a folder of its own below ``folder``.
 
     ``announce`` is called with each version that has arrived (a gateway's `set_weight_version`). ``temperature`` is that of
-    the run, at which the proof compares.
+    the run.
     """
 
     def __init__(

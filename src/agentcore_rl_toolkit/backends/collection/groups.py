@@ -267,7 +267,7 @@ class UsableSteps:
 
     limit: int = 3
     unusable: int = field(default=0, init=False)  # steps in a row
-    begun: bool = field(default=False, init=False)  # an earlier step had a usable rollout
+    begun: bool = False  # an earlier step had a usable rollout
 
     def check(self, groups: Sequence[Group]) -> None:
         """Count a step. Raises: RolloutError with the most frequent reason and its first case."""
