@@ -19,7 +19,7 @@ from agentcore_rl_toolkit.errors import CaptureError
 from .selection import Placed, select
 from .sequence import ExpertSpan, FidelityReport, TrainingSequence, Trajectory
 from .tree import Match, TokenTree
-from .turn import Turn
+from .turn import CUTS, Turn
 
 # How many tokens of a completion's tail must turn up again for a divergence to count as re-tokenisation of the same
 # text.
@@ -115,7 +115,8 @@ def build_trajectory(
         excluded.update("not_delivered" for node in placed if node.undelivered)
         select(placed, train)
         for node in placed:
-            if node.side is None and not node.turn.trains_at(temperature):
+            how = node.turn.sampled_otherwise(temperature)
+            if node.side is None and temperature is not None and how and not how.startswith(CUTS):
                 node.side = _OTHER_SAMPLING
         sequences = _sequences(placed)
     except CaptureError as e:

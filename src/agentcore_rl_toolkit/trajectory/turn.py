@@ -14,12 +14,12 @@ ParseStatus = Literal["none", "parsed", "unparsed"]
 # Finish reasons of calls whose tokens the agent did not get as a whole answer. None means the stream broke off.
 UNFINISHED_REASONS = frozenset({None, "abort", "aborted", "cancelled", "error"})
 
-# Sampling parameters that no trainer reproduces, and the values at which they change nothing: these give every token another
-# probability, depending on the tokens before it; those below only cut the distribution.
-_ADJUSTMENTS: dict[str, tuple[Any, ...]] = {
-    **{"presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,), "logit_bias": ({},)}
+# Sampling parameters that no trainer reproduces, and the values at which they change nothing.
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    **{"presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,), "logit_bias": ({},)},
+    **{"top_p": (1,), "top_k": (-1, 0), "min_p": (0,)},
 }
-_CUTS: dict[str, tuple[Any, ...]] = {"top_p": (1,), "top_k": (-1, 0), "min_p": (0,)}
+CUTS = ("top_p", "top_k", "min_p")  # the last: the tokens that they leave keep their order and proportions
 
 # Why a turn does not continue the sequence before it. A gateway that knows the messages may say so in
 # `Turn.branch_reason`.
@@ -114,25 +114,15 @@ class Turn:
             return "bad_logprobs"
         return None
 
-    def trains_at(self, temperature: float | None) -> bool:
-        """Return True if a trainer at this temperature gives the sampled tokens the probabilities that they had, but for cuts.
-
-        ``temperature`` None: nothing is computed. A call that names no temperature has 1.
-        """
-        return temperature is None or not self._beyond({"temperature": (temperature,), **_ADJUSTMENTS})
-
     def sampled_otherwise(self, temperature: float | None) -> str | None:
         """How the call was sampled, where a trainer that only scales by ``temperature`` computes other logprobs; else None.
 
-        ``temperature`` None: whatever the call had is the trainer's.
+        ``temperature`` None: whatever the call had is the trainer's. Cuts come last.
         """
-        own = {} if temperature is None else {"temperature": (temperature,)}
-        found = self._beyond({**own, **_ADJUSTMENTS, **_CUTS})
-        return ", ".join(name if name == "logit_bias" else f"{name} {value:g}" for name, value in found.items()) or None
-
-    def _beyond(self, reproduced: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
         asked = {"temperature": 1.0, **self.sampling}
-        return {name: asked[name] for name, same in reproduced.items() if asked.get(name, same[0]) not in same}
+        reproduced = _NEUTRAL if temperature is None else {"temperature": (temperature,), **_NEUTRAL}
+        found = {name: asked[name] for name, same in reproduced.items() if asked.get(name, same[0]) not in same}
+        return ", ".join(name if name == "logit_bias" else f"{name} {value:g}" for name, value in found.items()) or None
 
     def token_versions(self) -> list[int | None]:
         """Weight version of each completion token.

@@ -12,14 +12,11 @@ import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import ConfigError, WeightsError
 from .checkpoint import write_checkpoint
 from .engines import Engine, EngineAddress, InFlight, Sampled
-
-if TYPE_CHECKING:
-    import torch
 
 MAX_GAP = 1e-3  # float32 on both sides differs by 1e-5; weights of one optimizer step ago by 1e-2 and more
 MAX_GAP_OF_BFLOAT16 = 1.0  # of a thousand tokens of SmolLM2 the largest was 0.3 by rounding alone, the mean 0.02
@@ -115,26 +112,19 @@ def gap(model: Any, prompt: list[int], sampled: Sequence[Sampled], temperature: 
     for b, answer in enumerate(compared):
         row = [*prompt, *answer.ids]
         ids_BT[b, : len(row)] = torch.tensor(row)
-    logprobs_BT = _logprobs(model, ids_BT, len(prompt), temperature)
+    training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():  # padding is right: it needs no mask
+            logits_BTV = model(input_ids=ids_BT).logits[:, len(prompt) - 1 : -1].float() / temperature
+            logprobs_BTV = torch.log_softmax(logits_BTV, -1)
+            logprobs_BT = logprobs_BTV.gather(2, ids_BT[:, len(prompt) :, None])[..., 0].cpu()
+    finally:
+        model.train(training)
     return max(
         float((logprobs_BT[b, : len(answer.ids)] - torch.tensor(answer.logprobs)).abs().max())
         for b, answer in enumerate(compared)
     )
-
-
-def _logprobs(model: Any, ids_BT: torch.Tensor, first: int, temperature: float) -> torch.Tensor:
-    """log p of the tokens from ``first`` on. Padding is right: it needs no mask. Shapes: (B, T) -> (B, T - first)."""
-    import torch
-
-    training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode():
-            logits_BTV = model(input_ids=ids_BT).logits[:, first - 1 : -1].float()
-            found = torch.log_softmax(logits_BTV / temperature, -1).gather(2, ids_BT[:, first:, None])[..., 0]
-    finally:
-        model.train(training)
-    return found.cpu()
 
 
 def probe_prompt(vocabulary: int) -> list[int]:

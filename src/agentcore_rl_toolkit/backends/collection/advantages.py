@@ -58,14 +58,9 @@ def rloo(rewards_G: Sequence[float | None]) -> list[float | None]:
     A single usable reward has nothing to be compared with: its advantage is absent (None), not zero.
     Raises: ConfigError on a reward that is not finite.  Source: RLOO, arXiv:2402.14740.
     """
-    usable = _usable(rewards_G)
-    n = len(usable)
-    if n < 2:
-        return [None] * len(rewards_G)
-    if nearly_equal(usable):
-        return [None if r is None else 0.0 for r in rewards_G]
-    total = math.fsum(usable)
-    return [None if r is None else r - (total - r) / (n - 1) for r in rewards_G]
+    centred_G = dr_grpo(rewards_G)
+    n = len(rewards_G) - centred_G.count(None)
+    return [None if c is None or n < 2 else c * n / (n - 1) for c in centred_G]
 
 
 def advantages(rewards_G: Sequence[float | None], *, estimator: Estimator = "grpo") -> list[float | None]:

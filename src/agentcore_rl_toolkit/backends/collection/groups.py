@@ -17,13 +17,13 @@ from ...client.batch import error_line
 from ...client.evaluation import mean_metrics, metrics_of
 from ...contract import Cause, Outcome, Stage, check_id, check_train, extract_reward, is_finite, short
 from ...errors import ConfigError, ContractError, RolloutError
+from ...trajectory import CUTS, Trajectory
 from ..llm_judge import JudgeScore, JudgeSettings
 from ..settings import Count, Least0, NotNegative, Positive, check
 from .credit import Credit
 
 if TYPE_CHECKING:
     from ...gateway import SessionCapture
-    from ...trajectory import Trajectory
 
 MaskReason = Literal[
     "outcome",
@@ -407,7 +407,7 @@ def sampling_note(trained_tokens: int, other_sampling: Mapping[str, int]) -> str
     """A warning about tokens that were sampled otherwise than the trainer reproduces; None: there are none."""
     parts = []
     for how, tokens in sorted(other_sampling.items(), key=lambda item: -item[1]):
-        if not how.startswith(("top_p", "top_k", "min_p")):
+        if not how.startswith(CUTS):
             parts.append(
                 f"{tokens} tokens were sampled at {how} and are not trained: the trainer computes without that"
             )
