@@ -49,14 +49,13 @@ from agentcore_rl_toolkit.backends import (
     GroupStream,
     Recording,
     UsableSteps,
-    check_usable,
     collect_async,
     collect_stream,
     open_recording,
     summarize,
     to_samples,
 )
-from agentcore_rl_toolkit.backends.collection.groups import WHOLE_DISTRIBUTION, trained_temperature
+from agentcore_rl_toolkit.backends.collection.groups import trained_temperature
 from agentcore_rl_toolkit.backends.collection.places import Places
 from agentcore_rl_toolkit.backends.collection.teacher import teacher_at
 from agentcore_rl_toolkit.backends.llm_judge import JudgeSettings
@@ -67,6 +66,7 @@ from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR, load_policy, problems
 from agentcore_rl_toolkit.policy.linear import use_onednn
 from agentcore_rl_toolkit.policy.loading import placement
+from agentcore_rl_toolkit.runs import locked
 from agentcore_rl_toolkit.runs.record import tools_of
 from agentcore_rl_toolkit.weights import EngineAddress, Publisher
 from agentcore_rl_toolkit.weights.publishing import MAX_GAP_OF_BFLOAT16
@@ -413,7 +413,6 @@ def collect_config(config: Config) -> CollectConfig:
         teacher_url=config.teacher_url,
         train=config.train_on,
         sampling_params=config.sampling_params,
-        training_sampling=WHOLE_DISTRIBUTION,
         max_concurrent=config.max_concurrent,
         rollout_timeout_s=config.rollout_deadline_s,
         policy_failures=config.policy_failures,
@@ -433,13 +432,11 @@ async def evaluate(
         requests,
         client=services.client,
         gateway=services.gateway,
-        config=collect_config(config).evaluating(),
+        config=replace(collect_config(config), evaluation=True),
         places=places,
         on_rollout=lambda rollout: observe("rollout", {"phase": when, "rollout": rollout}),
         recording=recording and recording.at(when if when in ("before", "after") else "eval", version),
     )
-    if when == "before":
-        check_usable(groups)
     scores = [rollout.score for group in groups for rollout in group.rollouts if rollout.score is not None]
     observe("evaluated", {"when": when, "version": version, **summarise(groups), "reward_interval": interval(scores)})
 
@@ -544,14 +541,16 @@ async def train(
         model.load_state_dict({**model.state_dict(), **saved["model"]})
         optimizer.load_state_dict(saved["optimizer"])
         done, stream_state = saved["steps"], saved.get("stream", {"next": saved["steps"] * config.groups})
-        rollouts_done = len(held_out) + done * config.groups * config.rollouts
-        observe("resumed", {"steps_done": done, "rollouts_done": rollouts_done})
+    if services.recording is not None:
+        services.recording.resumed(done)  # a run that ended before its first checkpoint begins again
+    rollouts_done = len(held_out) + done * config.groups * config.rollouts if done else 0
+    observe("begins", {"steps_done": done, "rollouts_done": rollouts_done})
     await asyncio.to_thread(publish, model, done, services, None, config.temperature)
     places = Places(config.max_concurrent)  # an evaluation and the training beside it share them
     if done == 0 and held_out:
         await evaluate(0, held_out, services, config, observe, places)
 
-    usable = UsableSteps()
+    usable = UsableSteps(begun=done > 0)
     async with training_stream(done, stream_state, services, rows, config, observe, places) as stream:
         for step in range(done, config.steps):
             started = time.monotonic()
@@ -726,7 +725,6 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=getattr(Config, name))
     a = parser.parse_args()
     run_dir = Path(a.run_dir).resolve()
-    run_dir.mkdir(parents=True, exist_ok=True)
 
     config = Config(steps=a.steps, groups=a.groups, rollouts=a.rollouts, staleness=a.staleness, seed=a.seed)
     if a.data:
@@ -737,12 +735,13 @@ def main() -> None:
         held_out = arithmetic("held_out", a.held_out, config.seed)
 
     def show(event: str, facts: dict[str, Any]) -> None:
-        if event in ("step", "evaluated", "resumed"):
+        if event in ("step", "evaluated", "begins"):
             print(event, json.dumps({k: v for k, v in facts.items() if not isinstance(v, dict)}), flush=True)
 
     with (
         RolloutClient(a.agent_runtime_arn, a.store, a.exp_id, model_id="policy", tps_limit=200) as client,
         GatewayClient(a.gateway_url) as gateway,
+        locked(run_dir),
         open_recording(run_dir, vars(config)) as recording,
     ):
         where = {"policy_url": a.policy_url, "run_dir": run_dir}

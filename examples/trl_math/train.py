@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,11 +149,15 @@ def main() -> None:
         rows = [payload(p) for p in problems("train", a.batches * a.problems, seed=a.seed)]
         trainer = make_trainer(config, **both, rows=rows, model=model, tokenizer=tokenizer, on_batch=show)
         trainer.rollouts.sync_weights(trainer)
-        before = evaluate("before", a.held_out, **both, config=config.collect_config().evaluating(), seed=a.seed)
+        before = evaluate(
+            "before", a.held_out, **both, config=replace(config.collect_config(), evaluation=True), seed=a.seed
+        )
         began_s = time.monotonic()
         trainer.train()
         train_s = time.monotonic() - began_s
-        after = evaluate("after", a.held_out, **both, config=config.collect_config().evaluating(), seed=a.seed)
+        after = evaluate(
+            "after", a.held_out, **both, config=replace(config.collect_config(), evaluation=True), seed=a.seed
+        )
 
     logs = [entry for entry in trainer.state.log_history if "loss" in entry]
     summary = {

@@ -448,13 +448,13 @@ def _is_text(value: object) -> bool:
 
 
 def is_finite(value: object) -> bool:
-    """Return True for a number, bools apart, that a float can hold."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer beyond the range of floats
-        return False
+    """Return True for a number, bools apart, that is not too large to be squared and summed."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e150
+
+
+def nearly_equal(numbers: Sequence[float]) -> bool:
+    """Return True if the numbers are the same but for rounding."""
+    return math.isclose(min(numbers), max(numbers), rel_tol=1e-12, abs_tol=1e-12)
 
 
 def short(value: object) -> str:

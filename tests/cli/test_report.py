@@ -71,6 +71,7 @@ def test_a_summary_has_both_means(tmp_path: Path, facts: dict[str, Any]) -> None
     report.add("step", {**facts, **step})
     report.add("evaluated", {"when": "after", **facts})
     summary = report.summarise(exp_id="e", config={}, held_out=21, wall_s=1.0)
+    assert summary["trained_token_share"] is None, "a step without trainable_tokens is of an older version"
     assert summary["held_out_reward_after"] == pytest.approx(17 / 20)
     assert summary["held_out_reward_ok_after"] == pytest.approx(17 / 18)
     assert (summary["held_out_scored_after"], summary["held_out_ok_after"]) == (20, 18)
@@ -83,15 +84,18 @@ def test_a_summary_has_both_means(tmp_path: Path, facts: dict[str, Any]) -> None
 
 def test_the_example_is_any_input_that_changed_and_the_same_for_the_same_seed(tmp_path: Path) -> None:
     recording = open_recording(tmp_path, {})
-    scores = {"better": (0.0, 1.0), "worse": (1.0, 0.0), "also worse": (1.0, 0.0), "same": (1.0, 1.0)}
+    scores: dict[str, tuple[float | Cause, float | Cause]] = {
+        **{"better": (0.0, 1.0), "worse": (1.0, 0.0), "also worse": (1.0, 0.0), "same": (1.0, 1.0)},
+        **{"lost": (Cause.INFRASTRUCTURE, 1.0), "lost ": (0.0, 0.0)},
+    }
     for place, when in enumerate(("before", "after")):
         for i, (name, score) in enumerate(scores.items()):
             made = dataclasses.replace(rollout(i, score[place]), session_id=f"{when}-{i}")
-            recording.at(when).add(made, GroupRequest(input_id=f"{when}/{i:04d}", payload={"name": name}))
+            recording.at(when).add(made, GroupRequest(input_id=f"{when}/{i:04d}", payload={"name": name.strip()}))
     recording.run.close()
     report = Report(tmp_path)
     change = report.summarise(exp_id="e", config={}, held_out=4, wall_s=1.0)["held_out_change"]
-    assert (change["inputs"], change["better"], change["worse"], change["verdict"]) == (4, 1, 2, "cannot tell")
+    assert (change["inputs"], change["better"], change["worse"], change["verdict"]) == (5, 1, 2, "cannot tell")
     drawn = []
     for seed in range(20):
         example = report.example(seed)

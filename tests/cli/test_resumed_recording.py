@@ -1,4 +1,4 @@
-"""The record of a run that goes on: what the `resumed` event does to rollouts and metrics that are about to be repeated."""
+"""The record of a run that goes on: what becomes of rollouts and metrics that are about to be repeated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_steps_that_are_repeated_are_in_the_run_once(tmp_path: Path) -> None:
 
     with (
         open_recording(tmp_path, {}) as recording,
-        observed(job, Console(file=io.StringIO()), recording) as (report, _),
+        observed(job, Console(file=io.StringIO())) as (report, _),
     ):
         rollouts("first", "before", None)
         for step in range(2):
@@ -36,9 +36,10 @@ def test_steps_that_are_repeated_are_in_the_run_once(tmp_path: Path) -> None:
         rollouts("first", "train", 2)  # the kill comes before its checkpoint
     with (
         open_recording(tmp_path, {}) as recording,
-        observed(job, Console(file=io.StringIO()), recording) as (_, observer),
+        observed(job, Console(file=io.StringIO())) as (_, observer),
     ):
-        observer("resumed", {"steps_done": 1, "rollouts_done": 4})
+        recording.resumed(1)
+        observer("begins", {"steps_done": 1, "rollouts_done": 4})
         for step in (1, 2):
             rollouts("second", "train", step)
         rollouts("second", "after", None)

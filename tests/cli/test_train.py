@@ -277,6 +277,20 @@ def test_a_resumed_run_finds_its_teacher_at_another_address(tmp_path: Path) -> N
     assert old_run(run, {})[1].teacher_url == "http://old"
 
 
+def test_an_older_run_is_resumed_with_the_settings_that_it_had(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text("")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1"}\n')
+    words = {"agent": str(tmp_path / "agent.py"), "data": str(tmp_path / "rows.jsonl")}
+    run = new_run(read(words, None), tmp_path / "run")
+    assert old_run(run, {})[1].lora_alpha is None
+    stored = json.loads((run / "config.json").read_text())
+    del stored["lora_alpha"]
+    stored["sampling_params"] = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
+    (run / "config.json").write_text(json.dumps(stored))
+    found = old_run(run, {})[1]
+    assert (found.lora_alpha, found.sampling_params) == (8, {}), "peft's alpha; evaluations sample as the agent does"
+
+
 @pytest.mark.parametrize(
     ("parameters", "given", "expected"),
     [

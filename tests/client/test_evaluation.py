@@ -159,7 +159,8 @@ def test_the_agents_metrics_and_its_exceptions_are_the_same_everywhere(tmp_path:
         ([(0.2, 0.3)] * 5, 5, 0, "cannot tell"),
         ([(0.0, 1.0)] + [(0.0, 0.0)] * 95, 1, 0, "cannot tell"),  # 2 % became 1 %, or the other way round
         ([(0.0, 1.0)] * 9 + [(1.0, 0.0)] * 8 + [(0.0, 0.0)] * 50, 9, 8, "cannot tell"),
-        ([(0.0, 0.0)] * 96, 0, 0, "not learned"),
+        ([(0.0, 0.0)] * 96, 0, 0, "cannot tell"),  # perhaps rewards that are too coarse
+        ([(1.0, 0.0)] + [(0.0, 0.0)] * 95, 0, 1, "cannot tell"),
         ([(1.0, 0.0)] * 30 + [(0.0, 0.0)] * 10, 0, 30, "not learned"),
         ([], 0, 0, "cannot tell"),
     ],

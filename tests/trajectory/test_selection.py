@@ -177,5 +177,17 @@ def test_tokens_sampled_otherwise_are_counted_by_how() -> None:
     said = session.call([*said, 5], 5, sampling={"temperature": 0.6, "top_k": 20, "min_p": 0})
     session.call(OTHER, 30, tools=(), sampling={"temperature": 0})
     assert session.built().report.other_sampling == {"top_p 0.8": 10, "temperature 0.6, top_k 20": 5}
+    assert session.built().report.trained_tokens == 30
     cool = build_trajectory("s", session.turns, temperature=0.6).report.other_sampling
     assert cool == {"temperature 1": 20, "temperature 1, top_p 0.8": 10, "top_k 20": 5}
+
+
+@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"])
+def test_tokens_sampled_with_a_penalty_or_a_bias_are_counted_and_not_trained(name: str) -> None:
+    value, neutral = ({"5": 2.0}, {}) if name == "logit_bias" else (0.5, 1 if name == "repetition_penalty" else 0)
+    session = Session()
+    said = session.call(SYSTEM + session.ids(20), 20, sampling={name: neutral})
+    session.call([*said, 5], 10, sampling={name: value})
+    report = session.built().report
+    assert report.other_sampling == {name if name == "logit_bias" else f"{name} 0.5": 10}
+    assert (report.sampled_tokens, report.trained_tokens, report.side_calls) == (30, 20, {})

@@ -15,11 +15,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from agentcore_rl_toolkit.backends import open_recording
 from agentcore_rl_toolkit.cli.training.job import load_loop
 from agentcore_rl_toolkit.client import RolloutClient
-from agentcore_rl_toolkit.errors import ConfigError, WeightsError
+from agentcore_rl_toolkit.errors import ConfigError, GatewayError, WeightsError
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.policy import Engine, create_app, load_policy
+from agentcore_rl_toolkit.runs import Rollout, RunReader
 from agentcore_rl_toolkit.weights import EngineAddress, Publisher, prove, publish, publishing, write_checkpoint
 from agentcore_rl_toolkit.weights.publishing import probe_prompt
 from serving import Asked, answering, hosted
@@ -157,6 +159,26 @@ def test_the_loop_ends_when_one_tensor_did_not_arrive(
         training = loop.train(services, loop.Config(steps=2), [{}], [], lambda event, facts: None)
         with pytest.raises(WeightsError, match="the weights did not arrive: after version 1 was published"):
             asyncio.run(training)
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_begins_again(address: EngineAddress, tmp_path: Path) -> None:
+    loop = load_loop()
+    begun: list[Any] = []
+    arn = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/shop-0123456789"
+    with (
+        RolloutClient(arn, f"file://{tmp_path}", "loop", model_id="policy") as client,
+        GatewayClient("http://127.0.0.1:9") as gateway,
+        open_recording(tmp_path, {}) as recording,
+    ):
+        for phase in ("before", "train"):
+            recording.run.rollout(Rollout(session_id=phase, phase=phase, step=0, group="g", outcome="ok"))
+        where = {"client": client, "gateway": gateway, "policy_url": address.url, "run_dir": tmp_path}
+        services = loop.Services(**where, recording=recording)
+        with pytest.raises(GatewayError):  # there is none to announce the weights to
+            asyncio.run(loop.train(services, loop.Config(), [{}], [{}], lambda event, facts: begun.append(facts)))
+    assert begun == [{"steps_done": 0, "rollouts_done": 0}]
+    with RunReader(tmp_path) as run:
+        assert run.count() == 0
 
 
 @dataclass

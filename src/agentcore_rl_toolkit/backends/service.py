@@ -12,7 +12,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -254,12 +254,11 @@ class RolloutService:
         step: int | None = None,
     ) -> Group:
         """All rollouts of one input; ``phase`` and ``step`` say where in a run's folder they belong."""
-        config = self.settings.collect_config()
         (group,) = await collect_async(
             [request],
             client=self.client,
             gateway=self.gateway,
-            config=config if phase == "train" else config.evaluating(),
+            config=replace(self.settings.collect_config(), evaluation=phase != "train"),
             weight_version=weight_version,
             places=self.places,
             recording=self.recording.at(phase, step) if self.recording is not None else None,

@@ -224,8 +224,8 @@ def interval(values: Sequence[float]) -> tuple[float | None, float | None]:
 def change_of(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
     """Compare the rewards of the same inputs before and after: the mean change, its 95 % confidence interval, a verdict.
 
-    The verdict is "learned" if the interval is above 0 and at least `LEAST_CHANGED` inputs changed, "not learned" if no part of
-    the interval is above 0, and otherwise "cannot tell", as for fewer than `LEAST_CHANGED` inputs. ``text`` is for people.
+    If at least `LEAST_CHANGED` inputs changed, the verdict is "learned" for an interval above 0, and "not learned" if no part of
+    it is above 0. Otherwise it is "cannot tell". ``text`` is for people.
     """
     changes = [after - before for before, after in pairs]
     better, worse = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
@@ -235,10 +235,8 @@ def change_of(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
     if low is None or high is None:
         return {**facts, "mean": None, "low": None, "high": None, "text": "cannot tell: no input has two rewards"}
     facts |= {"mean": statistics.fmean(changes), "low": 2 * low - 1, "high": 2 * high - 1}
-    if len(pairs) >= LEAST_CHANGED and facts["high"] <= 0:
-        facts["verdict"] = "not learned"
-    elif better + worse >= LEAST_CHANGED and facts["low"] > 0:
-        facts["verdict"] = "learned"
+    if better + worse >= LEAST_CHANGED and (facts["low"] > 0 or facts["high"] <= 0):
+        facts["verdict"] = "learned" if facts["low"] > 0 else "not learned"
     text = "{verdict}: on the same {inputs} inputs the reward changed by {mean:+.3f} (95 % interval {low:+.3f} to {high:+.3f}); "
     return {**facts, "text": (text + "{better} got better, {worse} got worse").format(**facts)}
 

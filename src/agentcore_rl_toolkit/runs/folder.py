@@ -8,48 +8,64 @@ import itertools
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ..contract import redact, redact_urls
 from ..errors import ConfigError
 
 CONFIG, METRICS, ROLLOUTS, LOCK = "config.json", "metrics.jsonl", "rollouts.sqlite", "run.lock"
 
+LOCK_S = 0.5  # `is_locked` of another process has the lock for a moment
+
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep other processes from training or evaluating in a run's folder. The kernel drops the lock when this process ends.
 
+    Of the processes of one distributed job (``RANK``) the first has the lock for all.
     Raises: ConfigError with the process that holds the lock.
     """
+    if os.environ.get("RANK", "0") != "0":
+        yield
+        return
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            raise ConfigError(
-                f"the run {folder} is in use by process {file.read().strip() or 'of unknown id'}: wait until it ends, stop it, "
-                "or choose another folder"
-            ) from None
+        deadline = time.monotonic() + LOCK_S
+        while not _take(file, fcntl.LOCK_EX):
+            if time.monotonic() > deadline:
+                file.seek(0)
+                raise ConfigError(
+                    f"the run {folder} is in use by process {file.read().strip() or 'of unknown id'}: wait until it ends, "
+                    "stop it, or choose another folder"
+                )
+            time.sleep(LOCK_S / 20)
         file.truncate(0)
         file.write(f"{os.getpid()} on {socket.gethostname()}\n")
         file.flush()
-        yield
+        try:
+            yield
+        finally:
+            file.truncate(0)
+
+
+def _take(file: IO[str], kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def is_locked(folder: Path) -> bool:
     """Return True while a process holds the run's lock."""
     try:
         with (folder / LOCK).open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+            return not _take(file, fcntl.LOCK_SH)
     except OSError:
         return False
-    return False
 
 
 def make_folder(root: Path, name: str) -> Path:

@@ -3,10 +3,11 @@
 from .build import build_trajectory
 from .selection import SIDE_CALLS
 from .sequence import ExpertSpan, FidelityReport, TrainingSequence, Trajectory
-from .turn import BRANCH_REASONS, UNFINISHED_REASONS, Turn
+from .turn import BRANCH_REASONS, CUTS, UNFINISHED_REASONS, Turn
 
 __all__ = [
     "BRANCH_REASONS",
+    "CUTS",
     "SIDE_CALLS",
     "UNFINISHED_REASONS",
     "ExpertSpan",

@@ -19,12 +19,12 @@ from agentcore_rl_toolkit.errors import CaptureError
 from .selection import Placed, select
 from .sequence import ExpertSpan, FidelityReport, TrainingSequence, Trajectory
 from .tree import Match, TokenTree
-from .turn import Turn
+from .turn import CUTS, Turn
 
 # How many tokens of a completion's tail must turn up again for a divergence to count as re-tokenisation of the same
 # text.
 _TAIL = 4
-_OTHER_TEMPERATURE = "other_temperature"  # one of `SIDE_CALLS`
+_OTHER_SAMPLING = "other_sampling"  # one of `SIDE_CALLS`
 
 
 def overlaps(a: Turn, b: Turn) -> bool:
@@ -91,8 +91,8 @@ def build_trajectory(
     """Merge the turns of a session into training sequences.
 
     ``turns`` may come in any order; ``Turn.index`` counts. ``train`` is the rule that picks what trains (`selection`); the rest
-    is kept, with mask and weight 0. ``temperature`` is the trainer's: turns of another one are kept likewise, and what was
-    sampled otherwise is counted. None: not known, or nothing is trained.
+    is kept, with mask and weight 0. ``temperature`` is the trainer's: turns of another one, or with penalties, are kept likewise,
+    and what was sampled otherwise is counted. None: not known, or nothing is trained.
 
     Cost: O(total tokens) of all prompts, 1 to 3 ms for 20 turns of 500 tokens.
     Raises: CaptureError when two different turns carry the same id, or token ids are not integers in [0, 2**32); ConfigError
@@ -115,8 +115,9 @@ def build_trajectory(
         excluded.update("not_delivered" for node in placed if node.undelivered)
         select(placed, train)
         for node in placed:
-            if node.side is None and node.turn.at_other_temperature(temperature):
-                node.side = _OTHER_TEMPERATURE
+            how = node.turn.sampled_otherwise(temperature)
+            if node.side is None and temperature is not None and how and not how.startswith(CUTS):
+                node.side = _OTHER_SAMPLING
         sequences = _sequences(placed)
     except CaptureError as e:
         e.session_id = session_id
@@ -298,7 +299,7 @@ def _report(
     side_calls: Counter[str] = Counter()
     other_sampling: Counter[str] = Counter()
     for node in kept:
-        if node.side not in (None, _OTHER_TEMPERATURE):
+        if node.side not in (None, _OTHER_SAMPLING):
             side_calls[str(node.side)] += len(node.turn.completion_ids)
         elif how := node.turn.sampled_otherwise(temperature):
             other_sampling[how] += len(node.turn.completion_ids)

@@ -31,7 +31,7 @@ SIDE_CALLS = {
     "tagged": "it carries a tag",
     "other_tag": "it carries none of the tags that train",
     "thrown_away": "a summary that the agent did not go on from",
-    "other_temperature": "it was sampled at another temperature than the trainer's",
+    "other_sampling": "it was sampled at another temperature than the trainer's, or with penalties",
 }
 
 _WINDOW = 6  # tokens in a row that must turn up again, for a prompt to quote an answer

@@ -69,8 +69,9 @@ class FidelityReport:
     ``mixed_version_turns`` were sampled by more than one weight version. ``train`` is the rule that picked what trains,
     ``side_calls`` the sampled tokens that it left out, by reason (`SIDE_CALLS`); ``sequences`` and ``sequence_tokens`` do not
     count these.
-    ``other_sampling`` are tokens that were sampled otherwise than the trainer reproduces, by how. Those of another temperature
-    are not trained, and are no side calls; those of a cut distribution (top_p, top_k, min_p) are trained.
+    ``other_sampling`` are tokens that were sampled otherwise than the trainer reproduces, by how. Those of another temperature,
+    or with penalties or a logit bias, are not trained, and are no side calls; those of a cut distribution (top_p, top_k, min_p)
+    are trained.
     ``unanswered_turns`` ended inside the policy's reasoning. Units: tokens."""
 
     turns: int = 0

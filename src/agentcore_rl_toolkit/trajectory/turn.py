@@ -15,7 +15,11 @@ ParseStatus = Literal["none", "parsed", "unparsed"]
 UNFINISHED_REASONS = frozenset({None, "abort", "aborted", "cancelled", "error"})
 
 # Sampling parameters that no trainer reproduces, and the values at which they change nothing.
-_NEUTRAL: dict[str, tuple[float, ...]] = {"top_p": (1,), "top_k": (-1, 0), "min_p": (0,)}
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    **{"presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,), "logit_bias": ({},)},
+    **{"top_p": (1,), "top_k": (-1, 0), "min_p": (0,)},
+}
+CUTS = ("top_p", "top_k", "min_p")  # the last: the tokens that they leave keep their order and proportions
 
 # Why a turn does not continue the sequence before it. A gateway that knows the messages may say so in
 # `Turn.branch_reason`.
@@ -110,19 +114,15 @@ class Turn:
             return "bad_logprobs"
         return None
 
-    def at_other_temperature(self, temperature: float | None) -> bool:
-        """Return True if the call was sampled at another temperature. None means any; a call that names none has 1."""
-        return temperature is not None and self.sampling.get("temperature", 1.0) != temperature
-
     def sampled_otherwise(self, temperature: float | None) -> str | None:
         """How the call was sampled, where a trainer that only scales by ``temperature`` computes other logprobs; else None.
 
-        ``temperature`` None: whatever the call had is the trainer's.
+        ``temperature`` None: whatever the call had is the trainer's. Cuts come last.
         """
         asked = {"temperature": 1.0, **self.sampling}
-        found = ["temperature"] if self.at_other_temperature(temperature) else []
-        found += [name for name, neutral in _NEUTRAL.items() if asked.get(name, neutral[0]) not in neutral]
-        return ", ".join(f"{name} {asked[name]:g}" for name in found) or None
+        reproduced = _NEUTRAL if temperature is None else {"temperature": (temperature,), **_NEUTRAL}
+        found = {name: asked[name] for name, same in reproduced.items() if asked.get(name, same[0]) not in same}
+        return ", ".join(name if name == "logit_bias" else f"{name} {value:g}" for name, value in found.items()) or None
 
     def token_versions(self) -> list[int | None]:
         """Weight version of each completion token.

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ..errors import ConfigError
+
 WEIGHTS_FILE = "model.safetensors"
 
 
@@ -16,10 +18,17 @@ def write_checkpoint(model: Any, folder: Path) -> Path:
     """Write the weights of a model of transformers, or of peft around one, all or nothing. Returns the folder.
 
     Adapters are merged into copies of the weights: the model stays as it is, to the last bit. An output head that shares its
-    matrix with the embedding (tied weights) is stored once.
+    matrix with the embedding (tied weights) is stored once. Raises: ConfigError for adapters of such a matrix.
     """
     from safetensors.torch import save_file
 
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    trained = any(hasattr(end, "get_base_layer") or hasattr(end, "modules_to_save") for end in ends)
+    if trained and getattr(model.config, "tie_word_embeddings", False):
+        raise ConfigError(
+            "adapters of the output head or the embedding would be lost: the model ties both to one matrix. Leave lm_head and "
+            "embed_tokens out of target_modules and modules_to_save"
+        )
     partial = folder.with_name(folder.name + ".new")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

@@ -12,14 +12,11 @@ import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import ConfigError, WeightsError
 from .checkpoint import write_checkpoint
 from .engines import Engine, EngineAddress, InFlight, Sampled
-
-if TYPE_CHECKING:
-    import torch
 
 MAX_GAP = 1e-3  # float32 on both sides differs by 1e-5; weights of one optimizer step ago by 1e-2 and more
 MAX_GAP_OF_BFLOAT16 = 1.0  # of a thousand tokens of SmolLM2 the largest was 0.3 by rounding alone, the mean 0.02
@@ -65,7 +62,7 @@ def prove(
     max_gap: float | None = None,
     temperature: float = 1.0,
 ) -> float:
-    """Compare what engines and trainer say of the same tokens, at the run's temperature. Returns the largest difference.
+    """Compare what engines and trainer say of the same tokens. Returns the largest difference.
 
     Units: nats. Raises: WeightsError when it is above ``max_gap``; None: what rounding allows in the engine's type of numbers.
     ConfigError when an engine reports the logprobs of another temperature than it samples at.
@@ -75,16 +72,15 @@ def prove(
         prompt, engine = list(prompt_ids), address.connect()
         how = {"n": PROBE_ANSWERS, "max_tokens": PROBE_ANSWER_TOKENS, "seed": version + 1}
         allowed = max_gap or (MAX_GAP_OF_BFLOAT16 if engine.dtype() == "bfloat16" else MAX_GAP)
-        if temperature != 1.0:  # the run's may be so near to 1 that rounding hides the difference
-            sampled = engine.sample(prompt, **how, temperature=PROBE_TEMPERATURE)
-            raw, scaled = gap(model, prompt, sampled), gap(model, prompt, sampled, PROBE_TEMPERATURE)
-            # A policy that is sure of each token shows no difference.
-            if raw <= allowed and scaled > max(MAX_GAP, 2 * raw):
-                raise ConfigError(
-                    f"{address.engine} at {address.url} reports the logprobs of temperature 1, whatever it samples at, and "
-                    f"this run samples at {temperature:g}: {engine.scaled_by or 'sample at temperature 1'}"
-                )
-        found = gap(model, prompt, engine.sample(prompt, **how, temperature=temperature), temperature)
+        probed_at = 1.0 if temperature == 1.0 else PROBE_TEMPERATURE  # near to 1 rounding would hide a difference
+        sampled = engine.sample(prompt, **how, temperature=probed_at)
+        found, raw = gap(model, prompt, sampled, probed_at), gap(model, prompt, sampled)
+        # A policy that is sure of each token shows no difference.
+        if raw <= allowed and found > max(MAX_GAP, 2 * raw):
+            raise ConfigError(
+                f"{address.engine} at {address.url} reports the logprobs of temperature 1, whatever it samples at, and "
+                f"this run samples at {temperature:g}: {engine.scaled_by or 'sample at temperature 1'}"
+            )
         check_gap(found, version, f"{address.engine} at {address.url}", allowed)
         largest = max(largest, found)
     return largest
@@ -116,26 +112,19 @@ def gap(model: Any, prompt: list[int], sampled: Sequence[Sampled], temperature: 
     for b, answer in enumerate(compared):
         row = [*prompt, *answer.ids]
         ids_BT[b, : len(row)] = torch.tensor(row)
-    logprobs_BT = _logprobs(model, ids_BT, len(prompt), temperature)
+    training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():  # padding is right: it needs no mask
+            logits_BTV = model(input_ids=ids_BT).logits[:, len(prompt) - 1 : -1].float() / temperature
+            logprobs_BTV = torch.log_softmax(logits_BTV, -1)
+            logprobs_BT = logprobs_BTV.gather(2, ids_BT[:, len(prompt) :, None])[..., 0].cpu()
+    finally:
+        model.train(training)
     return max(
         float((logprobs_BT[b, : len(answer.ids)] - torch.tensor(answer.logprobs)).abs().max())
         for b, answer in enumerate(compared)
     )
-
-
-def _logprobs(model: Any, ids_BT: torch.Tensor, first: int, temperature: float) -> torch.Tensor:
-    """log p of the tokens from ``first`` on. Padding is right: it needs no mask. Shapes: (B, T) -> (B, T - first)."""
-    import torch
-
-    training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode():
-            logits_BTV = model(input_ids=ids_BT).logits[:, first - 1 : -1].float()
-            found = torch.log_softmax(logits_BTV / temperature, -1).gather(2, ids_BT[:, first:, None])[..., 0]
-    finally:
-        model.train(training)
-    return found.cpu()
 
 
 def probe_prompt(vocabulary: int) -> list[int]:
@@ -147,7 +136,7 @@ class Publisher:
     """Puts a trainer's weights in place at the engines of a run, each version in a folder of its own below ``folder``.
 
     ``announce`` is called with each version that has arrived (a gateway's `set_weight_version`). ``temperature`` is that of
-    the run, at which the proof compares.
+    the run.
     """
 
     def __init__(

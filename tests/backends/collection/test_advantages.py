@@ -40,7 +40,9 @@ def test_masking_equals_leaving_out(estimator: str, rewards_G: list[float | None
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "rloo"])
-@pytest.mark.parametrize("rewards_G", [[0.1] * 3, [0.7] * 6, [0.1 + 0.2, 0.3], [1e9 / 3] * 7, [-0.1, None, -0.1]])
+@pytest.mark.parametrize(
+    "rewards_G", [[0.1] * 3, [0.7] * 6, [0.1 + 0.2, 0.3], [0.0, 0.1 + 0.2 - 0.3], [1e9 / 3] * 7, [-0.1, None, -0.1]]
+)
 def test_equal_rewards_have_advantage_zero(estimator: str, rewards_G: list[float | None]) -> None:
     assert set(advantages(rewards_G, estimator=estimator)) <= {0.0, None}
 
@@ -57,7 +59,7 @@ def test_groups_of_equal_rewards_have_no_advantage_at_any_token(estimator: Any) 
             assert found == [0.0] * 4
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e200])
 def test_a_reward_that_is_no_number_is_refused(bad: float) -> None:
     with pytest.raises(ConfigError, match="finite"):
         grpo([1.0, bad])

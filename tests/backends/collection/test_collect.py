@@ -87,7 +87,7 @@ async def test_the_agent_is_told_the_sessions_address_and_key() -> None:
             "input_id": "a",
             "x": 1,
             "model_id": "m",
-            "sampling_params": {"max_tokens": 64, "temperature": 0.7},
+            "sampling_params": {"max_tokens": 64, "temperature": 0.7, "top_p": 1.0},
             "base_url": f"http://replay/sessions/{session_id}/v1",
             "api_key": f"key-{session_id}",
         },

@@ -141,7 +141,7 @@ def test_a_discount_carries_a_late_reward_back_to_early_turns() -> None:
 
 
 def test_evaluations_ask_for_no_rewards_of_turns_and_no_teacher() -> None:
-    config = CollectConfig(credit="turn", teacher_url="http://t").evaluating()
+    config = CollectConfig(credit="turn", teacher_url="http://t", evaluation=True)
     assert not config.per_token
 
 

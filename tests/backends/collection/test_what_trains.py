@@ -118,7 +118,7 @@ def test_tokens_sampled_otherwise_are_said_and_refused_where_a_setting_demands_i
     cool = replace(TASK, sampling={"temperature": 0.5})
     group, replay = run({"rewards": 1.0}, turns=(cool,), sampling_params={"temperature": 0.5, "top_k": -1, "min_p": 0})
     assert group.rollouts[0].trajectory.report.other_sampling == {}
-    assert replay.invoked[0]["_rollout"]["sampling_params"] == {"temperature": 0.5}
+    assert replay.invoked[0]["_rollout"]["sampling_params"] == {"temperature": 0.5, "top_p": 1.0}
 
 
 def test_calls_at_another_temperature_are_kept_counted_and_not_trained() -> None:
@@ -139,12 +139,15 @@ def test_calls_at_another_temperature_are_kept_counted_and_not_trained() -> None
 
 def test_an_evaluation_takes_any_temperature() -> None:
     greedy = replace(TASK, sampling={"temperature": 0})
-    config = CollectConfig(teacher_url="http://t").evaluating()
+    config = CollectConfig(teacher_url="http://t", evaluation=True)
     replay = Replay([Episode(input_id="a", turns=(greedy,), record={"rewards": 1.0})])
     request = GroupRequest(input_id="a", payload={})
     (group,) = collect([request], client=replay.client, gateway=replay.gateway, config=config)
     assert group.rollouts[0].usable
     assert trained(group) == ["t1"]
+    assert "sampling_params" not in replay.invoked[0]["_rollout"], "the agent samples as it is deployed"
+    _, replay = run({"rewards": 1.0})
+    assert replay.invoked[0]["_rollout"]["sampling_params"] == {"temperature": 1.0, "top_p": 1.0}
 
 
 def test_an_answer_that_never_left_the_reasoning_is_the_policys_failure() -> None:

@@ -155,6 +155,8 @@ async def test_steps_without_usable_rollouts_end_the_run() -> None:
     good = recorded_episodes()[:8]
     with pytest.raises(RolloutError, match=r"no rollout of the last 2 steps can be used.*died without a record"):
         await run([*good, *lost], [requests_for(good), *batches], max_empty_steps=2)
+    with pytest.raises(RolloutError, match="no rollout of the last 2 steps can be used"):  # its earlier steps had some
+        await run(lost, batches, max_empty_steps=2, first_step=5)
 
 
 @pytest.mark.parametrize(

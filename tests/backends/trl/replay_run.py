@@ -28,6 +28,7 @@ from agentcore_rl_toolkit.backends.collection.samples import to_samples
 from agentcore_rl_toolkit.backends.trl.adapter import AgentCoreGRPOTrainer, StepMetrics, _lora, make_trainer
 from agentcore_rl_toolkit.backends.trl.config import TrlConfig
 from agentcore_rl_toolkit.cli.training.job import load_loop
+from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.policy import Engine
 from agentcore_rl_toolkit.policy.sampling import SamplingParams
 from agentcore_rl_toolkit.runs import RunReader
@@ -298,6 +299,11 @@ def adapters(out: Path) -> dict[str, Any]:
         for name, parameter in model.named_parameters():
             if "lora_" in name:
                 parameter.normal_(0, 0.1)
+    try:
+        write_checkpoint(get_peft_model(tiny_model(), LoraConfig(target_modules=["lm_head"])), out / "tied")
+        tied = "written"
+    except ConfigError as e:
+        tied = str(e)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     files = [load_file(write_checkpoint(model, out / "weights") / "model.safetensors") for _ in range(10)]
     now = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -309,6 +315,7 @@ def adapters(out: Path) -> dict[str, Any]:
     return {
         "scales": {name: sorted(found) for name, found in scales.items()},
         "trl_alpha": lora.lora_alpha,
+        "tied": tied,
         "kept": sorted({name.split(".")[-3] for name in kept}),
         "left_out": len(whole) - len(kept),
         "base_changed": [name for name, tensor in before.items() if not torch.equal(tensor, now[name])],

@@ -53,22 +53,12 @@ def test_a_mistake_is_named(tmp_path: Path, change: dict[str, Any], match: str) 
 
 
 @pytest.mark.parametrize(
-    ("training", "in_training", "in_evaluations"),
-    [
-        ({}, {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}, {}),
-        ({"temperature": 0.7}, {"temperature": 0.7, "top_p": 1.0, "top_k": -1, "min_p": 0.0}, {"temperature": 0.7}),
-    ],
+    "training",
+    [{}, {"temperature": 0.7}],
 )
-def test_limits_hold_in_evaluations_and_the_full_distribution_in_training_only(
-    tmp_path: Path, training: dict[str, Any], in_training: dict[str, Any], in_evaluations: dict[str, Any]
-) -> None:
+def test_agents_are_held_to_what_trl_samples_with(tmp_path: Path, training: dict[str, Any]) -> None:
     config = TrlConfig.from_file(written(tmp_path, training=training, sampling_params={"max_tokens": 8}))
-    for collecting, expected in (
-        (config.collect_config(), in_training),
-        (config.collect_config().evaluating(), in_evaluations),
-    ):
-        params = {**collecting.training_sampling, **(collecting.sampling_params or {})}
-        assert params == {"max_tokens": 8, **expected}
+    assert config.collect_config().sampling_params == {"max_tokens": 8, **training}
 
 
 def test_the_plan_shows_what_would_run_without_a_secret(tmp_path: Path) -> None:

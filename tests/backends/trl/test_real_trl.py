@@ -165,6 +165,7 @@ def test_publishing_adapters_leaves_the_base_as_it_is_and_a_checkpoint_leaves_it
     found = result["adapters"]
     assert found["scales"] == {"None": [2.0], "4": [1.0]}
     assert found["trl_alpha"] == 8
+    assert "would be lost: the model ties both to one matrix" in found["tied"]
     assert found["kept"] == ["lora_A", "lora_B"]
     assert found["left_out"] > 20
     assert (found["base_changed"], found["files_differ"], found["merged_differently"]) == ([], [], [])

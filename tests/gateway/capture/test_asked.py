@@ -40,7 +40,7 @@ async def test_tools_tag_and_sampling_are_kept_with_each_turn(engine: ScriptedEn
     async with client_of(session) as llm, client_of(session, "/tag/judge") as judge:
         await ask(llm, system, "w1", tools=[ADD], temperature=1.0, top_p=0.8, extra_body={"top_k": 20})
         await ask(llm, system, "w1", LONG, tools=[ADD], temperature=1.0, top_p=0.8, extra_body={"top_k": 20})
-        await ask(judge, "w2 w3")
+        await ask(judge, "w2 w3", frequency_penalty=0.5, logit_bias={"5": 2})
         await ask(llm, "w2 w3", extra_headers={"X-AgentCore-RL-Tag": "critic"})
         for bad in ("/tag/task", "/tag/a%20b"):
             with pytest.raises(openai.BadRequestError):
@@ -56,6 +56,7 @@ async def test_tools_tag_and_sampling_are_kept_with_each_turn(engine: ScriptedEn
     assert first.sampling == second.sampling == {"temperature": 0.7, "top_p": 0.8, "top_k": 20}
     assert first.system == second.system != others[0].system
     assert [t.tools for t in others] == [(), (), ()]
+    assert others[0].sampling == {"temperature": 0.7, "frequency_penalty": 0.5, "logit_bias": {"5": 2.0}}
     assert [t.tag for t in capture.turns] == [None, None, "judge", "critic", "judge"]
     assert capture.train == "task"
     report = build_trajectory(session.session_id, capture.turns, train=capture.train, temperature=0.7).report

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
+from ...contract import is_finite, nearly_equal
 from ...errors import ConfigError
 
 Estimator = Literal["grpo", "dr_grpo", "rloo"]
@@ -44,7 +45,7 @@ def dr_grpo(rewards_G: Sequence[float | None]) -> list[float | None]:
     usable = _usable(rewards_G)
     if not usable:
         return [None] * len(rewards_G)
-    if _equal(usable):
+    if nearly_equal(usable):
         return [None if r is None else 0.0 for r in rewards_G]
     mean = math.fsum(usable) / len(usable)
     return [None if r is None else r - mean for r in rewards_G]
@@ -57,14 +58,9 @@ def rloo(rewards_G: Sequence[float | None]) -> list[float | None]:
     A single usable reward has nothing to be compared with: its advantage is absent (None), not zero.
     Raises: ConfigError on a reward that is not finite.  Source: RLOO, arXiv:2402.14740.
     """
-    usable = _usable(rewards_G)
-    n = len(usable)
-    if n < 2:
-        return [None] * len(rewards_G)
-    if _equal(usable):
-        return [None if r is None else 0.0 for r in rewards_G]
-    total = math.fsum(usable)
-    return [None if r is None else r - (total - r) / (n - 1) for r in rewards_G]
+    centred_G = dr_grpo(rewards_G)
+    n = len(rewards_G) - centred_G.count(None)
+    return [None if c is None or n < 2 else c * n / (n - 1) for c in centred_G]
 
 
 def advantages(rewards_G: Sequence[float | None], *, estimator: Estimator = "grpo") -> list[float | None]:
@@ -74,14 +70,10 @@ def advantages(rewards_G: Sequence[float | None], *, estimator: Estimator = "grp
     return ESTIMATORS[estimator](rewards_G)
 
 
-def _equal(rewards: Sequence[float]) -> bool:
-    return math.isclose(min(rewards), max(rewards), rel_tol=1e-12)
-
-
 def _usable(rewards_G: Sequence[float | None]) -> list[float]:
     usable = [r for r in rewards_G if r is not None]
     for r in usable:
-        if not math.isfinite(r):
+        if not is_finite(r):
             raise ConfigError(f"reward {r!r} is not a finite number; mask the rollout (None) instead")
     return usable
 

@@ -207,7 +207,8 @@ class _Collection:
                 rollout.address = addresses[rollout.session_id]
 
     def _sampling_params(self, request: GroupRequest) -> Mapping[str, Any] | None:
-        given = (self.config.training_sampling, self.config.sampling_params, request.sampling_params)
+        neutral = {} if self.config.evaluation else WHOLE_DISTRIBUTION
+        given = (neutral, self.config.sampling_params, request.sampling_params)
         return {name: value for params in given for name, value in (params or {}).items()} or None
 
     # -- one rollout --------------------------------------------------------------------------------------------------

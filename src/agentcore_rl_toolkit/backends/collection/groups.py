@@ -17,13 +17,13 @@ from ...client.batch import error_line
 from ...client.evaluation import mean_metrics, metrics_of
 from ...contract import Cause, Outcome, Stage, check_id, check_train, extract_reward, is_finite, short
 from ...errors import ConfigError, ContractError, RolloutError
+from ...trajectory import CUTS, Trajectory
 from ..llm_judge import JudgeScore, JudgeSettings
 from ..settings import Count, Least0, NotNegative, Positive, check
 from .credit import Credit
 
 if TYPE_CHECKING:
     from ...gateway import SessionCapture
-    from ...trajectory import Trajectory
 
 MaskReason = Literal[
     "outcome",
@@ -134,12 +134,12 @@ class CollectConfig(Credit):
     declares. A gateway that cannot be reached is waited for up to `gateway_patience_s`. With `require_reward` off a rollout
     without a reward is usable; `with_rewards` gives it one before the groups become samples. `train` is the rule of what trains
     of a session (`trajectory.selection`); None: what the client or the agent says, else "task". `sampling_params` win over the
-    agent's own in training and in evaluations; `training_sampling` does in training only, for names that `sampling_params` do not
-    have. A trainer computes at the temperature that they give (1 where they have none), and with no top_p, top_k or min_p. Calls
-    at another temperature are not trained; tokens of a cut distribution are. Both are counted, and with `refuse_other_sampling`
-    their rollout is masked. With `evaluation` nothing is trained, and any temperature will do. `judged_by` is a judge whose
-    scores become rewards; with all of the weight on it, agents need not return one. Of `Credit` a collection needs to know
-    whether rewards of turns are wanted, and the teacher.
+    agent's own; in training it samples from the whole distribution at temperature 1 where they have no other. A trainer computes
+    at their temperature, with no cuts (top_p, top_k, min_p) and no penalties. Calls at another temperature or with penalties are
+    not trained; tokens of a cut distribution are. Both are counted, and with `refuse_other_sampling` their rollout is masked.
+    With `evaluation` nothing is trained: the agent samples as it is deployed, but for `sampling_params`. `judged_by` is a judge
+    whose scores become rewards; with all of the weight on it, agents need not return one. Of `Credit` a collection needs to
+    know whether rewards of turns are wanted, and the teacher.
     """
 
     max_concurrent: Count = 128
@@ -152,7 +152,6 @@ class CollectConfig(Credit):
     max_staleness: Least0 | None = None
     model_id: str | None = None
     sampling_params: Mapping[str, Any] | None = None
-    training_sampling: Mapping[str, Any] = field(default_factory=dict)
     max_turns: Count | None = None
     require_reward: bool = True
     policy_failures: PolicyFailures = "score"
@@ -165,12 +164,11 @@ class CollectConfig(Credit):
         check(self)
         if self.train is not None:
             check_train(self.train)
+        if self.evaluation:
+            object.__setattr__(self, "credit", "episode")
+            object.__setattr__(self, "teacher_url", None)
         if self.teacher_url is not None and (self.sampling_params or {}).get("temperature", 1.0) != 1.0:
             raise ConfigError("a teacher's logprobs are those at temperature 1: leave sampling_params.temperature at 1")
-
-    def evaluating(self) -> CollectConfig:
-        """The same for rollouts that are not trained on: the agent samples as it is deployed, but for `sampling_params`."""
-        return replace(self, credit="episode", teacher_url=None, training_sampling={}, evaluation=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,7 +267,7 @@ class UsableSteps:
 
     limit: int = 3
     unusable: int = field(default=0, init=False)  # steps in a row
-    begun: bool = field(default=False, init=False)  # an earlier step had a usable rollout
+    begun: bool = False  # an earlier step had a usable rollout
 
     def check(self, groups: Sequence[Group]) -> None:
         """Count a step. Raises: RolloutError with the most frequent reason and its first case."""
@@ -409,9 +407,9 @@ def sampling_note(trained_tokens: int, other_sampling: Mapping[str, int]) -> str
     """A warning about tokens that were sampled otherwise than the trainer reproduces; None: there are none."""
     parts = []
     for how, tokens in sorted(other_sampling.items(), key=lambda item: -item[1]):
-        if how.startswith("temperature"):
+        if not how.startswith(CUTS):
             parts.append(
-                f"{tokens} tokens were sampled at {how} and are not trained: the trainer computes at another temperature"
+                f"{tokens} tokens were sampled at {how} and are not trained: the trainer computes without that"
             )
             continue
         top_p = next((float(word[6:]) for word in how.split(", ") if word.startswith("top_p ")), None)

@@ -219,7 +219,8 @@ def _trajectory(
     side_calls = ", ".join(SIDE_CALLS[name] for name in trajectory.report.side_calls)
     others = ", ".join(trajectory.report.other_sampling)
     why = (
-        f"its calls were sampled at {others}, and the trainer computes at temperature {temperature}: set that in sampling_params"
+        f"its calls were sampled at {others}, and the trainer computes at temperature {temperature} without penalties: "
+        "set that in sampling_params"
         if others
         else f"every call is a side call under train={rule!r} ({side_calls}): name a tag of the calls that are to train"
         if side_calls

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 from ...errors import ConfigError
 from ..collection.advantages import Estimator
-from ..collection.groups import WHOLE_DISTRIBUTION, trained_temperature
+from ..collection.groups import trained_temperature
 from ..service import ServiceSettings
 from ..settings import Count, GroupSize, Least0, NotNegative, Positive
 from .client import Adam
@@ -25,16 +25,13 @@ class PrimitivesConfig(ServiceSettings):
     `base_model` is the service's name of the model; `model_dir` a local folder with that model's tokenizer and chat template
     (no weights). `steps` steps of `groups_per_step` inputs, `group_size` rollouts each; the rows are shuffled anew every
     time all were used. `eval_data_path` has rows that are never trained on: one rollout of each, with the agent's own sampling,
-    before and after, and every `eval_every` steps; `sampling_params` hold there too. In training the agent samples from the
-    policy's distribution as it is. `max_tokens` is that of a whole sequence: longer ones are left out.
+    before and after, and every `eval_every` steps; `sampling_params` hold there too. `max_tokens` is that of a whole
+    sequence: longer ones are left out.
     `loss_config` goes to the service with the loss (``clip_low_threshold``, ``clip_high_threshold``). `output_dir` keeps the
     metrics and, with `checkpoint_every`, what a further run with the same folder goes on from; 0 saves nothing.
     Raises: ConfigError.
     """
 
-    training_sampling: ClassVar = {
-        k: v for k, v in WHOLE_DISTRIBUTION.items() if k != "min_p"
-    }  # services have no min_p
     model_id: str = "policy"
     base_model: str
     model_dir: Path

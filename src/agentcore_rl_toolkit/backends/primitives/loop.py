@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..collection.collect import collect_async
@@ -78,7 +78,7 @@ async def train_async(
     Raises: RolloutError after a first step, or `max_empty_steps` steps in a row, without any usable rollout; whatever the
     service raises.
     """
-    version, usable = first_version, UsableSteps(limit=config.max_empty_steps)
+    version, usable = first_version, UsableSteps(limit=config.max_empty_steps, begun=first_step > 0)
 
     async def new_weights() -> str:
         path = await training.save_weights(f"{config.exp_id}-{version:06d}")
@@ -90,7 +90,7 @@ async def train_async(
             [GroupRequest(input_id=f"{when}/{i:04d}", payload=row) for i, row in enumerate(held_out)],
             client=client,
             gateway=gateway,
-            config=config.collect_config().evaluating(),
+            config=replace(config.collect_config(), evaluation=True),
             weight_version=version,
             recording=recording.at(when if when in ("before", "after") else "eval", step) if recording else None,
         )

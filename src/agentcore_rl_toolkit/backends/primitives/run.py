@@ -77,8 +77,7 @@ async def run_async(
         )
         recording = open_recording(config.output_dir, kept(config), tokenizer=config.model_dir)
         first_step = int(done["steps"]) if done else 0
-        if first_step:
-            recording.resumed(first_step)
+        recording.resumed(first_step)
         version = await train_async(
             batches(config, rows, first_step=first_step),
             config=config,

@@ -75,12 +75,11 @@ class AgentCoreRollouts:
         self.sync_weights(trainer)
         n = self.config.num_generations if trainer.model.training else trainer.num_generations_eval
         filler_id = trainer.processing_class.eos_token_id
-        collecting = self.config.collect_config()
         self.groups = collect(
             self._requests(prompts, n, trainer),
             client=self.client,
             gateway=self.gateway,
-            config=collecting if trainer.model.training else collecting.evaluating(),
+            config=replace(self.config.collect_config(), evaluation=not trainer.model.training),
             weight_version=self.version,
             recording=self._recording(trainer),
         )

@@ -6,12 +6,12 @@ import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from ...errors import ConfigError
 from ...weights.arrival import MAX_MEAN_GAP
 from ...weights.engines import Kind
-from ..collection.groups import WHOLE_DISTRIBUTION, trained_temperature
+from ..collection.groups import trained_temperature
 from ..service import ServiceSettings
 from ..settings import Count, GroupSize, Plan, Positive, planned
 
@@ -46,7 +46,6 @@ class TrlConfig(ServiceSettings):
     Raises: ConfigError.
     """
 
-    training_sampling: ClassVar = WHOLE_DISTRIBUTION
     model: str
     model_id: str = "policy"
     data_path: Path | None = None

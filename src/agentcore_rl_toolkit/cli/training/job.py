@@ -20,7 +20,6 @@ from .settings import LocalRun
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ...backends.collection.recording import Recording
     from .report import Report
 
 LOOP = "grpo_loop/train.py"
@@ -78,7 +77,7 @@ def load_loop() -> ModuleType:
 
 
 @contextlib.contextmanager
-def observed(job: Job, console: Console, recording: Recording) -> Iterator[tuple[Report, Observer]]:
+def observed(job: Job, console: Console) -> Iterator[tuple[Report, Observer]]:
     """A receiver of a run's events: the display, the files of its folder, the trackers."""
     from .display import Display
     from .report import Report
@@ -101,8 +100,7 @@ def observed(job: Job, console: Console, recording: Recording) -> Iterator[tuple
                 track(event, facts)
                 show = display.step if event == "step" else display.evaluated
                 show(facts)
-            case "resumed":
-                recording.resumed(facts["steps_done"])
+            case "begins":
                 report.drop_steps_from(facts["steps_done"])
                 display.resumed(facts["rollouts_done"])
 

@@ -94,7 +94,7 @@ def train(job: Job, console: Console, *, stack: Stack | None = None) -> dict[str
                 session_log=lambda session_id: "".join(view.log(session_id)),
             )
         )
-        report, observer = exits.enter_context(observed(job, console, recording))
+        report, observer = exits.enter_context(observed(job, console))
         client = exits.enter_context(
             RolloutClient(
                 stack.agent_arn,

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from ..._installation import missing_extra
 from ...backends.collection.credit import Credit
-from ...backends.collection.groups import PolicyFailures, trained_temperature
+from ...backends.collection.groups import WHOLE_DISTRIBUTION, PolicyFailures, trained_temperature
 from ...backends.llm_judge import JudgeSettings
 from ...backends.settings import Count, GroupSize, Least0, NotNegative, Positive, from_mapping, read_settings
 from ...client.data import read_rows
@@ -243,6 +243,9 @@ def old_run(out: Path | None, flags: Mapping[str, Any]) -> tuple[Path, LocalRun]
     if not (run_dir / "config.json").exists():
         raise ConfigError(f"{run_dir} holds no run to go on with (no config.json)")
     stored = json.loads((run_dir / "config.json").read_text())
+    stored.setdefault("lora_alpha", 8)  # an older run has peft's default
+    if stored.get("sampling_params") == WHOLE_DISTRIBUTION:  # an older run's default, which did not hold in evaluations
+        stored["sampling_params"] = {}
     given = _given(flags)
     variables = given.pop("session_env", None)
     if "teacher_url" in given:  # the teacher may be somewhere else by now

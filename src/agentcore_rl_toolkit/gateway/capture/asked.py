@@ -15,7 +15,6 @@ import msgspec
 TAG = "agentcore_rl_tag"  # among a recorded request's fields: the header or path segment; no engine gets it
 IMAGES = "images"  # the engine saw pixels that a trainer would not have
 
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 # A content part that is no text. In a string of JSON its quotes would be escaped.
 _NO_TEXT = re.compile(rb'"(?:image_url|input_image|image_embeds|video_url|audio_url|input_audio)"')
 _NOTHING = (b"null", b"false")
@@ -32,13 +31,20 @@ class _Tool(msgspec.Struct):
     function: _Function | None = None
 
 
-class _Request(msgspec.Struct, rename={"tag": TAG}):
-    tools: list[_Tool] | None = None
-    tag: str | None = None
+class _Sampling(msgspec.Struct):
     temperature: float | None = None
     top_p: float | None = None
     top_k: float | None = None
     min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+
+
+class _Request(_Sampling, rename={"tag": TAG}):
+    tools: list[_Tool] | None = None
+    tag: str | None = None
 
 
 _decoder = msgspec.json.Decoder(_Request)
@@ -53,7 +59,9 @@ def read(request: bytes) -> dict[str, Any]:
     return {
         "tools": tuple(tool.function.name for tool in asked.tools or () if tool.function is not None),
         "tag": asked.tag,
-        "sampling": {name: value for name in _SAMPLING if (value := getattr(asked, name)) is not None},
+        "sampling": {
+            name: value for name in _Sampling.__struct_fields__ if (value := getattr(asked, name)) is not None
+        },
     }
 
 

@@ -80,8 +80,11 @@ class Sampling(msgspec.Struct, kw_only=True, omit_defaults=True):
         return {**given, **self.other}
 
 
-# Sampling parameters that not every engine has.
-_ABILITIES = ("seed", "min_p", "logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty", "top_k")
+# Sampling parameters that not every engine has, and the values at which they change nothing.
+_ABILITIES: dict[str, Any] = {
+    **{"seed": None, "min_p": 0, "logit_bias": {}, "top_k": -1},
+    **{"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1},
+}
 # Fields that have another name in a dialect than in chat.
 _OWN_WORDS: dict[str, dict[str, str]] = {
     "anthropic": {
@@ -138,7 +141,7 @@ class ModelRequest(msgspec.Struct, kw_only=True):
             "tool_choice": self.tools and self.tool_choice not in ("auto", "none"),
             "parallel_tool_calls": self.tools and self.parallel_tool_calls is False,
             "response_format": form.get("type", "text") != "text",
-            **{name: getattr(sampling, name) not in (None, {}) for name in _ABILITIES},
+            **{name: getattr(sampling, name) not in (None, neutral) for name, neutral in _ABILITIES.items()},
             "stop": sampling.stop,
             "images": any(part.get("type") == "image_url" for message in self.messages for part in _parts(message)),
             **dict.fromkeys(sampling.other, True),

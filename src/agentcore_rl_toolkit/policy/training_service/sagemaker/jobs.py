@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
 import secrets
 import statistics
@@ -25,6 +24,7 @@ from typing import Annotated, Any, Literal, Protocol
 import msgspec
 from msgspec import Meta, Struct
 
+from ....contract import nearly_equal
 from ..interface import Example
 from ..model import PolicyModel
 from . import wire
@@ -440,7 +440,7 @@ def _advantages(group: Sequence[Trajectory], method: str) -> list[list[float]]:
 
 def _compared(rewards_G: Sequence[float], method: str) -> list[float]:
     """Rewards less their mean, in standard deviations, or ("rloo") less the mean of the others."""
-    if len(rewards_G) < 2 or math.isclose(min(rewards_G), max(rewards_G), rel_tol=1e-12):
+    if len(rewards_G) < 2 or nearly_equal(rewards_G):
         return [0.0] * len(rewards_G)
     mean = statistics.fmean(rewards_G)
     scale = (len(rewards_G) - 1) / len(rewards_G) if method == "rloo" else statistics.stdev(rewards_G)
