@@ -128,6 +128,26 @@ def test_rewards_name_their_calls_by_the_ids_of_the_replies() -> None:
     assert rewarded[-n:] == [0.5] * n
     assert not any(rewarded[:-n]), "calls without a reward of their own are compared with nothing"
     assert bad.advantages == [-A if A else 0.0 for A in good.advantages]
+    first = f"resp_{turns[0].index}-x"
+    different = collected([episode({first: 1.0}), episode({last: 0.0})])
+    samples = to_samples([different], estimator="dr_grpo", credit=Credit(credit="turn"))
+    assert [any(s.advantages) for s in samples] == [False, False], "the first call is not compared with the last"
+
+
+def test_a_list_of_rewards_never_counts_calls_that_do_not_train() -> None:
+    turns = TALKS[0].turns
+    title = dataclasses.replace(
+        turns[0], turn_id="title", index=-1, prompt_ids=[9], completion_ids=[8], logprobs=[-1.0]
+    )
+    title = dataclasses.replace(title, tag="title", token_weight_versions=None, parent_turn=None)
+    again = dataclasses.replace(turns[-1], turn_id="again", index=len(turns), completion_ids=[7], logprobs=[-1.0])
+    turns = [title, *turns, dataclasses.replace(again, token_weight_versions=None)]
+    record = {"rewards": [0.5] * (len(turns) - 2), "status_code": 200}
+    fits = Episode(input_id="case", turns=turns, record=record)
+    every = dataclasses.replace(fits, record={"rewards": [0.5] * len(turns), "status_code": 200})
+    group = collected([fits, every])
+    assert [r.usable for r in group.rollouts] == [True, False], group.rollouts[0].error
+    assert "next to `rewards`" in str(group.rollouts[1].error)
 
 
 def test_a_discount_carries_a_late_reward_back_to_early_turns() -> None:
