@@ -102,6 +102,20 @@ def test_the_example_is_any_input_that_changed_and_the_same_for_the_same_seed(tm
     assert set(drawn) == {"better", "worse", "also worse"}
 
 
+def test_equal_held_out_inputs_count_once_each_and_a_lost_one_is_no_example(tmp_path: Path) -> None:
+    recording = open_recording(tmp_path, {})
+    ends: dict[str, list[float | Cause]] = {"before": [Cause.INFRASTRUCTURE, 0.0, 0.0], "after": [1.0, 1.0, 1.0]}
+    for when, found in ends.items():
+        for i, end in enumerate(found):
+            made = dataclasses.replace(rollout(i, end), session_id=f"{when}-{i}")
+            recording.at(when).add(made, GroupRequest(input_id=f"{when}/{i:04d}", payload={"name": "same"}))
+    recording.run.close()
+    report = Report(tmp_path)
+    change = report.summarise(exp_id="e", config={}, held_out=3, wall_s=1.0)["held_out_change"]
+    assert (change["inputs"], change["better"]) == (2, 2)
+    assert [found["score"] for _, found in report.example(0)] == [0.0, 1.0]
+
+
 def test_stored_rollouts_say_whose_failure_they_are(tmp_path: Path) -> None:
     recording = open_recording(tmp_path, {})
     for i, end in enumerate(ENDS):

@@ -59,7 +59,7 @@ class Report:
         sampled = sum(e["sampled_tokens"] for e in steps)
         gaps = [e["logprob_gap"] for e in steps if e["logprob_gap"] is not None]
         sides = {when: evaluated.get(when, {}) for when in ("before", "after")}
-        pairs = [(before["reward"], after["reward"]) for before, after in self._held_out()]
+        pairs = [(before["score"], after["score"]) for before, after in self._held_out()]
         shares = {}  # of the sampled tokens: those that a reward could train, and those of groups whose rewards differed
         for name in ("trainable", "trained"):
             known = [e[f"{name}_tokens"] for e in steps if f"{name}_tokens" in e]
@@ -94,22 +94,25 @@ class Report:
         return summary
 
     def _held_out(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """The held-out inputs that have a score before and after."""
+        """The rollouts before and after of the held-out rows that have a score both times."""
         if not (self.run_dir / ROLLOUTS).exists():
             return []
         with RunReader(self.run_dir) as run:
-            before, after = run.inputs("before", None), run.inputs("after", None)
-        both = [(before[key], after[key]) for key in sorted(before.keys() & after.keys())]
-        return [sides for sides in both if None not in (sides[0]["reward"], sides[1]["reward"])]
+            before, after = (
+                {row["grp"].removeprefix(f"{when}/"): row for row in run.rollouts(Query(phase=when), limit=run.count())}
+                for when in ("before", "after")
+            )
+        both = [(before[name], after[name]) for name in sorted(before.keys() & after.keys())]
+        return [sides for sides in both if None not in (sides[0]["score"], sides[1]["score"])]
 
     def example(self, seed: int) -> list[tuple[str, dict[str, Any]]]:
-        """The rollouts before and after of a held-out input, drawn from those whose score changed; empty if none did."""
-        changed = [sides for sides in self._held_out() if sides[0]["reward"] != sides[1]["reward"]]
+        """The rollouts before and after of a held-out row, drawn from those whose score changed; empty if none did."""
+        changed = [sides for sides in self._held_out() if sides[0]["score"] != sides[1]["score"]]
         if not changed:
             return []
         sides = zip(("before", "after"), random.Random(seed).choice(changed), strict=True)
         with RunReader(self.run_dir) as run:
-            return [(when, run.rollout(side["first"]) or {}) for when, side in sides]
+            return [(when, run.rollout(side["id"]) or {}) for when, side in sides]
 
     def failures(self) -> str | None:
         """Why agent or infrastructure failed rollouts: the most frequent error and its line; None where none failed."""
