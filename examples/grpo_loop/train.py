@@ -606,7 +606,7 @@ def imitate(
     pad_id, optimizer = pad_id_of(tokenizer), optimizer_of(model, config)
     steps: list[list[tuple[Any, Sequence[float]]]] = []
     for epoch in range(epochs):
-        order = list(rows)
+        order = [row for row in rows if any(row["assistant_masks"][1:])]
         random.Random(f"{config.seed}/{epoch}").shuffle(order)
         held = batch_tokens  # a step begins with an epoch
         for row in order:
