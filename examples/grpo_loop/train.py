@@ -109,7 +109,7 @@ class Config(Credit):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        trained_temperature(self.sampling_params)
+        self.check_temperature(self.temperature, "sampling_params.temperature")
 
     @property
     def temperature(self) -> float:

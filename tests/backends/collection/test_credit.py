@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from agentcore_rl_toolkit.backends.collection.samples import to_samples
 from agentcore_rl_toolkit.backends.rllm.settings import RllmConfig
 from agentcore_rl_toolkit.backends.sagemaker.job import JobConfig
 from agentcore_rl_toolkit.backends.slime.runner import SlimeRunner
+from agentcore_rl_toolkit.backends.tinker.config import TinkerConfig
 from agentcore_rl_toolkit.backends.trl.config import TrlConfig
 from agentcore_rl_toolkit.backends.verl.settings import translate
 from agentcore_rl_toolkit.contract import Cause, Outcome
@@ -165,9 +167,33 @@ def test_evaluations_ask_for_no_rewards_of_turns_and_no_teacher() -> None:
     assert not config.per_token
 
 
-def test_a_teacher_is_for_temperature_1() -> None:
-    with pytest.raises(ConfigError, match="temperature 1"):
-        CollectConfig(teacher_url="http://t", sampling_params={"temperature": 0.7})
+SLIME = {**AGENT, "exp_id": "x", "model_dir": "m", "data_path": "d", "model_type": "qwen3-4B"}
+TRL = {**AGENT, "exp_id": "x", "model": "m", "gateway_url": "http://g", "policy_url": "http://p"}
+VERL = [f"agentcore.{k}={v}" for k, v in {**AGENT, "teacher_url": "http://t"}.items()]
+TEMPERATURE = "actor_rollout_ref.rollout.temperature"
+
+
+@pytest.mark.parametrize(
+    ("start", "setting"),
+    [
+        (lambda t: CollectConfig(teacher_url="http://t", sampling_params={"temperature": t}), "sampling_params"),
+        (lambda t: translate([*VERL, f"{TEMPERATURE}={t}"], {}), TEMPERATURE),
+        (lambda t: SlimeRunner(**SLIME, teacher_url="http://t", rollout_temperature=t), "rollout_temperature"),
+        (lambda t: TrlConfig(**TRL, teacher_url="http://t", training={"temperature": t}), "training.temperature"),
+    ],
+)
+def test_a_teacher_is_for_temperature_1(start: Callable[[float], object], setting: str) -> None:
+    start(1.0)
+    for other in (0.1, 10.0):
+        with pytest.raises(ConfigError, match=rf"teacher's logprobs .* temperature 1: leave {setting}"):
+            start(other)
+
+
+@pytest.mark.parametrize(("weight", "needed"), [(0.0, False), (0.5, True)])
+def test_training_services_need_rewards_only_where_they_count(weight: float, needed: bool) -> None:
+    folders = {"model_dir": Path("m"), "data_path": Path("d")}
+    config = TinkerConfig(**AGENT, **folders, exp_id="x", base_model="m", teacher_url="http://t", reward_weight=weight)  # type: ignore[arg-type]
+    assert config.collect_config().require_reward is needed
 
 
 def test_a_trainer_that_computes_its_own_advantages_refuses_by_name(tmp_path: Path) -> None:

@@ -165,8 +165,7 @@ class CollectConfig(Credit):
         check(self)
         if self.train is not None:
             check_train(self.train)
-        if self.teacher_url is not None and (self.sampling_params or {}).get("temperature", 1.0) != 1.0:
-            raise ConfigError("a teacher's logprobs are those at temperature 1: leave sampling_params.temperature at 1")
+        self.check_temperature((self.sampling_params or {}).get("temperature", 1), "sampling_params.temperature")
 
     def evaluating(self) -> CollectConfig:
         """The same for rollouts that are not trained on: the agent samples as it is deployed, but for `sampling_params`."""
