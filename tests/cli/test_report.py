@@ -56,9 +56,11 @@ def test_a_screen_says_both_means_of_how_many_and_failures_by_cause(facts: dict[
         step = {"step": 0, "sampled_tokens": 9, "logprob_gap": None, "rollout_s": 1.0, "train_s": 2.0}
         display.step({**facts, **step})
         display.step({**facts, **step, "step": 1})
-    held_out, step_line, note, step_2 = out.getvalue().splitlines()
+        display.step({**facts, **step, "step": 2, "reward": None, "reward_ok": None})
+    held_out, step_line, note, step_2, _, unusable = out.getvalue().splitlines()
     assert note.startswith("note: in step 1 no group had different rewards")  # once
     assert step_2.startswith("step 2")
+    assert unusable.startswith("note: in step 3 no rollout could be used")
     assert held_out.startswith("held out, after  reward 85 % of 20  of ok 94 % of 18  tool use -")
     assert "lost 1  agent errors 1  policy failed 1" in held_out
     assert step_line.startswith("step 1  reward 85 %  of ok 94 %")
