@@ -49,7 +49,6 @@ from agentcore_rl_toolkit.backends import (
     GroupStream,
     Recording,
     UsableSteps,
-    check_usable,
     collect_async,
     collect_stream,
     open_recording,
@@ -438,8 +437,6 @@ async def evaluate(
         on_rollout=lambda rollout: observe("rollout", {"phase": when, "rollout": rollout}),
         recording=recording and recording.at(when if when in ("before", "after") else "eval", version),
     )
-    if when == "before":
-        check_usable(groups)
     scores = [rollout.score for group in groups for rollout in group.rollouts if rollout.score is not None]
     observe("evaluated", {"when": when, "version": version, **summarise(groups), "reward_interval": interval(scores)})
 
@@ -551,7 +548,7 @@ async def train(
     if done == 0 and held_out:
         await evaluate(0, held_out, services, config, observe, places)
 
-    usable = UsableSteps()
+    usable = UsableSteps(begun=done > 0)
     async with training_stream(done, stream_state, services, rows, config, observe, places) as stream:
         for step in range(done, config.steps):
             started = time.monotonic()

@@ -12,7 +12,7 @@ import pytest
 
 from agentcore_rl_toolkit.backends.collection.collect import collect
 from agentcore_rl_toolkit.backends.collection.credit import Credit, CreditReport, Signal, token_advantages
-from agentcore_rl_toolkit.backends.collection.groups import CollectConfig, Group, check_usable
+from agentcore_rl_toolkit.backends.collection.groups import CollectConfig, Group, UsableSteps
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
 from agentcore_rl_toolkit.backends.rllm.settings import RllmConfig
 from agentcore_rl_toolkit.backends.sagemaker.job import JobConfig
@@ -91,10 +91,19 @@ def test_an_agent_that_gives_one_reward_is_told_what_credit_by_turns_needs() -> 
         (Outcome.INVALID, Cause.AGENT, "no_reward")
     }
     with pytest.raises(RolloutError, match=rf"one reward and {calls} of the session's model calls .*credit `episode`"):
-        check_usable([group])
+        UsableSteps().check([group])
     short = collected([talk([0.5] * (calls + 1)), talk([0.0] * calls)])
     assert [r.usable for r in short.rollouts] == [False, True], "a list that does not fit masks its rollout alone"
     assert f"a list of {calls + 1} rewards" in str(short.rollouts[0].error)
+
+
+def test_a_resumed_run_is_not_ended_by_one_step_without_a_usable_rollout() -> None:
+    steps = UsableSteps(begun=True)
+    bad = collected([talk(1.0), talk(0.0)])
+    steps.check([bad])
+    steps.check([bad])
+    with pytest.raises(RolloutError, match="no rollout of the last 3 steps can be used"):
+        steps.check([bad])
 
 
 def test_a_call_that_the_agent_repeated_needs_no_reward() -> None:

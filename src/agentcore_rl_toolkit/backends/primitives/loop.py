@@ -78,7 +78,7 @@ async def train_async(
     Raises: RolloutError after a first step, or `max_empty_steps` steps in a row, without any usable rollout; whatever the
     service raises.
     """
-    version, usable = first_version, UsableSteps(limit=config.max_empty_steps)
+    version, usable = first_version, UsableSteps(limit=config.max_empty_steps, begun=first_step > 0)
 
     async def new_weights() -> str:
         path = await training.save_weights(f"{config.exp_id}-{version:06d}")

@@ -18,14 +18,14 @@ from typing import Any
 from ..._installation import missing_extra
 from ...client import RolloutClient
 from ...client.data import encode_payload, payload_id, read_rows
-from ...errors import ConfigError, MissingExtraError, RolloutError
+from ...errors import ConfigError, MissingExtraError
 from ...gateway import GatewayClient
 from ...runs import locked
 from ...weights import EngineAddress, Publisher, check_arrived
 from ..collection.advantages import Estimator
 from ..collection.collect import collect
 from ..collection.credit import CreditReport
-from ..collection.groups import Group, GroupRequest, check_usable, summarize
+from ..collection.groups import Group, GroupRequest, UsableSteps, summarize
 from ..collection.recording import Recording, kept, open_recording, step_numbers
 from ..collection.samples import to_samples
 from ..service import RolloutService
@@ -67,8 +67,7 @@ class AgentCoreRollouts:
         self.stats: ConvertStats | None = None
         self.version: int | None = None  # of the weights that the engine has
         self._batches = 0
-        self._empty = 0
-        self._any_usable = False
+        self._usable_steps = UsableSteps(limit=config.max_empty_batches)
 
     def __call__(self, prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
         """Raises: RolloutError after `max_empty_batches` batches in a row without a usable rollout, or at the first batch."""
@@ -97,7 +96,9 @@ class AgentCoreRollouts:
             trainer._log_metric(f"agentcore/{name}", value)
         if self.on_batch is not None:
             self.on_batch(self.groups, stats)
-        self._check_not_empty(stats)
+        if trainer.model.training:
+            self._usable_steps.begun |= trainer.state.global_step > 0
+            self._usable_steps.check(self.groups, rows=stats.usable > 0)
         return output
 
     def _credit(self, trainer: Any) -> dict[str, float]:
@@ -173,17 +174,6 @@ class AgentCoreRollouts:
             place = f"{self._batches:05d}-{rank}-{start // n:04d}"
             requests.append(GroupRequest(input_id=f"{place}-{payload_id(payload)}", payload=payload, n=n))
         return requests
-
-    def _check_not_empty(self, stats: ConvertStats) -> None:
-        self._empty = 0 if stats.usable else self._empty + 1
-        if not self._any_usable:  # an agent that never works: nothing is to be waited for
-            check_usable(self.groups)
-        self._any_usable = True
-        if self._empty < self.config.max_empty_batches:
-            return
-        first = next((r.error for g in self.groups for r in g.rollouts if r.error is not None), None)
-        counts = ", ".join(f"{n} {name}" for name, n in sorted(summarize(self.groups).outcomes.items()))
-        raise RolloutError(f"{self._empty} batches in a row without a usable rollout ({counts}); first error: {first}")
 
 
 class AgentCoreGRPOTrainer(GRPOTrainer):
