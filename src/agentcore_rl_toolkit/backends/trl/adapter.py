@@ -37,7 +37,7 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is marked
 try:
     import torch
     from datasets import Dataset
-    from transformers import TrainerCallback
+    from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 except ModuleNotFoundError as e:
     raise missing_extra(f"the TRL backend needs {e.name!r}", "trl") from e
@@ -323,7 +323,7 @@ def make_trainer(
         reward_funcs=agent_reward,
         args=grpo_config(config),
         train_dataset=Dataset.from_list([{"prompt": encode_payload(row)} for row in rows]),
-        processing_class=tokenizer if tokenizer is not None else _tokenizer(config.model),
+        processing_class=tokenizer if tokenizer is not None else AutoTokenizer.from_pretrained(config.model),
         peft_config=_lora(config.lora),
         callbacks=list(callbacks),
         rollouts=rollouts,
@@ -349,9 +349,9 @@ def batch_metrics(groups: Sequence[Group], stats: ConvertStats) -> dict[str, flo
         "cause": summary.causes,
         "policy_failure": summary.policy_failures,
         "judge": summary.judge,
+        "metric": summary.metrics,
     }
     metrics |= {f"{kind}/{name}": n for kind, found in counts.items() for name, n in found.items()}
-    metrics |= {f"metric/{name}": value for name, value in summary.metrics.items()}
     metrics |= {"reward_all": summary.score_mean, "reward_ok": summary.ok_mean}
     metrics |= {"trained_token_share": stats.trained_token_share}
     metrics |= {"turns_mean": summary.turns / summary.usable if summary.usable else None}
@@ -399,12 +399,6 @@ def train(config: TrlConfig, **arguments: Any) -> AgentCoreGRPOTrainer:
         trainer.train()
         trainer.save_model(str(Path(config.output_dir) / "policy"))
         return trainer
-
-
-def _tokenizer(model: str) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(model)
 
 
 def _lora(arguments: Mapping[str, Any] | None) -> Any:
