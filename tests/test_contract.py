@@ -266,5 +266,8 @@ def test_the_reward_of_a_record(record: dict[str, object], reward: float | None)
     ids=["text", "nan", "inf", "nested", "list-of-text", "beyond-floats", "beyond-repr", "dict-of-text"],
 )
 def test_a_reward_that_is_no_finite_number_is_an_error_and_never_zero(value: object) -> None:
-    with pytest.raises(ContractError, match="finite number"):
-        contract.extract_reward({"rewards": value})
+    for record in ({"rewards": value}, {"rewards": [value, 1.0]}, {"rewards": 1.0, "turn_rewards": {"a": value}}):
+        with pytest.raises(ContractError, match="finite number"):
+            contract.extract_reward(record)
+    with pytest.raises(ContractError, match="turn_rewards must be a dict"):
+        contract.extract_reward({"rewards": 1.0, "turn_rewards": [1.0]})

@@ -109,7 +109,7 @@ class Config(Credit):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        trained_temperature(self.sampling_params)
+        self.check_temperature(self.temperature, "sampling_params.temperature")
 
     @property
     def temperature(self) -> float:
@@ -605,7 +605,7 @@ def imitate(
     pad_id, optimizer = pad_id_of(tokenizer), optimizer_of(model, config)
     steps: list[list[tuple[Any, Sequence[float]]]] = []
     for epoch in range(epochs):
-        order = list(rows)
+        order = [row for row in rows if any(row["assistant_masks"][1:])]
         random.Random(f"{config.seed}/{epoch}").shuffle(order)
         held = batch_tokens  # a step begins with an epoch
         for row in order:

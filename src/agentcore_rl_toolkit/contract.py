@@ -425,22 +425,19 @@ def extract_reward(record: Mapping[str, Any]) -> float | None:
     ``rewards`` may be a number, or a list whose last element counts (the published convention); ``reward`` is read when
     ``rewards`` is absent. A dict form ``{"reward": x, ...}`` carries extra metrics beside the reward.
 
-    Raises: ContractError when a reward is present but is not a finite number.
+    Raises: ContractError when a reward, of the list or of ``turn_rewards`` too, is present but is not a finite number.
     """
     value = record.get("rewards", record.get("reward"))
     if isinstance(value, Mapping):
         value = value.get("reward")
-    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        if not value:
-            return None
-        value = value[-1]
-    if value is None:
-        return None
-    if isinstance(value, bool):
-        return float(value)
-    if not is_finite(value):
-        raise ContractError(f"reward must be a finite number, got {short(value)}")
-    return float(value)
+    listed = value if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else [value]
+    named = record.get("turn_rewards")
+    if named is not None and not isinstance(named, Mapping):
+        raise ContractError(f"turn_rewards must be a dict from reply ids to numbers, got {type(named).__name__}")
+    for number in (*(() if value is None else listed), *(named or {}).values()):
+        if not (isinstance(number, bool) or is_finite(number)):
+            raise ContractError(f"reward must be a finite number, got {short(number)}")
+    return float(listed[-1]) if listed and value is not None else None
 
 
 def _is_text(value: object) -> bool:

@@ -15,7 +15,7 @@ import pytest
 
 from agentcore_rl_toolkit.backends import chat, llm_judge
 from agentcore_rl_toolkit.backends.collection.collect import collect_async
-from agentcore_rl_toolkit.backends.collection.groups import CollectConfig, Group, GroupRequest, check_usable, summarize
+from agentcore_rl_toolkit.backends.collection.groups import CollectConfig, Group, GroupRequest, UsableSteps, summarize
 from agentcore_rl_toolkit.backends.collection.recording import open_recording
 from agentcore_rl_toolkit.backends.collection.stream import collect_stream
 from agentcore_rl_toolkit.backends.llm_judge import JudgeSettings, judge_group
@@ -209,7 +209,7 @@ async def test_a_judge_that_fails_masks_the_group_and_says_why(
     assert len(server.calls) >= tries
     assert {authorization for authorization, _ in server.calls} == {"Bearer sk-secret"}
     with pytest.raises(RolloutError, match=r"none of the first 2 rollouts can be used.*the judge m"):
-        check_usable([group])
+        UsableSteps().check([group])
 
 
 async def test_a_judge_is_asked_again_before_it_fails(judge: Any) -> None:

@@ -56,9 +56,11 @@ def test_a_screen_says_both_means_of_how_many_and_failures_by_cause(facts: dict[
         step = {"step": 0, "sampled_tokens": 9, "logprob_gap": None, "rollout_s": 1.0, "train_s": 2.0}
         display.step({**facts, **step})
         display.step({**facts, **step, "step": 1})
-    held_out, step_line, note, step_2 = out.getvalue().splitlines()
+        display.step({**facts, **step, "step": 2, "reward": None, "reward_ok": None})
+    held_out, step_line, note, step_2, _, unusable = out.getvalue().splitlines()
     assert note.startswith("note: in step 1 no group had different rewards")  # once
     assert step_2.startswith("step 2")
+    assert unusable.startswith("note: in step 3 no rollout could be used")
     assert held_out.startswith("held out, after  reward 85 % of 20  of ok 94 % of 18  tool use -")
     assert "lost 1  agent errors 1  policy failed 1" in held_out
     assert step_line.startswith("step 1  reward 85 %  of ok 94 %")
@@ -104,6 +106,20 @@ def test_the_example_is_any_input_that_changed_and_the_same_for_the_same_seed(tm
         [name] = {found["detail"]["payload"]["name"] for _, found in example}
         drawn.append(name)
     assert set(drawn) == {"better", "worse", "also worse"}
+
+
+def test_equal_held_out_inputs_count_once_each_and_a_lost_one_is_no_example(tmp_path: Path) -> None:
+    recording = open_recording(tmp_path, {})
+    ends: dict[str, list[float | Cause]] = {"before": [Cause.INFRASTRUCTURE, 0.0, 0.0], "after": [1.0, 1.0, 1.0]}
+    for when, found in ends.items():
+        for i, end in enumerate(found):
+            made = dataclasses.replace(rollout(i, end), session_id=f"{when}-{i}")
+            recording.at(when).add(made, GroupRequest(input_id=f"{when}/{i:04d}", payload={"name": "same"}))
+    recording.run.close()
+    report = Report(tmp_path)
+    change = report.summarise(exp_id="e", config={}, held_out=3, wall_s=1.0)["held_out_change"]
+    assert (change["inputs"], change["better"]) == (2, 2)
+    assert [found["score"] for _, found in report.example(0)] == [0.0, 1.0]
 
 
 def test_stored_rollouts_say_whose_failure_they_are(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_the_worst_rollout_is_read_out_with_its_trained_tokens_and_the_least_lik
 def test_good_rollouts_are_written_and_imitated(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     printed = output_of(work, monkeypatch, "export", "shop", "--min-reward", "1")
     assert printed.splitlines() == [
-        "shop: 6 of 8 rollouts are imitated; left out: 2 with a reward below 1",
+        "shop: 6 of 8 rollouts are imitated; 8 of the training ended ok and are usable, 6 of these have a reward of 1 or more",
         "6 sequences written to sft.jsonl",
     ]
     rows = [json.loads(line) for line in (work / "sft.jsonl").read_text().splitlines()]
@@ -88,6 +88,9 @@ def test_good_rollouts_are_written_and_imitated(work: Path, monkeypatch: pytest.
     assert {row["session_id"] for row in rows} == {"b1", "b3", "a4", "b5", "a6", "b7"}
     output_of(work, monkeypatch, "export", "shop", "--min-reward", "0", "--best-of-group", "--out", "best.jsonl")
     assert len((work / "best.jsonl").read_text().splitlines()) == 2  # a group of each step
+
+    with (work / "best.jsonl").open("a") as file:  # a row without a token to predict is passed over
+        file.write(json.dumps({"input_ids": [40] * 12, "assistant_masks": [1] + [0] * 11}) + "\n")
 
     words = [
         "train",
@@ -103,7 +106,7 @@ def test_good_rollouts_are_written_and_imitated(work: Path, monkeypatch: pytest.
     options = ["--set", "min_reward=1", "--set", "epochs=3", "--set", "batch_tokens=12", "--set", "learning_rate=3e-3"]
     done = CliRunner().invoke(cli, [*words, *options], catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    assert "imitating 8 sequences, 16 sampled tokens" in done.output
+    assert "imitating 9 sequences, 16 sampled tokens" in done.output
     steps = [json.loads(line) for line in (work / "runs" / "taught" / "metrics.jsonl").read_text().splitlines()]
     assert len(steps) == 9  # three sequences of four tokens each
     assert steps[-1]["loss"] < 0.7 * steps[0]["loss"]
@@ -112,7 +115,18 @@ def test_good_rollouts_are_written_and_imitated(work: Path, monkeypatch: pytest.
         (["train", "--from", "shop"], "--from is for --method sft"),
         (["train", "--method", "sft"], "--from RUN is missing"),
         (["train", "--method", "sft", "--from", "best.jsonl"], "--model is missing: a file does not say"),
-        (["train", "--method", "sft", "--from", "shop", "--set", "min_reward=2"], "8 with a reward below 2"),
+        (
+            ["train", "--method", "sft", "--from", "best.jsonl", "--model", str(WEIGHTS), "--set", "min_reward=1"],
+            "whole",
+        ),
+        (
+            ["runs", "export", "shop", "--min-reward", "nan", "--out", "nan.jsonl"],
+            "the least reward to imitate is missing",
+        ),
+        (
+            ["train", "--method", "sft", "--from", "shop", "--set", "min_reward=2"],
+            "0 of these have a reward of 2 or more",
+        ),
     ):
         with pytest.raises(ConfigError, match=why):
             CliRunner().invoke(cli, wrong, catch_exceptions=False, standalone_mode=False)
@@ -155,12 +169,10 @@ def test_only_good_rollouts_of_the_training_are_exported(
     refused = command_line("runs", "export", "shop")
     assert refused.returncode == 2
     assert "--min-reward" in refused.stderr
-    assert "rewards: 1 x 0, 1 x 0.5, 5 x 1" in refused.stderr
+    assert "rewards from 0 to 1, most often 5 x 1, 1 x 0.5, 1 x 0" in refused.stderr
     done = command_line("runs", "export", "shop", "--min-reward", "1", "--out", "best.jsonl")
     assert done.stdout.splitlines()[0] == (
-        "shop: 2 of 12 rollouts are imitated; left out: 1 failed, 1 held out (after), 1 held out (before), 1 held out (eval), "
-        "1 masked (stale), 2 with a reply that was cut off or a call that does not parse, 2 with a reward below 1, "
-        "1 without tokens"
+        "shop: 2 of 12 rollouts are imitated; 7 of the training ended ok and are usable, 5 of these have a reward of 1 or more"
     )
     rows = [json.loads(line) for line in (mixed / "best.jsonl").read_text().splitlines()]
     assert {row["session_id"] for row in rows} == {"good", "aside"}
@@ -177,13 +189,12 @@ def test_imitation_takes_the_same_rollouts_and_asks_for_the_least_reward(
     refused = command_line("train", "--method", "sft", "--from", "shop", "--out", "taught")
     assert refused.returncode == 2
     assert "min_reward" in refused.stderr
-    assert "rewards: 1 x 0, 1 x 0.5, 5 x 1" in refused.stderr
+    assert "rewards from 0 to 1, most often 5 x 1, 1 x 0.5, 1 x 0" in refused.stderr
     assert not (mixed / "taught").exists()
     with RunWriter(mixed / "runs" / "evaluation") as run:
         run.rollout(Rollout(session_id="e", phase="eval", group="g", outcome="ok", reward=1.0))
     refused = command_line("runs", "export", "evaluation", "--min-reward", "1")
     assert refused.returncode == 2
-    assert "1 held out (eval)" in refused.stderr
     assert "eval --for-training" in refused.stderr
 
 

@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from agentcore_rl_toolkit.cli.main import cli
+from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR
 from agentcore_rl_toolkit.runs import Query, RunReader
 
@@ -164,3 +167,13 @@ def test_ctrl_c_ends_with_130_and_the_command_that_goes_on(folder: Path, whom: s
     assert "4 ok" in done.stdout
     results = (folder / "kept here" / "results.jsonl").read_text().splitlines()
     assert [json.loads(line)["outcome"] for line in results] == ["ok"] * 4
+
+
+def test_the_folder_of_a_training_is_no_place_for_an_evaluation(folder: Path) -> None:
+    (folder / "shop").mkdir()
+    (folder / "shop" / "config.json").write_text('{"data": "x"}')
+    arn = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/shop"
+    words = ["--agent", arn, "--bucket", "bucket", "--data", str(folder / "data.jsonl"), "--out", str(folder / "shop")]
+    for more in ([], ["--resume"]):
+        with pytest.raises(ConfigError, match="holds a run of another command; choose another --out"):
+            CliRunner().invoke(cli, ["eval", *words, *more], catch_exceptions=False, standalone_mode=False)

@@ -231,6 +231,8 @@ def test_tokens_of_a_cut_distribution_do_not_count_as_another_model(loop: Module
 def test_greedy_rollouts_cannot_be_trained(loop: ModuleType, temperature: float) -> None:
     with pytest.raises(ConfigError, match="cannot train at temperature"):
         loop.Config(sampling_params={"temperature": temperature})
+    with pytest.raises(ConfigError, match="teacher's logprobs are those at temperature 1"):
+        loop.Config(teacher_url="http://t", sampling_params={"temperature": 0.7})
 
 
 @pytest.mark.parametrize("changes", [{}, {"final_logit_softcapping": 3.0}])

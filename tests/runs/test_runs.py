@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 
+from agentcore_rl_toolkit.client import BatchItem
+from agentcore_rl_toolkit.client.evaluation import summarise
+from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.runs import (
     ROLLOUTS,
@@ -124,6 +127,21 @@ def test_steps_have_means_spreads_and_counts(run: Path) -> None:
         assert (steps[4]["reward"], steps[4]["reward_ok"], steps[4]["causes"]) == (0.0, None, {"agent": 1})
         assert len(reader.group(reader.find("session-2"))) == 2
         assert reader.metrics() == [{"event": "step", "step": 0, "reward": 0.5}]
+
+
+def test_rewards_of_a_step_are_means_over_inputs_as_in_an_evaluation(tmp_path: Path) -> None:
+    items, folder = [], tmp_path / "run"
+    with RunWriter(folder) as writer:
+        for n, (name, reward) in enumerate((("a", 1.0), ("a", 1.0), ("a", 1.0), ("b", 0.0), ("b", None))):
+            outcome = Outcome.LOST if reward is None else Outcome.OK
+            facts = {"group": name, "outcome": outcome, "reward": reward, "score": reward}
+            writer.rollout(Rollout(session_id=str(n), phase="eval", **facts))
+            record = {"rewards": reward}
+            items.append(BatchItem(success=reward is not None, index=n, input_id=name, result=record, outcome=outcome))
+    with RunReader(folder) as reader:
+        [step] = reader.steps()
+    assert (step["reward"], step["reward_ok"], step["scored"]) == (0.5, 0.5, 4)
+    assert summarise(items, 1.0).mean == 0.5
 
 
 def test_what_the_trainer_finds_out_is_added(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from .collection.groups import Group as Group
     from .collection.groups import GroupRequest as GroupRequest
     from .collection.groups import UsableSteps as UsableSteps
-    from .collection.groups import check_usable as check_usable
     from .collection.groups import summarize as summarize
     from .collection.groups import with_rewards as with_rewards
     from .collection.recording import Recording as Recording

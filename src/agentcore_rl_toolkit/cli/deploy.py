@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ConfigError
-from .options import as_json, json_object
+from .options import as_json, json_object, read_dotenv
 from .output.terminal import visible
 
 if TYPE_CHECKING:
@@ -214,10 +214,9 @@ def _report(
 
 def forget_agent(path: Path, name: str) -> bool:
     """Remove the ARN of an agent of this name from a `.env` file. False when it is not in there."""
-    from dotenv import dotenv_values, unset_key
+    from dotenv import unset_key
 
-    arn = dotenv_values(path, interpolate=False).get(ARN) or ""
-    if re.search(rf":runtime/{name}-\w+$", arn) is None:
+    if re.search(rf":runtime/{name}-\w+$", read_dotenv(path).get(ARN, "")) is None:
         return False
     unset_key(path, ARN)
     return True

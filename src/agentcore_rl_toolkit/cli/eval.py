@@ -128,14 +128,17 @@ def experiment(options: dict[str, Any], kind: str = "eval", begun: str = "ledger
 
     Raises: ConfigError.
     """
+    from ..runs import make_folder, read_config
+
     first = f"{kind}-{options['data'].stem}"
     if options["out"]:
         out: Path = options["out"].resolve()
+        config = read_config(out)
+        if config and config.get("kind") != kind:
+            raise ConfigError(f"{nearby(out)} holds a run of another command; choose another --out")
         if (out / begun).exists() and not options["resume"]:
             raise ConfigError(f"{nearby(out)} holds a run; go on with --resume, or choose another --out")
         return re.sub(r"[^A-Za-z0-9_-]", "-", out.name)[:99] or first, out
-    from ..runs import make_folder
-
     runs = Path("runs").resolve()
     if not options["resume"]:
         out = make_folder(runs, first)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import io
 import json
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -49,15 +50,20 @@ _SERVES = (
 ENV_FILE = "env_file"  # of click's context: the path of --env-file, and its variables as K=V
 
 
-def _read_env_file(context: click.Context, _: click.Parameter, value: Path | None) -> None:
-    """Keep the variables of a dotenv file for --session-env."""
+def read_dotenv(path: Path) -> dict[str, str]:
+    """The variables of a dotenv file, as they are written; empty without the file."""
     from dotenv import dotenv_values
 
+    found = path.exists() and not path.is_dir()  # it may be a pipe
+    text = path.read_text(encoding="utf-8", errors="replace") if found else ""
+    stored = dotenv_values(stream=io.StringIO(text), interpolate=False)
+    return {name: value for name, value in stored.items() if value is not None}
+
+
+def _read_env_file(context: click.Context, _: click.Parameter, value: Path | None) -> None:
+    """Keep the variables of a dotenv file for --session-env."""
     if value is not None:
-        with open(value, encoding="utf-8", errors="replace") as file:
-            stored = dotenv_values(stream=file, interpolate=False)
-        pairs = [f"{name}={text}" for name, text in stored.items() if text is not None]
-        context.meta[ENV_FILE] = (value, pairs)
+        context.meta[ENV_FILE] = (value, [f"{name}={text}" for name, text in read_dotenv(value).items()])
 
 
 _PATH = click.Path(resolve_path=True)

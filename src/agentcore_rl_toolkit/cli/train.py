@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from .models import model_option
-from .options import ENV_FILE, as_json, engine_option, from_words, settings_option, with_judge, with_sessions
+from .options import (
+    ENV_FILE,
+    as_json,
+    engine_option,
+    from_words,
+    read_dotenv,
+    settings_option,
+    with_judge,
+    with_sessions,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -325,14 +334,9 @@ def _show_quotas(config: Any, slime_steps: int) -> None:
 
 
 def _take_dotenv(config_path: Path | None) -> None:
-    from dotenv import dotenv_values
-
     folders = [Path.cwd(), *([config_path.absolute().parent] if config_path is not None else [])]
     for path in dict.fromkeys(folder / ".env" for folder in folders):
-        if not path.is_file():
-            continue
-        stored = dotenv_values(path, interpolate=False)
-        new = {name: value for name, value in stored.items() if value is not None and name not in os.environ}
+        new = {name: value for name, value in read_dotenv(path).items() if name not in os.environ}
         os.environ.update(new)
         if new:
             click.echo(f"from {path}: {', '.join(new)}", err=True)

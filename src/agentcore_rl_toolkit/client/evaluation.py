@@ -172,8 +172,8 @@ def summarise(
             scores.setdefault(str(item.input_id), []).append(score)
         if reward is not None:
             rewards.setdefault(str(item.input_id), []).append(reward)
-    mean, low, high = _mean_over_inputs(scores)
-    mean_ok, low_ok, high_ok = _mean_over_inputs(rewards)
+    mean, low, high = _with_interval(scores)
+    mean_ok, low_ok, high_ok = _with_interval(rewards)
     return EvalSummary(
         rollouts=len(items),
         inputs=len({item.input_id for item in items}),
@@ -197,9 +197,14 @@ def summarise(
     )
 
 
-def _mean_over_inputs(values: Mapping[str, Sequence[float]]) -> tuple[float | None, float | None, float | None]:
-    means = [statistics.fmean(found) for found in values.values()]
-    return (statistics.fmean(means) if means else None, *interval(means))
+def mean_over_inputs(values: Iterable[Sequence[float]]) -> float | None:
+    """The mean over inputs of the mean of an input's values; None for none."""
+    means = [statistics.fmean(found) for found in values if found]
+    return statistics.fmean(means) if means else None
+
+
+def _with_interval(values: Mapping[str, Sequence[float]]) -> tuple[float | None, float | None, float | None]:
+    return (mean_over_inputs(values.values()), *interval([statistics.fmean(found) for found in values.values()]))
 
 
 def interval(values: Sequence[float]) -> tuple[float | None, float | None]:

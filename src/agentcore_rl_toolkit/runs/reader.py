@@ -17,16 +17,15 @@ from .schema import COLUMNS, open_to_read
 
 LISTED = ("id", *(name for name in COLUMNS if name != "bytes"))
 SORTED_BY = frozenset(LISTED) - {"dropped", "error"}
-# Of each phase and step; a mean of nothing is NULL.
+# Columns of each phase and step. A mean of nothing is NULL.
 _OF_A_STEP = {
     "rollouts": "COUNT(*)",
     "scored": "COUNT(score)",
     "usable": "SUM(mask_reason IS NULL)",
     "sampled_tokens": "SUM(sampled_tokens)",
     "trained_tokens": "SUM(trained_tokens)",
-    "reward": "AVG(score)",
-    "reward_ok": "AVG(CASE WHEN outcome = 'ok' THEN reward END)",
-    "reward_squares": "AVG(score * score)",
+    "score_mean": "AVG(score)",
+    "score_squares": "AVG(score * score)",
     "reward_min": "MIN(reward)",
     "reward_max": "MAX(reward)",
     "tokens_max": "MAX(sampled_tokens)",
@@ -43,6 +42,11 @@ _OF_A_STEP = {
     "first_s": "MIN(ended_s)",
     "last_s": "MAX(ended_s)",
 }
+# Rewards are means over inputs, as in an evaluation: an input counts once, whichever of its rollouts were lost.
+_OF_INPUTS = (
+    "SELECT phase, step, AVG(score) AS reward, AVG(ok) AS reward_ok FROM (SELECT phase, step, AVG(score) AS score, "
+    "AVG(CASE WHEN outcome = 'ok' THEN reward END) AS ok FROM rollouts GROUP BY phase, step, grp) GROUP BY 1, 2"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,13 +229,15 @@ class RunReader:
         columns = ", ".join(f"{sql} AS {name}" for name, sql in _OF_A_STEP.items())
         sql = f"SELECT phase, step, {columns} FROM rollouts GROUP BY 1, 2 ORDER BY MIN(id)"
         steps, counted_from = [dict(row) for row in self._all(sql)], self.counted_from()
+        rewards = {(row["phase"], row["step"]): row for row in self._all(_OF_INPUTS)}
         counts: dict[tuple[Any, Any], list[sqlite3.Row]] = {}
         for row in self._counts():
             counts.setdefault((row["phase"], row["step"]), []).append(row)
         for step in steps:
-            square = step.pop("reward_squares")
-            step["reward_spread"] = None if square is None else max(0.0, square - step["reward"] ** 2) ** 0.5
+            mean, square = step.pop("score_mean"), step.pop("score_squares")
+            step["reward_spread"] = None if square is None else max(0.0, square - mean**2) ** 0.5
             here = counts.get((step["phase"], step["step"]), [])
+            step |= dict(rewards[step["phase"], step["step"]])
             for name in ("outcome", "cause"):
                 step[f"{name}s"] = dict(_counted(here, name))
             step["at"] = _place(step, counted_from)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from agentcore_rl_toolkit.backends.collection.collect import collect
 from agentcore_rl_toolkit.backends.collection.credit import Credit, CreditReport, Signal, token_advantages
-from agentcore_rl_toolkit.backends.collection.groups import CollectConfig, Group, check_usable
+from agentcore_rl_toolkit.backends.collection.groups import CollectConfig, Group, UsableSteps
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
 from agentcore_rl_toolkit.backends.rllm.settings import RllmConfig
 from agentcore_rl_toolkit.backends.sagemaker.job import JobConfig
 from agentcore_rl_toolkit.backends.slime.runner import SlimeRunner
+from agentcore_rl_toolkit.backends.tinker.config import TinkerConfig
 from agentcore_rl_toolkit.backends.trl.config import TrlConfig
 from agentcore_rl_toolkit.backends.verl.settings import translate
 from agentcore_rl_toolkit.contract import Cause, Outcome
@@ -89,10 +91,19 @@ def test_an_agent_that_gives_one_reward_is_told_what_credit_by_turns_needs() -> 
         (Outcome.INVALID, Cause.AGENT, "no_reward")
     }
     with pytest.raises(RolloutError, match=rf"one reward and {calls} of the session's model calls .*credit `episode`"):
-        check_usable([group])
+        UsableSteps().check([group])
     short = collected([talk([0.5] * (calls + 1)), talk([0.0] * calls)])
     assert [r.usable for r in short.rollouts] == [False, True], "a list that does not fit masks its rollout alone"
     assert f"a list of {calls + 1} rewards" in str(short.rollouts[0].error)
+
+
+def test_a_resumed_run_is_not_ended_by_one_step_without_a_usable_rollout() -> None:
+    steps = UsableSteps(begun=True)
+    bad = collected([talk(1.0), talk(0.0)])
+    steps.check([bad])
+    steps.check([bad])
+    with pytest.raises(RolloutError, match="no rollout of the last 3 steps can be used"):
+        steps.check([bad])
 
 
 def test_a_call_that_the_agent_repeated_needs_no_reward() -> None:
@@ -128,6 +139,26 @@ def test_rewards_name_their_calls_by_the_ids_of_the_replies() -> None:
     assert rewarded[-n:] == [0.5] * n
     assert not any(rewarded[:-n]), "calls without a reward of their own are compared with nothing"
     assert bad.advantages == [-A if A else 0.0 for A in good.advantages]
+    first = f"resp_{turns[0].index}-x"
+    different = collected([episode({first: 1.0}), episode({last: 0.0})])
+    samples = to_samples([different], estimator="dr_grpo", credit=Credit(credit="turn"))
+    assert [any(s.advantages) for s in samples] == [False, False], "the first call is not compared with the last"
+
+
+def test_a_list_of_rewards_never_counts_calls_that_do_not_train() -> None:
+    turns = TALKS[0].turns
+    title = dataclasses.replace(
+        turns[0], turn_id="title", index=-1, prompt_ids=[9], completion_ids=[8], logprobs=[-1.0]
+    )
+    title = dataclasses.replace(title, tag="title", token_weight_versions=None, parent_turn=None)
+    again = dataclasses.replace(turns[-1], turn_id="again", index=len(turns), completion_ids=[7], logprobs=[-1.0])
+    turns = [title, *turns, dataclasses.replace(again, token_weight_versions=None)]
+    record = {"rewards": [0.5] * (len(turns) - 2), "status_code": 200}
+    fits = Episode(input_id="case", turns=turns, record=record)
+    every = dataclasses.replace(fits, record={"rewards": [0.5] * len(turns), "status_code": 200})
+    group = collected([fits, every])
+    assert [r.usable for r in group.rollouts] == [True, False], group.rollouts[0].error
+    assert "next to `rewards`" in str(group.rollouts[1].error)
 
 
 def test_a_discount_carries_a_late_reward_back_to_early_turns() -> None:
@@ -145,9 +176,33 @@ def test_evaluations_ask_for_no_rewards_of_turns_and_no_teacher() -> None:
     assert not config.per_token
 
 
-def test_a_teacher_is_for_temperature_1() -> None:
-    with pytest.raises(ConfigError, match="temperature 1"):
-        CollectConfig(teacher_url="http://t", sampling_params={"temperature": 0.7})
+SLIME = {**AGENT, "exp_id": "x", "model_dir": "m", "data_path": "d", "model_type": "qwen3-4B"}
+TRL = {**AGENT, "exp_id": "x", "model": "m", "gateway_url": "http://g", "policy_url": "http://p"}
+VERL = [f"agentcore.{k}={v}" for k, v in {**AGENT, "teacher_url": "http://t"}.items()]
+TEMPERATURE = "actor_rollout_ref.rollout.temperature"
+
+
+@pytest.mark.parametrize(
+    ("start", "setting"),
+    [
+        (lambda t: CollectConfig(teacher_url="http://t", sampling_params={"temperature": t}), "sampling_params"),
+        (lambda t: translate([*VERL, f"{TEMPERATURE}={t}"], {}), TEMPERATURE),
+        (lambda t: SlimeRunner(**SLIME, teacher_url="http://t", rollout_temperature=t), "rollout_temperature"),
+        (lambda t: TrlConfig(**TRL, teacher_url="http://t", training={"temperature": t}), "training.temperature"),
+    ],
+)
+def test_a_teacher_is_for_temperature_1(start: Callable[[float], object], setting: str) -> None:
+    start(1.0)
+    for other in (0.1, 10.0):
+        with pytest.raises(ConfigError, match=rf"teacher's logprobs .* temperature 1: leave {setting}"):
+            start(other)
+
+
+@pytest.mark.parametrize(("weight", "needed"), [(0.0, False), (0.5, True)])
+def test_training_services_need_rewards_only_where_they_count(weight: float, needed: bool) -> None:
+    folders = {"model_dir": Path("m"), "data_path": Path("d")}
+    config = TinkerConfig(**AGENT, **folders, exp_id="x", base_model="m", teacher_url="http://t", reward_weight=weight)  # type: ignore[arg-type]
+    assert config.collect_config().require_reward is needed
 
 
 def test_a_trainer_that_computes_its_own_advantages_refuses_by_name(tmp_path: Path) -> None:

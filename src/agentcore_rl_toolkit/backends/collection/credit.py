@@ -57,6 +57,11 @@ class Credit:
         """Whether advantages depend on the agent's rewards."""
         return self.teacher_url is None or self.reward_weight > 0
 
+    def check_temperature(self, temperature: object, name: str) -> None:
+        """Raises: ConfigError with a teacher, unless this setting of the temperature is 1."""
+        if self.teacher_url is not None and temperature != 1:
+            raise ConfigError(f"a teacher's logprobs are those at temperature 1: leave {name} at 1")
+
 
 def refuse(values: Mapping[str, Any], trainer: str, why: str, settings: type[Any] = Credit) -> None:
     """Raises: ConfigError where the settings of a trainer name any of these, which it cannot take."""

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...client.batch import error_line
-from ...client.evaluation import mean_metrics, metrics_of
-from ...contract import Cause, Outcome, Stage, check_id, check_train, extract_reward, is_finite, short
-from ...errors import ConfigError, ContractError, RolloutError
+from ...client.evaluation import mean_metrics, mean_over_inputs, metrics_of
+from ...contract import Cause, Outcome, Stage, check_id, check_train, extract_reward
+from ...errors import ConfigError, RolloutError
 from ...trajectory import CUTS, Trajectory
 from ..llm_judge import JudgeScore, JudgeSettings
 from ..settings import Count, Least0, NotNegative, Positive, check
@@ -81,20 +81,10 @@ def read_reward(record: Mapping[str, Any]) -> Reward | None:
     raw = record.get("rewards", record.get("reward"))
     if isinstance(raw, Mapping):
         raw = raw.get("reward")
-    per_turn: tuple[float, ...] | None = None
-    if isinstance(raw, Sequence) and not isinstance(raw, (str, bytes)):
-        per_turn = tuple(_number(v) for v in raw)
+    per_turn = tuple(map(float, raw)) if isinstance(raw, Sequence) else None
     named = record.get("turn_rewards")
-    if named is not None and not isinstance(named, Mapping):
-        raise ContractError(f"turn_rewards must be a dict from reply ids to numbers, got {type(named).__name__}")
-    by_call = None if named is None else {str(name): _number(v) for name, v in named.items()}
+    by_call = None if named is None else {str(name): float(v) for name, v in named.items()}
     return Reward(value=value, per_turn=per_turn, by_call=by_call, metrics=metrics_of(record))
-
-
-def _number(value: Any) -> float:
-    if not (isinstance(value, bool) or is_finite(value)):
-        raise ContractError(f"a per-turn reward must be a finite number, got {short(value)}")
-    return float(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,8 +157,7 @@ class CollectConfig(Credit):
         if self.evaluation:
             object.__setattr__(self, "credit", "episode")
             object.__setattr__(self, "teacher_url", None)
-        if self.teacher_url is not None and (self.sampling_params or {}).get("temperature", 1.0) != 1.0:
-            raise ConfigError("a teacher's logprobs are those at temperature 1: leave sampling_params.temperature at 1")
+        self.check_temperature((self.sampling_params or {}).get("temperature", 1), "sampling_params.temperature")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,34 +242,31 @@ class Group:
         return [r.reward if r.usable else None for r in self.rollouts]
 
 
-def check_usable(groups: Sequence[Group]) -> None:
-    """Raise if no rollout of a run's first batch can be used.
-
-    Raises: RolloutError with the most frequent reason and its first case.
-    """
-    UsableSteps(limit=1).check(groups)
-
-
 @dataclass(kw_only=True)
 class UsableSteps:
-    """Ends a run that cannot learn: no usable rollout in its first step, or in `limit` steps in a row."""
+    """Ends a run that cannot learn: no usable rollout in its first step, or in `limit` steps in a row.
+
+    `begun` is for a resumed run: an earlier step had a usable rollout.
+    """
 
     limit: int = 3
+    begun: bool = False
     unusable: int = field(default=0, init=False)  # steps in a row
-    begun: bool = False  # an earlier step had a usable rollout
 
-    def check(self, groups: Sequence[Group]) -> None:
-        """Count a step. Raises: RolloutError with the most frequent reason and its first case."""
+    def check(self, groups: Sequence[Group], *, rows: bool = True) -> None:
+        """Count a step. Without ``rows`` the trainer made none of its rollouts.
+
+        Raises: RolloutError with the most frequent reason and its first case.
+        """
         every = [rollout for group in groups for rollout in group.rollouts]
         if not every:
             return
-        if any(rollout.usable for rollout in every):
-            self.begun, self.unusable = True, 0
-            return
-        self.unusable += 1
+        usable = any(rollout.usable for rollout in every)
+        self.begun |= usable
+        self.unusable = 0 if usable and rows else self.unusable + 1
         if self.begun and self.unusable < self.limit:
             return
-        reasons = [f"{rollout.outcome}: {rollout.reason}" for rollout in every]
+        reasons = [f"{r.outcome}: {r.reason or r.mask_reason or 'left out by the trainer'}" for r in every]
         reason, times = Counter(reasons).most_common(1)[0]
         first = every[reasons.index(reason)]
         text = f"none of the first {len(every)} rollouts can be used; {times} of them: {reason}"
@@ -319,11 +305,11 @@ class CollectStats:
 
     `reward_mean` is over the usable rollouts, what is trained on. The two means of an evaluation are `score_mean`, over the
     `scored` ones, where failures of agent and policy count as 0 and those of the infrastructure do not count, and `ok_mean`,
-    over the `rewarded` ones, which ended `ok`. Means of nothing are None. `causes` counts failures by whose they are,
-    `policy_failures` the policy's by what it failed at. `metrics` are the means, over the usable rollouts that have them, of the
-    numbers which agents returned beside the reward. `side_call_tokens` were sampled and, by the sessions' rules, not meant to be
-    trained; `other_sampling` are tokens that were sampled otherwise than the trainer reproduces, by how (`FidelityReport`).
-    `judge` is the sum of the groups' `judge_usage`.
+    over the `rewarded` ones, which ended `ok`; both are means over groups. Means of nothing are None. `causes` counts failures
+    by whose they are, `policy_failures` the policy's by what it failed at. `metrics` are the means, over the usable rollouts
+    that have them, of the numbers which agents returned beside the reward. `side_call_tokens` were sampled and, by the
+    sessions' rules, not meant to be trained; `other_sampling` are tokens that were sampled otherwise than the trainer
+    reproduces, by how (`FidelityReport`). `judge` is the sum of the groups' `judge_usage`.
     """
 
     groups: int
@@ -375,8 +361,8 @@ def summarize(groups: Sequence[Group]) -> CollectStats:
     rollouts = [r for g in groups for r in g.rollouts]
     usable = [r for r in rollouts if r.usable]
     rewards = [r.reward for r in usable if r.reward is not None]
-    scores = [r.score for r in rollouts if r.score is not None]
-    ok = [r.reward for r in rollouts if r.outcome is Outcome.OK and r.reward is not None]
+    scores = [[r.score for r in g.rollouts if r.score is not None] for g in groups]
+    ok = [[r.reward for r in g.rollouts if r.outcome is Outcome.OK and r.reward is not None] for g in groups]
     reports = [r.trajectory.report for r in usable if r.trajectory is not None]
     return CollectStats(
         groups=len(groups),
@@ -393,10 +379,10 @@ def summarize(groups: Sequence[Group]) -> CollectStats:
         metrics=mean_metrics(r.reward_detail.metrics for r in usable if r.reward_detail is not None),
         causes=dict(Counter(r.cause.value for r in rollouts if r.cause is not None)),
         policy_failures=dict(Counter(r.failure for r in rollouts if r.failure is not None)),
-        scored=len(scores),
-        score_mean=math.fsum(scores) / len(scores) if scores else None,
-        rewarded=len(ok),
-        ok_mean=math.fsum(ok) / len(ok) if ok else None,
+        scored=sum(map(len, scores)),
+        score_mean=mean_over_inputs(scores),
+        rewarded=sum(map(len, ok)),
+        ok_mean=mean_over_inputs(ok),
         side_call_tokens=sum(r.side_call_tokens for r in reports),
         other_sampling=dict(sum((Counter(r.other_sampling) for r in reports), Counter())),
         judge=dict(sum((Counter(g.judge_usage) for g in groups), Counter())),

@@ -19,6 +19,7 @@ from ...contract import (
     record_failure,
     record_outcome,
     record_train,
+    short,
 )
 from ...errors import (
     AgentCoreRLError,
@@ -185,13 +186,10 @@ def _reward(
     except ContractError as e:
         return None, InvalidResultError(str(e), session_id=session_id, input_id=input_id)
     if reward is None and required:
-        name = next((name for name in ("rewards", "reward") if name in record), None)
-        if name is None:
-            message = "the record has neither `rewards` nor `reward`; return one from the rollout entrypoint"
-        elif isinstance(record[name], Mapping):
-            message = f"`{name}` is a dict without a number as `reward`, it has {sorted(record[name])[:8]}"
-        else:
-            message = f"`{name}` is {record[name]!r}: return a number, a list of them, or a dict with `reward`"
+        given = short(record.get("rewards", record.get("reward")))
+        message = (
+            f"the record has no number in `rewards` ({given}): return a number, a list of them, or a dict with `reward`"
+        )
         return None, InvalidResultError(message, session_id=session_id, input_id=input_id)
     return reward, None
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...contract import TRUNCATED_REASONS, Outcome
 from ...errors import ConfigError, ContractError
-from ...trajectory import ExpertSpan, Trajectory, Turn
+from ...trajectory import ExpertSpan, Trajectory
 from .advantages import Estimator
 from .credit import Credit, CreditReport, Signal, token_advantages, turns_of
 from .groups import CollectedRollout, Group, Reward
@@ -114,10 +114,13 @@ def signals_of(rollout: CollectedRollout, credit: Credit) -> dict[int, Signal]:
         returns: dict[str, float] = {}
         for name in reversed(rewards):
             value = returns[name] = rewards[name] + credit.discount * value
-        for position, name in enumerate(name for name in places if name in returns):
-            index, begin, end = places[name]
-            start = trajectory.sequences[index].prompt_length
-            turns.setdefault(index, []).append((position, begin - start, end - start, returns[name]))
+        named = rollout.reward_detail is not None and rollout.reward_detail.by_call is not None
+        # A list leaves out only calls that were repeated, which take no position. A dict may leave out any call.
+        for position, name in enumerate(name for name in places if named or name in returns):
+            if name in returns:
+                index, begin, end = places[name]
+                start = trajectory.sequences[index].prompt_length
+                turns.setdefault(index, []).append((position, begin - start, end - start, returns[name]))
     return {
         index: Signal(
             rollout=rollout.session_id,
@@ -179,8 +182,8 @@ def rewards_of_turns(reward: Reward, trajectory: Trajectory, capture: Any) -> di
     """The reward of each model call that the agent rewards, by turn id, in the order of their start.
 
     The agent names calls by the ids of the replies that it got (`turn_rewards`), or its list of `rewards` has one number for
-    each call. A list fits the calls that train, or else the calls whose replies the agent got. Without the calls that were
-    asked for again and not continued it may fit, too: an agent that repeats a call counts it once.
+    each call that trains. A list that does not fit may fit without the calls that were sent again and not continued: an agent
+    counts a call that it repeated once.
     Raises: ContractError with what the agent should return.
     """
     turns = sorted(capture.turns, key=lambda turn: (turn.index, turn.choice_index))
@@ -195,33 +198,22 @@ def rewards_of_turns(reward: Reward, trajectory: Trajectory, capture: Any) -> di
         ids = {turn.turn_id: _call(turn.reply_id or turn.turn_id) for turn in turns}
         return {turn_id: named[call] for turn_id, call in ids.items() if call in named}
     trained = list(turns_of(trajectory, capture))
-    superseded = {turn.retry_of for turn in turns} | repeated(turns)
-    received = [turn.turn_id for turn in turns if turn.delivered or turn.turn_id in trained]
-    for calls in (trained, received):
-        for names in (calls, [name for name in calls if name not in superseded]):
-            if reward.per_turn is not None and len(names) == len(reward.per_turn):
-                return dict(zip(names, reward.per_turn, strict=True))
-    given = "one reward" if reward.per_turn is None else f"a list of {len(reward.per_turn)} rewards"
+    given = len(reward.per_turn or ())
+    names = trained
+    if given != len(trained):
+        last = {s.turn_ids[-1] for s in trajectory.sequences if s.turn_ids}  # no later turn continues them
+        prompts = {turn.turn_id: (turn.choice_index, *turn.prompt_ids) for turn in turns}
+        newest = {prompt: turn_id for turn_id, prompt in prompts.items()}
+        repeated = {turn.retry_of for turn in turns} | {name for name in last if newest[prompts[name]] != name}
+        names = [name for name in trained if name not in repeated]
+    if reward.per_turn is not None and given == len(names):
+        return dict(zip(names, reward.per_turn, strict=True))
+    found = "one reward" if reward.per_turn is None else f"a list of {given} rewards"
     raise ContractError(
-        f"the record has {given} and {len(trained)} of the session's model calls train: with credit `turn` an agent returns "
-        "`rewards` as a list with one number for each of them, or `turn_rewards` as a dict from the ids of the model's replies "
-        "to numbers; credit `episode` takes one reward"
+        f"the record has {found} and {len(trained)} of the session's model calls train: with credit `turn` an agent returns "
+        "`rewards` as a list with one number for each of them, or, next to `rewards`, a dict `turn_rewards` from the ids of the "
+        "model's replies to numbers; credit `episode` takes one reward"
     )
-
-
-def repeated(turns: Sequence[Turn]) -> set[str]:
-    """The turns whose prompt the agent sent again later, and which no later turn continues."""
-    prompts = [list(turn.prompt_ids) for turn in turns]
-    found = set()
-    by_prompt: dict[tuple[int, ...], Turn] = {}
-    for turn, prompt in zip(turns, prompts, strict=True):
-        before = by_prompt.get(tuple(prompt))
-        if before is not None and before.choice_index == turn.choice_index:
-            whole = [*before.prompt_ids, *before.completion_ids]
-            if not any(later[: len(whole)] == whole for later in prompts):
-                found.add(before.turn_id)
-        by_prompt[tuple(prompt)] = turn
-    return found
 
 
 def _call(reply_id: str) -> str:

@@ -64,6 +64,11 @@ class PrimitivesConfig(ServiceSettings):
             )
 
     @property
+    def require_reward(self) -> bool:
+        """Whether a record without a reward is invalid."""
+        return self.uses_rewards
+
+    @property
     def adam(self) -> Adam:
         return Adam(
             learning_rate=self.learning_rate, beta1=self.beta1, beta2=self.beta2, grad_clip_norm=self.grad_clip_norm

@@ -130,6 +130,7 @@ class SlimeRunner(SlimeSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_flags()
+        self.check_temperature(self.rollout_temperature, "rollout_temperature")
         if self.judge is not None and self.mode == "fully_async":
             raise ConfigError(
                 "judge cannot work with mode fully_async: slime runs single rollouts of a group again there"

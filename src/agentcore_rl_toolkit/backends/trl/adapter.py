@@ -18,14 +18,14 @@ from typing import Any
 from ..._installation import missing_extra
 from ...client import RolloutClient
 from ...client.data import encode_payload, payload_id, read_rows
-from ...errors import ConfigError, MissingExtraError, RolloutError
+from ...errors import ConfigError, MissingExtraError
 from ...gateway import GatewayClient
 from ...runs import locked
 from ...weights import EngineAddress, Publisher, check_arrived
 from ..collection.advantages import Estimator
 from ..collection.collect import collect
 from ..collection.credit import CreditReport
-from ..collection.groups import Group, GroupRequest, check_usable, summarize
+from ..collection.groups import Group, GroupRequest, UsableSteps, summarize
 from ..collection.recording import Recording, kept, open_recording, step_numbers
 from ..collection.samples import to_samples
 from ..service import RolloutService
@@ -37,7 +37,7 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is marked
 try:
     import torch
     from datasets import Dataset
-    from transformers import TrainerCallback
+    from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 except ModuleNotFoundError as e:
     raise missing_extra(f"the TRL backend needs {e.name!r}", "trl") from e
@@ -67,8 +67,7 @@ class AgentCoreRollouts:
         self.stats: ConvertStats | None = None
         self.version: int | None = None  # of the weights that the engine has
         self._batches = 0
-        self._empty = 0
-        self._any_usable = False
+        self._usable_steps = UsableSteps(limit=config.max_empty_batches)
 
     def __call__(self, prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
         """Raises: RolloutError after `max_empty_batches` batches in a row without a usable rollout, or at the first batch."""
@@ -96,7 +95,9 @@ class AgentCoreRollouts:
             trainer._log_metric(f"agentcore/{name}", value)
         if self.on_batch is not None:
             self.on_batch(self.groups, stats)
-        self._check_not_empty(stats)
+        if trainer.model.training:
+            self._usable_steps.begun |= trainer.state.global_step > 0
+            self._usable_steps.check(self.groups, rows=stats.usable > 0)
         return output
 
     def _credit(self, trainer: Any) -> dict[str, float]:
@@ -172,17 +173,6 @@ class AgentCoreRollouts:
             place = f"{self._batches:05d}-{rank}-{start // n:04d}"
             requests.append(GroupRequest(input_id=f"{place}-{payload_id(payload)}", payload=payload, n=n))
         return requests
-
-    def _check_not_empty(self, stats: ConvertStats) -> None:
-        self._empty = 0 if stats.usable else self._empty + 1
-        if not self._any_usable:  # an agent that never works: nothing is to be waited for
-            check_usable(self.groups)
-        self._any_usable = True
-        if self._empty < self.config.max_empty_batches:
-            return
-        first = next((r.error for g in self.groups for r in g.rollouts if r.error is not None), None)
-        counts = ", ".join(f"{n} {name}" for name, n in sorted(summarize(self.groups).outcomes.items()))
-        raise RolloutError(f"{self._empty} batches in a row without a usable rollout ({counts}); first error: {first}")
 
 
 class AgentCoreGRPOTrainer(GRPOTrainer):
@@ -332,7 +322,7 @@ def make_trainer(
         reward_funcs=agent_reward,
         args=grpo_config(config),
         train_dataset=Dataset.from_list([{"prompt": encode_payload(row)} for row in rows]),
-        processing_class=tokenizer if tokenizer is not None else _tokenizer(config.model),
+        processing_class=tokenizer if tokenizer is not None else AutoTokenizer.from_pretrained(config.model),
         peft_config=_lora(config.lora),
         callbacks=list(callbacks),
         rollouts=rollouts,
@@ -358,9 +348,9 @@ def batch_metrics(groups: Sequence[Group], stats: ConvertStats) -> dict[str, flo
         "cause": summary.causes,
         "policy_failure": summary.policy_failures,
         "judge": summary.judge,
+        "metric": summary.metrics,
     }
     metrics |= {f"{kind}/{name}": n for kind, found in counts.items() for name, n in found.items()}
-    metrics |= {f"metric/{name}": value for name, value in summary.metrics.items()}
     metrics |= {"reward_all": summary.score_mean, "reward_ok": summary.ok_mean}
     metrics |= {"trained_token_share": stats.trained_token_share}
     metrics |= {"turns_mean": summary.turns / summary.usable if summary.usable else None}
@@ -408,12 +398,6 @@ def train(config: TrlConfig, **arguments: Any) -> AgentCoreGRPOTrainer:
         trainer.train()
         trainer.save_model(str(Path(config.output_dir) / "policy"))
         return trainer
-
-
-def _tokenizer(model: str) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(model)
 
 
 def _lora(arguments: Mapping[str, Any] | None) -> Any:

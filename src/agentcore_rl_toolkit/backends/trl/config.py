@@ -97,7 +97,7 @@ class TrlConfig(ServiceSettings):
                     f"sampling_params.{name} is {params[name]} and training.{name} is {wanted}: TRL would compare "
                     f"other probabilities than the agents sampled with; set training.{name} only"
                 )
-        trained_temperature(params)
+        self.check_temperature(trained_temperature(params), "training.temperature")
         return params
 
     def plan(self) -> Plan:

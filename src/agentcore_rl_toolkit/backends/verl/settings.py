@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -164,8 +165,10 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str] = os.environ)
             raise ConfigError(f"{plain}={given[plain]} cannot work here: {why}")
         if plain not in given:
             theirs.append(f"{key}={value}")
-    if not given.get(TEMPERATURE_KEY, "1").strip("0."):  # a text, which may be an interpolation
+    temperature = given.get(TEMPERATURE_KEY, "1")  # a text, which may be an interpolation
+    if not temperature.strip("0."):
         trained_temperature({"temperature": 0})
+    config.check_temperature(1 if re.fullmatch(r"1(\.0*)?", temperature) else temperature, TEMPERATURE_KEY)
     if config.per_token:
         if given.setdefault(ESTIMATOR_KEY, ESTIMATOR) != ESTIMATOR:
             raise ConfigError(

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from ..models import WORDS, model_option
-from ..options import as_json, from_environment
+from ..options import as_json, from_environment, read_dotenv
 from ..output.terminal import visible
 from .finding import Finding, run
 
@@ -48,13 +48,11 @@ def command(
     the agent's function is not called. What is not given is taken from the environment, or from .env in this folder. Keys that it
     makes in the bucket are deleted again. Ends with code 1 when a check failed.
     """
-    from dotenv import dotenv_values
-
     from . import aws, machine
     from . import model as of_model
 
     if on_aws:
-        stored = dotenv_values(".env", interpolate=False)
+        stored = read_dotenv(Path(".env"))
         account = aws.Account(
             agent_arn=agent or stored.get("AGENTCORE_AGENT_ARN"),
             bucket=bucket or stored.get("AGENTCORE_S3_BUCKET"),

@@ -25,6 +25,7 @@ NOTHING_TO_LEARN = (
     "are compared with each other: give part of the reward for part of the work, more --rollouts, or a model that succeeds at "
     "times."
 )
+NOTHING_USABLE = "note: in step {step} no rollout could be used, so nothing was learned from it."
 SHOWN_REWARDS = 64  # of the rollouts that ended last
 COLUMNS = (
     *("reward", "of ok", "tool use", "tokens", "lost", "agent errors", "policy failed", "logprob gap"),
@@ -61,7 +62,6 @@ class Display:
         self._to_come = 0
         self._rewards: deque[float] = deque(maxlen=SHOWN_REWARDS)
         self._rows: list[tuple[str, ...]] = []
-        self._said_nothing_to_learn = False
         self._ended = 0  # with `_failures`: since the last row
         self._failures: list[Failure] = []
         self._explained: set[str] = set()
@@ -118,9 +118,11 @@ class Display:
             escape(visible(metrics_line(facts["metrics"]))),
         )
         self._explain()
-        if facts["groups_that_differ"] == 0 and not self._said_nothing_to_learn:
-            self._said_nothing_to_learn = True
-            self._console.print(NOTHING_TO_LEARN.format(step=facts["step"] + 1), highlight=False, soft_wrap=True)
+        unusable = facts["reward"] is None or facts.get("usable") == 0
+        note = NOTHING_USABLE if unusable else NOTHING_TO_LEARN
+        if facts["groups_that_differ"] == 0 and note not in self._explained:
+            self._explained.add(note)
+            self._console.print(note.format(step=facts["step"] + 1), highlight=False, soft_wrap=True)
 
     def evaluated(self, facts: dict[str, Any]) -> None:
         self._row(

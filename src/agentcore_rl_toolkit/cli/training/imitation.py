@@ -40,6 +40,10 @@ class Imitation(Sized):
         runs = [name for name in self.sources if not Path(name).is_file()]
         if not runs and self.model is None:
             raise ConfigError("--model is missing: a file does not say of which model its ids are")
+        if not runs and (self.min_reward is not None or self.best_of_group):
+            raise ConfigError(
+                "a file is imitated whole: give min_reward and best_of_group to `runs export`, which writes it"
+            )
         # The ids are those of the first run's tokenizer.
         self.fit(self.model or read_config(find_run(runs[0])).get("model") or None)
 
@@ -55,9 +59,11 @@ class Imitation(Sized):
 def imitate(settings: Imitation, out: Path | None) -> Path:
     """Train and leave a run's folder, whose model `--model` takes. Raises: ConfigError when a source has nothing to imitate."""
     rows = [row for source in settings.sources for row in settings.rows(source)]
+    tokens = sum(sum(row["assistant_masks"][1:]) for row in rows)
+    if not tokens:
+        raise ConfigError("nothing to imitate: `assistant_masks` is 1 for no token")
     run_dir = new_folder(out, "sft")
     write_config(run_dir, {"kind": "sft", **dataclasses.asdict(settings)})
-    tokens = sum(sum(row["assistant_masks"]) for row in rows)
     click.echo(f"imitating {len(rows)} sequences, {tokens} sampled tokens  run directory {nearby(run_dir)}")
     loop = load_loop()
     config = loop.Config(**{f.name: getattr(settings, f.name) for f in dataclasses.fields(Sized) if f.name != "model"})

@@ -95,19 +95,19 @@ class Report:
         return summary
 
     def _held_out(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """The rollouts before and after of each held-out row that has a score in both."""
+        """The rollouts before and after of the held-out rows that have a score both times."""
         if not (self.run_dir / ROLLOUTS).exists():
             return []
         with RunReader(self.run_dir) as run:
             before, after = (
-                {row["grp"].partition("/")[2]: row for row in run.rollouts(Query(phase=when), limit=run.count())}
+                {row["grp"].removeprefix(f"{when}/"): row for row in run.rollouts(Query(phase=when), limit=run.count())}
                 for when in ("before", "after")
             )
-        both = [(before[row], after[row]) for row in sorted(before.keys() & after.keys())]
+        both = [(before[name], after[name]) for name in sorted(before.keys() & after.keys())]
         return [sides for sides in both if None not in (sides[0]["score"], sides[1]["score"])]
 
     def example(self, seed: int) -> list[tuple[str, dict[str, Any]]]:
-        """The rollouts before and after of a held-out input, drawn from those whose score changed; empty if none did."""
+        """The rollouts before and after of a held-out row, drawn from those whose score changed; empty if none did."""
         changed = [sides for sides in self._held_out() if sides[0]["score"] != sides[1]["score"]]
         if not changed:
             return []

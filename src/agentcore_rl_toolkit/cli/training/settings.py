@@ -110,7 +110,7 @@ class LocalRun(Sized, Credit, JudgeSettings):
         check_installed(self.tracker)
         if not self.agent.is_file():
             raise ConfigError(f"there is no agent file {self.agent}; `agentcore-rl init NAME` makes an agent")
-        trained_temperature(self.sampling_params)
+        self.check_temperature(trained_temperature(self.sampling_params), "sampling_params.temperature")
         self.fit(self.model)
         if self.lora_rank and importlib.util.find_spec("peft") is None:
             raise missing_extra(
