@@ -66,8 +66,9 @@ class Answers:
                 conn.write(chunk(piece))
                 await conn.drain()
                 await asyncio.sleep(0)
-        except Exception:  # in the middle of an answer no other answer is possible
-            log.exception("%s failed", request.path.decode("utf-8", "replace"))
+        except Exception as e:  # in the middle of an answer no other answer is possible
+            known = isinstance(e, AgentCoreRLError)
+            log.error("%s broke off: %s", request.path.decode("utf-8", "replace"), e, exc_info=None if known else e)
             conn.transport.abort()
             return
         conn.task = None

@@ -120,9 +120,11 @@ class SessionRoutes:
         for session_id in session_ids:
             # Looked up now and not before: while others were written it may have been deleted.
             session = self._sessions.by_id.get(session_id.encode())
-            head, numbers = FetchedHead(session_id=session_id, known=session is not None), []
-            if session is not None:
-                numbers = reader.numbers(session.number)
+            numbers = [] if session is None else reader.numbers(session.number)
+            head = FetchedHead(session_id=session_id, known=False)
+            if session is None or self._sessions.by_id.get(session_id.encode()) is not session:
+                numbers = []  # deleted, and some of its calls may be gone
+            else:
                 head = FetchedHead(
                     session_id=session_id,
                     known=True,
