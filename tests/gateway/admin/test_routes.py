@@ -136,6 +136,8 @@ async def test_a_fetch_of_large_records_takes_little_memory_and_stops_no_call(tm
             async for piece in answer:
                 got += len(piece)
             assert got > calls * size
+            status, traces = await request("GET", f"{gateway.url}/sessions/{large.session_id}/traces", key=key)
+            assert (status, len(json.loads(traces))) == (200, calls)
             assert peak() - before < calls * size  # not several copies of everything
         finally:
             gateway.kill()

@@ -154,4 +154,4 @@ def payload_of(row: Row) -> bytes:
     number, call_id, delivered, payload, checksum = row
     if not isinstance(payload, bytes) or zlib.crc32(memoryview(payload)[:-1]) != checksum:
         raise GatewayError(f"call {call_id} is damaged in the store (row {number} of calls)")
-    return payload[:-1] + (_TRUE if delivered else _FALSE)
+    return b"".join((memoryview(payload)[:-1], _TRUE if delivered else _FALSE))

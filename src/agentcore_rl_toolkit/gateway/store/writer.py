@@ -318,11 +318,11 @@ class Store:
         self._schedule()
         return await committed
 
-    async def read(self, of: Callable[[Reader], Iterator[bytes]]) -> AsyncIterator[list[bytes]]:
-        """What an iterator reads of the committed calls, piece by piece, in threads. Raises: GatewayError."""
-        items = of(self.for_threads)
-        while some := await asyncio.to_thread(_next, items, _READ_BYTES):
-            yield some
+    async def read(self, of: Callable[[Reader], Iterator[bytes]]) -> AsyncIterator[bytes]:
+        """What an iterator makes of the committed calls, piece by piece, in threads. Raises: GatewayError."""
+        pieces = _pieces(of(self.for_threads))
+        while piece := await asyncio.to_thread(next, pieces, b""):
+            yield piece
 
     # -- now and then
 
@@ -386,13 +386,16 @@ class Store:
         os.close(self._lock)
 
 
-def _next(items: Iterator[bytes], size: int) -> list[bytes]:
-    """The next items, until they have this many bytes. None are left when it returns none."""
-    some: list[bytes] = []
-    while size > 0 and (item := next(items, None)) is not None:
-        some.append(item)
-        size -= len(item)
-    return some
+def _pieces(items: Iterator[bytes]) -> Iterator[bytes]:
+    """The same bytes in pieces of one to two megabytes: a larger copy would hold the interpreter's lock for long."""
+    piece = bytearray()
+    for item in items:
+        for at in range(0, len(item), _READ_BYTES):
+            piece += memoryview(item)[at : at + _READ_BYTES]
+            if len(piece) >= _READ_BYTES:
+                yield bytes(piece)
+                piece.clear()
+    yield bytes(piece)
 
 
 def _private() -> Path:
