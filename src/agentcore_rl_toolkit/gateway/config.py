@@ -108,7 +108,7 @@ class GatewayConfig:
 
     ``engine`` is the kind of the servers added at run time; with ``upstreams`` it is theirs.
     ``admin_key`` guards every route that is not an agent's; without one the gateway listens on loopback only.
-    ``store_dir`` None keeps the calls in a temporary file without a name, which is gone with the process. ``fsync``
+    ``store_dir`` None keeps the calls in a temporary directory, which `stop` removes. ``fsync``
     makes an agent's reply wait for the disk, not only for the operating system. ``session_keys`` False lets agents
     call without the per-session key; a call to an unknown session opens it (rLLM's agents have no key).
     ``model_id`` replaces the model name that the agent sends; a session's own wins. ``allowed_hosts`` are more names of this

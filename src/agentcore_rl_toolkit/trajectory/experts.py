@@ -22,7 +22,7 @@ def read(data: bytes) -> tuple[tuple[int, ...] | None, bytes]:
         found = np.load(io.BytesIO(data), allow_pickle=False)
     except (ValueError, EOFError) as e:
         raise CaptureError(f"expert routing is no array file: {e}") from e
-    numbers = found.astype("<i4")
+    numbers = found.astype("<i4", copy=False)
     if found.dtype.kind not in "iu" or not np.array_equal(numbers, found):
         raise CaptureError(f"expert routing of type {found.dtype} cannot be read as int32")
     return found.shape, numbers.tobytes()

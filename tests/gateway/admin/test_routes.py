@@ -19,7 +19,7 @@ from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.gateway.http.client import request, stream
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 
-from ..asking import Start, status_of
+from ..asking import Start, status_of, until
 from ..served import Served
 
 
@@ -91,6 +91,25 @@ async def test_a_request_that_is_wrong_is_refused_and_opens_nothing(start_gatewa
     assert json.loads(listed[1])["sessions"] == 1
 
 
+async def test_a_fetch_of_a_session_that_is_deleted_meanwhile_breaks_off(
+    engine: ScriptedEngine, start_gateway: Start
+) -> None:
+    """Its calls are not damaged: no record says so."""
+    gateway, text = await start_gateway(engine), "x" * 2_000_000
+    client = GatewayClient(gateway.url)
+    [session] = await client.create_sessions_async(["s"])
+    for n in range(12):
+        assert await status_of(session, f"{n} {text}") == 200
+    answer = stream("POST", f"{gateway.url}/admin/fetch", body={"session_ids": ["s"]}, key=None, timeout_s=60)
+    await anext(answer)
+    assert await client.delete_async(["s"]) == 1
+    await until(lambda: not gateway.store.removing)
+    with pytest.raises(GatewayError):
+        async for _ in answer:
+            pass
+    assert await client.fetch_async(["s"]) == {}
+
+
 async def test_a_fetch_of_large_records_takes_little_memory_and_stops_no_call(tmp_path: Path) -> None:
     """The trainer reads the first bytes and pauses: the gateway answers an agent, and holds a small part of the records."""
     calls, size = 32, 1_000_000
@@ -117,6 +136,8 @@ async def test_a_fetch_of_large_records_takes_little_memory_and_stops_no_call(tm
             async for piece in answer:
                 got += len(piece)
             assert got > calls * size
+            status, traces = await request("GET", f"{gateway.url}/sessions/{large.session_id}/traces", key=key)
+            assert (status, len(json.loads(traces))) == (200, calls)
             assert peak() - before < calls * size  # not several copies of everything
         finally:
             gateway.kill()

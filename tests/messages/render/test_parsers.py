@@ -9,9 +9,12 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
 
 from agentcore_rl_toolkit.errors import CaptureError
 from agentcore_rl_toolkit.messages.render import GRAMMARS, TextDecoder, grammar_named, new_parser
+from agentcore_rl_toolkit.messages.render.tokens import Tokenizer
 
 from ..reply_builder import ReplyBuilder
 
@@ -658,6 +661,25 @@ def test_decoding_in_slices_is_decoding_the_whole(data, renderer_for) -> None:
     decoder = TextDecoder(tokenizer)
     pieces = [decoder.feed(ids[a:b]) for a, b in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
     assert "".join([*pieces, decoder.finish()]) == tokenizer.decode(ids)
+
+
+BYTES = {f"<0x{byte:02X}>": byte for byte in range(256)}
+WORDS = st.integers(256, 260).map(lambda word: [word])
+CHARACTERS = st.sampled_from("😀é中").map(lambda text: list(text.encode()))
+
+
+@given(parts=st.lists(WORDS | CHARACTERS | st.integers(0, 255).map(lambda byte: [byte]), max_size=20))
+def test_byte_fallback_tokens_are_shown_with_the_token_behind_them(parts: list[list[int]]) -> None:
+    """A wrong byte changes the text of the whole bytes beside it."""
+    backend = Backend(
+        models.BPE({**BYTES, "▁": 256, "a": 257, "b": 258, "▁a": 259, "\ufffd": 260}, [], byte_fallback=True)
+    )
+    written = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoders.Sequence(written)
+    ids, decoder = [token for part in parts for token in part], TextDecoder(Tokenizer(backend))
+    assert "".join([*(decoder.feed([token]) for token in ids), decoder.finish()]) == backend.decode(ids)
+    decoder.feed(ids)
+    assert decoder.feed([257]).endswith("a")
 
 
 @given(data=st.data())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -18,8 +18,14 @@ from ..http.messages import LAST_CHUNK, Request, chunk, error_reply, reply, retr
 log = logging.getLogger(__name__)
 
 Handler = Callable[[Request], Awaitable[Any]]  # returns what `Answers.start` answers with
-CALLS_TYPE = b"application/vnd.agentcore-rl.calls"
 _to_json = msgspec.json.Encoder().encode
+
+
+class Pieces(NamedTuple):
+    """A long answer, which is written while it is made."""
+
+    of: AsyncIterator[bytes]
+    content_type: bytes
 
 
 class Answers:
@@ -33,13 +39,13 @@ class Answers:
             task.cancel()
 
     def start(self, work: Awaitable[Any], conn: AgentConnection, request: Request, *, dialect: str = "chat") -> None:
-        """Answer with what `work` returns: a value, its JSON, or pieces of recorded calls. It ends when the connection does."""
+        """Answer with what `work` returns: a value, its JSON, or `Pieces`. It ends when the connection does."""
         conn.task = self._tasks.start(self._run(work, conn, request, dialect))
 
     async def _run(self, work: Awaitable[Any], conn: AgentConnection, request: Request, dialect: str) -> None:
         try:
             value = await work
-            if isinstance(value, AsyncIterator):
+            if isinstance(value, Pieces):
                 await self._stream(value, conn, request)
             else:
                 self.answer(conn, request, value)
@@ -58,16 +64,17 @@ class Answers:
             if conn.task is asyncio.current_task():
                 conn.task = None
 
-    async def _stream(self, pieces: AsyncIterator[bytes], conn: AgentConnection, request: Request) -> None:
+    async def _stream(self, pieces: Pieces, conn: AgentConnection, request: Request) -> None:
         """Write pieces one by one, with a pause for the agents' calls in between."""
-        conn.write(stream_head(200, ((b"content-type", CALLS_TYPE),), keep_alive=request.keep_alive))
+        conn.write(stream_head(200, ((b"content-type", pieces.content_type),), keep_alive=request.keep_alive))
         try:
-            async for piece in pieces:
+            async for piece in pieces.of:
                 conn.write(chunk(piece))
                 await conn.drain()
                 await asyncio.sleep(0)
-        except Exception:  # in the middle of an answer no other answer is possible
-            log.exception("%s failed", request.path.decode("utf-8", "replace"))
+        except Exception as e:  # in the middle of an answer no other answer is possible
+            known = isinstance(e, AgentCoreRLError)
+            log.error("%s broke off: %s", request.path.decode("utf-8", "replace"), e, exc_info=None if known else e)
             conn.transport.abort()
             return
         conn.task = None

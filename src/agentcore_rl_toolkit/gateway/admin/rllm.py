@@ -6,9 +6,9 @@ our own routes. A session must be created before it is called, and a deleted one
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import itertools
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -17,12 +17,16 @@ import msgspec
 from ...contract import new_session_id
 from ...trajectory import Turn
 from ...trajectory import experts as routing
-from ..capture.record import OK, UNTRAINABLE, CallRecord, ChoiceRecord, decode, expand, whole_messages
+from ..capture.record import OK, UNTRAINABLE, CallRecord, ChoiceRecord, decode, decode_small, expand, whole_messages
 from ..http.messages import Request, decode_body
 from ..sessions.registry import Sessions
+from ..sessions.session import Session
 from ..sessions.settings import SessionSettings
-from .answers import Handler
+from ..store.reader import Reader
+from .answers import Handler, Pieces
 from .sessions import Names, SessionRoutes
+
+_NUMBERS_BYTES = 3 * 2**18  # of expert routing that are written at a time; base64 takes three bytes at a time
 
 
 class _Create(msgspec.Struct):
@@ -72,36 +76,43 @@ class RLLMRoutes:
         session = self._sessions.by_id.get(unquote_to_bytes(request.path[10:-7]))
         if session is None:
             return []
-        store, metadata = self._sessions.store, session.settings.metadata
+        store = self._sessions.store
         await store.kept()
-        pieces = store.read(lambda reader: reader.readable(reader.numbers(session.number)))
-        payloads = [payload async for some in pieces for payload in some]
-        # In a thread, so that agents' calls go on meanwhile.
-        return await asyncio.to_thread(lambda: msgspec.json.encode(traces_of(session.id, payloads, metadata)))
+        return Pieces(store.read(lambda reader: traces_of(session, reader)), b"application/json")
 
     async def _flush(self, request: Request) -> Any:
         await self._sessions.store.kept()
         return {"status": "flushed"}
 
 
-def traces_of(session_id: str, payloads: list[bytes], metadata: dict[str, Any]) -> list[dict[str, Any]]:
-    """The turns of a session as rLLM's trace records."""
-    records = [decode(p) for p in payloads]
+def traces_of(session: Session, reader: Reader) -> Iterator[bytes]:
+    """The turns of a session as rLLM's trace records, in JSON. The expert routing of one call is in memory at a time."""
+    numbers = reader.numbers(session.number)
+    records = [decode_small(payload) for payload in reader.readable(numbers)]
+    number_of = {record.call_id: number for record, number in zip(records, numbers, strict=True)}
     messages = {record.call_id: text for record, text in zip(records, whole_messages(records), strict=True)}
     retried = {record.retry_of for record in records}
     continued = {record.prompt_base.call_id for record in records if record.prompt_base.choice >= 0}
     whole = expand(records)
     turns = iter(whole.turns)
-    traces = []
+    separator = b"["
     for record in whole.records:
         own = list(itertools.islice(turns, len(record.choices))) if record.status in (OK, UNTRAINABLE) else []
         if record.call_id not in continued and (not record.delivered or record.call_id in retried):
             continue  # its agent did not get it whole
         if record.status == OK:
             asked = msgspec.json.decode(messages[record.call_id] or b"[]")
-            for turn, choice in zip(own, record.choices, strict=True):
-                traces.append({**_trace(record, turn, choice, asked), "session_id": session_id, "metadata": metadata})
-    return traces
+            choices = record.choices
+            if any(choice.routed_experts is not None for choice in choices):
+                choices = decode(reader.call(number_of[record.call_id])).choices
+            for turn, choice in zip(own, choices, strict=True):
+                told = {"session_id": session.id, "metadata": session.settings.metadata}
+                trace = msgspec.json.encode(_trace(record, turn, choice, asked) | told)
+                yield separator + trace.removesuffix(b"}") + b',"routing_matrices":'
+                yield from _routing(choice.routed_experts)
+                yield b"}"
+                separator = b","
+    yield b"[]" if separator == b"[" else b"]"
 
 
 def _trace(record: CallRecord, turn: Turn, choice: ChoiceRecord, asked: Any) -> dict[str, Any]:
@@ -113,7 +124,6 @@ def _trace(record: CallRecord, turn: Turn, choice: ChoiceRecord, asked: Any) -> 
         "response_message": msgspec.json.decode(choice.message),
         "completion_token_ids": turn.completion_ids,
         "logprobs": None if choice.logprobs is None else turn.logprobs,
-        "routing_matrices": _routing(choice.routed_experts),
         "finish_reason": choice.finish_reason,
         "weight_version": record.weight_version_first,
         "latency_ms": (record.finished_s - record.started_s) * 1000,
@@ -124,13 +134,17 @@ def _trace(record: CallRecord, turn: Turn, choice: ChoiceRecord, asked: Any) -> 
     }
 
 
-def _routing(experts: bytes | None) -> list[str] | None:
+def _routing(experts: bytes | None) -> Iterator[bytes]:
     """As rLLM reads it: the shape of a token's part and the type as JSON, then the numbers in base64.
 
-    None as well where the engine gave numbers without a shape (SGLang): which are whose only the model's owner knows.
+    It is null as well where the engine gave numbers without a shape (SGLang): which are whose only the model's owner knows.
     """
     shape, numbers = routing.read(experts or b"")
     if shape is None or len(shape) != 3:
-        return None
+        yield b"null"
+        return
     shown = {"shape": list(shape[1:]), "dtype": "int32"}
-    return [msgspec.json.encode(shown).decode(), base64.b64encode(numbers).decode()]
+    yield b'[%b,"' % msgspec.json.encode(msgspec.json.encode(shown).decode())
+    for at in range(0, len(numbers), _NUMBERS_BYTES):
+        yield base64.b64encode(memoryview(numbers)[at : at + _NUMBERS_BYTES])
+    yield b'"]'

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import struct
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -22,7 +22,9 @@ from ..sessions.registry import Sessions
 from ..sessions.session import Session
 from ..sessions.settings import SessionSettings
 from ..store.reader import Reader
+from .answers import Pieces
 
+_CALLS_TYPE = b"application/vnd.agentcore-rl.calls"
 _U32 = struct.Struct("<I")
 
 
@@ -100,7 +102,7 @@ class SessionRoutes:
             raise RequestError(f"the deletion is not stored, try it again: {error}", kind="overloaded", status=503)
         return len(gone)
 
-    async def fetch(self, request: Request) -> AsyncIterator[bytes]:
+    async def fetch(self, request: Request) -> Pieces:
         asked = decode_body(request.body, Names)
         sessions = self._sessions
         if asked.close:
@@ -108,21 +110,18 @@ class SessionRoutes:
                 if session is not None:
                     self.close_session(session)
         await sessions.store.kept()
-        return self._pieces(asked.session_ids)
-
-    async def _pieces(self, session_ids: list[str]) -> AsyncIterator[bytes]:
-        """The recorded calls of sessions, in pieces small enough to hold."""
-        async for some in self._sessions.store.read(lambda reader: self._frames(reader, session_ids)):
-            yield b"".join(some)
+        return Pieces(sessions.store.read(lambda reader: self._frames(reader, asked.session_ids)), _CALLS_TYPE)
 
     def _frames(self, reader: Reader, session_ids: list[str]) -> Iterator[bytes]:
         """Of each session a head and its records, each with its length before it. Runs in a thread."""
         for session_id in session_ids:
             # Looked up now and not before: while others were written it may have been deleted.
             session = self._sessions.by_id.get(session_id.encode())
-            head, numbers = FetchedHead(session_id=session_id, known=session is not None), []
-            if session is not None:
-                numbers = reader.numbers(session.number)
+            numbers = [] if session is None else reader.numbers(session.number)
+            head = FetchedHead(session_id=session_id, known=False)
+            if session is None or self._sessions.by_id.get(session_id.encode()) is not session:
+                numbers = []  # deleted, and some of its calls may be gone
+            else:
                 head = FetchedHead(
                     session_id=session_id,
                     known=True,

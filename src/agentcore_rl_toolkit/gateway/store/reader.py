@@ -23,6 +23,10 @@ UNREADABLE = "the gateway's store is damaged: this call, or one that its record 
 _SESSIONS_AT_ONCE = 1000
 
 
+class DeletedError(GatewayError):
+    """The call was deleted meanwhile, with its session."""
+
+
 class StoredSession(NamedTuple):
     """A row of `sessions`. Units: unix seconds."""
 
@@ -72,7 +76,7 @@ class Reader:
     Raises: GatewayError where the file is damaged.
     """
 
-    def __init__(self, database: sqlite3.Connection, path: Path | None, damaged: set[int] | None = None) -> None:
+    def __init__(self, database: sqlite3.Connection, path: Path, damaged: set[int] | None = None) -> None:
         self._database = database
         self._path = path
         self._lock = threading.Lock()  # between threads that read at the same time
@@ -120,7 +124,7 @@ class Reader:
                 self.damaged.add(number)
                 log.error("%s", e)
             raise
-        raise GatewayError(f"the store has no call {number} any more")
+        raise DeletedError(f"call {number} was deleted while it was read; ask again")
 
     def last_calls(self, session: int, count: int) -> list[tuple[int, int, str, bool]]:
         """Number, digest, status and whether it was delivered, of a session's last calls, the latest first."""
@@ -143,13 +147,15 @@ class Reader:
 
     def readable(self, numbers: Iterable[int]) -> Iterator[bytes]:
         """The encoded records of these calls, all of a session's in stored order. A damaged record, and one that refers to a
-        damaged one, becomes a failure that reports it.
+        damaged one, becomes a failure that reports it. Raises: DeletedError.
         """
         known: set[str | None] = {None}  # the calls that a readable record may refer to
         for number in numbers:
             try:
                 payload = self.call(number)
                 record = decode(payload)
+            except DeletedError:
+                raise
             except (GatewayError, CaptureError):
                 whole = False
             else:

@@ -68,17 +68,10 @@ def create(directory: Path) -> None:
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite gives its other files the same mode
 
 
-def connect(path: Path | None, *, read_only: bool = False) -> sqlite3.Connection:
-    """A connection to a store's file; None: to a private one, which the system removes with the process.
-
-    Raises: ConfigError when it is no store of this format, sqlite3.Error.
-    """
-    if path is None:
-        database = sqlite3.connect("", isolation_level=None, check_same_thread=False)
-        database.execute("PRAGMA journal_mode=MEMORY")
-    else:
-        uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}"
-        database = sqlite3.connect(uri, uri=True, timeout=5.0, isolation_level=None, check_same_thread=False)
+def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
+    """A connection to a store's file. Raises: ConfigError when it is no store of this format, sqlite3.Error."""
+    uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}"
+    database = sqlite3.connect(uri, uri=True, timeout=5.0, isolation_level=None, check_same_thread=False)
     try:
         _prepare(database, path, read_only=read_only)
     except BaseException:
@@ -87,14 +80,13 @@ def connect(path: Path | None, *, read_only: bool = False) -> sqlite3.Connection
     return database
 
 
-def _prepare(database: sqlite3.Connection, path: Path | None, *, read_only: bool) -> None:
+def _prepare(database: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
     if read_only:
         _check_format(database, path)
         return
     if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         database.execute(f"PRAGMA page_size={PAGE_BYTES}")
-        if path is not None:
-            database.execute("PRAGMA journal_mode=WAL")
+        database.execute("PRAGMA journal_mode=WAL")
         database.executescript(f"BEGIN; {TABLES} COMMIT")
     _check_format(database, path)
     database.execute("PRAGMA secure_delete=OFF")
@@ -102,7 +94,7 @@ def _prepare(database: sqlite3.Connection, path: Path | None, *, read_only: bool
     database.execute("PRAGMA wal_autocheckpoint=0")  # the writer's thread does it
 
 
-def _check_format(database: sqlite3.Connection, path: Path | None) -> None:
+def _check_format(database: sqlite3.Connection, path: Path) -> None:
     named = database.execute(
         "SELECT count(*) FROM sqlite_master WHERE name IN ('meta', 'sessions', 'calls')"
     ).fetchone()
@@ -114,7 +106,7 @@ def _check_format(database: sqlite3.Connection, path: Path | None) -> None:
         raise ConfigError(f"{path} has format {version}, this version writes {FORMAT}; give another --store")
 
 
-def trouble(error: sqlite3.Error, path: Path | None) -> str:
+def trouble(error: sqlite3.Error, path: Path) -> str:
     """The fault of a store, and the way out."""
     code = getattr(error, "sqlite_errorcode", None) or 0
     kind = code & 0xFF
@@ -130,7 +122,7 @@ def trouble(error: sqlite3.Error, path: Path | None) -> str:
     return f"{path} cannot be used: {error}"
 
 
-def os_error(error: sqlite3.Error, path: Path | None) -> OSError:
+def os_error(error: sqlite3.Error, path: Path) -> OSError:
     """SQLite's error as an OSError, which callers of a write expect."""
     kind = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
     full = kind == sqlite3.SQLITE_FULL
@@ -162,4 +154,4 @@ def payload_of(row: Row) -> bytes:
     number, call_id, delivered, payload, checksum = row
     if not isinstance(payload, bytes) or zlib.crc32(memoryview(payload)[:-1]) != checksum:
         raise GatewayError(f"call {call_id} is damaged in the store (row {number} of calls)")
-    return payload[:-1] + (_TRUE if delivered else _FALSE)
+    return b"".join((memoryview(payload)[:-1], _TRUE if delivered else _FALSE))

@@ -18,7 +18,9 @@ import asyncio
 import fcntl
 import logging
 import os
+import shutil
 import sqlite3
+import tempfile
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -40,7 +42,7 @@ _REST_S = 0.02  # between two tries of a locked file, and of removing calls
 _SLICE_S = 0.005  # for so long at a time: the loop has other work
 _REMOVED_AT_ONCE = 64
 _READ_BYTES = 2**20  # what a thread reads before it hands it on
-_READ_BYTES_HERE = 2**18  # and the event loop
+_PRIVATE = "agentcore-rl-calls-"  # a directory of a private store
 
 WAL_BYTES = 32 * 2**20  # a write-ahead log longer than this is moved into the file
 Done = Callable[[OSError | None], None]
@@ -118,9 +120,9 @@ def transaction(database: sqlite3.Connection) -> Iterator[None]:
 
 
 class WriteAheadLog:
-    """The log of a store's file. ``path`` None: the store is a private file, which has none."""
+    """The log of a store's file."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
         self.longest_bytes = WAL_BYTES
         self._task: asyncio.Task[None] | None = None
@@ -128,7 +130,7 @@ class WriteAheadLog:
     @property
     def size(self) -> int:
         try:
-            return 0 if self._path is None else self._path.with_name(self._path.name + "-wal").stat().st_size
+            return self._path.with_name(self._path.name + "-wal").stat().st_size
         except FileNotFoundError:
             return 0
 
@@ -159,8 +161,7 @@ class WriteAheadLog:
 
 
 class Store:
-    """The store of one gateway. ``directory`` None: a private file that ends with the process. ``reader`` belongs to the event
-    loop.
+    """The store of one gateway. ``directory`` None: a private one, which `close` removes. ``reader`` belongs to the event loop.
 
     ``failed`` is why the disk refuses calls at the moment. ``on_refused`` runs for every call that was refused, with
     its session.
@@ -168,22 +169,20 @@ class Store:
     """
 
     def __init__(self, directory: Path | None, *, fsync: bool = False) -> None:
-        self.path = None if directory is None else directory / FILE
+        self._private = None if directory is not None else _private()
+        directory = directory or self._private
+        assert directory is not None
+        self.path = directory / FILE
         self.failed: OSError | None = None
         self.on_refused: Callable[[Any], None] | None = None
-        self._lock = None if directory is None else _hold(directory)
+        self._lock = _hold(directory)
         try:
-            if directory is not None:
-                create(directory)
+            create(directory)
             self._database = connect(self.path)
             self._database.execute("PRAGMA busy_timeout=0")  # the loop does not wait for other programs
             self._database.execute(f"PRAGMA synchronous={'FULL' if fsync else 'NORMAL'}")
-            self._for_threads: Reader | None = None  # a private file has one connection only
-            if self.path is None:
-                self.reader = Reader(self._database, None)
-            else:
-                self.reader = Reader(connect(self.path, read_only=True), self.path)
-                self._for_threads = Reader(connect(self.path, read_only=True), self.path, self.reader.damaged)
+            self.reader = Reader(connect(self.path, read_only=True), self.path)
+            self.for_threads = Reader(connect(self.path, read_only=True), self.path, self.reader.damaged)
             self.wal = WriteAheadLog(self.path)
             self.removing = deque(n for (n,) in self._database.execute("SELECT session FROM deleted"))
             self.first_call = self.next_call = 1 + self._number("SELECT max(number) FROM calls")
@@ -319,20 +318,11 @@ class Store:
         self._schedule()
         return await committed
 
-    async def read(self, of: Callable[[Reader], Iterator[bytes]]) -> AsyncIterator[list[bytes]]:
-        """What an iterator reads of the committed calls, piece by piece. It runs in threads, so that the event loop goes on; in
-        a private file it runs on the event loop, with pauses. Raises: GatewayError.
-        """
-        items = of(self._for_threads or self.reader)
-        while True:
-            if self._for_threads is not None:
-                some = await asyncio.to_thread(_next, items, _READ_BYTES)
-            else:
-                some = _next(items, _READ_BYTES_HERE)
-                await asyncio.sleep(0)
-            if not some:
-                return
-            yield some
+    async def read(self, of: Callable[[Reader], Iterator[bytes]]) -> AsyncIterator[bytes]:
+        """What an iterator makes of the committed calls, piece by piece, in threads. Raises: GatewayError."""
+        pieces = _pieces(of(self.for_threads))
+        while piece := await asyncio.to_thread(next, pieces, b""):
+            yield piece
 
     # -- now and then
 
@@ -388,21 +378,34 @@ class Store:
         self._loop = None
         if self._queue:
             self.commit()
-        if self._for_threads is not None:
-            self._for_threads.close()
-            self.reader.close()
+        self.for_threads.close()
+        self.reader.close()
         self._database.close()  # which moves the write-ahead log into the file
-        if self._lock is not None:
-            os.close(self._lock)
+        if self._private is not None:
+            shutil.rmtree(self._private, ignore_errors=True)
+        os.close(self._lock)
 
 
-def _next(items: Iterator[bytes], size: int) -> list[bytes]:
-    """The next items, until they have this many bytes. None are left when it returns none."""
-    some: list[bytes] = []
-    while size > 0 and (item := next(items, None)) is not None:
-        some.append(item)
-        size -= len(item)
-    return some
+def _pieces(items: Iterator[bytes]) -> Iterator[bytes]:
+    """The same bytes in pieces of one to two megabytes: a larger copy would hold the interpreter's lock for long."""
+    piece = bytearray()
+    for item in items:
+        for at in range(0, len(item), _READ_BYTES):
+            piece += memoryview(item)[at : at + _READ_BYTES]
+            if len(piece) >= _READ_BYTES:
+                yield bytes(piece)
+                piece.clear()
+    yield bytes(piece)
+
+
+def _private() -> Path:
+    """A new directory for a private store. The directories of gateways that were killed are removed."""
+    for lock in Path(tempfile.gettempdir()).glob(f"{_PRIVATE}*/lock"):
+        with suppress(OSError, ConfigError):
+            held = _hold(lock.parent)
+            shutil.rmtree(lock.parent)
+            os.close(held)
+    return Path(tempfile.mkdtemp(prefix=_PRIVATE))
 
 
 def _hold(directory: Path) -> int:

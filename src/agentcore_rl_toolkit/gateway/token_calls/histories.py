@@ -25,9 +25,10 @@ import msgspec
 from ...errors import CaptureError, GatewayError
 from ...messages.dialects import ModelRequest
 from ...messages.render import Conversation, PastCall, Renderer, replay
-from ..capture.record import INVALID, OK, CallRecord, decode, ids_array, places_of, turn_id, whole_prompt
+from ..capture.record import INVALID, OK, CallRecord, decode_small, ids_array, places_of, turn_id, whole_prompt
 from ..sessions.registry import Sessions
 from ..sessions.session import Session
+from ..store.writer import Store
 
 log = logging.getLogger(__name__)
 
@@ -116,17 +117,16 @@ class Histories:
         store = self._sessions.store
         store.commit()  # what is read is what is committed
         try:
-            pieces = store.read(lambda reader: reader.calls(session.number))
-            payloads = [payload async for some in pieces for payload in some]
-            return await asyncio.get_running_loop().run_in_executor(self._threads, self._replayed, session, payloads)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._replayed, session, store)
         except (CaptureError, GatewayError, msgspec.DecodeError, KeyError, TypeError, AttributeError, IndexError) as e:
             # Damage on disk: the agent's call is worth more than its prefix, and the branch that now begins is counted in the
             # session's report.
             log.warning("the history of session %s cannot be made from its records: %r", session.id, e)
             return self._renderer.conversation(now=session.created_s)
 
-    def _replayed(self, session: Session, payloads: list[bytes]) -> Conversation:
-        return replay(self._renderer, past_calls([decode(each) for each in payloads]), now=session.created_s)
+    def _replayed(self, session: Session, store: Store) -> Conversation:
+        records = [decode_small(payload) for payload in store.for_threads.calls(session.number)]
+        return replay(self._renderer, past_calls(records), now=session.created_s)
 
 
 def past_calls(records: Sequence[CallRecord]) -> Iterator[PastCall]:

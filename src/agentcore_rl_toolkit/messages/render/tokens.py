@@ -125,6 +125,7 @@ class Tokenizer:
         eos = self.special_tokens.get("eos_token")
         known = None if eos is None else backend.token_to_id(eos)
         self.eos_ids = frozenset([*eos_ids, *([] if known is None else [known])])
+        self.byte_of = {backend.token_to_id(f"<0x{byte:02X}>"): byte for byte in range(256)}  # of byte-fallback tokens
 
     @property
     def added_texts(self) -> tuple[str, ...]:
@@ -201,11 +202,9 @@ class Tokenizer:
         text = known if known is not None else self.decode([token_id])
         if _REPLACEMENT not in text:
             return text.encode()
-        piece = str(self._backend.id_to_token(token_id))
-        fallback = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", piece)
-        if fallback:
-            return bytes.fromhex(fallback.group(1))
-        table = _byte_table()
+        if token_id in self.byte_of:
+            return bytes([self.byte_of[token_id]])
+        piece, table = str(self._backend.id_to_token(token_id)), _byte_table()
         return bytes(table[c] for c in piece) if all(c in table for c in piece) else text.encode()
 
     @property
@@ -253,29 +252,30 @@ def generation_eos_ids(folder: Path) -> list[int]:
 class TextDecoder:
     """Ids, as they come, -> text, such that the pieces joined are the decoding of the whole.
 
-    A character may be spread over several tokens: what could still change is held back. Some decoders treat the first
+    A character may be spread over several tokens: what could still change is held back. Byte-fallback tokens are held back up
+    to the next other token, because a wrong byte changes the text of all bytes beside it. Some decoders treat the first
     token differently (a leading space), so a window of tokens already shown is decoded along with the new ones. A long window
-    is decoded only when its last tokens say that its text has an end, or when it is twice as long as the last time."""
+    is decoded only when its last tokens say that its text has an end."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
         self._shown = 0  # ids of the window whose text is out
-        self._wait = 0  # ids until which a window is not decoded again
 
     def feed(self, ids: Sequence[int]) -> str:
         self._ids += ids
+        if not ids or ids[-1] in self._tokenizer.byte_of:
+            return ""
         if len(self._ids) - self._shown > _CHARACTER:
             end = self._tokenizer.decode(self._ids[-_CHARACTER:])
-            if not end or end.endswith(_REPLACEMENT) or len(self._ids) < self._wait:
+            if not end or end.endswith(_REPLACEMENT):
                 return ""
-            self._wait = 2 * len(self._ids)
         before = self._tokenizer.decode(self._ids[: self._shown])
         now = self._tokenizer.decode(self._ids)
         if len(now) <= len(before) or now.endswith(_REPLACEMENT):
             return ""
         del self._ids[: self._shown]
-        self._shown, self._wait = len(self._ids), 0
+        self._shown = len(self._ids)
         return now[len(before) :]
 
     def finish(self) -> str:
