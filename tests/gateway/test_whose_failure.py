@@ -21,7 +21,9 @@ from strands.models.openai import OpenAIModel
 from agentcore_rl_toolkit.app.causes import Blame, blame
 from agentcore_rl_toolkit.contract import Cause, new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
+from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
+from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.trajectory import build_trajectory
 
 from .asking import MODEL, Start, ask, captured, claude, gpt, opened
@@ -115,6 +117,13 @@ EVERYONE: list[Call] = [
 ]
 
 
+def raises(error: BaseException) -> Callable[..., Any]:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return broken
+
+
 async def failure_of(call: Call, session: SessionHandle) -> BaseException:
     with pytest.raises(Exception) as caught:  # noqa: PT011  (which one it is says `blame`)
         await asyncio.wait_for(call(session), 30)
@@ -202,12 +211,38 @@ async def test_a_prompt_that_the_gateway_cannot_render_is_the_infrastructures_an
 async def test_a_fault_of_the_gateway_before_the_call_begins_is_the_infrastructures_and_logged(
     session: SessionHandle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(*_: object) -> bool:
-        raise RuntimeError("cannot compare")
-
-    monkeypatch.setattr(hmac, "compare_digest", broken)  # every key is compared with it
+    monkeypatch.setattr(hmac, "compare_digest", raises(RuntimeError("cannot compare")))  # every key is compared with it
     for size in (1, 100_000):  # the key of a long request is checked before its body is read
         caplog.clear()
         status, _ = await asyncio.wait_for(ask(session, "x" * size), 30)
         assert status == 500
         assert "RuntimeError: cannot compare" in caplog.text
+
+
+async def test_a_fault_of_the_gateway_after_the_reply_leaves_no_call_running(
+    engine: ScriptedEngine, start_gateway: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.first_id, engine.last_id = 300, 500
+    gateway = await start_gateway(engine, model_dir=str(MODEL))
+    session = await opened(gateway)
+    async with gpt(session) as llm:  # both calls use one connection
+        with monkeypatch.context() as patched:
+            patched.setattr(Renderer, "commit", raises(TypeError("cannot add the turn")))
+            await llm.chat.completions.create(model="m", messages=USER)
+        assert "TypeError: cannot add the turn" in caplog.text
+        await llm.with_options(timeout=60).chat.completions.create(model="m", messages=USER)
+    assert (await GatewayClient(gateway.url).stats_async())["in_flight"] == 0
+
+
+@pytest.mark.parametrize(("method", "path"), [("render", "chat/completions"), ("count", "messages/count_tokens")])
+async def test_a_panic_of_the_tokenizer_is_a_500_at_once(
+    engine: ScriptedEngine, start_gateway: Start, monkeypatch: pytest.MonkeyPatch, method: str, path: str
+) -> None:
+    class PanicError(BaseException):
+        """What Rust code raises is no `Exception`."""
+
+    session = await opened(await start_gateway(engine, model_dir=str(MODEL)))
+    monkeypatch.setattr(Renderer, method, raises(PanicError("unwrap on None")))
+    body = {"model": "m", "messages": USER}
+    status, _ = await request("POST", f"{session.base_url}/{path}", body=body, key=session.api_key, timeout_s=60)
+    assert status == 500

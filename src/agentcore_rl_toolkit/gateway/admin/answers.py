@@ -49,7 +49,7 @@ class Answers:
             self.refuse(conn, request, RequestError(str(e)), dialect=dialect)
         except (ConnectionResetError, asyncio.CancelledError):
             conn.transport.abort()
-        except Exception as e:
+        except BaseException as e:  # a panic in the tokenizer's Rust code is no `Exception`
             path, known = request.path.decode("utf-8", "replace"), isinstance(e, AgentCoreRLError)
             log.error("%s failed: %s", path, e, exc_info=None if known else e)
             why = str(e) if known else f"the gateway failed: {type(e).__name__}: {e}"

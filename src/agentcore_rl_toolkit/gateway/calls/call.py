@@ -436,11 +436,15 @@ class Call:
             return
         self.become(state)
         self.session.inflight.discard(self)
+        self._context.running.discard(self)
         engine, transport = self.engine, self._transport
         self._transport = None  # which holds this call
-        if transport is not None:
-            transport.close()
-        engine.release()
+        try:
+            if transport is not None:
+                transport.close()
+            engine.release()
+        except Exception as e:  # the agent's connection must not wait for this call
+            self.broke(e)
         if error is not None:
             self.agent.fail(error, headers)
         else:
@@ -448,7 +452,6 @@ class Call:
         engine.incoming.parts = []
         self.agent.close()
         self._stored = None
-        self._context.running.discard(self)
 
     # -- the agent's connection
 

@@ -100,12 +100,15 @@ class Prompt:
     def _settle(self, history: History) -> None:
         """Add the answers to the history; without one the session stands where it stood before."""
         prompt, conversation, renderer = self.rendered, history.conversation, self._mode.renderer
-        if prompt is not None and conversation is not None:
-            for place, (turn_id, ids, message) in enumerate(self._answers, 1):
-                renderer.commit(conversation, prompt, ids, message, turn_id=turn_id, more=place < len(self._answers))
-            if not self._answers:
-                renderer.abandon(conversation, prompt)
-        self._mode.histories.unpin(history)
+        try:
+            if prompt is not None and conversation is not None:
+                for place, (turn_id, ids, message) in enumerate(self._answers, 1):
+                    more = place < len(self._answers)
+                    renderer.commit(conversation, prompt, ids, message, turn_id=turn_id, more=more)
+                if not self._answers:
+                    renderer.abandon(conversation, prompt)
+        finally:
+            self._mode.histories.unpin(history)
 
 
 class TokenSampling:
@@ -163,7 +166,9 @@ class TokenSampling:
                 owner.go()
         except RequestError as e:
             owner.fail(e)
-        except Exception as e:
+        except asyncio.CancelledError:
+            raise
+        except BaseException as e:  # a panic in the tokenizer's Rust code is no `Exception`
             owner.broke(e)
 
     def _write(self) -> None:
