@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from ...messages.dialects import Delta, ModelRequest, RequestError, context_overflow
+from ...messages.dialects import Delta, ModelRequest, RequestError, chat, context_overflow, passthrough
 from ...messages.dialects.canonical import Choice, Usage
 from ...messages.dialects.passthrough import Fields
 from ...messages.render import Conversation, RenderedPrompt
@@ -32,7 +32,7 @@ from ..http.connection import AgentConnection
 from ..sessions.session import Session
 from ..upstreams.router import Worker
 from .histories import History
-from .mode import TokenMode, impose
+from .mode import TokenMode
 from .reply import TokenReply
 
 _to_json = msgspec.json.Encoder().encode
@@ -140,10 +140,12 @@ class TokenSampling:
         allowed = self._context.allow_fields
         agent.understand(body, session.texts.translated, list, allowed)
         asked = agent.asked
-        impose(asked, session.settings.sampling_params)
-        agent.n = asked.n
         self._live = agent.stream and self._engine.streams
         fields = agent.as_chat(list)
+        if session.overrides:
+            passthrough.overlay(fields, session.overrides)
+            chat.overlay(asked, fields)
+        agent.n = asked.n
         self._mode.require(asked)
         return fields
 
