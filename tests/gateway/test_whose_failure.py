@@ -23,10 +23,11 @@ from agentcore_rl_toolkit.contract import Cause, new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
+from agentcore_rl_toolkit.messages.dialects import Dialect
 from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.trajectory import build_trajectory
 
-from .asking import MODEL, Start, ask, captured, claude, gpt, opened
+from .asking import MODEL, Start, ask, captured, claude, gpt, opened, status_of
 
 USER = [{"role": "user", "content": "hello"}]
 INFRASTRUCTURE = Blame(cause=Cause.INFRASTRUCTURE)
@@ -246,3 +247,40 @@ async def test_a_panic_of_the_tokenizer_is_a_500_at_once(
     body = {"model": "m", "messages": USER}
     status, _ = await request("POST", f"{session.base_url}/{path}", body=body, key=session.api_key, timeout_s=60)
     assert status == 500
+
+
+async def test_a_fault_of_the_gateway_while_it_writes_the_reply_is_a_500_and_the_turn_is_not_delivered(
+    engine: ScriptedEngine, start_gateway: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.first_id, engine.last_id = 300, 500
+    gateway = await start_gateway(engine, model_dir=str(MODEL))
+    session = await opened(gateway)
+    monkeypatch.setattr(Dialect, "encode_reply", raises(TypeError("cannot write")))
+    assert blame(await failure_of(by_openai, session)) == INFRASTRUCTURE
+    assert "TypeError: cannot write" in caplog.text
+    assert [turn.delivered for turn in (await captured(gateway, session)).turns] == [False]
+
+
+async def test_a_fault_of_the_gateway_while_it_reads_a_replys_head_is_no_fault_of_the_server(
+    engine: ScriptedEngine, gateway: Gateway, session: SessionHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = raises(TypeError("cannot count"))
+    monkeypatch.setattr("agentcore_rl_toolkit.gateway.calls.engine.WeightSpan.sampled", fault)
+    assert await status_of(session) == 500
+    assert len(engine.calls) == 1
+    [error] = (await captured(gateway, session)).errors
+    assert error["http_status"] == 500
+
+
+async def test_a_request_that_is_nested_too_deeply_is_the_agents(engine: ScriptedEngine, start_gateway: Start) -> None:
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(300):
+        schema = {"type": "object", "properties": {"x": schema}}
+    session = await opened(await start_gateway(engine, model_dir=str(MODEL)))
+    tools = [{"type": "function", "function": {"name": "deep", "parameters": schema}}]
+    status, reply = await ask(session, tools=tools)
+    assert (status, b"nested too deeply" in reply) == (400, True)
+    anthropic = [{"name": "deep", "input_schema": schema}]
+    body = {"model": "m", "messages": USER, "tools": anthropic}
+    url = f"{session.base_url}/messages/count_tokens"
+    assert (await request("POST", url, body=body, key=session.api_key))[0] == 400

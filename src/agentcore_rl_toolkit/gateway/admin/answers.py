@@ -45,7 +45,7 @@ class Answers:
                 self.answer(conn, request, value)
         except RequestError as e:
             self.refuse(conn, request, e, dialect=dialect)
-        except (ContractError, ConfigError) as e:
+        except (ContractError, ConfigError, RecursionError) as e:
             self.refuse(conn, request, RequestError(str(e)), dialect=dialect)
         except (ConnectionResetError, asyncio.CancelledError):
             conn.transport.abort()
