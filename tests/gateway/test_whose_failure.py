@@ -21,10 +21,13 @@ from strands.models.openai import OpenAIModel
 from agentcore_rl_toolkit.app.causes import Blame, blame
 from agentcore_rl_toolkit.contract import Cause, new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
+from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
+from agentcore_rl_toolkit.messages.dialects import Dialect
+from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.trajectory import build_trajectory
 
-from .asking import MODEL, Start, ask, captured, claude, gpt, opened
+from .asking import MODEL, Start, ask, captured, claude, gpt, opened, status_of
 
 USER = [{"role": "user", "content": "hello"}]
 INFRASTRUCTURE = Blame(cause=Cause.INFRASTRUCTURE)
@@ -115,6 +118,13 @@ EVERYONE: list[Call] = [
 ]
 
 
+def raises(error: BaseException) -> Callable[..., Any]:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return broken
+
+
 async def failure_of(call: Call, session: SessionHandle) -> BaseException:
     with pytest.raises(Exception) as caught:  # noqa: PT011  (which one it is says `blame`)
         await asyncio.wait_for(call(session), 30)
@@ -202,12 +212,75 @@ async def test_a_prompt_that_the_gateway_cannot_render_is_the_infrastructures_an
 async def test_a_fault_of_the_gateway_before_the_call_begins_is_the_infrastructures_and_logged(
     session: SessionHandle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(*_: object) -> bool:
-        raise RuntimeError("cannot compare")
-
-    monkeypatch.setattr(hmac, "compare_digest", broken)  # every key is compared with it
+    monkeypatch.setattr(hmac, "compare_digest", raises(RuntimeError("cannot compare")))  # every key is compared with it
     for size in (1, 100_000):  # the key of a long request is checked before its body is read
         caplog.clear()
         status, _ = await asyncio.wait_for(ask(session, "x" * size), 30)
         assert status == 500
         assert "RuntimeError: cannot compare" in caplog.text
+
+
+async def test_a_fault_of_the_gateway_after_the_reply_leaves_no_call_running(
+    engine: ScriptedEngine, start_gateway: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.first_id, engine.last_id = 300, 500
+    gateway = await start_gateway(engine, model_dir=str(MODEL))
+    session = await opened(gateway)
+    async with gpt(session) as llm:  # both calls use one connection
+        with monkeypatch.context() as patched:
+            patched.setattr(Renderer, "commit", raises(TypeError("cannot add the turn")))
+            await llm.chat.completions.create(model="m", messages=USER)
+        assert "TypeError: cannot add the turn" in caplog.text
+        await llm.with_options(timeout=60).chat.completions.create(model="m", messages=USER)
+    assert (await GatewayClient(gateway.url).stats_async())["in_flight"] == 0
+
+
+@pytest.mark.parametrize(("method", "path"), [("render", "chat/completions"), ("count", "messages/count_tokens")])
+async def test_a_panic_of_the_tokenizer_is_a_500_at_once(
+    engine: ScriptedEngine, start_gateway: Start, monkeypatch: pytest.MonkeyPatch, method: str, path: str
+) -> None:
+    class PanicError(BaseException):
+        """What Rust code raises is no `Exception`."""
+
+    session = await opened(await start_gateway(engine, model_dir=str(MODEL)))
+    monkeypatch.setattr(Renderer, method, raises(PanicError("unwrap on None")))
+    body = {"model": "m", "messages": USER}
+    status, _ = await request("POST", f"{session.base_url}/{path}", body=body, key=session.api_key, timeout_s=60)
+    assert status == 500
+
+
+async def test_a_fault_of_the_gateway_while_it_writes_the_reply_is_a_500_and_the_turn_is_not_delivered(
+    engine: ScriptedEngine, start_gateway: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.first_id, engine.last_id = 300, 500
+    gateway = await start_gateway(engine, model_dir=str(MODEL))
+    session = await opened(gateway)
+    monkeypatch.setattr(Dialect, "encode_reply", raises(TypeError("cannot write")))
+    assert blame(await failure_of(by_openai, session)) == INFRASTRUCTURE
+    assert "TypeError: cannot write" in caplog.text
+    assert [turn.delivered for turn in (await captured(gateway, session)).turns] == [False]
+
+
+async def test_a_fault_of_the_gateway_while_it_reads_a_replys_head_is_no_fault_of_the_server(
+    engine: ScriptedEngine, gateway: Gateway, session: SessionHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = raises(TypeError("cannot count"))
+    monkeypatch.setattr("agentcore_rl_toolkit.gateway.calls.engine.WeightSpan.sampled", fault)
+    assert await status_of(session) == 500
+    assert len(engine.calls) == 1
+    [error] = (await captured(gateway, session)).errors
+    assert error["http_status"] == 500
+
+
+async def test_a_request_that_is_nested_too_deeply_is_the_agents(engine: ScriptedEngine, start_gateway: Start) -> None:
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(300):
+        schema = {"type": "object", "properties": {"x": schema}}
+    session = await opened(await start_gateway(engine, model_dir=str(MODEL)))
+    tools = [{"type": "function", "function": {"name": "deep", "parameters": schema}}]
+    status, reply = await ask(session, tools=tools)
+    assert (status, b"nested too deeply" in reply) == (400, True)
+    anthropic = [{"name": "deep", "input_schema": schema}]
+    body = {"model": "m", "messages": USER, "tools": anthropic}
+    url = f"{session.base_url}/messages/count_tokens"
+    assert (await request("POST", url, body=body, key=session.api_key))[0] == 400

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,6 +51,11 @@ BAD_PARAMS: list[dict[str, Any]] = [
     {"lora_path": "/x"},
     {"wings": 2},
     {"ebnf": "x"},
+    {"request_id": "x"},
+    {"logits_processors": ["x"]},
+    {"tools": [{"type": "web_search"}]},
+    {"tool_choice": "required", "response_format": {"type": "json_object"}},
+    {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
 ]
 BAD_SETTINGS: list[dict[str, Any]] = [
     {"max_turns": -1},
@@ -150,10 +156,12 @@ async def test_relayed_calls_have_every_parameter_of_their_session(engine: Scrip
 
 @pytest.mark.parametrize("kind", ["vllm", "policy"])
 async def test_calls_over_token_ids_have_every_parameter_of_their_session(
-    engine: ScriptedEngine, start_gateway: Start, kind: str
+    engine: ScriptedEngine, start_gateway: Start, tmp_path: Path, kind: str
 ) -> None:
     engine.first_id, engine.last_id = 300, 500
-    gateway = await start_gateway(engine, engine=kind, model_dir=str(MODEL))
+    template, variables = tmp_path / "variables.jinja", "{{ reasoning_effort or enable_thinking }}"
+    template.write_text(variables + (MODEL / "chat_template.jinja").read_text())
+    gateway = await start_gateway(engine, engine=kind, model_dir=str(MODEL), template=str(template))
     renderer = Renderer.from_path(MODEL)
     kept = set()
     for name, value in ALL.items():
@@ -164,7 +172,10 @@ async def test_calls_over_token_ids_have_every_parameter_of_their_session(
         assert await status_of(session) == 200, name
         seen = engine.calls[-1]
         assert "structural_tag" not in str(seen.body)
-        assert ("look_up" in renderer.decode(seen.prompt_ids)) is (name == "tools")
+        prompt = renderer.decode(seen.prompt_ids)
+        assert ("look_up" in prompt) is (name == "tools")
+        first = {"reasoning_effort": "low", "chat_template_kwargs": "False"}.get(name, "")
+        assert prompt.startswith(first + "<|im_start|>"), prompt
         status, reply = await ask(session, tools=[TOOL])
         assert status == 200, name
         sampling = engine.calls[-1].body["sampling_params"]
@@ -177,6 +188,65 @@ async def test_calls_over_token_ids_have_every_parameter_of_their_session(
         elif name not in ("tools", "chat_template_kwargs", "reasoning_effort"):
             assert sampling["max_tokens" if name == "max_completion_tokens" else name] == value
     assert kept == KEPT[kind]
+
+
+OTHER = {"type": "function", "function": {"name": "other", "parameters": {"type": "object"}}}
+NAMED = {"type": "function", "function": {"name": "other"}}
+JSON_OBJECT = {"type": "json_object"}
+TOOLS: dict[str, Any] = {"tools": [OTHER]}
+# A session's parameters, what an agent asks for, and the fields that the call is left with: those of the session, and these.
+OVERLAID: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    ({"response_format": JSON_OBJECT}, {"structured_outputs": {"regex": ".*"}}, {}),
+    ({"response_format": JSON_OBJECT}, {**TOOLS, "tool_choice": "required"}, TOOLS),
+    (
+        {"response_format": JSON_OBJECT},
+        {**TOOLS, "parallel_tool_calls": False},
+        {**TOOLS, "parallel_tool_calls": False},
+    ),
+    ({"guided_regex": "a"}, {"response_format": JSON_OBJECT}, {}),
+    ({"tool_choice": "required"}, {**TOOLS, "structured_outputs": {"regex": ".*"}}, TOOLS),
+    ({"tool_choice": "required"}, {"response_format": JSON_OBJECT}, {"response_format": JSON_OBJECT}),
+    ({"tools": [TOOL]}, {**TOOLS, "tool_choice": NAMED}, {}),
+    ({"reasoning_effort": "low"}, {"chat_template_kwargs": {"reasoning_effort": "high"}}, {}),
+    ({"logprobs": False}, {"logprobs": True, "top_logprobs": 5}, {}),
+    ({"n": 2.0, "max_tokens": 16.0}, {"max_completion_tokens": 99}, {"n": 2, "max_tokens": 16}),
+]
+
+
+@pytest.mark.parametrize("model", [None, MODEL])
+async def test_a_sessions_parameter_replaces_all_that_agents_ask_for_on_its_subject(
+    engine: ScriptedEngine, start_gateway: Start, tmp_path: Path, model: Path | None
+) -> None:
+    engine.first_id, engine.last_id = 300, 500
+    settings, renderer = {}, Renderer.from_path(MODEL)
+    if model is not None:
+        template = tmp_path / "variables.jinja"
+        template.write_text("{{ reasoning_effort }}" + (model / "chat_template.jinja").read_text())
+        settings = {"model_dir": str(model), "template": str(template)}
+    gateway = await start_gateway(engine, **settings)
+    unknown = {"chat_template_kwargs": {"enbale_thinking": False}}
+    assert model is None or await opened_with(gateway, unknown) is None
+    for params, asked, left in OVERLAID:
+        session = await opened(gateway, sampling_params=params)
+        status, reply = await ask(session, **asked)
+        assert status == 200, reply
+        body = engine.calls[-1].body
+        kept = {**params, **left}
+        if "tools" not in kept:
+            kept.pop("tool_choice", None)
+        if model is None:
+            names = {*body, "logprobs"} - {"model", "messages", "return_token_ids"}
+            sent = {name: body[name] for name in names}
+            assert json.dumps(sent, sort_keys=True) == json.dumps({**kept, "logprobs": True}, sort_keys=True)
+            continue
+        forms = {"response_format": "json_object", "guided_regex": "regex", "tool_choice": "structural_tag"}
+        sampling, prompt = body["sampling_params"], renderer.decode(engine.calls[-1].prompt_ids)
+        assert list(sampling.get("structured_outputs", ())) == [forms[name] for name in kept if name in forms]
+        assert prompt.startswith(kept.get("reasoning_effort", "") + "<|im_start|>")
+        assert [tool["function"]["name"] in prompt for tool in (TOOL, OTHER)] == [
+            tool in kept.get("tools", []) for tool in (TOOL, OTHER)
+        ]
+        assert repr([sampling["max_tokens"], sampling.get("n")]) == ("[16, 2]" if "n" in kept else "[4096, None]")
 
 
 async def test_a_required_call_is_refused_where_it_cannot_be_enforced(

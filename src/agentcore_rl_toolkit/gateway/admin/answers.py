@@ -51,11 +51,11 @@ class Answers:
                 self.answer(conn, request, value)
         except RequestError as e:
             self.refuse(conn, request, e, dialect=dialect)
-        except (ContractError, ConfigError) as e:
+        except (ContractError, ConfigError, RecursionError) as e:
             self.refuse(conn, request, RequestError(str(e)), dialect=dialect)
         except (ConnectionResetError, asyncio.CancelledError):
             conn.transport.abort()
-        except Exception as e:
+        except BaseException as e:  # a panic in the tokenizer's Rust code is no `Exception`
             path, known = request.path.decode("utf-8", "replace"), isinstance(e, AgentCoreRLError)
             log.error("%s failed: %s", path, e, exc_info=None if known else e)
             why = str(e) if known else f"the gateway failed: {type(e).__name__}: {e}"

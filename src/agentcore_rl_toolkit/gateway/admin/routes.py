@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from ...messages.dialects import ModelRequest
 from ...messages.dialects.passthrough import check_session
 from ...messages.errors import RequestError
 from ..config import SAMPLING_SERVICES, Engine, UpstreamConfig
 from ..http.connection import AgentConnection
 from ..http.messages import Request, decode_body, reply
+from ..sessions.settings import SessionSettings
 from .answers import Answers, Handler
 from .models import ModelRoutes
 from .rllm import RLLMRoutes
@@ -162,12 +163,12 @@ class Admin:
             return
         self.answers.start(handler(request), conn, request)
 
-    def _check_sampling(self, params: Mapping[str, Any]) -> None:
+    def _check_sampling(self, settings: SessionSettings, asked: ModelRequest) -> None:
         """Check that the engine keeps a session's sampling parameters. Raises: RequestError."""
         if self._parts.token_mode is not None:
-            self._parts.token_mode.check(params)
+            self._parts.token_mode.check(asked)
         elif self._parts.config.kind == "vllm":
-            check_session(params, self._parts.config.allow_fields)
+            check_session(settings.sampling_params, self._parts.config.allow_fields)
 
     def _by_prefix(self, request: Request) -> Handler | None:
         if request.method == b"DELETE" and request.path.startswith(b"/admin/workers/"):

@@ -10,11 +10,12 @@ import asyncio
 import itertools
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
+from ...messages.dialects import ModelRequest
 from ...messages.errors import RequestError
 from ..capture.record import FetchedHead
 from ..http.messages import Request, decode_body
@@ -41,7 +42,7 @@ class Names(msgspec.Struct, forbid_unknown_fields=True):
 class SessionRoutes:
     """The routes of trainers' requests about sessions."""
 
-    def __init__(self, sessions: Sessions, check: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(self, sessions: Sessions, check: Callable[[SessionSettings, ModelRequest], None]) -> None:
         self._sessions = sessions
         self._check = check  # of sampling parameters, against the engine
 
@@ -52,8 +53,7 @@ class SessionRoutes:
 
     async def open(self, session_ids: list[str], settings: SessionSettings) -> list[Session]:
         """Open sessions, all or none. Raises: RequestError on bad settings, or when the disk refuses; ContractError."""
-        settings.check()
-        self._check(settings.sampling_params)
+        self._check(settings, settings.check())
         try:
             return await self._sessions.opened(session_ids, settings)
         except OSError as e:

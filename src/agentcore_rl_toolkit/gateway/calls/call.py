@@ -239,15 +239,18 @@ class Call:
 
     def broke(self, error: BaseException) -> None:
         """Fail the call after an unexpected error here, so that the agent does not wait for its own deadline."""
-        log.error("call %s of session %s broke", self.call_id, self.session.id, exc_info=error)
+        failure = RequestError("the request is nested too deeply")
+        if not isinstance(error, RecursionError) or self.state not in (State.RECEIVED, State.RENDERING):
+            log.error("call %s of session %s broke", self.call_id, self.session.id, exc_info=error)
+            why = f"the gateway could not handle this call ({type(error).__name__}); see its log"
+            failure = RequestError(why, kind="internal")
         if self.ended:
             return
         self._stop()
-        why = f"the gateway could not handle this call ({type(error).__name__}); see its log"
         if self.index < 0:
-            self.refuse(RequestError(why, kind="internal"))
+            self.refuse(failure)
         else:
-            self.fail(RequestError(why, kind="internal"))
+            self.fail(failure)
 
     def abort(self, error: RequestError) -> None:
         """Stop the call from our side (deadline, closed session, weight sync) and say why."""
@@ -411,7 +414,11 @@ class Call:
                 conn.write(agent.begin(rest, engine) + LAST_CHUNK)
             else:
                 agent.write_whole(conn, record, captured, engine)
-        except (RequestError, UpstreamError) as e:  # nothing of the end is written
+        except Exception as e:  # nothing of the end is written
+            if broken is None and answer is not None:
+                answer.lost(sure=True)
+            if not isinstance(e, RequestError | UpstreamError):
+                raise
             self._end(State.FAILED, e if isinstance(e, RequestError) else RequestError(str(e), kind="upstream"))
             return
         if broken is None and answer is not None:
@@ -436,11 +443,15 @@ class Call:
             return
         self.become(state)
         self.session.inflight.discard(self)
+        self._context.running.discard(self)
         engine, transport = self.engine, self._transport
         self._transport = None  # which holds this call
-        if transport is not None:
-            transport.close()
-        engine.release()
+        try:
+            if transport is not None:
+                transport.close()
+            engine.release()
+        except Exception as e:  # the agent's connection must not wait for this call
+            self.broke(e)
         if error is not None:
             self.agent.fail(error, headers)
         else:
@@ -448,7 +459,6 @@ class Call:
         engine.incoming.parts = []
         self.agent.close()
         self._stored = None
-        self._context.running.discard(self)
 
     # -- the agent's connection
 

@@ -174,9 +174,12 @@ class Exchange(Transport):
     def on_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         incoming = self._incoming
         incoming.status, incoming.headers = status, headers
-        if not self._stream:  # all of it was sampled before
-            incoming.span.arrived(incoming.received)
-            incoming.span.sampled()
+        try:
+            if not self._stream:  # all of it was sampled before
+                incoming.span.arrived(incoming.received)
+                incoming.span.sampled()
+        except Exception as e:
+            self._owner.broke(e)
 
     def on_data(self, pieces: list[bytes]) -> None:
         incoming = self._incoming

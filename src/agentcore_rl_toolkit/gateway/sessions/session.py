@@ -21,7 +21,6 @@ from ..upstreams.router import Worker
 from .settings import SessionSettings
 
 _LENGTHS = ("max_tokens", "max_completion_tokens")
-_ABOUT_TOOLS = ("tool_choice", "parallel_tool_calls")  # of no meaning to a call that offers none
 _to_json = msgspec.json.Encoder().encode
 
 REMEMBERED = 64  # answered calls per session that a repeated request may be joined to
@@ -67,7 +66,7 @@ class Session:
 
     def use(self, settings: SessionSettings) -> None:
         self.settings = settings
-        self.overrides = {k: msgspec.Raw(_to_json(v)) for k, v in settings.sampling_params.items() if v is not None}
+        self.overrides = settings.overrides()
 
     def hold_to_settings(self, fields: Fields) -> None:
         """Change a request to what the session allows: the trainer's sampling parameters win, and its limits hold.
@@ -79,14 +78,7 @@ class Session:
             raise RequestError(f"this session may make {settings.max_turns} {TURNS_USED}", kind="turn_limit")
         if settings.model_id is not None:
             fields["model"] = msgspec.Raw(_to_json(settings.model_id))
-        own = self.overrides
-        if not own.keys().isdisjoint(_LENGTHS):
-            for key in _LENGTHS:
-                fields.pop(key, None)
-        fields |= {key: value for key, value in own.items() if key not in _ABOUT_TOOLS}
-        for key in _ABOUT_TOOLS:
-            if key in own and passthrough.offers(fields, own[key]):
-                fields[key] = own[key]
+        passthrough.overlay(fields, self.overrides)
         if settings.max_tokens is not None:
             for key in _LENGTHS:
                 if key in fields:

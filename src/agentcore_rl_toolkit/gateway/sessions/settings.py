@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from ...contract import check_train
 from ...errors import ConfigError
-from ...messages.dialects.chat import check_response_format, forced_tools
-from ...messages.dialects.fields import Fields
-from ...messages.dialects.passthrough import MAX_N
+from ...messages.dialects import ModelRequest, passthrough
+from ...messages.dialects.chat import parse_parameters
+from ...messages.dialects.passthrough import Fields
 from ...messages.errors import RequestError
 
 # Of a request, but no sampling parameters: field -> whose it is.
@@ -19,7 +18,10 @@ _NOT_SAMPLING = {
     **dict.fromkeys(("messages", "prompt", "input", "system"), "the conversation is the agent's"),
     **dict.fromkeys(("stream", "stream_options"), "how a reply is written is the agent's choice"),
     **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids", "echo"), "the gateway asks for what it records"),
-    **dict.fromkeys(("best_of", "use_beam_search"), "only samples of the policy can be trained on"),
+    **dict.fromkeys(
+        ("best_of", "use_beam_search", "logits_processors"), "only samples of the policy can be trained on"
+    ),
+    "request_id": "all calls of the session would have it",
     "model": "use model_id",
 }
 
@@ -38,9 +40,17 @@ class SessionSettings(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=
     train: str | None = None
     metadata: dict[str, Any] = {}
 
-    def check(self) -> None:
-        """Raises: RequestError that names the field."""
-        check_sampling(self.sampling_params)
+    def overrides(self) -> Fields:
+        """The sampling parameters as JSON, without nulls. A whole number is written without a fraction, as engines want `n`."""
+        given = {name: value for name, value in self.sampling_params.items() if value is not None}
+        whole = {name: int(v) for name, v in given.items() if isinstance(v, float) and v.is_integer()}
+        return {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in (given | whole).items()}
+
+    def check(self) -> ModelRequest:
+        """Check the settings. Returns the sampling parameters as a request of chat completions has them.
+
+        Raises: RequestError that names the field.
+        """
         for name, value, least in (("max_turns", self.max_turns, 0), ("max_tokens", self.max_tokens, 1)):
             if value is not None and value < least:
                 raise RequestError(f"{name} must be at least {least}, got {value}", param=name)
@@ -51,28 +61,18 @@ class SessionSettings(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=
                 raise RequestError(str(e), param="train") from e
         if self.model_id == "":
             raise RequestError("model_id must name a model, or be left out", param="model_id")
+        try:
+            return self._parsed()
+        except RequestError as e:
+            raise RequestError(f"in sampling_params: {e}", kind=e.kind, param=f"sampling_params.{e.param}") from e
 
-
-def check_sampling(params: Mapping[str, Any]) -> None:
-    """Look at the parameters that are understood here. Raises: RequestError."""
-    fields = Fields(dict(params), "sampling_params")
-    for name, why in _NOT_SAMPLING.items():
-        if name in params:
-            raise RequestError(f"{fields.name(name)} is no sampling parameter: {why}", param=fields.name(name))
-    if params.get("max_tokens") is not None and params.get("max_completion_tokens") is not None:
-        why = "sampling_params.max_completion_tokens is max_tokens under another name: give one of them"
-        raise RequestError(why, param="sampling_params.max_completion_tokens")
-    fields.sampling(("max_tokens", "max_completion_tokens"))
-    fields.integer("n", 1, MAX_N)
-    fields.take("logprobs", bool)
-    if fields.integer("top_logprobs", 0, 20) and not params.get("logprobs"):
-        why = "sampling_params.top_logprobs needs sampling_params.logprobs to be true"
-        raise RequestError(why, param="sampling_params.top_logprobs")
-    fields.take("reasoning_effort", str)
-    fields.template_kwargs()
-    try:
-        check_response_format(fields.take("response_format", dict), "response_format")
-        forced_tools(params)
-    except RequestError as e:
-        raise RequestError(f"in sampling_params: {e}", kind=e.kind, param=f"sampling_params.{e.param}") from e
-    fields.settle("chat")
+    def _parsed(self) -> ModelRequest:
+        params = self.sampling_params
+        for name, why in _NOT_SAMPLING.items():
+            if name in params:
+                raise RequestError(f"{name} is no sampling parameter: {why}", param=name)
+        for names in (["max_tokens", "max_completion_tokens"], ["tool_choice", *passthrough.forms(self.overrides())]):
+            given = [name for name in names if params.get(name) not in (None, "auto", "none")]
+            if len(given) > 1:
+                raise RequestError(f"{given[1]} and {given[0]} have one purpose: give one of them", param=given[1])
+        return parse_parameters(params)

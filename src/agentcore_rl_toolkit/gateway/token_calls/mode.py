@@ -1,22 +1,20 @@
-"""The parts that all token calls of a gateway share, and the changes that a session's settings make to a request."""
+"""The parts that all token calls of a gateway share."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
 
 from ..._servers.tasks import Tasks
 from ...errors import ConfigError, GatewayError
 from ...messages.dialects import ModelRequest
-from ...messages.dialects.chat import forced_tools
 from ...messages.errors import unsupported
 from ...messages.render import Renderer, call_format
 from ..config import GatewayConfig
-from ..engines import TOKEN_ENGINES, TokenEngine
+from ..engines import TOKEN_ENGINES, TokenEngine, constraints
 from ..sessions.registry import Sessions
 from ..store.writer import Store
 from ..upstreams.router import Worker
@@ -26,8 +24,7 @@ log = logging.getLogger(__name__)
 
 CANCEL_S = 5.0
 RENDERING_THREADS = 4  # a long prompt holds the interpreter's lock for a part of its time only, and delays no short one
-_SAME = ("n", "logprobs", "top_logprobs", "parallel_tool_calls", "reasoning_effort", "response_format")
-_OF_REQUEST = {**dict(zip(_SAME, _SAME, strict=True)), "chat_template_kwargs": "template_kwargs"}  # parameter -> member
+_UNREAD = "the model's chat template has no such variable; leave it out"
 _TOKENIZER = "tokenizer"  # a setting of the store
 
 
@@ -44,14 +41,19 @@ class TokenMode:
     allowed: Collection[str]  # fields that pass whatever the engine is known to do
     tasks: Tasks = field(default_factory=Tasks)
 
-    def check(self, params: Mapping[str, Any]) -> None:
+    def check(self, asked: ModelRequest) -> None:
         """Check that calls can keep a session's sampling parameters. Raises: RequestError that names the first that cannot."""
-        asked = ModelRequest(dialect="chat", model="", tools=forced_tools(params))
-        impose(asked, params)
+        asked.sampling.other |= asked.unknown
         self.require(asked, path="sampling_params.")
         if asked.top_logprobs:
             why = "token engines give the logprob of the sampled token alone; leave it out"
             raise unsupported("sampling_params.top_logprobs", why)
+        read = self.renderer.template.all_text
+        for name in asked.template_kwargs:
+            if name not in read:
+                raise unsupported(f"sampling_params.chat_template_kwargs.{name}", _UNREAD)
+        if asked.reasoning_effort is not None and not any(name in read for name in asked.template_options()):
+            raise unsupported("sampling_params.reasoning_effort", _UNREAD)
 
     def require(self, asked: ModelRequest, *, path: str = "") -> None:
         """Check that the engine can do what is asked for, and have a required tool call enforced in the model's own format.
@@ -62,6 +64,8 @@ class TokenMode:
         grammar, one = self.renderer.grammar, asked.parallel_tool_calls is False
         forced = asked.tool_choice not in ("auto", "none")
         if not asked.tools or not (forced or (one and asked.tool_choice == "auto")):
+            return
+        if constraints.holds(asked) and not forced:  # an answer in this form makes no calls
             return
         tag = call_format(grammar, asked.tools, choice=asked.tool_choice, parallel=not one)
         if tag is None:
@@ -114,31 +118,3 @@ async def _tell(worker: Worker, path: bytes, body: bytes) -> None:
         return
     if status != 200:
         log.warning("%s answered %d to the end of a call: %s", worker.config.url, status, answer[:200])
-
-
-def impose(asked: ModelRequest, params: Mapping[str, Any]) -> None:
-    """Put a session's sampling parameters in place of the agent's. The names are those of chat completions, and null is absent.
-
-    A tool choice holds for calls that offer the tool.
-    """
-    sampling = asked.sampling
-    given = {name: value for name, value in params.items() if value is not None}
-    if "tools" in given:
-        asked.tools = forced_tools(given)
-    for name, value in given.items():
-        if name in _OF_REQUEST:
-            setattr(asked, _OF_REQUEST[name], value)
-        elif name in ("max_tokens", "max_completion_tokens"):
-            sampling.max_tokens = value
-        elif name == "stop":
-            sampling.stop = [value] if isinstance(value, str) else list(value)
-        elif name == "tool_choice":
-            named = value["function"]["name"] if isinstance(value, dict) else None
-            if named is None and asked.tools:
-                asked.tool_choice = value
-            elif any(tool["function"]["name"] == named for tool in asked.tools):
-                asked.tool_choice = f"tool:{named}"
-        elif name != "other" and name in sampling.__struct_fields__:
-            setattr(sampling, name, value)
-        elif name != "tools":
-            sampling.other = {**sampling.other, name: value}

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from ...messages.dialects import Delta, ModelRequest, RequestError, context_overflow
+from ...messages.dialects import Delta, ModelRequest, RequestError, chat, context_overflow, passthrough
 from ...messages.dialects.canonical import Choice, Usage
 from ...messages.dialects.passthrough import Fields
 from ...messages.render import Conversation, RenderedPrompt
@@ -32,7 +32,7 @@ from ..http.connection import AgentConnection
 from ..sessions.session import Session
 from ..upstreams.router import Worker
 from .histories import History
-from .mode import TokenMode, impose
+from .mode import TokenMode
 from .reply import TokenReply
 
 _to_json = msgspec.json.Encoder().encode
@@ -100,12 +100,15 @@ class Prompt:
     def _settle(self, history: History) -> None:
         """Add the answers to the history; without one the session stands where it stood before."""
         prompt, conversation, renderer = self.rendered, history.conversation, self._mode.renderer
-        if prompt is not None and conversation is not None:
-            for place, (turn_id, ids, message) in enumerate(self._answers, 1):
-                renderer.commit(conversation, prompt, ids, message, turn_id=turn_id, more=place < len(self._answers))
-            if not self._answers:
-                renderer.abandon(conversation, prompt)
-        self._mode.histories.unpin(history)
+        try:
+            if prompt is not None and conversation is not None:
+                for place, (turn_id, ids, message) in enumerate(self._answers, 1):
+                    more = place < len(self._answers)
+                    renderer.commit(conversation, prompt, ids, message, turn_id=turn_id, more=more)
+                if not self._answers:
+                    renderer.abandon(conversation, prompt)
+        finally:
+            self._mode.histories.unpin(history)
 
 
 class TokenSampling:
@@ -137,10 +140,12 @@ class TokenSampling:
         allowed = self._context.allow_fields
         agent.understand(body, session.texts.translated, list, allowed)
         asked = agent.asked
-        impose(asked, session.settings.sampling_params)
-        agent.n = asked.n
         self._live = agent.stream and self._engine.streams
         fields = agent.as_chat(list)
+        if session.overrides:
+            passthrough.overlay(fields, session.overrides)
+            chat.overlay(asked, fields)
+        agent.n = asked.n
         self._mode.require(asked)
         return fields
 
@@ -163,7 +168,9 @@ class TokenSampling:
                 owner.go()
         except RequestError as e:
             owner.fail(e)
-        except Exception as e:
+        except asyncio.CancelledError:
+            raise
+        except BaseException as e:  # a panic in the tokenizer's Rust code is no `Exception`
             owner.broke(e)
 
     def _write(self) -> None:

@@ -33,8 +33,6 @@ def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
     tools, tool_choice, parallel = parse_tools(fields)
     stream = fields.take("stream", bool) or False
     stream_options = fields.take("stream_options", dict) or {}
-    template_kwargs = fields.template_kwargs()
-    effort = fields.take("reasoning_effort", str)
     request = ModelRequest(
         dialect="chat",
         model=fields.take("model", str) or "",
@@ -48,8 +46,8 @@ def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
         logprobs=fields.take("logprobs", bool) or False,
         top_logprobs=fields.integer("top_logprobs", 0, 20) or 0,
         response_format=check_response_format(fields.take("response_format", dict), "response_format"),
-        reasoning_effort=effort,
-        template_kwargs=template_kwargs,
+        reasoning_effort=fields.take("reasoning_effort", str),
+        template_kwargs=fields.template_kwargs(),
         sampling=fields.sampling(("max_completion_tokens", "max_tokens")),
     )
     if request.top_logprobs and not request.logprobs:
@@ -137,23 +135,39 @@ def parse_tools(fields: Fields) -> tuple[list[dict[str, Any]], str, bool | None]
     return tools, tool_choice(fields, tools, "function", "name"), fields.take("parallel_tool_calls", bool)
 
 
-def forced_tools(params: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The tools of a session's sampling parameters; where there are none, one that the choice would do with.
+def parse_parameters(params: Mapping[str, Any]) -> ModelRequest:
+    """Read sampling parameters that stand without a conversation. A tool choice without tools gets one that it can choose.
 
-    Raises: RequestError on a choice that no call could have.
+    Raises: RequestError that names the field.
     """
-    names = ("tools", "tool_choice", "parallel_tool_calls")
-    fields = {name: params[name] for name in names if params.get(name) is not None}
-    choice = fields.get("tool_choice")
-    name: Any = "any"
-    if isinstance(choice, dict):
-        function = choice.get("function")
-        name = function.get("name") if choice.get("type") == "function" and isinstance(function, dict) else None
-        if not isinstance(name, str):
-            raise RequestError("tool_choice must be a word or name a function", param="tool_choice")
-    if "tools" not in fields:
-        fields["tools"] = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}]
-    return parse_tools(Fields(fields))[0]
+    given, choice = {**params, **_NO_TEXT}, params.get("tool_choice")
+    if given.get("tools") is None:
+        chosen = choice.get("function") if isinstance(choice, dict) else None
+        name = chosen.get("name") if isinstance(chosen, dict) else "any"
+        given["tools"] = [{"type": "function", "function": {"name": str(name), "parameters": {"type": "object"}}}]
+    asked = parse_request(given)
+    if len(asked.tools) != len(given["tools"]):
+        raise unsupported("tools", "a session's tools must be functions")
+    if isinstance(choice, dict) and choice.get("type") != "function":
+        raise unsupported("tool_choice", "a session's tool choice must be a word or name a function")
+    return asked
+
+
+_NO_TEXT = {"messages": [{"role": "user", "content": ""}]}
+_OVERLAID = """tools tool_choice parallel_tool_calls n logprobs top_logprobs response_format reasoning_effort template_kwargs
+    sampling"""
+
+
+def overlay(asked: ModelRequest, fields: Mapping[str, msgspec.Raw]) -> None:
+    """Read all but the messages of a request again, from fields that a session's parameters have changed.
+
+    Raises: RequestError that names the field.
+    """
+    given = {name: msgspec.json.decode(raw) for name, raw in fields.items() if name != "messages"}
+    changed = parse_request({**given, **_NO_TEXT})
+    changed.sampling.other |= changed.unknown
+    for name in _OVERLAID.split():
+        setattr(asked, name, getattr(changed, name))
 
 
 def tool_choice(fields: Fields, tools: list[dict[str, Any]], *path: str) -> str:

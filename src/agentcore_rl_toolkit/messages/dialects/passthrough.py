@@ -43,18 +43,17 @@ _SGLANG = frozenset(
 KNOWN = ENGINE_PARAMETERS | _SGLANG | frozenset(f"{_OPENAI} {_VLLM}".split())
 
 _NOTHING = (b"null", b"false", b"[]", b"{}", b'""')
-_SAID = frozenset({"tool_choice", "response_format"})
-_FORMS = _SAID | frozenset(
-    [
-        "structured_outputs",
-        "guided_choice",
-        "guided_grammar",
-        "guided_json",
-        "guided_regex",
-        "ebnf",
-        "json_schema",
-        "regex",
-    ]
+_FORMS = frozenset(
+    {"response_format", "structured_outputs", "guided_choice", "guided_grammar", "guided_json", "guided_regex"}
+    | {"ebnf", "json_schema", "regex"}
+)
+_ABOUT_TOOLS = ("tool_choice", "parallel_tool_calls")  # of no meaning to a call that offers none
+# Fields with one subject: any of them in a session's parameters replaces all of them in the agent's request.
+_SUBJECTS = (
+    frozenset({"max_tokens", "max_completion_tokens"}),
+    frozenset({"reasoning_effort", "chat_template_kwargs"}),
+    frozenset({"logprobs", "top_logprobs"}),
+    _FORMS,
 )
 
 
@@ -88,14 +87,43 @@ def check(body: bytes, fields: Fields, *, more: Collection[str] | None) -> int:
 
 def constrained(fields: Fields) -> bool:
     """Whether the answer is held to a form, so that its logprobs are of the tokens that the form left over."""
+    return _forces(fields.get("tool_choice")) or bool(forms(fields))
+
+
+def forms(fields: Fields) -> list[str]:
+    """The fields that hold the answer to a form, tool choices apart."""
     if _FORMS.isdisjoint(fields):
-        return False
-    choice, wanted = bytes(fields.get("tool_choice", b"")), bytes(fields.get("response_format", _NOTHING[0]))
-    if choice == b'"required"' or choice[:1] == b"{" or (wanted not in _NOTHING and b'"json' in wanted):
-        return True
-    return b'"structural_tag"' in wanted or any(
-        bytes(fields[n]) not in _NOTHING for n in _FORMS & fields.keys() if n not in _SAID
-    )
+        return []
+    found = {name: bytes(fields[name]) for name in fields if name in _FORMS}
+    wanted = found.pop("response_format", b"")
+    names = [name for name, value in found.items() if value not in _NOTHING]
+    return names + ["response_format"] * (b'"json' in wanted or b'"structural_tag"' in wanted)
+
+
+def _forces(choice: msgspec.Raw | None) -> bool:
+    """Whether a tool choice requires a call."""
+    return choice is not None and (bytes(choice) == b'"required"' or bytes(choice)[:1] == b"{")
+
+
+def overlay(fields: Fields, own: Fields) -> None:
+    """Put a session's parameters in place of the agent's. A tool choice applies only to calls that offer the tool."""
+    given = {name: value for name, value in own.items() if name not in _ABOUT_TOOLS}
+    for subject in _SUBJECTS:
+        if not subject.isdisjoint(given):
+            for name in subject & fields.keys():
+                del fields[name]
+    fields |= given
+    for name in _ABOUT_TOOLS:
+        if name in own and offers(fields, own[name]):
+            fields[name] = own[name]
+    choice = fields.get("tool_choice")
+    if choice is None:
+        return
+    if ("tools" in own and not offers(fields, choice)) or (_forces(choice) and forms(own)):
+        del fields["tool_choice"]
+    elif _forces(choice) and choice is own.get("tool_choice"):
+        for name in _FORMS & fields.keys():
+            del fields[name]
 
 
 def foreign(fields: Fields, more: Collection[str]) -> str | None:
