@@ -68,6 +68,19 @@ class Closed(Exception):
     def original_exception(self):
         raise LookupError
 
+class Class(type):
+    @property
+    def __name__(self):
+        raise LookupError
+
+class Nameless(Exception, metaclass=Class):
+    pass
+
+class Traceless(Exception):
+    @property
+    def __traceback__(self):
+        raise SystemExit
+
 class Unpicklable(Exception):
     def __init__(self):
         super().__init__(threading.Lock())
@@ -142,6 +155,8 @@ AWKWARD = {
     "base group": "BaseExceptionGroup",
     "Broken": "Broken",
     "Closed": "Closed",
+    "Nameless": "Nameless",
+    "Traceless": "Traceless",
     "Unpicklable": "Unpicklable",
     "cycle": "ValueError",
     "huge": "ValueError",

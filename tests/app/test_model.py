@@ -101,7 +101,8 @@ def test_the_first_source_that_exists_is_taken(agent: Any, start_agent: Any, con
     assert asked(agent, "prompt-0123456789") == (200, ["default", None, "hosted", {}])
     rollout = {"base_url": "http://gateway/v1", "model_id": "policy", "sampling_params": {"temperature": 0.5}}
     assert agent.run(**rollout)["seen"] == ["rollout", "http://gateway/v1", "policy", {"temperature": 0.5}]
-    assert agent.run(model_id="policy")["seen"] == ["default", None, "hosted", {}]  # the agent brings its own model
+    rollout_of_its_own_model = agent.run(model_id="asked", sampling_params={"temperature": 0})
+    assert rollout_of_its_own_model["seen"] == ["default", None, "asked", {"temperature": 0}]
     assert asked(agent) == (200, ["default", None, "hosted", {}])
 
     named = {"AGENTCORE_RL_MODEL_URL": "http://mine/v1", "AGENTCORE_RL_MODEL_ID": "mine"}
@@ -110,6 +111,7 @@ def test_the_first_source_that_exists_is_taken(agent: Any, start_agent: Any, con
     assert asked(other, "prompt-0123456789") == (200, ["environment", "http://mine/v1", "mine", {}])
     assert asked(other, "trained-0123456789") == (200, trained)
     assert other.run(**rollout)["seen"][0] == "rollout"
+    assert other.run(model_id="asked")["seen"] == ["environment", "http://mine/v1", "asked", {}]
 
 
 def test_a_bundle_that_cannot_be_read_is_an_error_and_not_another_model(agent: Any) -> None:
@@ -119,7 +121,7 @@ def test_a_bundle_that_cannot_be_read_is_an_error_and_not_another_model(agent: A
 
 def test_a_thread_that_does_not_know_its_rollout_gets_no_other_model(agent: Any) -> None:
     [failed] = agent.run({"in_thread": True}, base_url="http://gateway/v1")["failed"]
-    assert "does not know its rollout" in failed
+    assert "does not know its call" in failed
 
 
 # -- what a model makes

@@ -10,14 +10,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from starlette.testclient import TestClient
 
 from agentcore_rl_toolkit import AgentCoreRLApp
 from agentcore_rl_toolkit.app import AgentSettings
+from agentcore_rl_toolkit.errors import ConfigError
 
 from .conftest import SESSION_HEADER, new_session
 
@@ -263,6 +266,7 @@ def adapted(**options: Any) -> AgentCoreRLApp:
         (lambda: adapted(settings=AgentSettings(rollouts=True)), 200),
         (lambda: adapted(settings=AgentSettings.from_env({"AGENTCORE_RL_ROLLOUTS": "on"})), 200),
         (lambda: adapted(settings=AgentSettings.from_env({"AGENTCORE_RL_ROLLOUTS": "off"})), 403),
+        (lambda: adapted(settings=AgentSettings.from_env({"AGENTCORE_RL_ROLLOUTS": " "})), 403),
         (lambda: adapted(rollouts=False, settings=AgentSettings(rollouts=True)), 403),
     ],
 )
@@ -289,7 +293,91 @@ async def test_async_functions_of_both_kinds_share_a_loop() -> None:
     assert await answered(app, {}) == (200, None)
     assert (await answered(app, {"_rollout": {}}))[0] == 200
     assert await asyncio.to_thread(ran.wait, 20)
+    wrapped = AgentCoreRLApp()
+    wrapped.rollout_entrypoint(lambda payload: answer(payload))
+    assert await answered(wrapped, {}) == (200, None)
     assert loops[0] is loops[1] is not asyncio.get_running_loop()
+    assert loops[2] is not asyncio.get_running_loop()
+
+
+def test_one_function_has_one_decorator() -> None:
+    app = AgentCoreRLApp()
+    with pytest.raises(ConfigError, match="rollout_entrypoint alone"):
+        app.entrypoint(app.rollout_entrypoint(lambda payload: {}))
+
+
+@pytest.mark.parametrize(("rollouts", "status"), [(True, 500), (False, 200)])
+async def test_a_rollout_does_not_change_what_a_production_call_gets(rollouts: bool, status: int) -> None:
+    app, over = AgentCoreRLApp(rollouts=rollouts), threading.Event()
+
+    @app.entrypoint
+    def answer(payload: Any) -> Any:
+        with ThreadPoolExecutor(1) as pool:  # whose thread does not know its call
+            return pool.submit(lambda: app.model(default="hosted").model_id).result()
+
+    app.rollout_entrypoint(lambda payload: {"over": over.wait(20)})
+    before = await answered(app, {})
+    await answered(app, {"_rollout": {}})
+    during = await answered(app, {})
+    over.set()
+    assert during == before
+    assert before[0] == status
+
+
+def test_a_websocket_is_a_production_call() -> None:
+    app, over = AgentCoreRLApp(), threading.Event()
+    app.rollout_entrypoint(lambda payload: {"over": over.wait(20)})
+
+    @app.websocket
+    async def answer(websocket: Any, context: Any) -> None:
+        await websocket.accept()
+        await websocket.send_json(app.model(default="hosted").model_id)
+
+    with TestClient(app) as client:
+        assert client.post("/invocations", json={"_rollout": {}}).status_code == 403
+    app = AgentCoreRLApp(rollouts=True)
+    app.rollout_entrypoint(lambda payload: {"over": over.wait(20)})
+    app.websocket(answer)
+    with TestClient(app) as client:
+        assert client.post("/invocations", json={"_rollout": {}}).json() == {"status": "processing"}
+        with client.websocket_connect("/ws") as connection:
+            assert connection.receive_json() == "hosted"
+        over.set()
+
+
+async def test_a_worker_that_a_rollout_has_started_serves_no_later_call() -> None:
+    app, questions = AgentCoreRLApp(rollouts=True), asyncio.Queue[Any]()
+    found, over = [], threading.Event()
+
+    async def work() -> None:
+        while True:
+            reply = await questions.get()
+            try:
+                reply.set_result(app.model(default="hosted").model_id)
+            except ConfigError as e:
+                reply.set_exception(e)
+
+    async def ask() -> Any:
+        if not found:
+            found.append(asyncio.create_task(work()))
+        reply = asyncio.get_running_loop().create_future()
+        await questions.put(reply)
+        return await reply
+
+    @app.entrypoint
+    async def answer(payload: Any) -> Any:
+        return await ask()
+
+    @app.rollout_entrypoint
+    async def rollout(payload: Any) -> Any:
+        found.append(await ask())
+        over.set()
+
+    await answered(app, {"_rollout": {"base_url": "http://gateway/v1", "model_id": "policy"}})
+    assert await asyncio.to_thread(over.wait, 20)
+    assert found[1] == "policy"
+    status, reply = await answered(app, {})
+    assert (status, "does not know its call" in reply["error"]) == (500, True)
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,14 @@ def test_close_stops_all_sessions_although_the_pace_needs_longer_than_the_deadli
     assert runtime.live == []
 
 
+def test_a_stop_that_waits_for_its_next_turn_is_not_late(make_client: MakeClient, runtime: ScriptedRuntime) -> None:
+    client = make_client(tps_limit=1, deadlines=Deadlines(stop_s=2.5))
+    client.invoke(HANG)
+    runtime.stop_faults.extend(["429"] * 3)  # the third turn comes after 3 s
+    assert client.close() == []
+    assert runtime.live == []
+
+
 def test_slow_stops_run_beside_each_other(client: RolloutClient, runtime: ScriptedRuntime) -> None:
     for _ in range(64):
         client.submit(HANG)

@@ -346,6 +346,23 @@ def test_prepare_gives_every_attempt_its_own_address(make_client: MakeClient, ru
     assert item.session_id in runtime.sessions[item.session_id].payload["_rollout"]["base_url"]
 
 
+@pytest.mark.parametrize("error", ["no text", "exit"])
+def test_an_exception_of_prepare_is_the_end_of_its_rollout_only(
+    client: RolloutClient, runtime: ScriptedRuntime, error: str
+) -> None:
+    class NoTextError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    def prepare(session_id: str, attempt: int) -> dict[str, Any]:
+        raise NoTextError if error == "no text" else SystemExit(3)
+
+    (item,) = client.run_batch([script()], prepare=prepare)
+    assert (item.outcome, runtime.runs) == (Outcome.LOST, 0)
+    assert ("NoTextError" if error == "no text" else "SystemExit") in str(item.error)
+    assert client.submit(script()).result(60)
+
+
 # ---- arguments
 
 

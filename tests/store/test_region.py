@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.app import AgentCoreRLApp
-from agentcore_rl_toolkit.errors import ConfigError, StorePermissionError
+from agentcore_rl_toolkit.errors import AgentCoreRLError, ConfigError, StorePermissionError
 from agentcore_rl_toolkit.store import open_store
 from scripted_runtime import ARN, ScriptedRuntime  # of us-west-2
 from serving import wait_for
@@ -36,6 +37,7 @@ def configure(scripted: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     scripted.answer = lambda _request, _n: (200, LISTING)
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
 
     def configure(config: str = "", **variables: str) -> None:
         (tmp_path / "config").write_text(config)
@@ -48,9 +50,9 @@ def configure(scripted: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     return configure
 
 
-def scope(scripted: Any) -> tuple[str, str]:
-    """Access key and region in the signature of the last request."""
-    credential = scripted.requests[-1].headers["authorization"].partition("Credential=")[2]
+def scope(scripted: Any, request: int = -1) -> tuple[str, str]:
+    """Access key and region in the signature of a request, the last one by default."""
+    credential = scripted.requests[request].headers["authorization"].partition("Credential=")[2]
     key, _, region, *_ = credential.split("/")
     return key, region
 
@@ -112,11 +114,42 @@ def test_the_endpoint_of_the_profile_is_used(scripted: Any, configure: Configure
     assert scope(scripted) == ("key", "eu-central-1")
 
 
-def test_a_configuration_that_cannot_be_used_is_a_clear_error(scripted: Any, configure: Configure) -> None:
+def test_the_default_session_is_also_the_stores(scripted: Any, configure: Configure) -> None:
+    configure(CONFIG)
+    boto3.setup_default_session(profile_name="work")
+    with RolloutClient(ARN, "the-bucket", "e") as client:
+        client.store.list("e/")
+        client.s3_client.list_objects_v2(Bucket="the-bucket")
+    assert {scope(scripted), scope(scripted, -2)} == {("work", "ap-south-1")}
+
+
+@pytest.mark.parametrize("where", ["variable", "profile"])
+def test_an_endpoint_that_is_to_be_ignored_gets_no_request(scripted: Any, configure: Configure, where: str) -> None:
+    # No such region exists, so that no request leaves the machine.
+    if where == "variable":
+        configure(AWS_IGNORE_CONFIGURED_ENDPOINT_URLS="true", AWS_REGION="xx-test-1")
+    else:
+        profile = f"endpoint_url = {scripted.url}\nignore_configured_endpoint_urls = true\n"
+        configure(f"[default]\nregion = xx-test-1\n{profile}", AWS_ENDPOINT_URL_S3="")
+    with pytest.raises(AgentCoreRLError):
+        open_store("the-bucket").get("x", timeout_s=0)
+    assert scripted.requests == []
+
+
+def test_a_session_token_under_its_old_name_is_sent(scripted: Any, configure: Configure) -> None:
+    configure(AWS_SECURITY_TOKEN="old", AWS_REGION="us-east-1")
+    open_store("the-bucket").list("e/")
+    assert scripted.requests[-1].headers["x-amz-security-token"] == "old"
+
+
+def test_a_configuration_that_cannot_be_used_is_a_clear_error(
+    scripted: Any, configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
     configure(CONFIG, AWS_PROFILE="absent")
     with pytest.raises(ConfigError, match="absent"):
         open_store("the-bucket").list("e/")
-    configure(AWS_PROFILE="", AWS_SECRET_ACCESS_KEY="", AWS_REGION="us-east-1")
+    monkeypatch.delenv("AWS_PROFILE")
+    configure(AWS_SECRET_ACCESS_KEY="", AWS_REGION="us-east-1")
     with pytest.raises(StorePermissionError, match="no credentials for the store"):
         open_store("the-bucket").list("e/")
     assert scripted.requests == []

@@ -23,7 +23,7 @@ from ..proof import seal
 from ..store import ObjectStore, parse_url
 from ..store.remote import find_region
 from .engine import Engine, is_rollout
-from .model import CURRENT, Default, Model, resolve
+from .model import CURRENT, Call, Default, Model, resolve
 from .record import PolicyReward, RolloutInfo, check_policy_reward, find_secrets, success_body
 from .s3_client import S3ClientStore
 from .sagemaker.job import check_reports_nothing
@@ -38,7 +38,7 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
 
     Args:
         rollouts: True or False turn rollouts on or off. None: the setting ``AGENTCORE_RL_ROLLOUTS``; without it they are off in
-            an app that has an `entrypoint`, and on in one that has not.
+            an app that has an `entrypoint` or a `websocket`, and on in one that has neither.
         foreground: without an `entrypoint`, answer a payload that is no rollout with what the rollout function returns. False:
             answer it at once and run the function in the background, as the published package does.
 
@@ -75,6 +75,7 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
         self._s3_client_is_own = False
         self._rollouts, self._foreground = rollouts, foreground
         self._production: Callable[..., Any] | None = None
+        self._served = False  # True from the first call on
         self._rollout: Callable[..., Any] | None = None
         self._rollout_function: tuple[Callable[..., Any], bool] | None = None
         self._engine = Engine(
@@ -86,6 +87,10 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
 
     def entrypoint(self, func: Callable[..., Any]) -> Callable[..., Any]:
         """Register the function of production calls, as on `BedrockAgentCoreApp`, which serves them."""
+        if func is self._rollout:
+            raise ConfigError(
+                "@app.entrypoint on a rollout function: @app.rollout_entrypoint alone serves both kinds of calls"
+            )
         self._production = func
         return super().entrypoint(func)  # type: ignore[no-any-return]  # the base class is untyped
 
@@ -96,9 +101,11 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
         ``model_id``), the one of ``AGENTCORE_RL_MODEL_URL`` and ``AGENTCORE_RL_MODEL_ID``, and ``default``: the id of a model of
         Amazon Bedrock, or a mapping with `base_url`, `model_id`, `api_key` and `sampling_params`.
 
-        Raises: ConfigError when there is none, when a bundle cannot be read, and in a thread that does not know its rollout.
+        Raises: ConfigError when there is none, when a bundle cannot be read, in a task that outlived its rollout, and in an app
+            that takes rollouts in a thread that does not know its call.
         """
-        return resolve(default, self._engine.settings, self._engine.busy)
+        needs_call = self._served and self._rollout is not None and self._takes_rollouts()
+        return resolve(default, self._engine.settings, needs_call)
 
     @overload
     def rollout_entrypoint(self, func: Callable[..., Any]) -> Callable[..., Any]: ...
@@ -160,7 +167,13 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
 
     def _takes_rollouts(self) -> bool:
         on = self._engine.settings.rollouts if self._rollouts is None else self._rollouts
-        return self._production is None if on is None else on
+        return self._production is None and self._websocket_handler is None if on is None else on
+
+    def _build_request_context(self, request: Any) -> Any:
+        """Begin a call, of the websocket too. A rollout's function gets another one."""
+        self._served = True
+        CURRENT.set(Call())
+        return super()._build_request_context(request)
 
     def _ensure_worker_loop(self) -> asyncio.AbstractEventLoop:
         """Async production functions share the loop of async rollout functions."""
@@ -173,14 +186,13 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
         if rollout is not None and (is_rollout(payload) or (handler is rollout and not answers)):
             run = self._run_with_context(rollout(payload, request_context), contextvars.copy_context())
             return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run, self._engine.loop))
-        CURRENT.set(RolloutConfig())
         if self._rollout_function is None or not answers:
             return await serve(handler, request_context, takes_context, payload)
         function, takes_context = self._rollout_function
         try:
             result = await serve(function, request_context, takes_context, payload)
             if inspect.isawaitable(result):  # of a partial or lambda around an async function
-                result = await result
+                result = await serve(_wait_for, request_context, False, result)
         except KeyError as e:
             if e.args == (ROLLOUT_FIELD,):
                 raise ConfigError(
@@ -291,6 +303,10 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
                 signal.signal(signal.SIGTERM, before)
 
         return restore
+
+
+async def _wait_for(result: Any) -> Any:
+    return await result
 
 
 def _takes_context(func: Callable[..., Any]) -> bool:

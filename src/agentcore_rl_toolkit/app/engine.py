@@ -30,7 +30,7 @@ from ..proof import PROOF_KEY_FIELD, REPLY_FIELD, SCHEME
 from ..store import ObjectStore, open_store, url_matches
 from .record import PolicyReward, RolloutInfo, find_secrets
 from .rollout import Rollout
-from .runner import AgentRunner
+from .runner import AgentRunner, keep_running
 from .sagemaker.job import JobRollout, job_rollout
 from .settings import AgentSettings
 
@@ -85,13 +85,10 @@ class Engine:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="rollout-supervisors", daemon=True).start()
+                threading.Thread(
+                    target=keep_running, args=(self._loop,), name="rollout-supervisors", daemon=True
+                ).start()
             return self._loop
-
-    @property
-    def busy(self) -> bool:
-        """True while a rollout runs."""
-        return bool(self._live)
 
     async def accept(
         self,

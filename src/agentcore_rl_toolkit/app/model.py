@@ -6,7 +6,7 @@ import base64
 import functools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,8 +20,17 @@ from .settings import PREFIX, AgentSettings
 
 Default = str | Mapping[str, Any] | None
 
-# The rollout of the running call, empty in a production call. None: this thread belongs to no call.
-CURRENT: ContextVar[RolloutConfig | None] = ContextVar("agentcore_rl_rollout", default=None)
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A call: the settings of its rollout, empty in a production call, and whether its agent has ended."""
+
+    config: RolloutConfig = field(default_factory=RolloutConfig)
+    ended: Callable[[], bool] = lambda: False
+
+
+# The running call. None: this thread belongs to no call.
+CURRENT: ContextVar[Call | None] = ContextVar("agentcore_rl_call", default=None)
 
 TOKEN_S = 12 * 3600  # AWS's maximum
 # Hosts that take a bearer token which is signed with AWS credentials.
@@ -35,7 +44,7 @@ class Model:
     """A model to call.
 
     ``base_url`` is an address of OpenAI's API; None: ``model_id`` is a model of Amazon Bedrock. ``sampling_params`` are those
-    that a rollout asks for. ``source``: rollout, bundle, environment or default.
+    that a rollout asks for. ``source`` of the address: rollout, bundle, environment or default.
     """
 
     base_url: str | None = None
@@ -51,7 +60,7 @@ class Model:
         A rollout's address gets no token: its caller would choose what the role pays for.
         """
         parts = urlsplit(self._address)
-        ours = parts.scheme == "https" and self.source != "rollout"
+        ours = parts.scheme == "https" and (self.base_url is None or self.source != "rollout")
         signed = _SIGNED.fullmatch(parts.hostname or "") if ours else None
         key = self.key or (os.environ.get("AWS_BEARER_TOKEN_BEDROCK") if signed and signed[2] else None)
         return key or (bearer_token(signed[1] or signed[2], signed[3]) if signed else "none")
@@ -93,16 +102,18 @@ class Model:
         return f"https://bedrock-runtime.{region}.amazonaws.com/openai/v1"
 
 
-def resolve(default: Default, settings: AgentSettings, busy: bool) -> Model:
-    """The model of the running call; ``busy``: rollouts run in this process. Raises: ConfigError."""
-    rollout = CURRENT.get()
-    if rollout is None and busy:
+def resolve(default: Default, settings: AgentSettings, needs_call: bool) -> Model:
+    """The model of the running call; ``needs_call``: a thread that knows none may be a rollout's. Raises: ConfigError."""
+    call = CURRENT.get()
+    if needs_call if call is None else call.ended():
         raise ConfigError(
-            "app.model() was called in a thread that does not know its rollout: call it in the function itself, or run the "
-            "thread with contextvars.copy_context().run"
+            "app.model() was called in a thread or task that does not know its call, or outlived its rollout: call it in the "
+            "function itself, or run the thread with contextvars.copy_context().run"
         )
-    if rollout is not None and rollout.base_url is not None:
-        return _model(rollout.to_dict(), "rollout")
+    rollout = {} if call is None else call.config.to_dict()
+    if rollout.get("base_url"):
+        return _model(rollout, "rollout")
+    asked = {name: rollout[name] for name in ("model_id", "sampling_params") if rollout.get(name)}
     try:
         bundle = BedrockAgentCoreContext.get_config_bundle()
     except Exception as e:  # whatever boto3 raises: another model in its place would be a silent error
@@ -112,9 +123,9 @@ def resolve(default: Default, settings: AgentSettings, busy: bool) -> Model:
         ) from e
     named = {"base_url": settings.model_url, "model_id": settings.model_id, "api_key": settings.model_api_key}
     given = {"model_id": default} if isinstance(default, str) else default
-    for values, source in ((bundle, "bundle"), (named, "environment"), (given, "default")):
+    for values, source in ((bundle, "bundle"), (named, "environment"), (given, "default"), (asked, "rollout")):
         if isinstance(values, Mapping) and (values.get("base_url") or values.get("model_id")):
-            return _model(values, source)
+            return _model({**values, **asked}, source)
     raise ConfigError(
         f"this call names no model: give app.model() a default, or set {PREFIX}MODEL_URL and {PREFIX}MODEL_ID"
     )

@@ -30,7 +30,7 @@ from ..logs import log_context
 from ..proof import Proof, check, seal
 from ..store import ObjectStore, jitter
 from .causes import Blame, blame, elsewhere
-from .model import CURRENT
+from .model import CURRENT, Call
 from .record import PolicyReward, RolloutInfo, describe, error_body, success_body
 from .runner import AgentRunner
 from .settings import AgentSettings
@@ -77,8 +77,8 @@ def end_span(span: Any, outcome: str | None, error: BaseException | None) -> Non
         span.set_attribute("agentcore_rl.outcome", outcome)
     if error is not None:
         trace = sys.modules["opentelemetry.trace"]
-        span.set_status(trace.Status(trace.StatusCode.ERROR, describe(error)[0]))
-        with contextlib.suppress(BaseException):  # a broken `__str__`
+        with contextlib.suppress(BaseException):  # the agent's exception may raise another one
+            span.set_status(trace.Status(trace.StatusCode.ERROR, describe(error)[0]))
             span.record_exception(error)
     span.end()
 
@@ -142,7 +142,8 @@ class Rollout:
         with log_context(session_id=self._session_id, **names):
             context = contextvars.copy_context()
             context.run(READ.set, self.info.texts if self.info else None)
-            context.run(CURRENT.set, config)
+            call = Call(config=config, ended=lambda: self._agent is not None and self._agent.done())
+            context.run(CURRENT.set, call)
             ids = {"session.id": self._session_id, "agentcore_rl.input_id": config.input_id}
             self._span = start_span("rollout", {**ids, "agentcore_rl.exp_id": config.exp_id}, context)
             self._agent = runner.start(self._func, self._args, context, f"rollout-{self.name}")
@@ -181,7 +182,7 @@ class Rollout:
                 await self._finish(self.info, self._store, agent, heart)
             elif agent.done() and agent.exception() is not None:
                 logger.error("rollout failed", exc_info=agent.exception())
-        except Exception:  # the last line of defence: a supervisor that dies is a record that is never written
+        except BaseException:  # the last line of defense: a supervisor that dies is a record that is never written
             logger.exception("rollout %s could not be finished", self.label)
         finally:
             if heart is not None:
@@ -269,9 +270,10 @@ class Rollout:
         returned = agent.exception() is None
         try:
             return self._failure(info, error, returned, now)
-        except BaseException:
-            name = type(error).__name__
-            plain = AgentError(name, error_type=name).with_traceback(error.__traceback__)
+        except BaseException:  # name and traceback, past what the agent's class puts in their place
+            name = vars(type)["__name__"].__get__(type(error))
+            plain = AgentError(name, error_type=name)
+            plain.__traceback__ = vars(BaseException)["__traceback__"].__get__(error)
             return self._failure(info, plain, returned, now)
 
     def _failure(self, info: RolloutInfo, error: BaseException, returned: bool, now: float) -> tuple[bytes, Outcome]:

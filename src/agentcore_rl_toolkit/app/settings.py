@@ -32,7 +32,7 @@ class AgentSettings:
     Units: seconds and bytes, as the names say. Empty allow-lists allow everything.
     """
 
-    rollouts: bool | None = None  # None: on, except beside a production entrypoint
+    rollouts: bool | None = None  # None: on, except beside an entrypoint or a websocket
     allowed_buckets: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
     allowed_base_urls: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
     # The model of production calls; no address: a model of Amazon Bedrock.
@@ -53,10 +53,10 @@ class AgentSettings:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> AgentSettings:
-        """Read the environment. Raises: ConfigError on a value that cannot be read."""
+        """Read the environment; an empty variable is not set. Raises: ConfigError on a value that cannot be read."""
         env = os.environ if env is None else env
-        given = {name: env.get(PREFIX + name.upper()) for name in cls.__dataclass_fields__}
-        values: dict[str, Any] = {name: text.strip() for name, text in given.items() if text is not None}
+        given = {name: env.get(PREFIX + name.upper(), "").strip() for name in cls.__dataclass_fields__}
+        values: dict[str, Any] = {name: text for name, text in given.items() if text}
         try:
             return cls(**values)
         except ValidationError as e:

@@ -7,8 +7,9 @@ import atexit
 import functools
 import os
 import re
+import sys
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -39,20 +40,30 @@ TTL = timedelta(minutes=5)
 _FILES = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials"}
 
 
+def find_session() -> Any:
+    """boto3's default session, which calls of AgentCore use too, or a fresh one. Raises: ConfigError."""
+    import boto3
+    from botocore.exceptions import BotoCoreError
+
+    try:
+        return boto3.DEFAULT_SESSION or boto3.Session()
+    except BotoCoreError as e:
+        raise ConfigError(f"the AWS configuration cannot be read: {e}") from e
+
+
 def find_region(default: str | None = None) -> str | None:
-    """AWS_REGION (which botocore does not read), AWS_DEFAULT_REGION, that of the profile, or the default. Raises: ConfigError."""
+    """AWS_REGION (which botocore does not read), AWS_DEFAULT_REGION, that of the session, or the default. Raises: ConfigError."""
     named = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    return named or _profile()[0].get("region") or default
+    return named or (find_session().region_name if _has_configuration() else None) or default
 
 
-def find_endpoint() -> str | None:
-    """The endpoint of S3 that the environment or the profile sets; None: AWS's own. Raises: ConfigError."""
+def find_endpoint(region: str) -> str | None:
+    """The endpoint of S3 as boto3 finds it; None: AWS's own. Raises: ConfigError."""
     named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    if named:
-        return named
-    profile, services = _profile()
-    own = services.get(profile.get("services"), {}).get("s3", {})
-    return own.get("endpoint_url") or profile.get("endpoint_url")
+    if (named or not _has_configuration()) and not os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"):
+        return named  # without loading boto3
+    keys = {"aws_access_key_id": "-", "aws_secret_access_key": "-"}  # or it would look for credentials
+    return str(find_session().client("s3", region_name=region, **keys).meta.endpoint_url)
 
 
 def find_provider() -> Any:
@@ -62,13 +73,14 @@ def find_provider() -> Any:
     The environment comes first, as with boto3, and without loading boto3: a session of the local runtime saves 70 ms of CPU.
     Raises: StorePermissionError when there are no credentials.
     """
-    if os.environ.get("AWS_ACCESS_KEY_ID") and os.environ.get("AWS_SECRET_ACCESS_KEY"):
+    keys = os.environ.get("AWS_ACCESS_KEY_ID") and os.environ.get("AWS_SECRET_ACCESS_KEY")
+    if keys and not _default_session() and not os.environ.get("AWS_SECURITY_TOKEN"):
         return None
     from botocore.exceptions import BotoCoreError
     from obstore.auth.boto3 import Boto3CredentialProvider
 
     try:
-        return Boto3CredentialProvider(ttl=TTL)
+        return Boto3CredentialProvider(find_session(), ttl=TTL)
     except (ValueError, BotoCoreError) as e:
         raise StorePermissionError(
             "no credentials for the store: export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, "
@@ -76,18 +88,14 @@ def find_provider() -> Any:
         ) from e
 
 
-def _profile() -> tuple[Mapping[str, Any], Mapping[Any, Any]]:
-    """The settings of the profile, and the sections of services."""
-    if not any(Path(os.environ.get(name) or usual).expanduser().is_file() for name, usual in _FILES.items()):
-        return {}, {}
-    from botocore.exceptions import BotoCoreError
-    from botocore.session import Session
+def _default_session() -> Any:
+    return getattr(sys.modules.get("boto3"), "DEFAULT_SESSION", None)
 
-    session = Session()
-    try:
-        return session.get_scoped_config(), session.full_config.get("services", {})
-    except BotoCoreError as e:
-        raise ConfigError(f"the AWS configuration cannot be read: {e}") from e
+
+def _has_configuration() -> bool:
+    """Return True if boto3 knows more than the environment."""
+    files = (Path(os.environ.get(name) or usual).expanduser() for name, usual in _FILES.items())
+    return _default_session() is not None or any(file.is_file() for file in files)
 
 
 class RemoteStore(ObjectStore):
@@ -130,7 +138,8 @@ class RemoteStore(ObjectStore):
             return obstore.store.from_url(
                 f"{self._scheme}://{self._bucket}", client_options=cast(Any, options), **common
             )
-        endpoint = find_endpoint()
+        region = find_region(self._default_region) or "us-east-1"  # what local S3 servers expect
+        endpoint = find_endpoint(region)
         if endpoint is not None and endpoint.lower().startswith("http://"):
             options["allow_http"] = True
             # There is no certificate to check on this connection, and reading the system's costs 7 ms of CPU per session.
@@ -139,7 +148,7 @@ class RemoteStore(ObjectStore):
             # under this name it also wins over the environment's
             common["aws_endpoint_url_s3"] = endpoint.rstrip("/")
         common |= {
-            "region": find_region(self._default_region) or "us-east-1",  # what local S3 servers expect
+            "region": region,
             "virtual_hosted_style_request": False,
             "client_options": options,
             "credential_provider": find_provider(),

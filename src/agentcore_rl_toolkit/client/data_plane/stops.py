@@ -17,7 +17,6 @@ from .transport import InvokeRefusedError, InvokeUncertainError, Transport, in_t
 logger = logging.getLogger(__name__)
 
 STOPS_AT_ONCE = 64  # at the default pace, stops of two seconds each keep up with it
-LEAST_S = 1.0  # for a try whose turn came late
 
 
 async def take_turn(ask: Callable[[float], float]) -> None:
@@ -88,21 +87,19 @@ class StopQueue:
 
     async def _stop(self, session_id: str, after: asyncio.Future[bytes] | None) -> bool:
         """Whether the session is known to be gone."""
-        if after is not None and not after.done():
+        if after is not None:
             hurry = asyncio.ensure_future(self._hurry.wait())
             either: set[asyncio.Future[Any]] = {after, hurry}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             hurry.cancel()
-        deadline_s: float | None = None
-        failures = 0
+        spent_s, failures = 0.0, 0  # without the waits for a turn
         async with self._gate:
             while True:
                 async with self._pace:
                     await take_turn(self._pacer.try_stop)
-                now_s = time.monotonic()
-                deadline_s = deadline_s or now_s + self._stop_s  # the wait for the first turn does not count
+                began_s = time.monotonic()
                 try:
-                    await within(in_thread(self._transport.stop, session_id), max(deadline_s - now_s, LEAST_S))
+                    await within(in_thread(self._transport.stop, session_id), self._stop_s - spent_s)
                     # With its invoke still on the wire the session may yet come up; a later process has to stop it again.
                     return after is None or after.done()
                 except (InvokeRefusedError, InvokeUncertainError, TimeoutError) as e:
@@ -114,7 +111,8 @@ class StopQueue:
                     problem: Exception = e
                 except Exception as e:  # refused for good
                     pause_s, problem = self._stop_s, e
-                if time.monotonic() + pause_s > deadline_s:
+                spent_s += time.monotonic() - began_s + pause_s
+                if spent_s > self._stop_s:
                     ids = {"session_id": session_id}
                     self._warnings.warning("session %s could not be stopped: %s", session_id, problem, extra=ids)
                     return False

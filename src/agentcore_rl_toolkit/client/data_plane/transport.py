@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import http.client
 import json
 import threading
@@ -23,7 +24,7 @@ from ..._servers import sigv4
 from ..._servers.keys import credential_of_runtime
 from ...contract import REFUSED
 from ...errors import AgentCoreRLError, ConfigError
-from ...store.remote import find_region
+from ...store.remote import find_region, find_session
 
 T = TypeVar("T")
 
@@ -141,7 +142,6 @@ class Transport:
         self._qualifier = {"qualifier": qualifier} if qualifier else {}
         self._pool_connections = pool_connections
         self._read_timeout_s = read_timeout_s
-        self._session: Any = None
         self._lock = threading.Lock()
         self._client: Any = None
         self._local_key: tuple[str, str] | None = None  # of a runtime of this user on this machine
@@ -174,13 +174,13 @@ class Transport:
         )
         try:
             made = {"region_name": region, "endpoint_url": endpoint_url, "config": config}
-            client = self._boto3_session().client(service, **made)
+            client = self._session.client(service, **made)
             found = credential_of_runtime(client.meta.endpoint_url) if service == DATA_PLANE else None
             if found is None:
                 return client
             client.close()
             self._local_key = key, secret = found
-            return self._boto3_session().client(service, aws_access_key_id=key, aws_secret_access_key=secret, **made)
+            return self._session.client(service, aws_access_key_id=key, aws_secret_access_key=secret, **made)
         except PartialCredentialsError as e:
             raise ConfigError(f"no credentials: {HOW_TO_HAVE_THEM} ({e})") from e
         except (BotoCoreError, ValueError) as e:
@@ -234,7 +234,7 @@ class Transport:
         question = json.dumps({"agentRuntimeArn": self._arn, **self._qualifier, "sessions": list(session_ids)}).encode()
         url, headers = f"{base.rstrip('/')}/_local/endings", {"content-type": "application/json"}
         credential = self._local_key
-        if credential is None and (found := self._boto3_session().get_credentials()) is not None:
+        if credential is None and (found := self._session.get_credentials()) is not None:
             frozen = found.get_frozen_credentials()
             credential = frozen.access_key, frozen.secret_key
         if credential is not None:
@@ -251,12 +251,9 @@ class Transport:
         except (OSError, http.client.HTTPException) as e:
             raise InvokeUncertainError(str(e)) from e
 
-    def _boto3_session(self) -> Any:
-        if self._session is None:
-            import boto3
-
-            self._session = boto3.DEFAULT_SESSION or boto3.Session()
-        return self._session
+    @functools.cached_property
+    def _session(self) -> Any:
+        return find_session()
 
     def close(self) -> None:
         """Close pooled connections."""

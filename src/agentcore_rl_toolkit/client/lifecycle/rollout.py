@@ -337,8 +337,10 @@ class Rollout:
             verdict.error.input_id = verdict.error.input_id or progress.input_id
             verdict.error.key = verdict.error.key or progress.key or None
         verdict = self.future._claim(verdict)  # its owner may have cancelled it meanwhile
-        self._engine.events.finished(self.request, progress, verdict)
-        self.future._resolve()
+        try:
+            self._engine.events.finished(self.request, progress, verdict)
+        finally:
+            self.future._resolve()
 
     def _settled(self, _: asyncio.Task[None]) -> None:
         if self.future._done.done():
@@ -367,9 +369,9 @@ class Rollout:
                 self._adopted = None
         except asyncio.CancelledError:
             verdict = None
-        except Exception as e:
+        except BaseException as e:  # a SystemExit of `prepare` would end the loop of all rollouts
             logger.exception("rollout failed inside the client", extra={"session_id": progress.session_id})
-            verdict = Verdict(outcome=Outcome.LOST, error=e)
+            verdict = Verdict(outcome=Outcome.LOST, error=_as_error(e))
         self.resolve(verdict)
 
     def described(self) -> dict[str, Any]:
@@ -701,6 +703,14 @@ def promised_heartbeat_s(reply: Mapping[str, Any] | None) -> float | None:
     """The period of the heartbeat that an agent promises in its answer; None when it promises none."""
     value = (reply or {}).get("heartbeat_s")
     return float(value) if isinstance(value, (int, float)) and 0 < value < float("inf") else None
+
+
+def _as_error(e: BaseException) -> Exception:
+    """An exception of `prepare`. One without a text, or one that ends a loop, becomes an error of ours."""
+    with contextlib.suppress(BaseException):
+        if isinstance(e, Exception) and str(e) is not None:
+            return e
+    return RolloutLostError(f"prepare raised {type(e).__name__}")
 
 
 def _refused(e: InvokeRefusedError, times: int) -> AttemptEnded:
