@@ -10,6 +10,7 @@ import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,13 @@ NESTED = [
 ]
 
 
+def command_of(user: list[str], *paths: Any, **covers: Any) -> list[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        if user:
+            patch.setattr(os, "geteuid", lambda: 65534)
+        return command(*paths, **covers)
+
+
 @pytest.fixture
 def folders() -> Callable[[str], Path]:
     """Makes folders that an ordinary user may use; of pytest's own only this user may."""
@@ -76,6 +84,9 @@ def test_only_what_is_named_is_there_and_only_what_is_writable_changes(
     (keys / "key").write_text("secret")
     for folder in (shown, own, elsewhere):
         (folder / "file").write_text(folder.name)
+    if os.geteuid() == 0:  # to root the files of all users are open
+        os.chown(own, 65534, 65534)
+        own.chmod(0o700)
     python = "/usr/bin/python3"
     wanted = {
         "shown": ("read", str(shown / "file")),
@@ -93,7 +104,14 @@ def test_only_what_is_named_is_there_and_only_what_is_writable_changes(
     covers = Cover(agent, [shown], [own], [keys], root=listings).mounts
     for folder in listings.iterdir():
         folder.chmod(0o755)
-    words = [*user, *command([shown, Path("/nowhere")], [own], covers=covers), python, "-c", TRY, json.dumps(wanted)]
+    words = [
+        *user,
+        *command_of(user, [shown, Path("/nowhere")], [own], covers=covers),
+        python,
+        "-c",
+        TRY,
+        json.dumps(wanted),
+    ]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True, cwd="/")
     said = json.loads(done.stdout)
     assert (said.pop("shown"), said.pop("own"), said.pop("tmp")) == ("shown", "written", "written")
@@ -106,7 +124,6 @@ def test_only_what_is_named_is_there_and_only_what_is_writable_changes(
 def test_nothing_of_a_process_outside_can_be_read(folders: Callable[[str], Path], user: list[str]) -> None:
     key, secret = folders("home") / "key", uuid.uuid4().hex
     key.write_text(secret)
-    roots = "" if user else "nothing"  # root reads files of all through the root of the process that made its sandbox
     look = (
         "import glob, pathlib, sys\nfound = []\n"
         "for path in glob.glob('/proc/[0-9]*/environ') + glob.glob('/proc/[0-9]*/root' + sys.argv[1]):\n"
@@ -114,7 +131,7 @@ def test_nothing_of_a_process_outside_can_be_read(folders: Callable[[str], Path]
         "    except OSError:\n        pass\n"
         "print(found)"
     )
-    inside = [*command(), "/usr/bin/python3", "-c", look, f"{roots}{key}", secret[::-1]]
+    inside = [*command_of(user), "/usr/bin/python3", "-c", look, str(key), secret[::-1]]
     outside = "import subprocess, sys; subprocess.run(sys.argv[1:], env={'PATH': '/usr/bin:/bin'}, check=True)"
     words = [*user, "/usr/bin/python3", "-c", outside, *inside]
     done = subprocess.run(
@@ -125,7 +142,7 @@ def test_nothing_of_a_process_outside_can_be_read(folders: Callable[[str], Path]
 
 @pytest.mark.parametrize("user", USERS)
 def test_a_sandbox_inside_the_sandbox_works(user: list[str]) -> None:
-    done = subprocess.run([*user, *command(), *NESTED], capture_output=True, text=True, timeout=60, cwd="/")
+    done = subprocess.run([*user, *command_of(user), *NESTED], capture_output=True, text=True, timeout=60, cwd="/")
     assert (done.stdout.split(), done.returncode) == (["0", "/proc/1"], 0), done.stderr
 
 

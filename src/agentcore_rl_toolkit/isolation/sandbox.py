@@ -9,8 +9,8 @@ the folders of the sessions and of ``--writable``, and the store, are writable. 
 Network, processes and users are as outside.
 
 ``/proc`` is the real one, whole: only then can a Bubblewrap inside (an agent that runs tools in sandboxes of its own) make a
-sandbox, as root and as an ordinary user. An ordinary user's sandbox is a user namespace, from which the kernel lets no process
-look into one outside. Root's has no capability to trace, and reaches files outside through Bubblewrap's own process only.
+sandbox, as root and as an ordinary user. The sandbox is a user namespace, from which the kernel lets no process look into one
+outside; root's has all users of this machine.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from ..errors import AgentLoadError, ConfigError
+from . import user_namespace
 from .project import Project
 
 TierName = Literal["process", "none", "container"]
@@ -35,9 +36,8 @@ INSTALL = "on Debian and Ubuntu: apt-get install bubblewrap"
 BWRAP_S = 30.0
 TMP_BYTES = 2**30  # of /tmp, which all sessions of a version share; a session's own TMPDIR is on disk
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix/store", "/sys")
-# Without these root cannot read variables and files of processes that have them, nor unmount a cover. A sandbox inside then needs
-# a user namespace. Source: ptrace(2), "Ptrace access mode checking"; perfmon_capable() in Linux's mm_access().
-CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SYS_PTRACE", "CAP_PERFMON")
+# Root could unmount a cover with it. A sandbox inside needs a user namespace then.
+CAPABILITY = "CAP_SYS_ADMIN"
 NOTHING: Mapping[str, str] = MappingProxyType({})
 _ASK = "import json, sys; print(json.dumps([sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path]))"
 
@@ -83,8 +83,10 @@ def command(
 
     ``covers``: the mounts of a `Cover`.
     """
-    words = ["bwrap", "--die-with-parent", "--size", str(TMP_BYTES), "--perms", "1777", "--tmpfs", "/tmp"]
-    words += [word for name in CAPABILITIES for word in ("--cap-drop", name) if os.geteuid() == 0]
+    words = ["bwrap"]
+    if os.geteuid() == 0:
+        words = [sys.executable, "-IS", str(Path(user_namespace.__file__)), "--cap-drop", CAPABILITY]
+    words += ["--die-with-parent", "--size", str(TMP_BYTES), "--perms", "1777", "--tmpfs", "/tmp"]
     for name in SYSTEM:
         if os.path.islink(name):
             words += ["--symlink", os.readlink(name), name]

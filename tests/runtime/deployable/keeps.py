@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import json
+import logging
 import multiprocessing
 import os
 import socket
@@ -13,7 +14,6 @@ from urllib.parse import urlsplit
 
 import uvicorn
 
-PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 DATABASE = os.path.join(os.environ["HOME"], "agent.db")
 
 
@@ -62,6 +62,26 @@ def database_to_read():
     return sqlite3.connect(f"file:{DATABASE}?mode=ro", uri=True).execute("select * from notes")
 
 
+def listener():
+    made = socket.socket()
+    made.bind(("127.0.0.1", 0))
+    made.listen()
+    return made
+
+
+def rows():
+    with open(f"{DATABASE}.rows", "w") as file:
+        file.write("row\n" * 10_000)
+    return open(f"{DATABASE}.rows")
+
+
+def terminal():
+    ours, theirs = os.openpty()
+    subprocess.Popen("cat", stdin=theirs, stdout=theirs)
+    os.close(theirs)
+    return ours
+
+
 def used_loop():
     return asyncio.run(asyncio.sleep(0))
 
@@ -72,13 +92,19 @@ KINDS = {
     "connection of a thread": connection_of_a_thread,
     "unix": unix_connection,
     "udp": udp_socket,
-    "conversation": lambda: subprocess.Popen("cat", **PIPES),
     "socket of a child": lambda: subprocess.Popen("cat", stdin=socket_of_a_child(), stdout=subprocess.DEVNULL),
-    "child": lambda: subprocess.Popen(["sleep", "600"], stdout=subprocess.PIPE),
+    "input of a child": lambda: subprocess.Popen("cat", stdin=subprocess.PIPE, stdout=subprocess.DEVNULL),
+    "terminal": terminal,
+    "child": lambda: subprocess.Popen(["sleep", "600"]),
     "pool": lambda: multiprocessing.get_context("spawn").Pool(1),
-    "database": database,
     "database to read": database_to_read,
     "database in memory": lambda: sqlite3.connect(":memory:"),
+    "new database": lambda: sqlite3.connect(f"{DATABASE}.new").execute("pragma user_version").connection,
+    "listener": listener,
+    "rows": rows,
+    "file to change": lambda: os.open(f"{DATABASE}.state", os.O_RDWR | os.O_CREAT),
+    "log": lambda: (logging.FileHandler(f"{DATABASE}.log"), os.open(os.devnull, os.O_RDWR)),
+    "tracker": lambda: multiprocessing.get_context("spawn").Lock(),
     "loop": asyncio.new_event_loop,
     "used loop": used_loop,
 }

@@ -7,64 +7,43 @@ import fcntl
 import os
 import socket
 import stat
+import sys
 
-from ..launcher import linux
-
-_SQLITE = b"SQLite format 3\0"
+_STATELESS = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
 def shared_by_forks(control: int) -> list[str]:
-    """Describe this process's open connections, event loops, SQLite databases, and pipes to and from a child process.
+    """Describe the open descriptors of this process. Forks share the data of a connection, and the position in a file.
 
-    ``control`` is a descriptor to leave out. The system says less on macOS: connections and databases are found there.
+    Harmless are the standard streams, ``control``, files that are only appended to, devices without state, and the pipe to
+    the resource tracker of `multiprocessing`, which serves forks.
     """
+    tracker = getattr(sys.modules.get("multiprocessing.resource_tracker"), "_resource_tracker", None)
     found: list[str] = []
-    pipes: dict[int, set[int]] = {os.O_RDONLY: set(), os.O_WRONLY: set(), os.O_RDWR: set()}
-    children = linux.children()
-    for fd in sorted(map(int, os.listdir("/dev/fd"))):
-        if fd <= 2 or fd == control:
-            continue
+    for fd in sorted({*map(int, os.listdir("/dev/fd"))} - {0, 1, 2, control, getattr(tracker, "_fd", None)}):
         with contextlib.suppress(OSError):  # the descriptor of the listing is closed
-            kind = os.fstat(fd)
-            access = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
-            if stat.S_ISSOCK(kind.st_mode):
-                found += _connection(fd, bool(children))
-            elif stat.S_ISFIFO(kind.st_mode):
-                pipes[access].add(kind.st_ino)
-            elif stat.S_ISREG(
-                kind.st_mode
-            ):  # SQLite itself forbids to use a connection after a fork; reading is harmless
-                if access == os.O_RDWR and os.pread(fd, len(_SQLITE), 0) == _SQLITE:
-                    found.append(f"the SQLite database {os.readlink(f'/dev/fd/{fd}')}")
-            elif os.readlink(f"/dev/fd/{fd}") == "anon_inode:[eventpoll]":
-                found.append("an event loop")
-    reads, writes = pipes[os.O_RDONLY], pipes[os.O_WRONLY]
-    if children and reads - writes and writes - reads:
-        found.append("pipes to and from a child process")
-    return found
+            flags, mode = fcntl.fcntl(fd, fcntl.F_GETFL), os.fstat(fd).st_mode
+            name = os.readlink(f"/dev/fd/{fd}") if sys.platform == "linux" else f"descriptor {fd}"
+            only_appends = flags & os.O_APPEND and flags & os.O_ACCMODE == os.O_WRONLY
+            if stat.S_ISSOCK(mode):
+                found.append(_socket(fd))
+            elif stat.S_ISFIFO(mode):
+                found.append("a pipe")
+            elif name not in _STATELESS and not only_appends:
+                found.append("an event loop" if name == "anon_inode:[eventpoll]" else name)
+    return list(dict.fromkeys(found))
 
 
-def _connection(fd: int, has_children: bool) -> list[str]:
+def _socket(fd: int) -> str:
     with socket.socket(fileno=os.dup(fd)) as found:
-        if found.family not in (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX):
-            return []
-        try:
+        with contextlib.suppress(OSError):
             peer = found.getpeername()
-        except OSError:  # without a peer a socket of UDP still takes the answers to all sessions
-            own = found.getsockname()
-            is_udp = found.type == socket.SOCK_DGRAM and found.family != socket.AF_UNIX and own[1] != 0
-            return [f"the UDP socket {_text(own)}"] if is_udp else []
-        if found.type == socket.SOCK_STREAM:
-            with contextlib.suppress(BlockingIOError):
-                if not found.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
-                    return []  # the peer has closed it
-        if peer:
-            return [f"a connection to {_text(peer)}"]
-        return ["a socket pair with a child process"] if has_children else []  # without one, this process has both ends
+            return f"a connection to {_text(peer)}" if peer else "a socket pair"
+        return f"a socket at {_text(found.getsockname())}"
 
 
 def _text(address: object) -> str:
-    if isinstance(address, tuple):
+    if isinstance(address, tuple) and isinstance(address[0], str):
         return f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
     text = os.fsdecode(address) if isinstance(address, bytes) else str(address)
     return text.replace("\0", "@")
