@@ -32,7 +32,7 @@ class Flows:
     """The answers of a session so far, in the order in which its calls started."""
 
     def __init__(self) -> None:
-        self._answers: dict[Words, list[str]] = {}  # the turns that gave exactly this answer, or made exactly this call
+        self._answers: dict[str, list[str]] = {}  # the turns that gave exactly this answer, or made exactly this call
         self._asked: dict[str, tuple[int, Any, Any]] = {}  # number of a turn's messages, the first and the last
         self._runs: dict[int, dict[int, tuple[int, ...]]] = {}  # by length: the texts that have a run
         self._texts: list[tuple[str, str, int, int]] = []  # turn, how a quote is called, its prompt, number of runs
@@ -98,9 +98,8 @@ class Flows:
                 self._found[text] = self._search(words)
             found += self._found[text]
             for whole in (text, *_strings(text)) if tool else (text,):
-                key = _words(whole)
-                if tool or sum(map(len, key)) >= _LETTERS:
-                    found += ((turn, "quoted") for turn in self._answers.get(key, ()))
+                if tool or len(whole) >= _LETTERS:
+                    found += ((turn, "quoted") for turn in self._answers.get(whole.strip(), ()))
         return found
 
     def _search(self, words: Words) -> list[tuple[str, str]]:
@@ -151,13 +150,14 @@ def _calls(message: dict[str, Any]) -> list[dict[str, Any]]:
     return [{**call["function"], "id": str(call.get("id"))} for call in calls if isinstance(call.get("function"), dict)]
 
 
-def _keys(message: dict[str, Any]) -> list[Words]:
-    """What identifies an answer: its calls with and without their ids, else its text."""
+def _keys(message: dict[str, Any]) -> list[str]:
+    """What identifies an answer: its calls and their ids, either of them, else its text."""
     if calls := _calls(message):
-        made = tuple(word for call in calls for word in _words(f"{call.get('name')} {call.get('arguments')}"))
-        return [(*(call["id"] for call in calls), *made), made]
-    words = tuple(word for text in _texts(message) for word in _words(text.rpartition("</think>")[2]))
-    return [words] if words else []
+        made = "".join(f"{call.get('name')}{call.get('arguments')}" for call in calls)
+        made, ids = "".join(made.split()), " ".join(call["id"] for call in calls)
+        return [f"{ids} {made}", ids, made]
+    text = "".join(_texts(message)).rpartition("</think>")[2].strip()
+    return [text] if text else []
 
 
 def _strings(text: Any) -> list[str]:
