@@ -162,7 +162,7 @@ class _Recorder:
         self.talk(1, prompt=history)
 
     def side_calls(self) -> None:
-        """A title before the task, a sub-agent with a tool of it, a call for the memory behind it."""
+        """A title before the task, a sub-agent that the task calls, a call for the memory behind it."""
         for role, tools, turns in (
             ("side", (), 0),
             ("main", ("edit", "run"), 2),
@@ -170,6 +170,8 @@ class _Recorder:
             ("side", (), 0),
         ):
             self.role, self.facts = role, {"tools": tools, "system": f"{role} {len(self.turns)}"}
+            if role == "main":
+                self.facts["feeds"] = {"sub-3": "called"}
             if turns:
                 self.talk(turns)
             else:
@@ -181,7 +183,9 @@ class _Recorder:
         asked = [*self.talk(2), *self.ids(26, 30)]
         for role in ("thrown", "thrown", "main"):
             self.role = role
-            self.add(asked, self.ids(20, 24), finish_reason="stop")
+            self.add(
+                asked, self.ids(20, 24), finish_reason="stop", feeds={"main-5": "quoted"} if role == "main" else {}
+            )
         self.talk(2, prompt=[*self.ids(3, 5), *self.turns[-1].completion_ids[2:-1], *self.ids(3, 5)])
 
     def images(self) -> None:

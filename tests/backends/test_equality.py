@@ -141,11 +141,10 @@ def taught(rollout: CollectedRollout) -> CollectedRollout:
 
 
 def trained_turns(episode: Episode, rule: str) -> list[Turn]:
-    """The turns of the task; of its conversations, under "main", those of the one that sampled most."""
+    """The turns of the task; under "main", those of its first conversation that offers tools, or of the first."""
     roles = {role: [t for t in episode.turns if t.turn_id.startswith(role)] for role in ("main", "sub")}
     if rule == "main":
-        largest = max(roles, key=lambda role: sum(len(t.completion_ids) for t in roles[role]))
-        roles = {largest: roles[largest]}
+        roles = {"main": roles["main"]}
     return sorted((t for turns in roles.values() for t in turns), key=lambda t: t.index)
 
 

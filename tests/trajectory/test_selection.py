@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.trajectory import Trajectory, Turn, build_trajectory
+from agentcore_rl_toolkit.trajectory.turn import FLOWS
 
 TOOLS = ("read", "edit")
 SYSTEM = [1, 2, 3, 4]  # of the main agent
@@ -57,44 +60,127 @@ class Session:
 
 
 def title_then_task() -> Session:
-    """As opencode does: a title first, without tools; then the task, with a sub-agent that has some of its tools."""
+    """As opencode does: a title first, without tools; then the task, with a sub-agent that it calls."""
     session = Session()
     session.call(OTHER, 10, tools=(), system="title")
-    said = session.call(SYSTEM + session.ids(20), 20, parse_status="parsed")
-    session.call(session.ids(30), 10, tools=("read",), system="helper")
+    said = session.call(SYSTEM + session.ids(20), 20, parse_status="parsed", feeds={"t2": "called"})
+    session.call(session.ids(30), 10, tools=("search",), system="helper", feeds={"t3": "quoted"})
     session.call(said + session.ids(5), 20)
     session.call(OTHER[::-1], 40, tools=None, system="memory")
     return session
 
 
-def test_side_calls_do_not_train_and_sub_agents_with_tools_do() -> None:
+def test_side_calls_do_not_train_and_sub_agents_do() -> None:
     session = title_then_task()
     assert session.trained() == {"t1", "t2", "t3"}
     assert session.trained("main") == {"t1", "t3"}
     assert session.trained("all") == {"t0", "t1", "t2", "t3", "t4"}
     report = session.built().report
     assert report.train == "task"
-    assert report.side_calls == {"no_task_tools": 50}
+    assert report.side_calls == {"no_flow": 50}
     assert report.sequences == 2
     assert report.trained_tokens == 50
     assert report.trained_token_share == 1.0
-    assert [s.side_call for s in session.built().sequences] == [None, None, "no_task_tools", "no_task_tools"]
+    assert [s.side_call for s in session.built().sequences] == [None, None, "no_flow", "no_flow"]
     assert session.built("main").report.side_calls == {"not_main": 60}
 
 
-def test_without_tools_in_the_largest_conversation_all_train() -> None:
+def test_the_root_is_the_first_conversation_that_offers_tools() -> None:
     session = Session()
-    session.call(OTHER, 10, tools=("search",))
-    session.call(SYSTEM + session.ids(20), 30, tools=())
-    assert session.trained() == {"t0", "t1"}
+    session.call(OTHER, 90, tools=())
+    session.call(SYSTEM + session.ids(20), 10)
+    session.call(OTHER[::-1], 90, tools=("search",), system="other")
+    assert session.trained() == session.trained("main") == {"t1"}
 
 
-def test_of_two_equal_conversations_the_first_is_the_largest() -> None:
+def test_without_tools_in_any_conversation_all_train_and_the_first_is_the_root() -> None:
     session = Session()
     session.call(OTHER, 10, tools=())
-    session.call(SYSTEM + session.ids(20), 10)
+    session.call(SYSTEM + session.ids(20), 30, tools=())
     assert session.trained() == {"t0", "t1"}
     assert session.trained("main") == {"t0"}
+
+
+def test_another_conversation_of_the_same_agent_trains() -> None:
+    session = Session()
+    session.call(SYSTEM + session.ids(40), 10)
+    session.call(OTHER, 10)
+    session.call(OTHER[::-1], 10, tools=("read", "search"))
+    session.call(session.ids(30), 10, tools=("search",), system="other")
+    assert session.trained() == {"t0", "t1", "t2"}
+
+
+# How the second conversation has an answer of the root's only turn, whether it offers tools, and whether it trains.
+TAKEN_UP = [
+    *(("continued", True, True), ("continued", False, True), ("reviewed", True, False), ("reviewed", False, False)),
+    *(("history", True, False), ("history", False, False), ("quoted", True, True), ("quoted", False, True)),
+    *(("called", True, True), ("called", False, False), (None, True, False), (None, False, False)),
+]
+
+
+@pytest.mark.parametrize(("how", "offers", "trains"), TAKEN_UP)
+def test_what_a_conversation_has_of_the_root_decides_and_an_answer_that_flows_back_always_trains(
+    how: str | None, offers: bool, trains: bool
+) -> None:
+    for back in (None, *FLOWS):
+        session = Session()
+        said = session.call(SYSTEM + session.ids(20), 20, feeds={"t1": how} if how else {})
+        tools = ("search",) if offers else ()
+        session.call(OTHER, 10, tools=tools, system="other", feeds={"t2": back} if back else {})
+        if back:
+            session.call(said + session.ids(5), 20)
+        assert ("t1" in session.trained()) is (trains or back is not None), back
+
+
+@pytest.mark.parametrize(("how", "trains"), [("continued", False), ("quoted", False)])
+def test_a_question_on_the_way_is_a_side_call_where_the_root_goes_on_without_it(how: str, trains: bool) -> None:
+    session = Session()
+    said = session.call(SYSTEM + session.ids(20), 20, feeds={"t1": how})
+    session.call(OTHER, 10, tools=(), system="other")
+    session.call(said + session.ids(5), 20)
+    assert session.trained() == {"t0", "t2"}
+
+
+def test_a_call_without_tools_beside_others_after_the_end_is_a_side_call() -> None:
+    for started_s, trains in ((2.5, False), (4.0, True)):
+        session = Session()
+        session.call(SYSTEM + session.ids(20), 20, feeds={"t1": "quoted"}, started_s=0.0, finished_s=1.0)
+        session.call(OTHER, 10, tools=(), system="topic", started_s=2.0, finished_s=3.0)
+        session.call(OTHER[::-1], 10, tools=(), system="notes", started_s=started_s, finished_s=5.0)
+        assert ("t1" in session.trained()) is trains
+
+
+@st.composite
+def flowing(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Conversations of a few turns, and what flows between them."""
+    plan = []
+    for number in range(draw(st.integers(2, 5))):
+        tools = draw(st.sampled_from([(), ("read",), ("read", "edit"), ("search",)]))
+        system = draw(st.sampled_from(["main", "helper", f"own {number}"]))
+        plan += [{"of": number, "tools": tools, "system": system} for _ in range(draw(st.integers(1, 3)))]
+    plan = draw(st.permutations(plan))
+    for index, call in enumerate(plan):
+        later = [at for at in range(index + 1, len(plan)) if plan[at]["of"] != call["of"]]
+        fed = draw(st.lists(st.sampled_from(later), max_size=2)) if later else []
+        call["feeds"] = {f"t{at}": draw(st.sampled_from(FLOWS)) for at in fed}
+        call["tag"] = draw(st.sampled_from([None] * 5 + ["judge"]))
+    return plan
+
+
+@given(flowing(), st.integers(0, 4), st.integers(2, 60))
+def test_multiplying_the_sampled_tokens_of_a_conversation_changes_nothing(
+    plan: list[dict[str, Any]], grown: int, times: int
+) -> None:
+    found = []
+    for factor in (1, times):
+        session = Session()
+        said: dict[int, list[int]] = {}
+        for call in plan:
+            facts = {key: value for key, value in call.items() if key != "of"}
+            prompt = said.get(call["of"], [1, 2, 3, 4]) + session.ids(9)
+            said[call["of"]] = session.call(prompt, 6 * factor if call["of"] == grown else 6, **facts)
+        found.append(session.trained())
+    assert found[0] == found[1]
 
 
 def test_a_title_asked_for_beside_the_first_call_is_still_a_side_call() -> None:
@@ -134,9 +220,9 @@ def compacted(*, prompt_of_its_own: bool = False) -> Session:
     more: dict[str, Any] = {}
     if prompt_of_its_own:
         request, more = OTHER + said[4:], {"tools": (), "system": "summaries"}
-    for _ in range(3):
+    for attempt in range(3):
         summary = session.ids(24)
-        session.call(request, summary, **more)
+        session.call(request, summary, feeds={"t5": "quoted"} if attempt == 2 else {}, **more)
     said = session.call(SYSTEM + session.ids(3) + summary[4:-1] + session.ids(3), 10, parse_status="parsed")
     session.call(said + session.ids(5), 10)
     return session
@@ -160,11 +246,11 @@ def test_an_accepted_summary_trains_with_what_follows_it_and_others_are_shown(pr
 
 def test_a_history_that_was_cut_and_a_sub_agents_task_are_no_compactions() -> None:
     session = Session()
-    said = session.call(SYSTEM + session.ids(60), 30)
+    said = session.call(SYSTEM + session.ids(60), 30, feeds={"t1": "continued"})
     session.call(SYSTEM + said[34:] + session.ids(20), 10)  # the oldest messages dropped: answer and question are there
     assert "compaction" not in session.built().report.branch_reasons
     session = Session()
-    said = session.call(SYSTEM + session.ids(60), 30, parse_status="parsed")
+    said = session.call(SYSTEM + session.ids(60), 30, parse_status="parsed", feeds={"t1": "called"})
     session.call(SYSTEM + said[66:90] + session.ids(9), 10)  # what the call asks of a copy of the agent
     session.call(said + session.ids(9), 10)
     assert session.built().report.branch_reasons == {"sub_agent": 1}

@@ -19,19 +19,12 @@ from agentcore_rl_toolkit.errors import CaptureError
 from .selection import Placed, select
 from .sequence import ExpertSpan, FidelityReport, TrainingSequence, Trajectory
 from .tree import Match, TokenTree
-from .turn import CUTS, Turn
+from .turn import CUTS, Turn, overlaps
 
 # How many tokens of a completion's tail must turn up again for a divergence to count as re-tokenisation of the same
 # text.
 _TAIL = 4
 _OTHER_SAMPLING = "other_sampling"  # one of `SIDE_CALLS`
-
-
-def overlaps(a: Turn, b: Turn) -> bool:
-    """True when both calls were under way at the same time; False when that is not known."""
-    if a.started_s is None or b.started_s is None or a.finished_s is None or b.finished_s is None:
-        return False
-    return a.started_s < b.finished_s and b.started_s < a.finished_s
 
 
 def branch_cause(turn: Turn, match: Match) -> str | None:

@@ -1,45 +1,45 @@
 """Which turns of a session train, and why the others do not.
 
 A conversation is a tree of turns, with the branches that the same agent opened: a rewritten history, another attempt, what
-follows a compaction. The rule of a session picks among them:
+follows a compaction. The root is the first conversation that offers tools, or the first one if none does. The rule of a session
+picks conversations:
 
 - `all`: every turn.
-- `task`, the default: every conversation but side calls. A side call offers none of the tools of the largest conversation,
-  where that offers any: titles, topics, memory. Sub-agents with tools train. If the largest offers no tools, all train.
-- `main`: the largest conversation.
+- `task`, the default: the root, and what its answers flow to or from (`Turn.feeds`). If none offers tools, all train.
+- `main`: the root.
 - any other word is a tag, or several with commas between: the turns that carry one of them.
 
-The largest conversation has the most sampled tokens; of two equal ones it is the first. A turn with a tag is a side call
-under `task` and `main`: a judge, say. Of several summaries of one prompt, only those train that the agent used (not under `all`).
+Under `task`, a conversation trains if its answer is in a prompt of one that trains, or if the same agent (system text and tools)
+has one that trains. It also trains if it begins with the answer of one that trains (`_takes_up`): as a handoff, as the last call
+without tools, as a sub-agent, or as the next task of a crew. All others are side calls.
+
+No number of sampled tokens matters. A turn with a tag is a side call under `task` and `main`: a judge, say. Of several summaries
+of one prompt, only those train that the agent used (not under `all`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from typing import Any
 
 from agentcore_rl_toolkit.contract import TRAIN_RULES
 
 from .tree import pack
-from .turn import Turn
+from .turn import Turn, overlaps
 
 # Why a turn is kept and not trained: the words of reports, and what each means.
 SIDE_CALLS = {
-    "no_task_tools": "it offers none of the task's tools",
-    "not_main": "it is not of the largest conversation",
+    "no_flow": "no conversation that trains has its answer, and it takes up none that trains",
+    "not_main": "it is not of the root conversation",
     "tagged": "it carries a tag",
     "other_tag": "it carries none of the tags that train",
     "thrown_away": "a summary that the agent did not go on from",
     "other_sampling": "it was sampled at another temperature than the trainer's, or with penalties",
 }
 
-_WINDOW = 6  # tokens in a row that must turn up again, for a prompt to quote an answer
-_WINDOWS = 16  # at most so many are looked for, spread over the answer
-_LOOK_BACK = 16  # answers before a prompt that it may be the compaction of
 _GENERATION = 10  # tokens at a prompt's end that its template may write for the answer
 _QUESTION = 14  # tokens before those, by which the last message is known again
-_AS_GOOD = 0.75  # of the best match: answers that a prompt quotes as much are all accepted
 
 
 @dataclass(slots=True, eq=False)
@@ -75,8 +75,9 @@ def find_compactions(placed: Sequence[Placed]) -> list[tuple[Placed, list[Placed
         agent = (turn.system, turn.tools)
         if node.reason in ("sub_agent", "history_rewritten") and agent in latest:
             accepted = _quoted(placed, node)
-            if accepted:
-                node.reason, node.continues = "compaction", latest[agent]
+            before = latest[agent]
+            if accepted and (before.parent or before not in accepted):  # not the next prompt of a summarizer
+                node.reason, node.continues = "compaction", before
                 found.append((node, accepted))
         latest[agent] = node
     return found
@@ -84,31 +85,16 @@ def find_compactions(placed: Sequence[Placed]) -> list[tuple[Placed, list[Placed
 
 def _quoted(placed: Sequence[Placed], node: Placed) -> list[Placed]:
     """The answers before a prompt that it quotes in place of what they were asked with."""
-    prompt = pack(node.turn.prompt_ids)
-    shares: list[tuple[float, Placed]] = []
-    before = (other for other in reversed(placed[: node.position]) if not (other.children or other.superseded))
-    for other in islice((other for other in before if other.turn.parse_status == "none"), _LOOK_BACK):
+    found = []
+    for other in placed[: node.position]:
         turn = other.turn
-        question = pack(turn.prompt_ids[-_GENERATION - _QUESTION : -_GENERATION])
-        shrunk = len(turn.prompt_ids) + len(turn.completion_ids) > len(node.turn.prompt_ids)
-        if shrunk and not (question and question in prompt):
-            shares.append((_share(turn, prompt), other))
-    best = max((share for share, _ in shares), default=0.0)
-    return [other for share, other in shares if share and share >= _AS_GOOD * best]
-
-
-def _share(turn: Turn, prompt: bytes) -> float:
-    """How much of an answer a prompt quotes; 0 for a single match among many."""
-    body = turn.completion_ids[:-1]  # the last one ends the turn
-    size = min(_WINDOW, len(body))
-    if size < 4:  # too few to prove anything
-        return 0.0
-    starts = range(0, len(body) - size + 1, max(_WINDOW // 2, len(body) // _WINDOWS))
-    windows = [pack(body[start : start + size]) for start in starts]
-    if not any(window in prompt for window in windows[:: max(1, len(windows) // 4)]):  # most prompts quote nothing
-        return 0.0
-    found = sum(window in prompt for window in windows)
-    return found / len(starts) if found >= min(2, len(starts)) else 0.0
+        fed = turn.feeds.get(node.turn.turn_id) in ("quoted", "continued", "reviewed")
+        if fed and turn.parse_status == "none" and not (other.children or other.superseded):
+            question = pack(turn.prompt_ids[-_GENERATION - _QUESTION : -_GENERATION])
+            shrunk = len(turn.prompt_ids) + len(turn.completion_ids) > len(node.turn.prompt_ids)
+            if shrunk and not (question and question in pack(node.turn.prompt_ids)):
+                found.append(other)
+    return found
 
 
 def select(placed: Sequence[Placed], rule: str) -> None:
@@ -123,10 +109,12 @@ def select(placed: Sequence[Placed], rule: str) -> None:
         tags = rule.split(",")
         for node in placed:
             node.side = None if node.turn.tag in tags else "other_tag"
-    for _, accepted in compactions:
-        for node in placed:
-            if node.side is None and node not in accepted and not node.children and _same_prompt(node, accepted[0]):
-                node.side = "thrown_away"
+    answers = [node for node in placed if not node.children]
+    quoted = {pack(node.turn.prompt_ids) for node in answers if "quoted" in node.turn.feeds.values()}
+    for node in answers:
+        unused = node.side in (None, "no_flow", "not_main") and not node.turn.feeds
+        if unused and pack(node.turn.prompt_ids) in quoted:
+            node.side = "thrown_away"
 
 
 def _same_prompt(node: Placed, other: Placed) -> bool:
@@ -137,11 +125,12 @@ def _same_prompt(node: Placed, other: Placed) -> bool:
 def _conversations(placed: Sequence[Placed], compactions: Sequence[tuple[Placed, list[Placed]]]) -> list[int]:
     """The conversation of each turn, by the position of its first turn."""
     nodes = {node.turn.turn_id: node for node in placed}
+    offering = any(node.turn.tools for node in placed)
     numbers: list[int] = []
     for node in placed:
         rival = nodes.get(node.rival.turn_id) if node.rival is not None else None
         before = node.parent or node.continues
-        if before is None and rival is not None and _same_agent(node, rival):
+        if before is None and rival is not None and _same_agent(node, rival, offering):
             before = rival
         numbers.append(numbers[before.position] if before is not None else node.position)
     for node, accepted in compactions:  # a summary may be asked for with a prompt of its own
@@ -150,31 +139,88 @@ def _conversations(placed: Sequence[Placed], compactions: Sequence[tuple[Placed,
     return numbers
 
 
-def _same_agent(node: Placed, rival: Placed) -> bool:
-    """Whether a prompt that leaves an earlier turn is still of that turn's conversation."""
+def _same_agent(node: Placed, rival: Placed, offering: bool) -> bool:
+    """Return True if a prompt that leaves an earlier turn is still of that turn's conversation.
+
+    ``offering``: the session has tools. Then calls without tools are of one conversation only if their tokens are.
+    """
     if node.reason in (None, "sub_agent"):
         return False
     if node.reason == "parallel_calls" and not _same_prompt(node, rival):
         return False
     mine, others = set(node.turn.tools or ()), set(rival.turn.tools or ())
-    return bool(mine & others) or not (mine or others)
+    if node.turn.system != rival.turn.system and mine != others:
+        return False
+    return bool(mine & others) or not offering
 
 
-def _pick(placed: Sequence[Placed], conversations: Sequence[int], rule: str) -> None:
-    sizes: dict[int, int] = {}
-    tools: dict[int, set[str]] = {}
-    for node, number in zip(placed, conversations, strict=True):
+@dataclass(slots=True, eq=False)
+class _Conversation:
+    """The turns of a conversation that carry no tag."""
+
+    nodes: list[Placed] = field(default_factory=list)
+    tools: set[str] = field(default_factory=set)
+    trains: bool = False
+
+    def agents(self) -> set[Any]:
+        """What conversations of one agent share: all tools, or the system text and a tool."""
+        system = self.nodes[0].turn.system
+        return {(system, tool) for tool in self.tools} | ({frozenset(self.tools)} if self.tools else set())
+
+
+def _pick(placed: Sequence[Placed], numbers: Sequence[int], rule: str) -> None:
+    found: dict[int, _Conversation] = {}
+    home: dict[str, tuple[Placed, _Conversation]] = {}  # of a turn
+    for node, number in zip(placed, numbers, strict=True):
         if node.turn.tag is not None:
             node.side = "tagged"
         elif not node.superseded:
-            sizes[number] = sizes.get(number, 0) + len(node.turn.completion_ids)
-            tools.setdefault(number, set()).update(node.turn.tools or ())
-    largest = max(sizes, key=lambda number: (sizes[number], -number), default=None)
-    if largest is None:
+            conversation = found.setdefault(number, _Conversation())
+            conversation.nodes.append(node)
+            conversation.tools.update(node.turn.tools or ())
+            home[node.turn.turn_id] = node, conversation
+    offering = [conversation for conversation in found.values() if conversation.tools]
+    if not found or (rule == "task" and not offering):
         return
-    for node, number in zip(placed, conversations, strict=True):
-        if node.side is None and number != largest:
-            if rule == "main":
-                node.side = "not_main"
-            elif tools[largest] and not tools[largest] & tools.get(number, set()):
-                node.side = "no_task_tools"
+    root = (offering or list(found.values()))[0]
+    root.trains = True
+    if rule == "task":
+        _follow(root, list(found.values()), home)
+    for node, conversation in home.values():
+        if not conversation.trains:
+            node.side = "not_main" if rule == "main" else "no_flow"
+
+
+def _follow(
+    root: _Conversation, conversations: list[_Conversation], home: dict[str, tuple[Placed, _Conversation]]
+) -> None:
+    """Mark each conversation that trains, from the root on."""
+
+    def takes_up(source: _Conversation, how: str, node: Placed, other: _Conversation) -> bool:
+        """Return True if a conversation whose prompt at ``node`` has an answer of ``source`` is a further part of the task."""
+        if node.parent is not None:
+            return False
+        if how in ("quoted", "called") and other.tools:  # a sub-agent, or the next task of a crew
+            return True
+        if (
+            how not in ("continued", "quoted")
+            or max(root.nodes[-1].position, source.nodes[-1].position) > node.position
+        ):
+            return False  # a remark on what was said, or a question on the way of which nothing came
+        turns = (turn.turn for those in conversations if those is not other for turn in those.nodes)
+        return how == "continued" or not any(overlaps(node.turn, turn) for turn in turns)
+
+    flows = [
+        (source, how, *home[turn])
+        for node, source in home.values()
+        for turn, how in node.turn.feeds.items()
+        if turn in home and home[turn][1] is not source
+    ]
+    trained = -1
+    while trained < (trained := sum(conversation.trains for conversation in conversations)):
+        for source, how, node, other in flows:
+            source.trains = source.trains or other.trains
+            other.trains = other.trains or (source.trains and takes_up(source, how, node, other))
+        agents = {agent for conversation in conversations if conversation.trains for agent in conversation.agents()}
+        for conversation in conversations:
+            conversation.trains = conversation.trains or not agents.isdisjoint(conversation.agents())

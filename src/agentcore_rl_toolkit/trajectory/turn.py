@@ -27,6 +27,11 @@ BRANCH_REASONS = (
     *("history_rewritten", "tools_changed", "sub_agent", "parallel_calls", "resampled", "retokenised", "compaction"),
 )
 
+# How a later request has the answer of a turn, from the strongest: its history ends with it; the same, and a user's message
+# follows a final answer; it is further back in the history; a text of another message quotes it; a text quotes what it called a
+# tool with.
+FLOWS = ("continued", "reviewed", "history", "quoted", "called")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
@@ -43,6 +48,7 @@ class Turn:
     ``tag`` is what the agent calls its role, ``system`` stands for the text of its leading system messages: calls of one agent
     have the same. ``sampling`` are the sampling parameters of the call, as far as it names any. ``answered`` False: the policy
     ended inside its reasoning, and the agent got a blank answer. ``reply_id`` is the id that the reply had in OpenAI's chat API.
+    ``feeds`` are the ids of later turns whose prompts have this answer, each with one of `FLOWS`.
     None where it is not known. Units: unix seconds for ``*_s``.
 
     Raises: CaptureError when the lengths do not fit together.
@@ -76,6 +82,7 @@ class Turn:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     answered: bool = True
     reply_id: str | None = None
+    feeds: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         sampled = len(self.completion_ids)
@@ -137,3 +144,10 @@ class Turn:
         if count and last is not None:
             versions[-1] = last
         return versions
+
+
+def overlaps(a: Turn, b: Turn) -> bool:
+    """True when both calls were under way at the same time; False when that is not known."""
+    if a.started_s is None or b.started_s is None or a.finished_s is None or b.finished_s is None:
+        return False
+    return a.started_s < b.finished_s and b.started_s < a.finished_s

@@ -44,6 +44,7 @@ class _Sampling(msgspec.Struct):
 
 class _Request(_Sampling, rename={"tag": TAG}):
     tools: list[_Tool] | None = None
+    tool_choice: Any = None
     tag: str | None = None
 
 
@@ -51,13 +52,20 @@ _decoder = msgspec.json.Decoder(_Request)
 
 
 def read(request: bytes) -> dict[str, Any]:
-    """Fields of a `Turn`, from a request as it is recorded; none when an engine took what is not understood here."""
+    """Fields of a `Turn`, from a request as it is recorded; none when an engine took what is not understood here.
+
+    A tool that the model must call is the form of an answer, and not offered.
+    """
     try:
         asked = _decoder.decode(request)
     except msgspec.DecodeError:
         return {}
+    tools = tuple(tool.function.name for tool in asked.tools or () if tool.function is not None)
+    choice = asked.tool_choice
+    named = isinstance(choice, dict) and choice.get("type") == "function"
+    form = named or (choice == "required" and len(tools) == 1)
     return {
-        "tools": tuple(tool.function.name for tool in asked.tools or () if tool.function is not None),
+        "tools": () if form else tools,
         "tag": asked.tag,
         "sampling": {
             name: value for name in _Sampling.__struct_fields__ if (value := getattr(asked, name)) is not None

@@ -20,6 +20,7 @@ import msgspec
 from ...errors import CaptureError
 from ...trajectory import Turn
 from . import asked as of_request
+from .flows import Flows
 
 VERSION = 2
 
@@ -299,6 +300,8 @@ def expand(records: list[CallRecord]) -> Expanded:
     turns: list[Turn] = []
     errors: list[dict[str, Any]] = []
     dialogue: list[dict[str, Any]] = []
+    flows = Flows()
+    feeds: dict[str, dict[str, str]] = {}
     for i in order:
         record = records[i]
         if record.status not in TURNS:
@@ -309,7 +312,12 @@ def expand(records: list[CallRecord]) -> Expanded:
         dialogue = _grow(dialogue, asked, answers)
         about = requests[i if record.request_of is None else _place(places, record.request_of)]
         system = of_request.system_of(asked) if about else None
+        sources = flows.into(asked)
         for choice, ids in zip(record.choices, completions[i], strict=True):
+            name, message = turn_id(record, choice.index), _message(choice.message)
+            for source, how in sources.items():
+                feeds[source][name] = how
+            flows.add(name, message, asked, hash(messages[i]))
             logprobs = _logprobs(choice)
             untrainable = choice.untrainable if record.status == OK else "engine_gives_no_tokens"
             if len(logprobs) != len(ids):  # absent is not zero, and one such choice must not hide all other turns
@@ -317,7 +325,7 @@ def expand(records: list[CallRecord]) -> Expanded:
             first, last, each = _versions(record, choice, len(ids))
             turns.append(
                 Turn(
-                    turn_id=turn_id(record, choice.index),
+                    turn_id=name,
                     index=len(turns),
                     prompt_ids=prompt,
                     completion_ids=ids,
@@ -339,8 +347,9 @@ def expand(records: list[CallRecord]) -> Expanded:
                     branch_reason=record.branch_reason,
                     choice_index=choice.index,
                     system=system,
-                    answered=of_request.answered(_message(choice.message)),
+                    answered=of_request.answered(message),
                     reply_id=record.reply_id,
+                    feeds=feeds.setdefault(name, {}),  # grows with the later turns
                     **about,
                 )
             )
