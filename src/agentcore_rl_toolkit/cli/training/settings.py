@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -18,7 +19,7 @@ from ...backends.llm_judge import JudgeSettings
 from ...backends.settings import Count, GroupSize, Least0, NotNegative, Positive, from_mapping, read_settings
 from ...client.data import read_rows
 from ...errors import ConfigError
-from ...runs import is_locked, make_folder, write_config
+from ...runs import locked, make_folder, write_config
 from ..models import model_folder
 from ..servers.vllm import find_python
 from .stack import ENGINES, find_agent
@@ -227,18 +228,15 @@ def new_folder(out: Path | None, name: str) -> Path:
 def old_run(out: Path | None, flags: Mapping[str, Any]) -> tuple[Path, LocalRun]:
     """The run in ``out``, else the newest unfinished one that no process works on, and its settings. Raises: ConfigError."""
     if out is None:
-        runs = [
-            path.parent
-            for path in Path("runs").glob("*/config.json")
-            if not (path.parent / "summary.json").exists()
-            and "data" in json.loads(path.read_text())
-            and not is_locked(path.parent)
-        ]
-        if not runs:
+        runs = {path.parent for path in Path("runs").glob("*/config.json") if "data" in json.loads(path.read_text())}
+        for path in sorted(runs, key=lambda path: path.stat().st_mtime):
+            if not (path / "summary.json").exists():
+                with contextlib.suppress(ConfigError), locked(path):
+                    out = path
+        if out is None:
             raise ConfigError(
                 "there is no unfinished run under runs/; start one without --resume, or name it with --out"
             )
-        out = max(runs, key=lambda path: path.stat().st_mtime)
     run_dir = out.resolve()
     if not (run_dir / "config.json").exists():
         raise ConfigError(f"{run_dir} holds no run to go on with (no config.json)")
