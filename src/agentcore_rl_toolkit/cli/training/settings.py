@@ -68,8 +68,7 @@ class LocalRun(Sized, Credit, JudgeSettings):
     ``hold_calls`` weights change between model calls only. Every ``eval_every`` steps the held-out rows are run; 0: before
     and after only.
     `Credit` says how the advantages of tokens come about. ``policy_failures`` is `CollectConfig`'s, ``train_on`` its `train`.
-    ``sampling_params`` win over the agent's in training and in evaluations. Training has temperature 1 and no cuts where they
-    set nothing else.
+    ``sampling_params`` are `CollectConfig`'s, too.
     ``tracker`` names what gets the metrics besides `metrics.jsonl`. ``session_env`` are variables of the sessions, as K=V, or K
     for the value that it has here; ``readable`` and ``writable`` are what they may use of this machine besides the agent's
     project.
