@@ -11,14 +11,12 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from ..contract import redact, redact_urls
 from ..errors import ConfigError
 
 CONFIG, METRICS, ROLLOUTS, LOCK = "config.json", "metrics.jsonl", "rollouts.sqlite", "run.lock"
-
-LOCK_S = 0.5  # `is_locked` of another process has the lock for a moment
 
 
 @contextlib.contextmanager
@@ -33,15 +31,18 @@ def locked(folder: Path) -> Iterator[None]:
         return
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("a+") as file:
-        deadline = time.monotonic() + LOCK_S
-        while not _take(file, fcntl.LOCK_EX):
-            if time.monotonic() > deadline:
-                file.seek(0)
-                raise ConfigError(
-                    f"the run {folder} is in use by process {file.read().strip() or 'of unknown id'}: wait until it ends, "
-                    "stop it, or choose another folder"
-                )
-            time.sleep(LOCK_S / 20)
+        for left in range(5, -1, -1):  # another process may have it for a moment, as it looks for a run to resume
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not left:
+                    file.seek(0)
+                    raise ConfigError(
+                        f"the run {folder} is in use by process {file.read().strip() or 'of unknown id'}: wait until it ends, "
+                        "stop it, or choose another folder"
+                    ) from None
+            time.sleep(0.1)
         file.truncate(0)
         file.write(f"{os.getpid()} on {socket.gethostname()}\n")
         file.flush()
@@ -49,23 +50,6 @@ def locked(folder: Path) -> Iterator[None]:
             yield
         finally:
             file.truncate(0)
-
-
-def _take(file: IO[str], kind: int) -> bool:
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def is_locked(folder: Path) -> bool:
-    """Return True while a process holds the run's lock."""
-    try:
-        with (folder / LOCK).open() as file:
-            return not _take(file, fcntl.LOCK_SH)
-    except OSError:
-        return False
 
 
 def make_folder(root: Path, name: str) -> Path:

@@ -23,8 +23,8 @@ def write_checkpoint(model: Any, folder: Path) -> Path:
     from safetensors.torch import save_file
 
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
-    trained = any(hasattr(end, "get_base_layer") or hasattr(end, "modules_to_save") for end in ends)
-    if trained and getattr(model.config, "tie_word_embeddings", False):
+    wrapped = any(hasattr(end, name) for end in ends for name in ("get_base_layer", "modules_to_save"))
+    if wrapped and getattr(model.config, "tie_word_embeddings", False):
         raise ConfigError(
             "adapters of the output head or the embedding would be lost: the model ties both to one matrix. Leave lm_head and "
             "embed_tokens out of target_modules and modules_to_save"

@@ -33,8 +33,7 @@ class TrlConfig(ServiceSettings):
     `max_mean_logprob_gap` is by how much the recorded logprobs of a batch and the trainer's may differ on average, before its
     first step; None lets them.
 
-    `training.temperature`, `top_p` and the like hold for the agents' calls where they are set. Where they are not, agents sample
-    from the full distribution at temperature 1 in training, and as they are deployed in evaluations.
+    `training.temperature`, `top_p` and the like hold for the agents' calls where they are set.
 
     What is trained: `model` is a local folder or hub id, `model_id` the name the agent asks for; `lora` are arguments
     of peft's LoraConfig, None trains all weights. `training` goes to TRL's GRPOConfig unchanged.

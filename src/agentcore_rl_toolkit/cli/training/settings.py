@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -18,7 +19,7 @@ from ...backends.llm_judge import JudgeSettings
 from ...backends.settings import Count, GroupSize, Least0, NotNegative, Positive, from_mapping, read_settings
 from ...client.data import read_rows
 from ...errors import ConfigError
-from ...runs import is_locked, make_folder, write_config
+from ...runs import locked, make_folder, write_config
 from ..models import model_folder
 from ..servers.vllm import find_python
 from .stack import ENGINES, find_agent
@@ -67,8 +68,7 @@ class LocalRun(Sized, Credit, JudgeSettings):
     ``hold_calls`` weights change between model calls only. Every ``eval_every`` steps the held-out rows are run; 0: before
     and after only.
     `Credit` says how the advantages of tokens come about. ``policy_failures`` is `CollectConfig`'s, ``train_on`` its `train`.
-    ``sampling_params`` win over the agent's in training and in evaluations. Training has temperature 1 and no cuts where they
-    set nothing else.
+    ``sampling_params`` are `CollectConfig`'s, too.
     ``tracker`` names what gets the metrics besides `metrics.jsonl`. ``session_env`` are variables of the sessions, as K=V, or K
     for the value that it has here; ``readable`` and ``writable`` are what they may use of this machine besides the agent's
     project.
@@ -227,18 +227,15 @@ def new_folder(out: Path | None, name: str) -> Path:
 def old_run(out: Path | None, flags: Mapping[str, Any]) -> tuple[Path, LocalRun]:
     """The run in ``out``, else the newest unfinished one that no process works on, and its settings. Raises: ConfigError."""
     if out is None:
-        runs = [
-            path.parent
-            for path in Path("runs").glob("*/config.json")
-            if not (path.parent / "summary.json").exists()
-            and "data" in json.loads(path.read_text())
-            and not is_locked(path.parent)
-        ]
-        if not runs:
+        runs = {path.parent for path in Path("runs").glob("*/config.json") if "data" in json.loads(path.read_text())}
+        for path in sorted(runs, key=lambda path: path.stat().st_mtime):
+            if not (path / "summary.json").exists():
+                with contextlib.suppress(ConfigError), locked(path):
+                    out = path
+        if out is None:
             raise ConfigError(
                 "there is no unfinished run under runs/; start one without --resume, or name it with --out"
             )
-        out = max(runs, key=lambda path: path.stat().st_mtime)
     run_dir = out.resolve()
     if not (run_dir / "config.json").exists():
         raise ConfigError(f"{run_dir} holds no run to go on with (no config.json)")
