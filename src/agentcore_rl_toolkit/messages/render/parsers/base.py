@@ -9,6 +9,7 @@ not parse."""
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -103,8 +104,21 @@ def held_back(text: str, markers: Sequence[str]) -> int:
 @functools.cache
 def any_of(texts: tuple[str, ...]) -> re.Pattern[str] | None:
     """Finds the first of these texts, the longest one where several begin. None: there are none to find."""
-    longest_first = sorted((text for text in texts if text), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+    known = sorted({text for text in texts if text})
+    return re.compile(_branches(known)) if known else None
+
+
+def _branches(texts: Sequence[str]) -> str:
+    """A pattern with one branch per next character, so that its cost does not grow with the number of (sorted) texts."""
+    found = []
+    for _, group in itertools.groupby(texts, lambda text: text[:1]):
+        alike = list(group)
+        same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(alike[0], alike[-1], strict=False))
+        lead = "".join(character for character, _ in same)  # of the first and the last, so of all
+        rest = [text[len(lead) :] for text in alike if text != lead]
+        optional = "?" if len(rest) < len(alike) else ""
+        found.append(re.escape(lead) + (f"(?:{_branches(rest)}){optional}" if rest else ""))
+    return "|".join(found)
 
 
 class Held:
