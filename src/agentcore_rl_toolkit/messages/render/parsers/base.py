@@ -104,20 +104,16 @@ def held_back(text: str, markers: Sequence[str]) -> int:
 @functools.cache
 def any_of(texts: tuple[str, ...]) -> re.Pattern[str] | None:
     """Finds the first of these texts, the longest one where several begin. None: there are none to find."""
-    known = sorted({text for text in texts if text})
+    known = sorted({text for text in texts if text}, reverse=True)
     return re.compile(_branches(known)) if known else None
 
 
 def _branches(texts: Sequence[str]) -> str:
-    """A pattern with one branch per next character, so that its cost does not grow with the number of (sorted) texts."""
+    """A pattern with one branch per next character, so that its cost does not grow with the number of texts."""
     found = []
-    for _, group in itertools.groupby(texts, lambda text: text[:1]):
-        alike = list(group)
-        same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(alike[0], alike[-1], strict=False))
-        lead = "".join(character for character, _ in same)  # of the first and the last, so of all
-        rest = [text[len(lead) :] for text in alike if text != lead]
-        optional = "?" if len(rest) < len(alike) else ""
-        found.append(re.escape(lead) + (f"(?:{_branches(rest)}){optional}" if rest else ""))
+    for first, group in itertools.groupby(texts, lambda text: text[:1]):
+        rest = [text[1:] for text in group]
+        found.append(re.escape(first) + (re.escape(rest[0]) if len(rest) == 1 else f"(?:{_branches(rest)})"))
     return "|".join(found)
 
 
