@@ -25,7 +25,9 @@ from .histories import Histories
 log = logging.getLogger(__name__)
 
 CANCEL_S = 5.0
-RENDERING_THREADS = 4  # a long prompt holds the interpreter's lock for a part of its time only, and delays no short one
+RENDERING_THREADS = (
+    4  # so that a long prompt does not block a short one; regexes and JSON still hold the interpreter's lock
+)
 _SAME = ("n", "logprobs", "top_logprobs", "parallel_tool_calls", "reasoning_effort", "response_format")
 _OF_REQUEST = {**dict(zip(_SAME, _SAME, strict=True)), "chat_template_kwargs": "template_kwargs"}  # parameter -> member
 _TOKENIZER = "tokenizer"  # a setting of the store
