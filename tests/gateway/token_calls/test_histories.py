@@ -17,6 +17,7 @@ from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, Limits
 from agentcore_rl_toolkit.gateway.capture.record import decode, expand, places_of, unpack_ids, whole_prompt
+from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 from agentcore_rl_toolkit.gateway.token_calls.histories import Histories, past_calls
 from agentcore_rl_toolkit.messages.render import Renderer, replay
@@ -114,6 +115,24 @@ async def test_a_long_rendering_delays_no_other_session_and_no_reply(engine: Scr
     sampled = [*turns[0].prompt_ids, *turns[0].completion_ids]
     assert all(t.prompt_ids[: len(sampled)] == sampled for t in turns[2:])
     assert [t.parent_turn for t in turns] == [None, None, *[turns[0].turn_id] * 3]
+
+
+async def test_counting_the_tokens_of_long_prompts_delays_no_other_session(
+    engine: ScriptedEngine, small: Start
+) -> None:
+    gateway = await small(limits=Limits(connect_s=60.0))
+    session, other = [await opened(gateway) for _ in range(2)]
+    asked, url = (
+        {"model": "m", "messages": [user("What is 12 + 30? " * 15_000)]},
+        f"{session.base_url}/messages/count_tokens",
+    )
+    counts = [
+        asyncio.ensure_future(request("POST", url, body=asked, key=session.api_key, timeout_s=120.0)) for _ in range(8)
+    ]
+    await asyncio.wait(counts, return_when=asyncio.FIRST_COMPLETED)
+    await ask(other, [user("a short one")])
+    assert sum(count.done() for count in counts) < 4
+    assert {status for status, _ in await asyncio.gather(*counts)} == {200}
 
 
 async def test_other_dialects_branches_and_failures_come_back_too(engine: ScriptedEngine, small: Start) -> None:

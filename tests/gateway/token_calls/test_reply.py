@@ -228,6 +228,17 @@ def test_sglang_streams_of_all_or_of_new_tokens_give_each_token_once(edit: Edit)
     assert [v for p in pieces for v in p.logprobs or []] == [logprob_of(i) for i in range(10, 16)]
 
 
+def test_few_of_sglangs_long_events_that_repeat_all_tokens_are_decoded() -> None:
+    stream, pieces = TOKEN_ENGINES["sglang"].stream(), []
+    for n in range(2000, 2101):
+        answer = sglang_answer(
+            0, list(range(n)), "stop" if n == 2100 else None, rid="r", prompt_tokens=1, weight_version=1
+        )
+        pieces += stream.feed(b"data: " + json.dumps(answer).encode() + b"\n\n")
+    assert [i for p in pieces for i in p.ids] == list(range(2100))
+    assert len(pieces) < 5
+
+
 @pytest.mark.parametrize("edit", [unlike, too_few])
 def test_sglang_answers_that_contradict_themselves_are_errors(edit: Edit) -> None:
     with pytest.raises(CaptureError):

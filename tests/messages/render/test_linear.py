@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.messages.dialects import DIALECTS, Delta, ModelRequest, ToolDelta
-from agentcore_rl_toolkit.messages.render import GRAMMARS, Renderer, new_parser
+from agentcore_rl_toolkit.messages.render import GRAMMARS, new_parser
 
 SHORT, LONG = 4_000, 32_000  # deltas
 MOST = 2.3**3  # times the CPU time, for three doublings
@@ -98,50 +97,3 @@ def test_reading_marks(grammar: str) -> None:
     words = ("word ", "\n", *CALLS[grammar][2], *own.skip, *(mark for block in own.blocks for mark in block))
     for word, inside, whole in itertools.product(words, (False, True), (False, True)):
         parsing(grammar, word, inside=inside, whole=whole)
-
-
-@pytest.fixture(scope="module")
-def kinds(renderer_for: Callable[[str], Renderer]) -> dict[str, list[int]]:
-    """Ids that a policy may sample many times."""
-    renderer = renderer_for("qwen3")
-    invalid = next(i for i in range(renderer.tokenizer.vocabulary_size) if renderer.decode([i]) == "\ufffd")
-    return {
-        "words": renderer.encode("word "),
-        "no UTF-8": [invalid],
-        "no tokens": [renderer.tokenizer.vocabulary_size + 10],
-        "characters in several tokens": renderer.encode("漢"),
-    }
-
-
-def test_decoding(renderer_for: Callable[[str], Renderer], kinds: dict[str, list[int]]) -> None:
-    renderer = renderer_for("qwen3")
-    for kind, stops in [*((kind, ()) for kind in kinds), ("no UTF-8", ("STOP",))]:
-
-        def run(n: int, ids: list[int] = kinds[kind], stops: tuple[str, ...] = stops) -> None:
-            stream = renderer.stream(tools=TOOLS, stops=stops)
-            for k in range(n):
-                stream.feed([ids[k % len(ids)]])
-            stream.finish()
-
-        check(run, f"{kind}, {stops=}")
-
-
-DELTAS: dict[str, Delta] = {
-    "text": Delta(text="some words "),
-    "reasoning": Delta(reasoning="some words "),
-    "arguments": Delta(tool_calls=[ToolDelta(index=0, id="call_1", name="f", arguments="some words ")]),
-}
-
-
-@pytest.mark.parametrize("wire", sorted(DIALECTS))
-@pytest.mark.parametrize("kind", sorted(DELTAS))
-def test_writing(wire: str, kind: str) -> None:
-    def run(n: int) -> None:
-        asked = ModelRequest(dialect="chat", model="m", stream=True)
-        encoder = DIALECTS[wire].encoder(asked, reply_id="r")
-        for _ in range(n):
-            encoder.feed(DELTAS[kind])
-        encoder.feed(Delta(finish_reason="stop"))
-        encoder.finish()
-
-    check(run, f"{wire}, {kind}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -18,14 +18,8 @@ from ..http.messages import LAST_CHUNK, Request, chunk, error_reply, reply, retr
 log = logging.getLogger(__name__)
 
 Handler = Callable[[Request], Awaitable[Any]]  # returns what `Answers.start` answers with
+CALLS_TYPE = b"application/vnd.agentcore-rl.calls"
 _to_json = msgspec.json.Encoder().encode
-
-
-class Pieces(NamedTuple):
-    """A long answer, which is written while it is made."""
-
-    of: AsyncIterator[bytes]
-    content_type: bytes
 
 
 class Answers:
@@ -39,13 +33,13 @@ class Answers:
             task.cancel()
 
     def start(self, work: Awaitable[Any], conn: AgentConnection, request: Request, *, dialect: str = "chat") -> None:
-        """Answer with what `work` returns: a value, its JSON, or `Pieces`. It ends when the connection does."""
+        """Answer with what `work` returns: a value, its JSON, or pieces of a long answer. It ends when the connection does."""
         conn.task = self._tasks.start(self._run(work, conn, request, dialect))
 
     async def _run(self, work: Awaitable[Any], conn: AgentConnection, request: Request, dialect: str) -> None:
         try:
             value = await work
-            if isinstance(value, Pieces):
+            if isinstance(value, AsyncIterator):
                 await self._stream(value, conn, request)
             else:
                 self.answer(conn, request, value)
@@ -64,11 +58,12 @@ class Answers:
             if conn.task is asyncio.current_task():
                 conn.task = None
 
-    async def _stream(self, pieces: Pieces, conn: AgentConnection, request: Request) -> None:
+    async def _stream(self, pieces: AsyncIterator[bytes], conn: AgentConnection, request: Request) -> None:
         """Write pieces one by one, with a pause for the agents' calls in between."""
-        conn.write(stream_head(200, ((b"content-type", pieces.content_type),), keep_alive=request.keep_alive))
+        kind = b"application/json" if request.method == b"GET" else CALLS_TYPE
+        conn.write(stream_head(200, ((b"content-type", kind),), keep_alive=request.keep_alive))
         try:
-            async for piece in pieces.of:
+            async for piece in pieces:
                 conn.write(chunk(piece))
                 await conn.drain()
                 await asyncio.sleep(0)

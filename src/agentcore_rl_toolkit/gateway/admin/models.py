@@ -71,9 +71,13 @@ class ModelRoutes:
             body = asked.to_chat_body() | ({} if options is None else {"chat_template_kwargs": options})
             return encode_count(await self._engine_count(body, session))
         loop, count = asyncio.get_running_loop(), mode.renderer.count
-        return encode_count(
-            await loop.run_in_executor(mode.executor, count, asked.messages, asked.tools or None, options)
-        )
+        history = mode.histories.pin(session)
+        try:
+            async with history.order:  # one thread per session, so that no session has them all
+                counted = loop.run_in_executor(mode.executor, count, asked.messages, asked.tools or None, options)
+                return encode_count(await counted)
+        finally:
+            mode.histories.unpin(history)
 
     async def _engine_count(self, body: dict[str, Any], session: Session) -> int:
         worker = self._parts.router.pick(session.worker)

@@ -23,7 +23,7 @@ from ..sessions.registry import Sessions
 from ..sessions.session import Session
 from ..sessions.settings import SessionSettings
 from ..store.reader import Reader
-from .answers import Handler, Pieces
+from .answers import Handler
 from .sessions import Names, SessionRoutes
 
 _NUMBERS_BYTES = 3 * 2**18  # of expert routing that are written at a time; base64 takes three bytes at a time
@@ -78,7 +78,7 @@ class RLLMRoutes:
             return []
         store = self._sessions.store
         await store.kept()
-        return Pieces(store.read(lambda reader: traces_of(session, reader)), b"application/json")
+        return store.read(lambda reader: traces_of(session, reader))
 
     async def _flush(self, request: Request) -> Any:
         await self._sessions.store.kept()

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -23,9 +23,7 @@ from ..sessions.registry import Sessions
 from ..sessions.session import Session
 from ..sessions.settings import SessionSettings
 from ..store.reader import Reader
-from .answers import Pieces
 
-_CALLS_TYPE = b"application/vnd.agentcore-rl.calls"
 _U32 = struct.Struct("<I")
 
 
@@ -102,7 +100,7 @@ class SessionRoutes:
             raise RequestError(f"the deletion is not stored, try it again: {error}", kind="overloaded", status=503)
         return len(gone)
 
-    async def fetch(self, request: Request) -> Pieces:
+    async def fetch(self, request: Request) -> AsyncIterator[bytes]:
         asked = decode_body(request.body, Names)
         sessions = self._sessions
         if asked.close:
@@ -110,7 +108,7 @@ class SessionRoutes:
                 if session is not None:
                     self.close_session(session)
         await sessions.store.kept()
-        return Pieces(sessions.store.read(lambda reader: self._frames(reader, asked.session_ids)), _CALLS_TYPE)
+        return sessions.store.read(lambda reader: self._frames(reader, asked.session_ids))
 
     def _frames(self, reader: Reader, session_ids: list[str]) -> Iterator[bytes]:
         """Of each session a head and its records, each with its length before it. Runs in a thread."""

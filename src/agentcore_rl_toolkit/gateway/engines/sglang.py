@@ -10,6 +10,7 @@ Source: docs.sglang.ai, "Sampling parameters" and "Native APIs"; sglang 0.5.23, 
 
 from __future__ import annotations
 
+import re
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,6 +24,8 @@ from ..capture.versions import version_of
 from . import constraints
 from .base import COMMON, Piece, TokenEngine, WeightSpan, changes, error_of, stops
 
+_LONG_BYTES = 16 * 2**10  # some 400 tokens
+_UNFINISHED = re.compile(rb'"finish_reason": ?null')
 _encode = msgspec.json.Encoder().encode
 _RENAMED = {"max_tokens": "max_new_tokens", "seed": "sampling_seed", "min_tokens": "min_new_tokens"}
 _SAMPLER = frozenset({"ignore_eos", "min_tokens", "stop_token_ids"})
@@ -107,16 +110,21 @@ class SGLangEngine(TokenEngine):
 
 
 class SGLangStream:
-    """Cumulative events -> what is new in each."""
+    """Cumulative events -> what is new in each. Of long events that repeat the earlier tokens few are decoded: one that is 5%
+    longer than the one before, and the last.
+    """
 
     def __init__(self) -> None:
         self.error: dict[str, Any] | None = None
         self._events = EventReader()
         self._seen: dict[int, int] = {}
+        self._least_bytes = 0  # of the next event to decode
 
     def feed(self, data: bytes) -> list[Piece]:
         pieces: list[Piece] = []
         for event in self._events.feed(data):
+            if len(event) < self._least_bytes and _UNFINISHED.search(event):
+                continue
             try:
                 answer = _one.decode(event)
             except NOT_JSON as e:
@@ -127,6 +135,8 @@ class SGLangStream:
             piece = _piece(answer, answer.index, self._seen.get(answer.index, 0))
             self._seen[answer.index] = self._seen.get(answer.index, 0) + len(piece.ids)
             pieces.append(piece)
+            repeats = len(event) > _LONG_BYTES and len(answer.output_ids or ()) > len(piece.ids)
+            self._least_bytes = len(event) * 21 // 20 if repeats else 0
         return pieces
 
 

@@ -23,7 +23,8 @@ from .histories import Histories
 log = logging.getLogger(__name__)
 
 CANCEL_S = 5.0
-RENDERING_THREADS = 4  # a long prompt holds the interpreter's lock for a part of its time only, and delays no short one
+# A long prompt does not block a short one. Regexes and JSON still hold the interpreter's lock.
+RENDERING_THREADS = 4
 _UNREAD = "the model's chat template has no such variable; leave it out"
 _TOKENIZER = "tokenizer"  # a setting of the store
 

@@ -9,6 +9,7 @@ not parse."""
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -103,8 +104,17 @@ def held_back(text: str, markers: Sequence[str]) -> int:
 @functools.cache
 def any_of(texts: tuple[str, ...]) -> re.Pattern[str] | None:
     """Finds the first of these texts, the longest one where several begin. None: there are none to find."""
-    longest_first = sorted((text for text in texts if text), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+    known = sorted({text for text in texts if text}, reverse=True)
+    return re.compile(_branches(known)) if known else None
+
+
+def _branches(texts: Sequence[str]) -> str:
+    """A pattern with one branch per next character, so that its cost does not grow with the number of texts."""
+    found = []
+    for first, group in itertools.groupby(texts, lambda text: text[:1]):
+        rest = [text[1:] for text in group]
+        found.append(re.escape(first) + (re.escape(rest[0]) if len(rest) == 1 else f"(?:{_branches(rest)})"))
+    return "|".join(found)
 
 
 class Held:
