@@ -18,7 +18,7 @@ from agentcore_rl_toolkit.gateway.engines import TOKEN_ENGINES, Piece
 from agentcore_rl_toolkit.gateway.testing import Seen, logprob_of
 from agentcore_rl_toolkit.gateway.testing.openai_shapes import SampledReply, chunks, vllm_choice
 from agentcore_rl_toolkit.gateway.token_calls.reply import TokenReply
-from agentcore_rl_toolkit.messages.dialects import Delta, ModelRequest
+from agentcore_rl_toolkit.messages.dialects import Choice, Delta, ModelRequest
 from agentcore_rl_toolkit.messages.dialects.canonical import Sampling
 from agentcore_rl_toolkit.messages.render import Renderer
 
@@ -79,14 +79,29 @@ def begins_of(renderer: Renderer, ids: list[int]) -> list[int]:
     return [len(renderer.decode(ids[:k]).rstrip("\ufffd")) for k in range(len(ids))]
 
 
+def recorded(sampled: TokenReply) -> tuple[Captured, Choice]:
+    """What is recorded of an answer, and its choice as a client reads it."""
+    captured = Captured(choices=[])
+    sampled.record(captured)
+    [record] = captured.choices
+    message = json.loads(record.message)
+    return captured, Choice(
+        content=message["content"] or "",
+        reasoning=message.get("reasoning_content", ""),
+        tool_calls=message.get("tool_calls", []),
+        finish_reason=record.finish_reason,
+        stop_sequence=record.stop_sequence,
+        logprob_entries=json.loads(record.agent_logprobs or b'{"content": null}')["content"],
+    )
+
+
 def check(sampled: TokenReply, deltas: list[Delta], ids: list[int], text: str, kept: int) -> None:
     """The record has everything, the agent its part; streamed and whole say the same."""
     builder = ReplyBuilder()
     for delta in deltas:
         builder.add(delta)
     streamed = builder.reply().choices[0]
-    captured = Captured(choices=[])
-    [whole] = sampled.record(captured).values()
+    captured, whole = recorded(sampled)
     assert captured.complete
     assert captured.problem is None
     [record] = captured.choices
@@ -121,7 +136,7 @@ def test_an_answer_ends_before_its_stop_string_wherever_the_events_are_cut(
         for step in range(1, len(ids) + 1):
             sampled, deltas = read(renderer, asked, engine, events(engine, ids, step, stop=ended_by))
             check(sampled, deltas, ids, text, kept)
-            [choice] = sampled.choices()
+            _, choice = recorded(sampled)
             assert (choice.finish_reason, choice.stop_sequence) == ("stop", ended_by)
 
 
@@ -138,11 +153,11 @@ def test_a_stop_string_counts_where_it_was_sampled_in_reasoning_or_a_call_as_wel
         asked = ModelRequest(dialect="chat", model="m", tools=TOOLS, sampling=Sampling(stop=[stop]))
         for step in (1, 3, len(ids)):
             sampled, _ = read(renderer, asked, engine, events(engine, ids, step, finish="length"))
-            [choice] = sampled.choices()
+            _, choice = recorded(sampled)
             assert (choice.content, choice.reasoning, len(choice.tool_calls)) == (content, reasoning, calls)
             assert choice.finish_reason == ("tool_calls" if calls else "stop")
             assert choice.stop_sequence == stop
-            assert sampled.ids(0) == ids
+            assert sampled.answers("turn")[0][:2] == ("turn", ids)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -168,7 +183,7 @@ def test_any_text_any_stops_any_cut(data: st.DataObject) -> None:
     raw = answer[: min(ends)[1]] if ends else answer
     begins = begins_of(renderer, ids)
     kept = sum(1 for k in begins if k < len(raw)) if ends else len(ids)
-    [choice] = sampled.choices()
+    _, choice = recorded(sampled)
     assert choice.stop_sequence == (min(ends)[2] if ends else None)
     check(sampled, deltas, ids, renderer.parse(renderer.encode(raw)).content, kept)
 

@@ -446,12 +446,9 @@ class Call:
         self._context.running.discard(self)
         engine, transport = self.engine, self._transport
         self._transport = None  # which holds this call
-        try:
-            if transport is not None:
-                transport.close()
-            engine.release()
-        except Exception as e:  # the agent's connection must not wait for this call
-            self.broke(e)
+        if transport is not None:
+            transport.close()
+        engine.release()
         if error is not None:
             self.agent.fail(error, headers)
         else:

@@ -103,23 +103,18 @@ def build(
 
 def _prompt(texts: Texts, captured: Captured, call_id: str) -> tuple[Base, bytes]:
     """The new part of a prompt, and the call that it continues."""
-    text, packed = captured.prompt or b"", captured.prompt_ids
+    text = captured.prompt or b""
     seen = texts.prompts.longest(text)
-    base, ids = NO_BASE, b""
+    if seen is not None and text[seen.length : seen.length + 1] not in (b"", b","):
+        seen = None  # the match ended inside a number
+    base, ids = NO_BASE, parse_ids(text if seen is None else text[seen.length + 1 :])
     if seen is not None:
-        rest = text[seen.length :]
-        if rest and rest[:1] != b",":
-            seen = None  # the match ended inside a number
-        else:
-            ids = (parse_ids(rest[1:]) if rest else b"") if packed is None else packed[seen.units * 4 :]
-            base = Base(seen.call_id, -1, seen.units)
-            for place, (size, digest) in enumerate(seen.choices):
-                if size <= len(ids) and hash(ids[:size]) == digest:
-                    base = Base(seen.call_id, place, seen.units + size // 4)
-                    ids = ids[size:]
-                    break
-    if seen is None:
-        ids = parse_ids(text) if packed is None else packed
+        base = Base(seen.call_id, -1, seen.units)
+        for place, (size, digest) in enumerate(seen.choices):
+            if size <= len(ids) and hash(ids[:size]) == digest:
+                base = Base(seen.call_id, place, seen.units + size // 4)
+                ids = ids[size:]
+                break
     units = base.length + len(ids) // 4
     choices = tuple((len(c.ids), hash(c.ids)) for c in captured.choices)
     texts.prompts.add(Seen(text, call_id, units, choices), instead_of=seen)

@@ -37,8 +37,7 @@ CONSTRAINED = "held_to_a_form"  # by a grammar: its logprobs are those of the ma
 
 
 class Captured(msgspec.Struct):
-    """One reply, understood. ``prompt`` is the JSON text of the prompt ids without its brackets, None when the engine
-    gave none. ``prompt_ids`` are the packed ids, if they are at hand.
+    """One reply, understood. ``prompt`` is the JSON text of the prompt ids without its brackets, None when there is none.
 
     ``complete`` is False when a choice has no finish reason, ``problem`` says why the tokens cannot be trained on.
     ``plain`` is the body of a whole reply with null for token ids and logprobs.
@@ -46,7 +45,6 @@ class Captured(msgspec.Struct):
 
     choices: list[ChoiceRecord]
     prompt: bytes | None = None
-    prompt_ids: bytes | None = None
     reply_id: str | None = None
     model: str | None = None
     weight_version_first: int | None = None

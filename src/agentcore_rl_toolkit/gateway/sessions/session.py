@@ -80,13 +80,10 @@ class Session:
             fields["model"] = msgspec.Raw(_to_json(settings.model_id))
         passthrough.overlay(fields, self.overrides)
         if settings.max_tokens is not None:
-            for key in _LENGTHS:
-                if key in fields:
-                    asked = passthrough.number(fields[key])
-                    if asked is None or asked > settings.max_tokens:
-                        fields[key] = msgspec.Raw(b"%d" % settings.max_tokens)
-            if not any(key in fields for key in _LENGTHS):
-                fields["max_tokens"] = msgspec.Raw(b"%d" % settings.max_tokens)
+            for key in [key for key in _LENGTHS if key in fields] or _LENGTHS[:1]:
+                asked = passthrough.number(fields.get(key, msgspec.Raw(b"null")))
+                if asked is None or asked > settings.max_tokens:
+                    fields[key] = msgspec.Raw(b"%d" % settings.max_tokens)
 
     def append(self) -> None:
         """A call of the session is to be stored."""

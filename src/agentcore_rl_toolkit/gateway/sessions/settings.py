@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from ...contract import check_train
 from ...errors import ConfigError
@@ -34,9 +35,9 @@ class SessionSettings(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=
     """
 
     sampling_params: dict[str, Any] = {}
-    model_id: str | None = None
-    max_turns: int | None = None
-    max_tokens: int | None = None
+    model_id: Annotated[str, Meta(min_length=1)] | None = None
+    max_turns: Annotated[int, Meta(ge=0)] | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
     train: str | None = None
     metadata: dict[str, Any] = {}
 
@@ -51,16 +52,11 @@ class SessionSettings(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=
 
         Raises: RequestError that names the field.
         """
-        for name, value, least in (("max_turns", self.max_turns, 0), ("max_tokens", self.max_tokens, 1)):
-            if value is not None and value < least:
-                raise RequestError(f"{name} must be at least {least}, got {value}", param=name)
         if self.train is not None:
             try:
                 check_train(self.train)
             except ConfigError as e:
                 raise RequestError(str(e), param="train") from e
-        if self.model_id == "":
-            raise RequestError("model_id must name a model, or be left out", param="model_id")
         try:
             return self._parsed()
         except RequestError as e:

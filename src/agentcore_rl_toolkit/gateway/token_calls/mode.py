@@ -50,11 +50,11 @@ class TokenMode:
             why = "token engines give the logprob of the sampled token alone; leave it out"
             raise unsupported("sampling_params.top_logprobs", why)
         read = self.renderer.template.all_text
-        for name in asked.template_kwargs:
-            if name not in read:
-                raise unsupported(f"sampling_params.chat_template_kwargs.{name}", _UNREAD)
+        unread = [f"chat_template_kwargs.{name}" for name in asked.template_kwargs if name not in read]
         if asked.reasoning_effort is not None and not any(name in read for name in asked.template_options()):
-            raise unsupported("sampling_params.reasoning_effort", _UNREAD)
+            unread.append("reasoning_effort")
+        if unread:
+            raise unsupported(f"sampling_params.{unread[0]}", "the chat template has no such variable; leave it out")
 
     def require(self, asked: ModelRequest, *, path: str = "") -> None:
         """Check that the engine can do what is asked for, and have a required tool call enforced in the model's own format.

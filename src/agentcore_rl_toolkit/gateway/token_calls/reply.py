@@ -13,6 +13,7 @@ import msgspec
 
 from ...messages.dialects import ModelRequest
 from ...messages.dialects.canonical import STOP, Choice, Delta, Usage
+from ...messages.dialects.chat import usage_dict
 from ...messages.render import RenderedPrompt, Renderer, ReplyStream
 from ..capture.record import Captured, pack_ids, pack_logprobs
 from ..capture.reply import choice_record, read_numbers
@@ -50,13 +51,15 @@ class TokenReply:
         """Whether every choice that was asked for has ended."""
         return len(self._choices) == self._asked.n and all(g.parsed is not None for g in self._choices.values())
 
-    @property
-    def empty(self) -> bool:
-        """Whether a choice has no tokens: nothing can go on from it."""
-        return not self._choices or any(not g.ids for g in self._choices.values())
-
-    def ids(self, index: int) -> list[int]:
-        return self._choices[index].ids
+    def answers(self, call_id: str) -> list[tuple[str, list[int], dict[str, Any]]]:
+        """Turn id, token ids and message of each choice. Nothing can go on from choices of which one has no tokens."""
+        parsed = [(index, each.ids, each.parsed) for index, each in sorted(self._choices.items()) if each.parsed]
+        if not all(ids for _, ids, _ in parsed):
+            return []
+        return [
+            (call_id if len(parsed) == 1 else f"{call_id}.{index}", ids, choice.to_message())
+            for index, ids, choice in parsed
+        ]
 
     def take(self, piece: Piece) -> list[Delta]:
         """Add sampled tokens to their choice; the deltas they make."""
@@ -105,10 +108,11 @@ class TokenReply:
         if logprobs is None or len(logprobs) != len(sampled.ids):
             return []
         part = slice(sampled.shown, upto)
-        top = self._asked.top_logprobs > 0
-        entries = self._renderer.logprob_entries(sampled.ids[part], logprobs[part], top=top)
         sampled.shown = upto
-        return [Delta(choice=index, logprob_entries=entries)]
+        return [Delta(choice=index, logprob_entries=self._logprob_entries(sampled.ids[part], logprobs[part]))]
+
+    def _logprob_entries(self, ids: list[int], logprobs: list[float | None]) -> list[dict[str, Any]]:
+        return self._renderer.logprob_entries(ids, logprobs, top=self._asked.top_logprobs > 0)
 
     @staticmethod
     def _parsed(sampled: _SampledChoice, piece: Piece) -> Choice:
@@ -125,32 +129,16 @@ class TokenReply:
             cached_tokens=counted.cached_tokens,
         )
 
-    def choices(self) -> list[Choice]:
-        """The finished choices as the agent gets them."""
-        choices = []
-        for _, sampled in sorted(self._choices.items()):
-            choice = sampled.parsed
-            if choice is None:
-                continue
-            if self._asked.logprobs and sampled.logprobs is not None and len(sampled.logprobs) == len(sampled.ids):
-                upto = sampled.stream.settled
-                choice.logprob_entries = self._renderer.logprob_entries(
-                    sampled.ids[:upto], sampled.logprobs[:upto], top=self._asked.top_logprobs > 0
-                )
-            choices.append(choice)
-        return choices
-
-    def record(self, captured: Captured) -> dict[int, Choice]:
-        """Put the choices into what is captured of the call. Returns them as the agent gets them, by index."""
-        parsed = {choice.index: choice for choice in self.choices()}
-        captured.complete = len(parsed) == self._asked.n
+    def record(self, captured: Captured) -> None:
+        """Put the choices into what is captured of the call."""
+        captured.complete = self.finished
         for index, sampled in sorted(self._choices.items()):
-            choice = parsed.get(index)
+            choice, logprobs, upto = sampled.parsed, sampled.logprobs, sampled.stream.settled
             record = choice_record(
                 captured,
                 index,
                 pack_ids(sampled.ids),
-                None if sampled.logprobs is None else read_numbers(captured, pack_logprobs, sampled.logprobs),
+                None if logprobs is None else read_numbers(captured, pack_logprobs, logprobs),
                 choice.finish_reason if choice is not None else None,
                 _to_json(choice.to_message() if choice is not None else {"role": "assistant"}),
                 choice.parse_status if choice is not None else "none",
@@ -158,18 +146,11 @@ class TokenReply:
             record.routed_experts = sampled.routed_experts
             if choice is not None:
                 record.stop_sequence = choice.stop_sequence
-                if choice.logprob_entries is not None:
-                    record.agent_logprobs = _to_json({"content": choice.logprob_entries})
+                if self._asked.logprobs and logprobs is not None and len(logprobs) == len(sampled.ids):
+                    entries = self._logprob_entries(sampled.ids[:upto], logprobs[:upto])
+                    record.agent_logprobs = _to_json({"content": entries})
             if sampled.spans is not None:
                 record.weight_spans = pack_ids([n for span in sampled.spans for n in span])
             captured.choices.append(record)
         put(captured, [sampled.versions for _, sampled in sorted(self._choices.items())])
-        usage = self.usage()
-        counted: dict[str, Any] = {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-        }
-        if usage.cached_tokens is not None:
-            counted["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
-        captured.usage = _to_json(counted)
-        return parsed
+        captured.usage = _to_json(usage_dict(self.usage()))

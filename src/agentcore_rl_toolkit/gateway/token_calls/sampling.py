@@ -9,15 +9,15 @@ other.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from array import array
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
-from ...messages.dialects import Delta, ModelRequest, RequestError, chat, context_overflow, passthrough
-from ...messages.dialects.canonical import Choice, Usage
+from ...messages.dialects import Delta, RequestError, chat, context_overflow, passthrough
+from ...messages.dialects.canonical import Usage
 from ...messages.dialects.passthrough import Fields
 from ...messages.render import Conversation, RenderedPrompt
 from ..calls.agent import TranslatingAgent
@@ -35,80 +35,9 @@ from .histories import History
 from .mode import TokenMode
 from .reply import TokenReply
 
+log = logging.getLogger(__name__)
+
 _to_json = msgspec.json.Encoder().encode
-
-
-class Prompt:
-    """``rendered`` is the prompt, once it is made; ``json`` and ``packed`` are its ids. The session's history is pinned from
-    `pin` to `release`.
-    """
-
-    __slots__ = ("_answers", "_history", "_mode", "json", "packed", "rendered")
-
-    def __init__(self, mode: TokenMode) -> None:
-        self._mode = mode
-        self._history: History | None = None
-        self._answers: list[tuple[str, array[int], Mapping[str, Any]]] = []
-        self.rendered: RenderedPrompt | None = None
-        self.json, self.packed = b"[]", b""
-
-    def pin(self, session: Session) -> None:
-        self._history = self._mode.histories.pin(session)
-
-    async def render(self, asked: ModelRequest, wanted: Callable[[], bool]) -> None:
-        """Make the prompt if it is still ``wanted`` when the session's calls before it are through. Raises: RequestError."""
-        history = self._history
-        assert history is not None
-        async with history.order:
-            if wanted():
-                conversation = await self._mode.histories.open(history)
-                loop = asyncio.get_running_loop()
-                await loop.run_in_executor(self._mode.executor, self._make, conversation, asked)
-
-    def _make(self, conversation: Conversation, asked: ModelRequest) -> None:
-        prompt = self.rendered = self._mode.renderer.render(
-            conversation, asked.messages, asked.tools or None, asked.template_options() or None
-        )
-        asked.counted = Usage(prompt_tokens=prompt.length, cached_tokens=prompt.reused_tokens)
-        self.json, self.packed = prompt.json, prompt.packed
-
-    def answered(self, call_id: str, captured: Captured, sampled: TokenReply, choices: dict[int, Choice]) -> None:
-        """The next turn may go on from this one, if its reply is whole."""
-        prompt = self.rendered
-        if prompt is None or not captured.complete or captured.error is not None or sampled.empty:
-            return
-        captured.parent_turn, captured.branch_reason = prompt.parent_turn, prompt.branch_reason
-        self._answers = [
-            (call_id if len(choices) == 1 else f"{call_id}.{i}", array("I", sampled.ids(i)), choice.to_message())
-            for i, choice in sorted(choices.items())
-        ]
-
-    def release(self) -> None:
-        """The call is over for the session's history."""
-        history, self._history = self._history, None
-        if history is None:
-            return
-        if history.order.locked():  # a thread has the conversation; a later call of the session waits for it too
-            self._mode.tasks.start(self._settle_in_order(history))
-        else:
-            self._settle(history)
-
-    async def _settle_in_order(self, history: History) -> None:
-        async with history.order:
-            self._settle(history)
-
-    def _settle(self, history: History) -> None:
-        """Add the answers to the history; without one the session stands where it stood before."""
-        prompt, conversation, renderer = self.rendered, history.conversation, self._mode.renderer
-        try:
-            if prompt is not None and conversation is not None:
-                for place, (turn_id, ids, message) in enumerate(self._answers, 1):
-                    more = place < len(self._answers)
-                    renderer.commit(conversation, prompt, ids, message, turn_id=turn_id, more=more)
-                if not self._answers:
-                    renderer.abandon(conversation, prompt)
-        finally:
-            self._mode.histories.unpin(history)
 
 
 class TokenSampling:
@@ -123,7 +52,10 @@ class TokenSampling:
         self._mode = mode
         self.incoming = Incoming(context.running)
         self._engine = TOKEN_ENGINES[context.engine]
-        self._prompt = Prompt(mode)
+        self._history: History | None = None  # the session's, pinned until the call is over
+        self._prompt: RenderedPrompt | None = None
+        self._prompt_json = b"[]"
+        self._answers: list[tuple[str, list[int], dict[str, Any]]] = []
         self._call_id = ""
         self._path = b""
         self._body = b""
@@ -156,13 +88,19 @@ class TokenSampling:
 
     def prepare(self, owner: RunningCall, call_id: str) -> None:
         self._call_id = call_id
-        self._prompt.pin(self._session)
+        self._history = self._mode.histories.pin(self._session)
         owner.become(State.RENDERING)
-        self._mode.tasks.start(self._render(owner))
+        self._mode.tasks.start(self._render(owner, self._history))
 
-    async def _render(self, owner: RunningCall) -> None:
+    async def _render(self, owner: RunningCall, history: History) -> None:
+        """Make the prompt when the session's calls before it are through, and go."""
         try:
-            await self._prompt.render(self._agent.asked, lambda: not owner.ended)
+            async with history.order:
+                if not owner.ended:
+                    conversation = await self._mode.histories.open(history)
+                    await asyncio.get_running_loop().run_in_executor(
+                        self._mode.executor, self._make_prompt, conversation
+                    )
             if not owner.ended:
                 self._write()
                 owner.go()
@@ -173,10 +111,18 @@ class TokenSampling:
         except BaseException as e:  # a panic in the tokenizer's Rust code is no `Exception`
             owner.broke(e)
 
+    def _make_prompt(self, conversation: Conversation) -> None:
+        asked = self._agent.asked
+        prompt = self._prompt = self._mode.renderer.render(
+            conversation, asked.messages, asked.tools or None, asked.template_options() or None
+        )
+        asked.counted = Usage(prompt_tokens=prompt.length, cached_tokens=prompt.reused_tokens)
+        self._prompt_json = prompt.json
+
     def _write(self) -> None:
         """Write the request in the engine's words. Raises: RequestError when the prompt leaves no room for an answer."""
         self._path, self._body = self._engine.request(
-            self._prompt.json,
+            self._prompt_json,
             self._agent.asked,
             max_tokens=self._max_tokens(),
             stop_token_ids=sorted(self._mode.renderer.stop_token_ids),
@@ -226,7 +172,7 @@ class TokenSampling:
 
     def _sampled(self) -> TokenReply:
         if self._reply is None:
-            self._reply = TokenReply(self._mode.renderer, self._agent.asked, self._prompt.rendered)
+            self._reply = TokenReply(self._mode.renderer, self._agent.asked, self._prompt)
         return self._reply
 
     def capture(self) -> Captured:
@@ -236,18 +182,39 @@ class TokenSampling:
             for piece in pieces:
                 self._take(piece)
         captured = Captured(choices=[], has_tokens=True, reply_id=agent.reply_id, model=agent.asked.model)
-        if self._prompt.rendered is not None:
-            captured.prompt, captured.prompt_ids = self._prompt.json[1:-1], self._prompt.packed
+        captured.prompt = self._prompt_json[1:-1]
         if self._reader is not None and self._reader.error is not None:
             captured.error = _to_json(self._reader.error)
         if not self._context.train_constrained and constraints.holds(agent.asked):
             captured.untrainable = CONSTRAINED
-        choices = sampled.record(captured)
-        self._prompt.answered(self._call_id, captured, sampled, choices)
+        sampled.record(captured)
+        if captured.complete and captured.error is None:
+            self._answers = sampled.answers(self._call_id)
+        if self._answers and self._prompt is not None:
+            captured.parent_turn, captured.branch_reason = self._prompt.parent_turn, self._prompt.branch_reason
         return captured
 
     def release(self) -> None:
-        self._prompt.release()
+        history, self._history = self._history, None
+        if history is not None:
+            self._mode.tasks.start(self._settle(history))
+
+    async def _settle(self, history: History) -> None:
+        """Add the answers to the history; without one the session stands where it stood before."""
+        try:
+            async with history.order:  # a thread may have the conversation
+                prompt, conversation, renderer = self._prompt, history.conversation, self._mode.renderer
+                if prompt is None or conversation is None:
+                    return
+                for place, (turn_id, ids, message) in enumerate(self._answers, 1):
+                    more = place < len(self._answers)
+                    renderer.commit(conversation, prompt, array("I", ids), message, turn_id=turn_id, more=more)
+                if not self._answers:
+                    renderer.abandon(conversation, prompt)
+        except Exception:
+            log.exception("call %s is not in the history of session %s", self._call_id, self._session.id)
+        finally:
+            self._mode.histories.unpin(history)
 
 
 def token_call(context: Context, conn: AgentConnection, session: Session, dialect: str, mode: TokenMode) -> Call:

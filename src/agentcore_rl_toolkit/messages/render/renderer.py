@@ -53,11 +53,6 @@ class RenderedPrompt:
         return self.asked.buffer.ids(self.asked.length).tolist()
 
     @property
-    def packed(self) -> bytes:
-        """The ids in four bytes each."""
-        return self.asked.buffer.ids(self.asked.length).tobytes()
-
-    @property
     def json(self) -> bytes:
         """The ids as JSON text, ready to be put into a request body."""
         return self.asked.buffer.json(self.asked.text_bytes)
