@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
+
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
 
 from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.messages.render.doctor import sampled_body
+from agentcore_rl_toolkit.messages.render.tokens import PlainText, Tokenizer
 
 from .conftest import Family
 
@@ -56,3 +61,17 @@ def test_text_without_a_marker_is_encoded_as_ever(renderer: Renderer) -> None:
     text = renderer.template.render(messages, now=0.0)
     prompt = renderer.render(renderer.conversation(now=0.0), messages)
     assert prompt.token_ids == renderer.encode(text)
+
+
+def test_the_cost_of_a_page_does_not_grow_with_the_number_of_markers() -> None:
+    """A search holds the interpreter's lock: the event loop waits for it."""
+    page, seconds = "<div><p>text here</p><a>b</a></div>\n" * 3000, []
+    for count in (20, 3000):
+        backend = Backend(models.WordLevel({"a": 0}, unk_token="a"))
+        backend.add_tokens(["<start>", *(f"<unused{n}>" for n in range(count))])
+        plain = PlainText(Tokenizer(backend))
+        assert plain.shown(plain.mask(page + "<unused19>")) == page + "<unused19>"
+        started = time.thread_time()
+        plain.mask(page)
+        seconds.append(time.thread_time() - started)
+    assert seconds[1] < 10 * seconds[0]
