@@ -37,7 +37,6 @@ def configure(scripted: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     scripted.answer = lambda _request, _n: (200, LISTING)
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
 
     def configure(config: str = "", **variables: str) -> None:
         (tmp_path / "config").write_text(config)

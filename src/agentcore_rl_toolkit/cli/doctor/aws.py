@@ -16,7 +16,7 @@ from ...contract import PROBE_EXPERIMENT, PROBE_FIELD, PROBED, ROLLOUT_FIELD, RO
 from ...deploy import quotas
 from ...errors import ContractError, GatewayError, ObjectExistsError, StoreError, StorePermissionError
 from ...store import open_store
-from ...store.remote import find_region
+from ...store.remote import find_region, find_session
 from .finding import Finding, fail, note, ok
 
 MOST_SKEW_S = 60.0  # AWS refuses signatures that are five minutes off
@@ -53,9 +53,7 @@ class Account:
 
     @cached_property
     def session(self) -> Any:
-        import boto3
-
-        return boto3.Session()
+        return find_session()
 
     @property
     def region(self) -> str | None:

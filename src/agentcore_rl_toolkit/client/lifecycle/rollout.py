@@ -55,7 +55,6 @@ from ...errors import (
     ConfigError,
     InvalidResultError,
     RolloutCancelledError,
-    RolloutError,
     RolloutLostError,
     RolloutThrottledError,
     RolloutTimeoutError,
@@ -714,9 +713,6 @@ def _as_error(e: BaseException) -> Exception:
 
 
 def _refused(e: InvokeRefusedError, times: int) -> AttemptEnded:
-    error: RolloutError
     if e.kind == "busy":
-        error = RolloutThrottledError(f"refused {times} times: {e}")
-        return AttemptEnded(Outcome.THROTTLED, error)
-    error = RolloutLostError(f"the runtime could not be reached in {times} tries: {e}")
-    return AttemptEnded(Outcome.LOST, error)
+        return AttemptEnded(Outcome.THROTTLED, RolloutThrottledError(f"refused {times} times: {e}"))
+    return AttemptEnded(Outcome.LOST, RolloutLostError(f"the runtime could not be reached in {times} tries: {e}"))
