@@ -120,6 +120,31 @@ def test_only_what_is_named_is_there_and_only_what_is_writable_changes(
     assert not (Path("/tmp") / "scratch").exists()
 
 
+def test_hidden_files_stay_hidden_while_folders_change(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    project, sibling = tmp_path / "project", tmp_path / "sibling"
+    rows, env, passing = project / "data" / "eval" / "rows.jsonl", sibling / ".env", project / "passing.tmp"
+    for file in (rows, env, sibling / "runs" / "one" / "ledger.jsonl", passing):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("secret")
+    covers = Cover(project / "agent.py", [project, sibling], [], [rows], root=tmp_path).mounts
+    passing.unlink()
+    look = f"cat {rows} {env}; ls {sibling}/runs; echo seen; read go; cat {rows} {env}; ls {sibling}/runs"
+    words = [*command([project, sibling], covers=covers), "sh", "-c", look]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as session:
+        assert session.stdout is not None
+        assert session.stdout.readline() == "seen\n"
+        for file in (rows, env):
+            shutil.rmtree(file.parent)
+            file.parent.mkdir()
+            file.write_text("secret")
+        assert session.communicate("\n", 60) == ("", None)
+    for number in range(501):
+        (sibling / str(number)).touch()
+    assert not caplog.messages
+    Cover(project / "agent.py", [sibling], [], [], root=tmp_path)
+    assert f"{sibling} has many entries" in caplog.text
+
+
 @pytest.mark.parametrize("user", USERS)
 def test_nothing_of_a_process_outside_can_be_read(folders: Callable[[str], Path], user: list[str]) -> None:
     key, secret = folders("home") / "key", uuid.uuid4().hex

@@ -15,6 +15,8 @@ ALONE = (
     ".env.local",
     "part/.env",
     "late.key",
+    "part/prod.env",
+    "part/id_rsa",
     "runs/old/ledger.jsonl",
     "kept/old/rollouts.sqlite",
 )
@@ -30,6 +32,7 @@ def plant(project: Path) -> list[str]:
     shutil.copy(AGENTS / "search.py", project / "agent.py")
     (project / "lib").mkdir()
     (project / "lib" / "shop.txt").write_text("lamps")
+    (project / "notes 12:30.txt").touch()
     (project / "own.json").write_text('{"price": 3}')
     (project / "data" / "prices.csv").write_text("lamp,3")
     (project / "data" / "train-link.jsonl").symlink_to(project / "train.jsonl")
@@ -42,6 +45,7 @@ def plant_later(project: Path) -> None:
     for name in ("train.jsonl", ".env"):
         (project / "new").write_text("planted-replaced")
         (project / "new").rename(project / name)
+    (project / "notes 12:30.txt").unlink()
     shutil.rmtree(project / "kept" / "old")
     for name in (
         ".env.new",

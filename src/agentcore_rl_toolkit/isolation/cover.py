@@ -1,22 +1,28 @@
 """Hides answers and keys from sessions: data, folders of runs, keys, `.env*`, `.git`.
 
 Theory of operation. A mount over a file ends when another file takes its name outside, and it does not cover new files. Therefore
-a folder with a hidden entry is replaced with a listing: an empty file or folder for each entry, over which the entries that are
-not hidden are mounted. A name that is added to the folder later does not exist in the session. The folders in which commands and
-users write (the project's, the agent's, the current one) are always listed.
+a folder with a hidden file in it, at any depth, is replaced with a listing: an empty file or folder for each entry, over which
+the entries that are not hidden are mounted. A name that is added to the folder later does not exist in the session. The folders
+in which commands and users write (the project's, the agent's, the current one) are always listed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import glob
+import logging
 import os
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from os.path import realpath
 from pathlib import Path
 
-from .sandbox import project_of
+from .sandbox import SYSTEM, project_of
+
+log = logging.getLogger(__name__)
 
 RUN_FILES = ("ledger.jsonl", "rollouts.sqlite")
+PRIVATE = (".git", ".netrc", ".git-credentials", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519")
 # Mounts, each of 1 to 2 ms. Further folders are shown as they are, and only their hidden entries are empty.
 MANY = 500
 
@@ -25,7 +31,8 @@ class Cover:
     """The mounts that hide files from an agent's sessions. Blocks.
 
     Sessions see ``readable`` and ``writable``. Such a path stays visible if it is hidden itself, or lies in a hidden folder.
-    `private_files` finds more to hide in the agent's project. Listings are made below ``root``.
+    `private_files` finds more to hide in the project and in what is readable, but not in the system and in interpreters.
+    Listings are made below ``root``.
     """
 
     def __init__(
@@ -35,15 +42,21 @@ class Cover:
         self._folder = Path(tempfile.mkdtemp(prefix="listings-", dir=root))
         self._shown = {name: realpath(path) for path in (*readable, *writable) for name in (str(path), realpath(path))}
         self._writable = {name for path in writable for name in (str(path), realpath(path))}
-        tops, project = {*self._shown.values()}, project_of(script)
+        tops = {*self._shown.values()}
         named = {
             name for path in tuple(hidden) for name in (os.path.join(realpath(path.parent), path.name), realpath(path))
         }
         linked = {(s.st_dev, s.st_ino) for s in map(os.stat, filter(os.path.isfile, named)) if s.st_nlink > 1}
-        named |= {name for path in private_files(project.resolve(), linked) for name in (str(path), realpath(path))}
+        programs = [*SYSTEM, *(top for top in tops if glob.glob(f"{glob.escape(top)}/bin/python*"))]
+        searched = {path for path in map(realpath, readable) if not _in(path, programs)} | {
+            realpath(project_of(script))
+        }
+        for top in searched:
+            named |= {name for path in private_files(top, linked) for name in (str(path), realpath(path))}
         self._hidden = {path for path in named - tops if _in(path, tops) and not _in(realpath(script), [path])}
         self._empty: dict[str, str] = {}  # a hidden path -> the empty file or folder in its place
-        for place in sorted({*map(os.path.dirname, self._hidden), *map(realpath, _always_listed(script))}):
+        above = {str(folder) for path in self._hidden for folder in Path(path).parents}
+        for place in sorted(above | set(map(realpath, _always_listed(script)))):
             if _in(place, tops) and os.path.isdir(place) and not _in(place, self._hidden):
                 self._list(place)
         for path in tops:
@@ -58,7 +71,10 @@ class Cover:
     def _list(self, real: str) -> None:
         places = {name + real[len(top) :] for name, top in self._shown.items() if _in(real, [top])}
         entries = list(os.scandir(real))
-        as_it_is = len(self.mounts) + len(entries) > MANY or _in(real, self._writable)
+        as_it_is = _in(real, self._writable)
+        if not as_it_is and len(self.mounts) + len(entries) > MANY:
+            as_it_is = True
+            log.warning("%s has many entries: sessions see its new files, and a hidden one that is replaced", real)
         listing = self._folder / str(len(os.listdir(self._folder)))
         listing.mkdir()
         if not as_it_is:
@@ -68,7 +84,8 @@ class Cover:
             if as_it_is and not hidden:
                 continue
             if entry.is_symlink() and not hidden:
-                os.symlink(os.readlink(entry.path), copy)
+                with contextlib.suppress(FileNotFoundError):  # it has gone meanwhile
+                    os.symlink(os.readlink(entry.path), copy)
                 continue
             _make(copy, folder=entry.is_dir())
             if hidden:
@@ -84,9 +101,9 @@ def may_show(paths: Iterable[Path], script: Path, readable: Iterable[Path]) -> b
     return any(_in(str(path), map(str, tops)) and not _in(str(path), map(str, runs)) for path in paths)
 
 
-def private_files(project: Path, linked: Collection[tuple[int, int]] = ()) -> Iterator[Path]:
+def private_files(top: str, linked: Collection[tuple[int, int]] = ()) -> Iterator[Path]:
     """Find keys, `.env` files, `.git`, folders of runs, and all names of the ``linked`` inodes. Blocks."""
-    for base, folders, files in os.walk(project):
+    for base, folders, files in os.walk(top):
         inner = []
         for name in folders:
             path = Path(base, name)
@@ -94,14 +111,21 @@ def private_files(project: Path, linked: Collection[tuple[int, int]] = ()) -> It
             is_run |= name == "runs" and not any(path.glob("*.py"))  # a package may have this name
             if is_run or name in (".git", ".agentcore-rl") or name.startswith(".env"):
                 yield path
-            elif name != "node_modules" and not os.path.exists(path / "pyvenv.cfg"):
+            elif name not in ("node_modules", "site-packages"):
                 inner.append(name)
         folders[:] = inner
         for name in files:
-            path = Path(base, name)
-            known = linked and os.path.exists(path) and (path.stat().st_dev, path.stat().st_ino) in linked
-            if known or name == ".git" or name.startswith((".env", *RUN_FILES)) or name.endswith(".key"):
-                yield path
+            is_key = name in PRIVATE or name.endswith((".key", ".pem", ".env"))
+            is_private = is_key or name.startswith((".env", *RUN_FILES))
+            if is_private or (linked and _inode(os.path.join(base, name)) in linked):
+                yield Path(base, name)
+
+
+def _inode(path: str) -> tuple[int, int] | None:
+    with contextlib.suppress(OSError):
+        found = os.stat(path)
+        return found.st_dev, found.st_ino
+    return None
 
 
 def _always_listed(script: Path) -> tuple[Path, ...]:

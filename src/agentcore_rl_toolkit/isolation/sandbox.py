@@ -96,7 +96,7 @@ def command(
     resolver = os.path.realpath("/etc/resolv.conf")  # it may lie in /run
     binds = {path: ("--ro-bind", path) for path in _named((Path(resolver), *readable))}
     binds |= {path: ("--dev-bind" if path.startswith("/dev/") else "--bind", path) for path in _named(writable)}
-    binds |= {path: ("--ro-bind", source) for path, source in covers.items()}
+    binds |= {path: ("--ro-bind-try", source) for path, source in covers.items()}  # files come and go meanwhile
     bound = {name: ("--ro-bind", name) for name in SYSTEM}
     for path in sorted(
         binds, key=lambda p: p.count("/")
@@ -104,7 +104,7 @@ def command(
         kind, source = binds[path]
         outer = next((p for p in map(str, Path(path).parents) if p in bound), "")
         above, behind = bound.get(outer, ("", path))
-        if behind != outer or source != path or (above == "--ro-bind" and kind != above):
+        if behind != outer or source != path or (above.startswith("--ro") and not kind.startswith("--ro")):
             bound[path] = kind, source
             words += [kind, source, path]
     return [*words, "--remount-ro", "/"]

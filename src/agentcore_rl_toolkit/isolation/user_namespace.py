@@ -18,9 +18,12 @@ def main(words: list[str]) -> None:
     if os.fork() == 0:
         if os.fork() == 0:  # no child of Bubblewrap
             os.close(info_out)
-            if started := os.fdopen(info).read():
-                map_users(json.loads(started)["child-pid"])
-                os.write(ready, b"x")
+            started = os.fdopen(info).read()
+            for name in ("uid_map", "gid_map") if started else ():
+                ranges = [line.split() for line in Path("/proc/self", name).read_text().splitlines()]
+                same = "".join(f"{first} {first} {count}\n" for first, _, count in ranges)
+                Path(f"/proc/{json.loads(started)['child-pid']}/{name}").write_text(same)
+            os.write(ready, b"x")
         os._exit(0)
     os.wait()
     for fd in (info_out, ready_in):
@@ -28,14 +31,6 @@ def main(words: list[str]) -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and programs inherit that
     namespace = ["--unshare-user", "--info-fd", str(info_out), "--userns-block-fd", str(ready_in)]
     os.execvp("bwrap", ["bwrap", *namespace, *words])
-
-
-def map_users(pid: int) -> None:
-    """Give the user namespace of a process all users and groups of this one."""
-    for name in ("uid_map", "gid_map"):
-        ranges = [line.split() for line in Path("/proc/self", name).read_text().splitlines()]
-        same = "".join(f"{first} {first} {count}\n" for first, _, count in ranges)
-        Path(f"/proc/{pid}/{name}").write_text(same)
 
 
 if __name__ == "__main__":

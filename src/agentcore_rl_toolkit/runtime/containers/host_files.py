@@ -56,19 +56,24 @@ def add(session: Session, settings: dict[str, Any], env: dict[str, str], cover: 
     what = ["-m", project.module] if project.package else [str(agent.script)]
     host = settings["HostConfig"]
     cover.make_mount_point(os.path.realpath(directory))
-    binds = {str(path): f"{path}:{path}:ro" for path in _outermost(_shown(agent))}
-    binds |= {bind.split(":")[1]: bind for bind in host["Binds"]}
-    binds |= {path: f"{source}:{path}:ro" for path, source in cover.mounts.items()}
+    mounts = {str(path): mount(path) for path in _outermost(_shown(agent))}
+    mounts |= {found["Target"]: found for found in host["Mounts"]}
+    mounts |= {path: mount(path, source=source) for path, source in cover.mounts.items() if os.path.exists(source)}
     tmp_bytes = TMP_BYTES if "Memory" not in host else min(TMP_BYTES, host["Memory"] // 2)  # it is memory
     settings |= {"Cmd": [str(agent.python), *what], "Entrypoint": [], "WorkingDir": str(directory)}
     host |= {
-        "Binds": [*binds.values(), f"{directory}:{directory}"],
+        "Mounts": [*mounts.values(), mount(directory, read_only=False)],
         "CapDrop": ["ALL"],
         "ReadonlyRootfs": True,
         "Tmpfs": {"/tmp": f"rw,nosuid,nodev,size={tmp_bytes}"},
     }
     if os.geteuid() != 0:
         settings["User"] = f"{os.getuid()}:{os.getgid()}"
+
+
+def mount(path: Path | str, *, source: str | None = None, read_only: bool = True) -> dict[str, Any]:
+    """Show a path of this machine in a container. Unlike `Binds` this allows colons in names."""
+    return {"Type": "bind", "Source": source or str(path), "Target": str(path), "ReadOnly": read_only}
 
 
 def _shown(agent: Agent) -> list[Path]:

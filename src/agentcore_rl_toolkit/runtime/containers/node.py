@@ -139,12 +139,13 @@ class ContainerNode:
         env = {**self._environment(agent), "DOCKER_CONTAINER": "1"}  # the SDK then listens on all addresses
         for folder in c.writable_folders:
             folder.mkdir(parents=True, exist_ok=True)
+        shown = filter(Path.exists, dict.fromkeys((*c.readable, *c.writable_folders)))
         host: dict[str, Any] = {
             "NetworkMode": "bridge",
             "PortBindings": {f"{AGENT_PORT}/tcp": [{"HostIp": "127.0.0.1", "HostPort": ""}]},
             "SecurityOpt": ["no-new-privileges"],
             "RestartPolicy": {"Name": "no"},
-            "Binds": [*(f"{p}:{p}:ro" for p in c.readable), *(f"{p}:{p}" for p in c.writable_folders)],
+            "Mounts": [host_files.mount(p, read_only=p not in c.writable_folders) for p in shown],
         }
         if c.memory_bytes is not None:
             host |= {"Memory": c.memory_bytes, "MemorySwap": c.memory_bytes}
