@@ -141,6 +141,10 @@ class Reader:
         """The numbers of a session's calls, in stored order."""
         return [n for (n,) in self.query("SELECT number FROM calls WHERE session = ? ORDER BY number", session)]
 
+    def calls(self, session: int) -> Iterator[bytes]:
+        """The encoded records of all calls of a session, in stored order."""
+        return map(self.call, self.numbers(session))
+
     def readable(self, numbers: Iterable[int]) -> Iterator[bytes]:
         """The encoded records of these calls, all of a session's in stored order. A damaged record, and one that refers to a
         damaged one, becomes a failure that reports it. Raises: DeletedError.

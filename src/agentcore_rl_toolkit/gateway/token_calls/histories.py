@@ -125,8 +125,7 @@ class Histories:
             return self._renderer.conversation(now=session.created_s)
 
     def _replayed(self, session: Session, store: Store) -> Conversation:
-        reader = store.for_threads
-        records = [decode_small(reader.call(number)) for number in reader.numbers(session.number)]
+        records = [decode_small(payload) for payload in store.for_threads.calls(session.number)]
         return replay(self._renderer, past_calls(records), now=session.created_s)
 
 
