@@ -35,6 +35,7 @@ from agentcore_rl_toolkit.backends.slime.hooks import (
 from agentcore_rl_toolkit.backends.slime.rollout import outcome_metrics
 from agentcore_rl_toolkit.backends.trl.convert import REWARD_KEY, to_trl
 from agentcore_rl_toolkit.backends.verl.convert import to_verl
+from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.trajectory import Turn
 
 from .recorded import (
@@ -395,8 +396,10 @@ def test_the_policys_failures_are_counted_apart_whatever_becomes_of_them(groups:
     assert stats.scored == 64 - stats.causes["infrastructure"] - kinds.count("no_reward")
     logged = outcome_metrics(s for group in groups for r in group.rollouts for s in to_slime(r, SlimeSample(index=0)))
     assert logged["cause/policy"] == logged["policy_failure/tokens"] == policy
-    assert logged["reward_all"] == pytest.approx(stats.score_mean)
-    assert logged["reward_ok"] == pytest.approx(stats.ok_mean)
+    # slime sees rollouts, not groups: its means are over rollouts, those of `summarize` over inputs.
+    scores = [(r.score, r.outcome) for group in groups for r in group.rollouts if r.score is not None]
+    assert logged["reward_all"] == pytest.approx(statistics.fmean(score for score, _ in scores))
+    assert logged["reward_ok"] == pytest.approx(statistics.fmean(score for score, how in scores if how is Outcome.OK))
     assert (logged["scored"], logged["rollouts"]) == (stats.scored, 64)
 
 

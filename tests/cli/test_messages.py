@@ -45,8 +45,9 @@ def test_failed_rows_are_explained_by_their_most_frequent_error_and_its_line() -
     assert explain(failures, 8) == said + '    /home/me/shop/reward.py, line 3: return float(payload["answer"])'
     out = io.StringIO()
     with Display(Console(file=out, width=200), total_rollouts=16) as display:
-        facts: dict[str, Any] = dict.fromkeys(("reward", "reward_ok", "tool_use", "logprob_gap"))
+        facts: dict[str, Any] = dict.fromkeys(("reward_ok", "tool_use", "logprob_gap"))
         facts |= {
+            "reward": 0.0,
             "sampled_tokens": 0,
             "causes": {},
             "rollout_s": 0.0,

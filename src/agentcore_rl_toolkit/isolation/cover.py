@@ -115,7 +115,7 @@ def private_files(top: str, linked: Collection[tuple[int, int]] = ()) -> Iterato
                 inner.append(name)
         folders[:] = inner
         for name in files:
-            is_key = name in PRIVATE or name.endswith((".key", ".pem", ".env"))
+            is_key = name in PRIVATE or name.endswith((".key", ".env"))
             is_private = is_key or name.startswith((".env", *RUN_FILES))
             if is_private or (linked and _inode(os.path.join(base, name)) in linked):
                 yield Path(base, name)

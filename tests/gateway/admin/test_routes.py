@@ -91,7 +91,7 @@ async def test_a_request_that_is_wrong_is_refused_and_opens_nothing(start_gatewa
     assert json.loads(listed[1])["sessions"] == 1
 
 
-async def test_a_fetch_of_a_session_that_is_deleted_meanwhile_breaks_off(
+async def test_a_session_that_is_deleted_during_its_fetch_is_not_reported_as_damaged(
     engine: ScriptedEngine, start_gateway: Start
 ) -> None:
     """Its calls are not damaged: no record says so."""
@@ -104,9 +104,7 @@ async def test_a_fetch_of_a_session_that_is_deleted_meanwhile_breaks_off(
     await anext(answer)
     assert await client.delete_async(["s"]) == 1
     await until(lambda: not gateway.store.removing)
-    with pytest.raises(GatewayError):
-        async for _ in answer:
-            pass
+    assert b"damaged" not in b"".join([chunk async for chunk in answer])
     assert await client.fetch_async(["s"]) == {}
 
 

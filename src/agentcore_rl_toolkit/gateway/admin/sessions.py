@@ -7,7 +7,6 @@ in between.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import struct
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -22,7 +21,7 @@ from ..http.messages import Request, decode_body
 from ..sessions.registry import Sessions
 from ..sessions.session import Session
 from ..sessions.settings import SessionSettings
-from ..store.reader import Reader
+from ..store.reader import DeletedError, Reader
 
 _U32 = struct.Struct("<I")
 
@@ -129,9 +128,18 @@ class SessionRoutes:
                     train=session.settings.train,
                     metadata=session.settings.metadata,
                 )
-            for data in itertools.chain([msgspec.msgpack.encode(head)], reader.readable(numbers)):
-                yield _U32.pack(len(data))
-                yield data
+            left = len(numbers)
+            yield from _frame(msgspec.msgpack.encode(head))
+            try:
+                for data in reader.readable(numbers):
+                    yield from _frame(data)
+                    left -= 1
+            except DeletedError:  # empty records report it, and the other sessions stay whole
+                yield _U32.pack(0) * left
+
+
+def _frame(data: bytes) -> tuple[bytes, bytes]:
+    return _U32.pack(len(data)), data
 
 
 def described(session: Session, now_s: float) -> dict[str, Any]:

@@ -41,10 +41,10 @@ async def read_captures(chunks: AsyncIterator[bytes]) -> AsyncIterator[SessionCa
     frames = _frames(chunks)
     async for data in frames:
         head = _head.decode(data)
-        records = [decode(await anext(frames)) for _ in range(head.records)]
-        if not head.known:
+        records = [await anext(frames) for _ in range(head.records)]
+        if not head.known or b"" in records:  # unknown, or deleted while it was read
             continue
-        whole = expand(records)
+        whole = expand([decode(record) for record in records])
         yield SessionCapture(
             session_id=head.session_id,
             turns=whole.turns,
