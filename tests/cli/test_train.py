@@ -134,7 +134,7 @@ app = AgentCoreRLApp()
 
 @app.rollout_entrypoint
 def agent(payload):
-    if pathlib.Path(__file__).with_name("broken").exists():
+    if pathlib.Path(__file__).with_name("broken").read_text():  # sessions see no new files
         raise RuntimeError("the tool's server is gone")
     rollout = payload["_rollout"]
     client = OpenAI(base_url=rollout["base_url"], api_key=rollout["api_key"])
@@ -151,6 +151,7 @@ if __name__ == "__main__":
 @pytest.mark.system
 def test_a_run_ends_after_three_steps_without_a_usable_rollout_and_keeps_to_its_slots(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(FAILS_LATER)
+    (tmp_path / "broken").touch()
     for name in ("train", "eval"):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"prompt": f"{i}?"}) + "\n" for i in range(4)))
     words = [
@@ -166,7 +167,7 @@ def test_a_run_ends_after_three_steps_without_a_usable_rollout_and_keeps_to_its_
         "50",
     ]
     words += ["--groups", "1", "--rollouts", "3"]
-    for setting in ("eval_every=1", "max_concurrent=2", "staleness=1"):
+    for setting in ("eval_every=1", "max_concurrent=2", "staleness=1", "hold_calls=True"):
         words += ["--set", setting]
     process = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", "agentcore_rl_toolkit", "train", *words],
@@ -178,7 +179,7 @@ def test_a_run_ends_after_three_steps_without_a_usable_rollout_and_keeps_to_its_
     )
     run = tmp_path / "run"
     wait_for(lambda: sum(e["event"] == "step" for e in events(run)) >= 2, within_s=400, process=process)
-    (tmp_path / "broken").touch()
+    (tmp_path / "broken").write_text("now")
     output, _ = process.communicate(timeout=150)
     assert process.returncode == 1, output
     assert "no rollout of the last 3 steps can be used; 3 of 3 in the last one: agent_error" in output, output
@@ -237,7 +238,7 @@ def test_a_run_keeps_limits_in_evaluations_and_claims_no_more_than_was_learned(
     # Nothing was computed, and a rollout that failed does not hide that.
     assert "0 of 1 steps could teach anything" in done.stdout
     assert "100 % of the sampled tokens could be trained, 0 % were" in done.stdout
-    assert "Verdict: not learned: on the same 6 inputs the reward changed by +0.000" in done.stdout
+    assert "Verdict: cannot tell: on the same 6 inputs the reward changed by +0.000" in done.stdout
     assert "agent_error: KeyError: 'lamp'" in done.stdout
     assert f"metrics sampled {limit}" in done.stdout
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
