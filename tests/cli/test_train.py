@@ -244,7 +244,7 @@ def test_a_run_keeps_limits_in_evaluations_and_claims_no_more_than_was_learned(
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["trainable_token_share"], summary["trained_token_share"]) == (1.0, 0.0)
     assert summary["held_out_metrics_after"] == {"sampled": limit}
-    assert summary["held_out_change"]["verdict"] == "not learned"
+    assert summary["held_out_change"]["verdict"] == "cannot tell"
 
 
 def test_options_win_over_the_file(tmp_path: Path) -> None:
