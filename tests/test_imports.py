@@ -18,7 +18,7 @@ import agentcore_rl_toolkit
 ROOT = Path(agentcore_rl_toolkit.__file__).parent
 ALWAYS = {"errors", "contract", "_lazy"}
 MOST_MODULES = 14  # in one folder
-SHARED = {"collection", "primitives"}  # folders of `backends` that every trainer may import
+SHARED = {"collection", "training"}  # folders of `backends` that every trainer may import
 DOCUMENT = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text()
 
 

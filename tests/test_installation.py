@@ -22,7 +22,7 @@ def test_the_wheel_holds_what_runs_here_and_nothing_compiled(tmp_path: Path) -> 
     ours = Path(_installation.__file__).parent
     modules = {f"agentcore_rl_toolkit/{p.relative_to(ours).as_posix()}" for p in ours.rglob("*.py")}
     assert modules <= set(names)
-    for needed in ("_examples/grpo_loop/train.py", "policy/weights/model.safetensors", "py.typed"):
+    for needed in ("_examples/strands_math_agent/arithmetic_app.py", "policy/weights/model.safetensors", "py.typed"):
         assert f"agentcore_rl_toolkit/{needed}" in names
     assert not [name for name in names if name.endswith((".so", ".pyc"))]
     assert write_wheel(tmp_path / "b").read_bytes() == wheel.read_bytes()

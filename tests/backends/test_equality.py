@@ -24,7 +24,6 @@ from agentcore_rl_toolkit.backends.collection.collect import collect
 from agentcore_rl_toolkit.backends.collection.credit import Credit
 from agentcore_rl_toolkit.backends.collection.groups import CollectConfig, CollectedRollout, Group, summarize
 from agentcore_rl_toolkit.backends.collection.samples import Sample, rollout_samples, to_samples
-from agentcore_rl_toolkit.backends.primitives.data import to_datum
 from agentcore_rl_toolkit.backends.sagemaker.adapter import datum as sagemaker_datum
 from agentcore_rl_toolkit.backends.slime.convert import NOTE, to_slime
 from agentcore_rl_toolkit.backends.slime.hooks import (
@@ -33,6 +32,7 @@ from agentcore_rl_toolkit.backends.slime.hooks import (
     take_token_advantages,
 )
 from agentcore_rl_toolkit.backends.slime.rollout import outcome_metrics
+from agentcore_rl_toolkit.backends.training.batch import to_datum
 from agentcore_rl_toolkit.backends.trl.convert import REWARD_KEY, to_trl
 from agentcore_rl_toolkit.backends.verl.convert import to_verl
 from agentcore_rl_toolkit.contract import Outcome

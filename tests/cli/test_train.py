@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 from agentcore_rl_toolkit.cli.init import write
-from agentcore_rl_toolkit.cli.training.job import load_loop
 from agentcore_rl_toolkit.cli.training.settings import new_run, old_run, read
 from agentcore_rl_toolkit.cli.training.trackers import check_installed
 from agentcore_rl_toolkit.errors import ConfigError, MissingExtraError
@@ -255,8 +254,8 @@ def test_options_win_over_the_file(tmp_path: Path) -> None:
         'judge = "rows.jsonl"\njudge_url = "http://h/v1"\njudge_model = "m"\njudge_price = [0.5, 1]\n'
     )
     found = read({"steps": 9, "tracker": (), "judge_weight": 0.5}, tmp_path / "train.toml")
-    loop = load_loop()
-    judge = loop.collect_config(found.loop_config(loop)).judged_by
+    judge = found.loop().collect.judged_by
+    assert judge is not None
     assert (judge.judge, judge.judge_weight, judge.judge_price) == (str(tmp_path / "rows.jsonl"), 0.5, (0.5, 1.0))
     assert (found.steps, found.groups, found.rollouts, found.learning_rate) == (9, 3, 8, 5e-4)
     assert (found.lora_rank, found.tokens_at_once, found.gradient_checkpointing) == (0, 4096, False)

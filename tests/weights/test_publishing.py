@@ -16,7 +16,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from agentcore_rl_toolkit.backends import open_recording
-from agentcore_rl_toolkit.cli.training.job import load_loop
+from agentcore_rl_toolkit.backends.training.client import Adam
+from agentcore_rl_toolkit.backends.training.loop import train
+from agentcore_rl_toolkit.backends.training.settings import LoopSettings, Services, State
+from agentcore_rl_toolkit.backends.training.torch_client import TorchClient, TorchSettings
 from agentcore_rl_toolkit.client import RolloutClient
 from agentcore_rl_toolkit.errors import ConfigError, GatewayError, WeightsError
 from agentcore_rl_toolkit.gateway import GatewayClient
@@ -137,7 +140,7 @@ def test_the_loop_ends_when_one_tensor_did_not_arrive(
     address: EngineAddress, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of `quickstart` and `train`: it goes on after one step, and its engine keeps a tensor of before."""
-    loop, old = load_loop(), load_policy()[0].state_dict()
+    old = load_policy()[0].state_dict()
 
     def spoilt(model: Any, folder: Path, **options: Any) -> Path:
         file = write_checkpoint(model, folder, **options) / "model.safetensors"
@@ -146,23 +149,28 @@ def test_the_loop_ends_when_one_tensor_did_not_arrive(
         return folder
 
     monkeypatch.setattr(publishing, "write_checkpoint", spoilt)
-    optimizer = torch.optim.AdamW(model.parameters())
-    torch.save(
-        {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "steps": 1}, tmp_path / "checkpoint.pt"
-    )
+    client_of_model = TorchClient(model, 0, TorchSettings(), run_dir=tmp_path)
+    name = asyncio.run(client_of_model.save(1))
     arn = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/shop-0123456789"
     with (
         RolloutClient(arn, f"file://{tmp_path}", "loop", model_id="policy") as client,
         GatewayClient("http://127.0.0.1:9") as gateway,
     ):
-        services = loop.Services(client=client, gateway=gateway, policy_url=address.url, run_dir=tmp_path)
-        training = loop.train(services, loop.Config(steps=2), [{}], [], lambda event, facts: None)
+        services = Services(client=client, gateway=gateway, run_dir=tmp_path)
+        training = TorchClient.open(TorchSettings(), name, run_dir=tmp_path, engine=address)
+        resumed = State(steps=1, state=name, stream={})
+        work = train(services, training, how(), [{}], [], lambda event, facts: None, resumed=resumed)
         with pytest.raises(WeightsError, match="the weights did not arrive: after version 1 was published"):
-            asyncio.run(training)
+            asyncio.run(work)
+
+
+def how() -> LoopSettings:
+    return LoopSettings(
+        steps=2, groups=8, rollouts=8, adam=Adam(learning_rate=1e-3, beta1=0.9, beta2=0.9, grad_clip_norm=0)
+    )
 
 
 def test_a_run_that_ended_before_its_first_checkpoint_begins_again(address: EngineAddress, tmp_path: Path) -> None:
-    loop = load_loop()
     begun: list[Any] = []
     arn = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/shop-0123456789"
     with (
@@ -172,10 +180,10 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again(address: Engi
     ):
         for phase in ("before", "train"):
             recording.run.rollout(Rollout(session_id=phase, phase=phase, step=0, group="g", outcome="ok"))
-        where = {"client": client, "gateway": gateway, "policy_url": address.url, "run_dir": tmp_path}
-        services = loop.Services(**where, recording=recording)
+        services = Services(client=client, gateway=gateway, run_dir=tmp_path, recording=recording)
+        training = TorchClient.open(TorchSettings(), None, run_dir=tmp_path, engine=address)
         with pytest.raises(GatewayError):  # there is none to announce the weights to
-            asyncio.run(loop.train(services, loop.Config(), [{}], [{}], lambda event, facts: begun.append(facts)))
+            asyncio.run(train(services, training, how(), [{}], [{}], lambda event, facts: begun.append(facts)))
     assert begun == [{"steps_done": 0, "rollouts_done": 0}]
     with RunReader(tmp_path) as run:
         assert run.count() == 0

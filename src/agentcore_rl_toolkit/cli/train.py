@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 BACKENDS = ("loop", "trl", "slime", "verl", "rllm", "tinker", "sagemaker")
-SERVICES = ("tinker", "sagemaker")  # of training: they run in `backends.primitives`, and can be rehearsed
+SERVICES = ("tinker", "sagemaker")  # of training: they can be rehearsed
 
 
 @click.command("train")
@@ -278,14 +278,17 @@ def _running(settings: LocalRun, console: Console) -> Stack | None:
 
 def _train_at_service(backend: str, config: Any, *, rehearse: bool, agent: Path | None) -> None:
     """Train at a service: by its training verbs, or by a multi-turn RL job of SageMaker. Raises: TrainingServiceError."""
-    from ..backends.primitives.run import line
     from ..backends.sagemaker.adapter import run_async as run_sagemaker
     from ..backends.sagemaker.job import JobConfig, Jobs
+    from ..backends.training.run import line
     from ..runs import locked
     from .output.terminal import visible
     from .servers.rehearsal import agent_here, local_sagemaker, local_tinker
 
-    show = lambda result, groups: click.echo(visible(line(result)))  # noqa: E731
+    def show(event: str, facts: dict[str, Any]) -> None:
+        if (text := line(event, facts)) is not None:
+            click.echo(visible(text))
+
     with contextlib.ExitStack() as stack:
         stack.enter_context(locked(config.output_dir))
         variables = stack.enter_context(local_sagemaker(config.output_dir)) if rehearse and backend != "tinker" else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import replace
 from typing import Any
@@ -10,10 +11,9 @@ import pytest
 
 from agentcore_rl_toolkit.backends import CollectConfig, GroupRequest, collect, summarize
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
-from agentcore_rl_toolkit.backends.primitives.client import Passed
-from agentcore_rl_toolkit.backends.primitives.loop import _record
 from agentcore_rl_toolkit.backends.slime import trained as slimes_trainer
 from agentcore_rl_toolkit.backends.slime.convert import to_slime
+from agentcore_rl_toolkit.backends.training.loop import update
 from agentcore_rl_toolkit.backends.trl.convert import SEQUENCE_KEY, to_trl
 from agentcore_rl_toolkit.backends.verl.convert import to_verl
 from agentcore_rl_toolkit.contract import Cause
@@ -22,6 +22,7 @@ from agentcore_rl_toolkit.trajectory import Turn
 
 from ..recorded import Episode, Replay
 from ..slime.stand_in import Sample
+from ..training.test_loop import ScriptedClient, settings
 
 
 def turn(index: int, prompt: list[int], completion: list[int], **more: Any) -> Turn:
@@ -94,10 +95,12 @@ def test_what_trainers_compute_is_kept_at_its_sequence_also_where_the_first_one_
                 assert len(logprobs) == len(turned.sequences[sequence].token_ids)
                 at.append((sequence, sum(lp is not None for lp in logprobs)))
 
-    samples = to_samples([group])
-    passed = Passed(metrics={}, logprobs=[[-1.0] * (len(s.token_ids) - 1) for s in samples])
-    _record(Kept(), samples, passed)  # type: ignore[arg-type]  # what it asks of a recording
-    assert at == [(1, 1), (2, 3)]
+        def advantages(self, samples: Any) -> None: ...
+
+    client = ScriptedClient(max_logprob_gap=None)
+    asyncio.run(update(client, [group], settings(), 0, Kept()))  # type: ignore[arg-type]  # the calls on a recording
+    assert sorted(at) == [(1, 1), (2, 3)]
+    at.sort()
     made = to_slime(rollout, Sample(index=0))
     rows = [slimes_trainer._row(sample) or {} for sample in made]
     assert [(row["sequence"], sum(sample.loss_mask)) for row, sample in zip(rows, made, strict=True)] == at

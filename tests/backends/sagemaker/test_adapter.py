@@ -15,11 +15,11 @@ pytest.importorskip("torch")
 
 from agentcore_rl_toolkit.backends.collection.collect import collect
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
-from agentcore_rl_toolkit.backends.primitives.client import Adam
-from agentcore_rl_toolkit.backends.primitives.data import Datum, to_data
 from agentcore_rl_toolkit.backends.sagemaker import adapter, session
 from agentcore_rl_toolkit.backends.sagemaker.adapter import SageMakerTraining, chunks, combined
 from agentcore_rl_toolkit.backends.sagemaker.config import SageMakerConfig
+from agentcore_rl_toolkit.backends.training.batch import Datum, to_data
+from agentcore_rl_toolkit.backends.training.client import Adam, Loss
 from agentcore_rl_toolkit.cli.doctor.aws import Account
 from agentcore_rl_toolkit.errors import ConfigError, TrainingServiceError
 from agentcore_rl_toolkit.policy.training_service.interface import Example
@@ -87,6 +87,7 @@ def some_data(n: int, length: int = 6) -> list[Datum]:
             logprobs=[0.0, *([-1.5] * length)],
             advantages=[0.0, *([1.0 if i % 2 else -0.5] * length)],
             mask=[0, *([1] * length)],
+            fresh=[False, *([True] * length)],
         )
         for i in range(n)
     ]
@@ -109,7 +110,7 @@ async def test_each_operation_is_done_once_and_in_order_whatever_is_refused_or_l
     training = await SageMakerTraining.open(config_in(tmp_path, poll_s=0.1), None)
     service.app.faults.update(throttle=0.15, error=0.1, lost=0.2)
     for _ in range(2):
-        forward, step = training.forward_backward(some_data(5), "ppo", {}), training.optim_step(ADAM)
+        forward, step = training.forward_backward(some_data(5), Loss(name="ppo"), 1.0), training.step(ADAM)
         await forward
         assert (await step)["billed_training_tokens"] > 0
     service.app.faults.clear()
@@ -139,8 +140,8 @@ async def test_the_tokens_billed_are_those_of_all_sessions_of_a_run(service: Run
     billed = []
     for _ in range(2):
         training = await SageMakerTraining.open(config_in(tmp_path), None)
-        await training.forward_backward(some_data(2), "ppo", {})
-        billed.append((await training.optim_step(ADAM))["billed_training_tokens"])
+        await training.forward_backward(some_data(2), Loss(name="ppo"), 1.0)
+        billed.append((await training.step(ADAM))["billed_training_tokens"])
         await training.close("success")
     assert billed == [14, 28]
 
@@ -201,8 +202,8 @@ async def test_the_loss_of_64_episodes_is_the_one_that_tinker_computes(
     episodes = recorded_episodes()
     replay = Replay(episodes)
     groups = collect(requests_for(episodes), client=replay.client, gateway=replay.gateway)
-    data, _ = to_data(to_samples(groups))
-    assert len(data) == 61
+    data = [datum for datum, _ in to_data(to_samples(groups))]
+    assert len(data) == 59
     examples = [
         Example(
             tokens=d.tokens,
@@ -218,7 +219,7 @@ async def test_the_loss_of_64_episodes_is_the_one_that_tinker_computes(
         training = await SageMakerTraining.open(config_in(tmp_path, poll_s=0.1), None)
         for loss in ("importance_sampling", "ppo", "cispo"):
             _, wanted = model.forward_backward("tinker", examples, loss, {}, True)
-            found = (await training.forward_backward(data, loss, {})).metrics["actor/pg_loss"] * len(data)
+            found = (await training.forward_backward(data, Loss(name=loss), 1.0)).metrics["actor/pg_loss"] * len(data)
             assert found == pytest.approx(wanted["loss:sum"], abs=1e-4)
         await training.close("success")
     await asyncio.to_thread(model.close)

@@ -20,14 +20,13 @@ import pytest
 pytest.importorskip("tinker")
 
 from agentcore_rl_toolkit.backends.collection.groups import Group
-from agentcore_rl_toolkit.backends.primitives.client import Adam
-from agentcore_rl_toolkit.backends.primitives.loop import StepResult
-from agentcore_rl_toolkit.backends.primitives.publishing import gap, to_gateway
-from agentcore_rl_toolkit.backends.primitives.run import STATE_FILE, batches
 from agentcore_rl_toolkit.backends.tinker.adapter import TinkerTraining, run_async
 from agentcore_rl_toolkit.backends.tinker.config import TinkerConfig
+from agentcore_rl_toolkit.backends.training.client import Adam
+from agentcore_rl_toolkit.backends.training.publishing import gap, publish
+from agentcore_rl_toolkit.backends.training.settings import STATE_FILE
 from agentcore_rl_toolkit.contract import Outcome
-from agentcore_rl_toolkit.errors import ConfigError, WeightsError
+from agentcore_rl_toolkit.errors import WeightsError
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR, load_policy
 from agentcore_rl_toolkit.policy.training_service.clients import LocalService
 from agentcore_rl_toolkit.runs import Query, RunReader, TokenSequence, read_metrics
@@ -58,32 +57,37 @@ def test_the_service_trains_exactly_what_it_sampled_and_a_second_run_goes_on(
     place: Place, is_what_the_docs_say: Callable[[Path, str], None]
 ) -> None:
     model, service, config = place.model, place.service, place.config
-    steps: list[tuple[StepResult, list[Group]]] = []
+    steps: list[dict[str, Any]] = []
+    batches: list[list[Group]] = []
 
-    def keep(result: Any, groups: list[Group]) -> None:
-        steps.append((result, groups))
+    def keep(event: str, facts: dict[str, Any]) -> None:
+        if event == "collected":
+            batches.append(facts["groups"])
+        elif event == "step":
+            steps.append(facts)
 
     assert asyncio.run(run_async(config, keep, service=service)) == 1
-    [(first, groups)] = steps
+    [groups] = batches
     outcomes = Counter(r.outcome for g in groups for r in g.rollouts)
     assert outcomes == {Outcome.OK: 31, Outcome.AGENT_ERROR: 1}
-    assert first.trained
+    assert steps[0]["trained_tokens"] > 0
     check_tokens(model, groups)
     state = json.loads((config.output_dir / STATE_FILE).read_text())
-    assert (state["steps"], state["weight_version"]) == (1, 1)
+    assert state["steps"] == 1
     assert state["state"] in model.paths
 
     sampled, trained = len(model.sampled), len(model.trained)
     assert asyncio.run(run_async(dataclasses.replace(config, steps=2), keep, service=service)) >= 1
-    second, groups = steps[1]
-    assert second.step == 1
+    groups = batches[1]
+    assert steps[1]["step"] == 1
     # Its first rollouts come from the restored weights, under the version they had.
     versions = {
         t.weight_version_first for g in groups for r in g.usable if r.capture is not None for t in r.capture.turns
     }
     assert versions == {1}
     by_rollouts = {path for path, _ in model.sampled[sampled:] if path is not None and "run-000002" not in path}
-    assert by_rollouts == {p for p in model.paths if "sampler_weights/run-000001" in p and p != first.sampler}
+    [_, restored] = [p for p in model.paths if "sampler_weights/run-000001" in p]
+    assert by_rollouts == {restored}
     check_tokens(model, groups, sampled_from=sampled, trained_from=trained)
     assert [entry["step"] for entry in read_metrics(config.output_dir)] == [0, 1]
     is_what_the_docs_say(config.output_dir, "Tinker")
@@ -98,27 +102,6 @@ def test_the_service_trains_exactly_what_it_sampled_and_a_second_run_goes_on(
                 known = [lp is not None for lp in sequence.trainer_logprobs]
                 assert known == [bool(mask) for mask in sequence.mask]
     assert service.finished == ["success"] * 4  # the trainer's session and the gateway's, of both runs
-
-
-def test_every_step_has_its_inputs_wherever_a_run_begins(tmp_path: Path) -> None:
-    rows = [{"idx": i, "prompt": str(i)} for i in range(7)]
-    config = TinkerConfig(
-        exp_id="e",
-        agent_runtime_arn="a",
-        s3_bucket="bucket",
-        base_model="m",
-        model_dir=tmp_path,
-        data_path=tmp_path / "d.jsonl",
-        steps=6,
-        groups_per_step=3,
-    )
-    whole = list(batches(config, rows))
-    assert [len(step) for step in whole] == [3] * 6
-    assert list(batches(config, rows, first_step=4)) == whole[4:]
-    first_epoch = [request.payload["idx"] for step in whole[:2] for request in step]
-    assert len(set(first_epoch)) == 6
-    with pytest.raises(ConfigError, match="groups_per_step"):
-        list(batches(config, rows[:2]))
 
 
 class GatewayOfPaths:
@@ -141,7 +124,7 @@ async def one_step(model: RecordingModel, config: TinkerConfig) -> AsyncIterator
     ids = list(range(1, 60))
     datum = training._datum(ids[:-1], {"target_tokens": ids[1:], "weights": [1.0] * (len(ids) - 1)})
     forward = training._training.forward_backward([datum], "cross_entropy")
-    step = training.optim_step(Adam(learning_rate=1e-2, beta1=0.9, beta2=0.95, grad_clip_norm=0.0))
+    step = training.step(Adam(learning_rate=1e-2, beta1=0.9, beta2=0.95, grad_clip_norm=0.0))
     await forward, await step
     yield training, path
     model.close()
@@ -167,16 +150,15 @@ async def test_sampling_weights_of_another_step_or_with_any_one_old_tensor_are_n
     )
     lost = "the weights did not arrive: after version 1 was published to Tinker"
     async with one_step(model, config) as (training, before):
-        publish = to_gateway(gateway, training)
+        save_weights, training.save_weights = training.save_weights, lambda name: asyncio.sleep(0, before)  # type: ignore[method-assign]
         with pytest.raises(WeightsError, match=lost):
-            await publish(before, 1)  # what is sampled is the step before
-        await publish(await training.save_weights("after"), 1)
+            await publish(training, "before", 1, gateway)  # agents would sample from the step before
+        training.save_weights = save_weights  # type: ignore[method-assign]
+        await publish(training, "after", 1, gateway)
         assert [version for _, version in gateway.sent] == [1, 1]
-        publish = to_gateway(gateway, training, max_gap=1e-3)
         for number, (name, _) in enumerate(list(load_policy()[0].named_parameters())[:tensors]):
             model.keeps = name
-            path = await training.save_weights(f"without-{number}")
             with pytest.raises(WeightsError, match=lost):
-                await publish(path, 1)
+                await publish(training, f"without-{number}", 1, gateway, max_gap=1e-3)
         model.keeps = None
-        await publish(await training.save_weights("whole"), 1)
+        await publish(training, "complete", 1, gateway, max_gap=1e-3)

@@ -1,1 +1,1 @@
-"""SageMaker Training Sessions: boto3 as a training client of `backends.primitives`, the session's life, and settings."""
+"""SageMaker Training Sessions: boto3 as a training client of `backends.training`, the session's life, and settings."""

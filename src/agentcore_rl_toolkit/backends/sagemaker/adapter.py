@@ -1,4 +1,4 @@
-"""Training sessions behind the training primitives. Source: botocore 1.44.8; AWS's SDK `sagemaker-train` 1.27.0."""
+"""SageMaker training sessions as a training client. Source: botocore 1.44.8; AWS's SDK `sagemaker-train` 1.27.0."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from ...gateway.sampling_services.sagemaker import (
     model_input,
 )
 from ...weights.engines import Sampled
-from ..primitives.client import Adam, Passed
-from ..primitives.data import Datum
-from ..primitives.loop import Observer
-from ..primitives.run import run_async as run_primitives
+from ..training.batch import Datum
+from ..training.client import Adam, Loss, Passed
+from ..training.publishing import publish
+from ..training.run import run_async as run_service
+from ..training.settings import Observer
 from . import session
 from .config import SageMakerConfig
 
@@ -34,9 +35,10 @@ CHUNK_TOKENS = 160_000  # its other bound is 10 MB; a token and its four numbers
 
 
 class SageMakerTraining:
-    """A `primitives.client.TrainingClient`. Operations are submitted in the order of their numbers, which begin with 1."""
+    """A `TrainingClient`. Operations are submitted in the order of their numbers, which begin with 1."""
 
     service, engine = "SageMaker", "sagemaker"
+    max_logprob_gap = None  # its rounding is not known
 
     def __init__(self, control: Caller, runtime: SessionRuntime, config: SageMakerConfig) -> None:
         self.upstream = f"{runtime.client.meta.endpoint_url.rstrip('/')}{SESSIONS}{runtime.session}"
@@ -61,11 +63,11 @@ class SageMakerTraining:
                 raise
         return made
 
-    def forward_backward(self, data: Sequence[Datum], loss: str, config: Mapping[str, float]) -> Awaitable[Passed]:
-        settings = {"lossFnConfig": dict(config)} if config else {}
+    def forward_backward(self, data: Sequence[Datum], loss: Loss, tokens: float) -> Awaitable[Passed]:
+        settings = {"lossFnConfig": dict(loss.options)} if loss.options else {}
         parts = chunks(data)
         sent = [
-            self._do({"forwardBackward": {"lossFnName": loss, "datumList": [datum(d) for d in part], **settings}})
+            self._do({"forwardBackward": {"lossFnName": loss.name, "datumList": [datum(d) for d in part], **settings}})
             for part in parts
         ]
 
@@ -74,7 +76,7 @@ class SageMakerTraining:
 
         return passed()
 
-    def optim_step(self, adam: Adam) -> Awaitable[Mapping[str, float]]:
+    def step(self, adam: Adam) -> Awaitable[Mapping[str, float]]:
         params = {"learningRate": adam.learning_rate, "beta1": adam.beta1, "beta2": adam.beta2}
         if adam.grad_clip_norm:  # AWS does not say that 0 is no limit
             params["gradClipNorm"] = adam.grad_clip_norm
@@ -91,7 +93,11 @@ class SageMakerTraining:
         self._published = str((await self._do({"saveWeights": {"description": name}}))["modelPackageArn"])
         return self._published
 
-    async def save_state(self, name: str) -> str:
+    async def publish(self, version: int, gateway: Any, probe: Sequence[int] | None) -> None:
+        await publish(self, self._config.exp_id, version, gateway, max_gap=self._config.max_weights_gap)
+
+    async def save(self, steps: int) -> str:
+        name = f"{self._config.exp_id}-{steps:06d}"
         return str((await self._do({"saveState": {"description": name}}))["modelPackageArn"])
 
     async def sample(self, path: str, prompt_ids: list[int], *, n: int, max_tokens: int) -> list[Sampled]:
@@ -174,5 +180,5 @@ def combined(results: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> Pass
 
 
 async def run_async(config: SageMakerConfig, observe: Observer | None = None) -> int:
-    """Train as configured (`primitives.run`). Returns the last weight version."""
-    return await run_primitives(config, lambda state: SageMakerTraining.open(config, state), observe)
+    """Train as configured. Returns the last weight version."""
+    return await run_service(config, lambda state: SageMakerTraining.open(config, state), observe)

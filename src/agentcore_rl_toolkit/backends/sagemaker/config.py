@@ -11,12 +11,12 @@ from pydantic import Field
 
 from ..._installation import install_command
 from ...gateway.sampling_services.sagemaker import POLL_S, RUNTIME
-from ..primitives.config import PrimitivesConfig
 from ..settings import Count, Plan, Positive, planned
+from ..training.config import ServiceTrainingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class SageMakerConfig(PrimitivesConfig):
+class SageMakerConfig(ServiceTrainingConfig):
     """Everything a run needs. Read from YAML, TOML or JSON with `from_file`.
 
     `base_model` is the ARN of a model of SageMaker's hub, whose licence `accept_eula` accepts; the session runs in the region

@@ -1,1 +1,1 @@
-"""Tinker: its SDK as a training client of `backends.primitives`, and its settings."""
+"""Tinker: its SDK as a training client of `backends.training`, and its settings."""

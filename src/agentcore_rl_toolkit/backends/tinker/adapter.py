@@ -1,4 +1,4 @@
-"""Tinker's SDK behind the training primitives. Source: the `tinker` package 0.38.0 (every verb sends its request at once)."""
+"""Tinker's SDK as a training client. Source: the `tinker` package 0.38.0 (every verb sends its request at once)."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ from typing import Any
 from ..._installation import missing_extra
 from ...gateway import Gateway, GatewayConfig, UpstreamConfig
 from ...weights.engines import Sampled
-from ..primitives.client import Adam, Passed
-from ..primitives.data import Datum
-from ..primitives.loop import Observer
-from ..primitives.run import run_async as run_primitives
+from ..training.batch import Datum
+from ..training.client import Adam, Loss, Passed
+from ..training.publishing import publish
+from ..training.run import run_async as run_service
+from ..training.settings import Observer
 from .config import TinkerConfig
 
 
 class TinkerTraining:
-    """A `primitives.client.TrainingClient`: ``service`` is a `tinker.ServiceClient`, ``training`` a `tinker.TrainingClient`."""
+    """A `TrainingClient`: ``service`` is a `tinker.ServiceClient`, ``training`` a `tinker.TrainingClient`."""
 
     service, engine = "Tinker", "tinker"
+    max_logprob_gap = None  # its rounding is not known
 
-    def __init__(self, service: Any, training: Any, upstream: str) -> None:
-        self.upstream = upstream
+    def __init__(self, service: Any, training: Any, config: TinkerConfig) -> None:
+        self.upstream = config.url
+        self._config = config
         self._service = service
         self._training = training
         self._tinker = sdk()
@@ -41,10 +44,10 @@ class TinkerTraining:
                 base_model=config.base_model, rank=config.rank, seed=config.seed
             ).result()
 
-        return cls(service, await asyncio.to_thread(make), config.url)
+        return cls(service, await asyncio.to_thread(make), config)
 
-    def forward_backward(self, data: Sequence[Datum], loss: str, config: Mapping[str, float]) -> Awaitable[Passed]:
-        sent = self._training.forward_backward([self.datum(d) for d in data], loss, dict(config) or None)
+    def forward_backward(self, data: Sequence[Datum], loss: Loss, tokens: float) -> Awaitable[Passed]:
+        sent = self._training.forward_backward([self.datum(d) for d in data], loss.name, dict(loss.options) or None)
 
         async def passed() -> Passed:
             output = await sent
@@ -52,7 +55,7 @@ class TinkerTraining:
 
         return passed()
 
-    def optim_step(self, adam: Adam) -> Awaitable[Mapping[str, float]]:
+    def step(self, adam: Adam) -> Awaitable[Mapping[str, float]]:
         sent = self._training.optim_step(self._tinker.AdamParams(**asdict(adam)))
 
         async def stepped() -> Mapping[str, float]:
@@ -63,7 +66,11 @@ class TinkerTraining:
     async def save_weights(self, name: str) -> str:
         return str((await self._training.save_weights_for_sampler(name)).path)
 
-    async def save_state(self, name: str) -> str:
+    async def publish(self, version: int, gateway: Any, probe: Sequence[int] | None) -> None:
+        await publish(self, self._config.exp_id, version, gateway, max_gap=self._config.max_weights_gap)
+
+    async def save(self, steps: int) -> str:
+        name = f"{self._config.exp_id}-{steps:06d}"
         return str((await self._training.save_state(name, overwrite=True)).path)
 
     async def sample(self, path: str, prompt_ids: list[int], *, n: int, max_tokens: int) -> list[Sampled]:
@@ -90,7 +97,7 @@ class TinkerTraining:
 
 
 async def run_async(config: TinkerConfig, observe: Observer | None = None, *, service: Any = None) -> int:
-    """Train as configured (`primitives.run`). Returns the last weight version.
+    """Train as configured. Returns the last weight version.
 
     ``service`` is an object with the methods of `tinker.ServiceClient` in place of the SDK's own: a rehearsal, for which the
     gateway runs in this process. Raises: MissingExtraError without the SDK.
@@ -100,7 +107,7 @@ async def run_async(config: TinkerConfig, observe: Observer | None = None, *, se
             service = await asyncio.to_thread(sdk().ServiceClient, base_url=config.service_url)
         else:
             config = await stack.enter_async_context(_gateway_of(config, service))
-        return await run_primitives(config, lambda state: TinkerTraining.open(service, config, state), observe)
+        return await run_service(config, lambda state: TinkerTraining.open(service, config, state), observe)
 
 
 @asynccontextmanager

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from ..._installation import install_command
 from ...gateway.sampling_services.tinker import KEY_ENV, service_url
-from ..primitives.config import PrimitivesConfig
 from ..settings import Count, Plan, planned
+from ..training.config import ServiceTrainingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class TinkerConfig(PrimitivesConfig):
+class TinkerConfig(ServiceTrainingConfig):
     """Everything a run needs. Read from YAML, TOML or JSON with `from_file`.
 
     `service_url` None is the SDK's own choice; `rank` is that of the LoRA adapters.

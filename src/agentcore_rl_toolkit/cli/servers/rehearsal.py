@@ -13,10 +13,10 @@ from ...runtime import LocalRuntime
 from ..options import sandbox_words
 
 if TYPE_CHECKING:
-    from ...backends.primitives.config import PrimitivesConfig
     from ...backends.sagemaker.job import JobConfig
+    from ...backends.training.config import ServiceTrainingConfig
 
-T = TypeVar("T", "PrimitivesConfig", "JobConfig")
+T = TypeVar("T", "ServiceTrainingConfig", "JobConfig")
 MODEL = "arn:aws:sagemaker:us-west-2:aws:hub-content/SageMakerPublicHub/Model/builtin-policy"
 # For settings that name no agent: `agent_here` starts it, and has its name.
 NO_AGENT = {

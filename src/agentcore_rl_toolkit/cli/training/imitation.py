@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from ...errors import ConfigError
 from ...runs import demonstrations, find_run, locked, read_config, write_config
 from ..output.commands import nearby, program
 from ..output.terminal import visible
-from .job import load_loop
 from .settings import Sized, new_folder
 
 
@@ -65,8 +65,6 @@ def imitate(settings: Imitation, out: Path | None) -> Path:
     run_dir = new_folder(out, "sft")
     write_config(run_dir, {"kind": "sft", **dataclasses.asdict(settings)})
     click.echo(f"imitating {len(rows)} sequences, {tokens} sampled tokens  run directory {nearby(run_dir)}")
-    loop = load_loop()
-    config = loop.Config(**{f.name: getattr(settings, f.name) for f in dataclasses.fields(Sized) if f.name != "model"})
     with locked(run_dir), (run_dir / "metrics.jsonl").open("a", buffering=1) as metrics:
 
         def observe(facts: dict[str, Any]) -> None:
@@ -76,6 +74,28 @@ def imitate(settings: Imitation, out: Path | None) -> Path:
                 f"{facts['trained_tokens_per_s']:.0f} tokens/s  {facts['peak_memory_gb']:.1f} GB"
             )
 
-        loop.imitate(rows, settings.model, run_dir, config, settings.epochs, settings.batch_tokens, observe)
+        asyncio.run(_imitate(settings, rows, run_dir, observe))
     click.echo(f"use it: {program()} eval --model {nearby(run_dir)}, {program()} train --model {nearby(run_dir)}")
     return run_dir
+
+
+async def _imitate(
+    settings: Imitation, rows: Sequence[Mapping[str, Any]], run_dir: Path, observe: Callable[[dict[str, Any]], None]
+) -> None:
+    from ...backends.training.imitation import imitate
+    from ...backends.training.torch_client import TorchClient
+
+    training = TorchClient.open(settings.torch(), None, run_dir=run_dir)
+    try:
+        await imitate(
+            training,
+            rows,
+            adam=settings.adam,
+            epochs=settings.epochs,
+            batch_tokens=settings.batch_tokens,
+            seed=settings.seed,
+            observe=observe,
+        )
+        training.save_policy()
+    finally:
+        await training.close("success")

@@ -1,17 +1,15 @@
-"""The parts of a training run: settings, folder, loop, clients, and the receivers of its events."""
+"""A training run: its settings, its folder, and the receivers of its events."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ...backends.training.settings import Observer
 from ...contract import Cause
 from ...errors import ConfigError
 from ..output.failures import Failure
@@ -22,9 +20,6 @@ if TYPE_CHECKING:
 
     from .report import Report
 
-LOOP = "grpo_loop/train.py"
-Observer = Callable[[str, dict[str, Any]], None]  # of the events of a training
-
 
 @dataclasses.dataclass(frozen=True)
 class Job:
@@ -32,15 +27,6 @@ class Job:
 
     settings: LocalRun
     run_dir: Path
-
-    @cached_property
-    def loop(self) -> ModuleType:
-        return load_loop()
-
-    @cached_property
-    def config(self) -> Any:
-        """The settings as the loop has them."""
-        return self.settings.loop_config(self.loop)
 
     @cached_property
     def rows(self) -> tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]:
@@ -62,18 +48,6 @@ def example(name: str) -> Path:
         if (root / name).exists():
             return root / name
     raise ConfigError(f"examples/{name} is not part of this installation; clone the repository and run it from there")
-
-
-def load_loop() -> ModuleType:
-    """The loop as a module."""
-    path = example(LOOP)
-    spec = importlib.util.spec_from_file_location(f"agentcore_rl_example_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up by name
-    spec.loader.exec_module(module)
-    return module
 
 
 @contextlib.contextmanager
@@ -105,7 +79,7 @@ def observed(job: Job, console: Console) -> Iterator[tuple[Report, Observer]]:
                 display.resumed(facts["rollouts_done"])
 
     with (
-        tracked(job.settings.tracker, job.run_dir, dataclasses.asdict(job.config)) as track,
+        tracked(job.settings.tracker, job.run_dir, job.settings.kept()) as track,
         Display(console, job.total) as display,
     ):
         yield report, observe

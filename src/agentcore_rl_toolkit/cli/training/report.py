@@ -91,7 +91,7 @@ class Report:
             "config": config,
             "version": version("agentcore-rl-toolkit"),
         }
-        (self.run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        (self.run_dir / "summary.json").write_text(json.dumps(summary, indent=2, default=str) + "\n")
         return summary
 
     def _held_out(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:

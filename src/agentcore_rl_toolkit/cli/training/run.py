@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,8 @@ from .stack import Stack, explain, own
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ...backends.training.settings import Observer, Services
+    from ...weights import EngineAddress
     from .report import Report
 
 WHEN = ("before", "after")
@@ -60,10 +62,12 @@ def train(job: Job, console: Console, *, stack: Stack | None = None) -> dict[str
     """
     from ..._servers.process import terminated_as_interrupted
     from ...backends.collection.recording import open_recording
+    from ...backends.training.settings import Services
     from ...client import Deadlines, RolloutClient
     from ...gateway import GatewayClient
     from ...runs import locked
     from ...runtime.remote import RuntimeView
+    from ...weights import EngineAddress
 
     settings = job.settings
     with contextlib.ExitStack() as exits:
@@ -89,7 +93,7 @@ def train(job: Job, console: Console, *, stack: Stack | None = None) -> dict[str
         recording = exits.enter_context(
             open_recording(
                 job.run_dir,
-                dataclasses.asdict(job.config),
+                settings.kept(),
                 tokenizer=stack.tokenizer,
                 session_log=lambda session_id: "".join(view.log(session_id)),
             )
@@ -108,23 +112,47 @@ def train(job: Job, console: Console, *, stack: Stack | None = None) -> dict[str
             )
         )
         gateway = exits.enter_context(GatewayClient(stack.gateway_url, admin_key=stack.gateway_admin_key))
-        services = job.loop.Services(
-            client=client,
-            gateway=gateway,
-            policy_url=stack.policy_url,
-            engine=stack.engine,
-            run_dir=job.run_dir,
-            model_dir=job.settings.model,
-            recording=recording,
-        )
-        runner.run(job.loop.train(services, job.config, *job.rows, observer))
+        services = Services(client=client, gateway=gateway, run_dir=job.run_dir, recording=recording)
+        kind: Any = stack.engine
+        engine = EngineAddress(url=stack.policy_url, engine=kind, model=MODEL_ID)
+        runner.run(_train(job, services, engine, observer))
     summary = report.summarise(
         exp_id=job.run_dir.name,
-        config=dataclasses.asdict(job.config),
+        config=settings.kept(),
         held_out=len(job.rows[1]),
         wall_s=time.monotonic() - started,
     )
     return summary
+
+
+async def _train(job: Job, services: Services, engine: EngineAddress, observe: Observer) -> None:
+    """Open the model, train it, and save it."""
+    from ...backends.collection.groups import trained_temperature
+    from ...backends.collection.teacher import teacher_at
+    from ...backends.training.loop import train
+    from ...backends.training.settings import State
+    from ...backends.training.torch_client import TorchClient
+    from ...policy import WEIGHTS_DIR
+
+    settings = job.settings
+    if settings.teacher_url is not None:
+        await asyncio.to_thread(teacher_at(settings.teacher_url).check, settings.model or WEIGHTS_DIR)
+    cores = os.cpu_count() or 2
+    model = settings.torch(
+        temperature=trained_temperature(settings.sampling_params),
+        dtype=await asyncio.to_thread(engine.connect().dtype),
+        threads=cores if settings.staleness == 0 else max(1, cores // 2),  # with staleness, rollouts run meanwhile
+    )
+    resumed = State.read(job.run_dir)
+    state = resumed.state if resumed else None
+    training = await asyncio.to_thread(TorchClient.open, model, state, run_dir=job.run_dir, engine=engine)
+    ended = "errored"
+    try:
+        await train(services, training, settings.loop(), *job.rows, observe, resumed=resumed)
+        await asyncio.to_thread(training.save_policy)
+        ended = "success"
+    finally:
+        await training.close(ended)
 
 
 def quiet_libraries() -> None:

@@ -10,13 +10,16 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..._installation import missing_extra
+from ...backends.collection.advantages import Estimator
 from ...backends.collection.credit import Credit
-from ...backends.collection.groups import WHOLE_DISTRIBUTION, PolicyFailures, trained_temperature
+from ...backends.collection.groups import WHOLE_DISTRIBUTION, CollectConfig, PolicyFailures, trained_temperature
 from ...backends.llm_judge import JudgeSettings
 from ...backends.settings import Count, GroupSize, Least0, NotNegative, Positive, from_mapping, read_settings
+from ...backends.training.client import Adam, Loss
+from ...backends.training.settings import LoopSettings
 from ...client.data import read_rows
 from ...errors import ConfigError
 from ...runs import locked, make_folder, write_config
@@ -24,6 +27,9 @@ from ..models import model_folder
 from ..servers.vllm import find_python
 from .stack import ENGINES, find_agent
 from .trackers import TRACKERS, check_installed
+
+if TYPE_CHECKING:
+    from ...backends.training.torch_client import TorchSettings
 
 _PATHS = ("agent", "data", "eval_data", "model", "judge")
 _FOLDERS = ("readable", "writable")
@@ -37,6 +43,7 @@ class Sized:
     ``model`` is a folder, a name of the hub or a GGUF file, None the built-in policy. ``learning_rate`` is the peak.
     ``lora_rank`` 0 trains all weights; adapters count ``lora_alpha`` / rank, None: twice the rank. ``tokens_at_once`` of a
     minibatch are computed together; ``gradient_checkpointing`` saves memory. Engine and trainer multiply matrices in ``dtype``.
+    ``beta1``, ``beta2``, ``weight_decay`` and ``max_grad_norm`` (0: no limit) are those of AdamW.
     """
 
     model: Path | None = None
@@ -46,7 +53,36 @@ class Sized:
     tokens_at_once: Count | None = None
     gradient_checkpointing: bool | None = None
     dtype: Literal["float32", "bfloat16"] | None = None
+    max_grad_norm: NotNegative = 1.0
+    beta1: float = 0.9
+    beta2: float = 0.99
+    weight_decay: NotNegative = 0.0
     seed: int = 0
+
+    @property
+    def adam(self) -> Adam:
+        """The optimizer's settings at the peak of the learning rate."""
+        assert self.learning_rate is not None
+        return Adam(
+            learning_rate=self.learning_rate, beta1=self.beta1, beta2=self.beta2, grad_clip_norm=self.max_grad_norm
+        )
+
+    def torch(self, *, temperature: float = 1.0, dtype: str | None = None, threads: int | None = None) -> TorchSettings:
+        """How the model is trained in this process. ``dtype`` is the engine's, if it reports one."""
+        from ...backends.training.torch_client import TorchSettings
+
+        return TorchSettings(
+            model_dir=self.model,
+            dtype=dtype or self.dtype or "float32",
+            lora_rank=self.lora_rank or 0,
+            lora_alpha=self.lora_alpha,
+            tokens_at_once=self.tokens_at_once or 4096,
+            gradient_checkpointing=bool(self.gradient_checkpointing),
+            temperature=temperature,
+            weight_decay=self.weight_decay,
+            threads=threads,
+            seed=self.seed,
+        )
 
     def fit(self, model: Path | str | None) -> None:
         """Take this model, and what follows from its size. Raises: ConfigError."""
@@ -61,13 +97,15 @@ class Sized:
 class LocalRun(Sized, Credit, JudgeSettings):
     """The settings of `agentcore-rl train` for an agent's file on this machine.
 
-    The loop of `examples/grpo_loop` trains. ``data`` and ``eval_data`` hold one
+    `backends.training.loop` trains. ``data`` and ``eval_data`` hold one
     payload a line; without ``eval_data`` the share ``held_out`` of the data is kept for it. ``engine`` serves the model ("policy"
     or "vllm"). A step runs ``groups`` inputs, ``rollouts`` times each.
     ``staleness`` weight versions may lie between a rollout's start and its training; with
     ``hold_calls`` weights change between model calls only. Every ``eval_every`` steps the held-out rows are run; 0: before
     and after only.
-    `Credit` says how the advantages of tokens come about. ``policy_failures`` is `CollectConfig`'s, ``train_on`` its `train`.
+    A step has ``minibatches`` optimizer steps, and ratios are clipped to 1 - ``clip_low`` and 1 + ``clip_high``.
+    `Credit` and ``estimator`` say how the advantages of tokens come about. ``policy_failures`` is `CollectConfig`'s, and
+    ``train_on`` its `train`.
     ``sampling_params`` are `CollectConfig`'s, too.
     ``tracker`` names what gets the metrics besides `metrics.jsonl`. ``session_env`` are variables of the sessions, as K=V, or K
     for the value that it has here; ``readable`` and ``writable`` are what they may use of this machine besides the agent's
@@ -83,6 +121,10 @@ class LocalRun(Sized, Credit, JudgeSettings):
     steps: Count = 32
     groups: Count = 8
     rollouts: GroupSize = 8
+    estimator: Estimator = "grpo"
+    minibatches: Count = 4
+    clip_low: NotNegative = 0.2
+    clip_high: NotNegative = 0.28
     staleness: Least0 = 0
     hold_calls: bool = False
     eval_every: Least0 = 0
@@ -143,11 +185,44 @@ class LocalRun(Sized, Credit, JudgeSettings):
             raise ConfigError(f"{self.data} has no row to train on")
         return rows, held_out
 
-    def loop_config(self, loop: Any) -> Any:
-        """The same for `examples/grpo_loop/train.py`."""
-        names = {field.name for field in dataclasses.fields(loop.Config)}
-        judge = JudgeSettings.of(self)
-        return loop.Config(**{k: v for k, v in dataclasses.asdict(self).items() if k in names}, judged_by=judge)
+    def collect(self) -> CollectConfig:
+        """How rollouts are collected."""
+        return CollectConfig(
+            require_reward=self.uses_rewards,
+            credit=self.credit,
+            teacher_url=self.teacher_url,
+            train=self.train_on,
+            sampling_params=self.sampling_params,
+            max_concurrent=self.max_concurrent,
+            rollout_timeout_s=self.rollout_deadline_s,
+            policy_failures=self.policy_failures,
+            judged_by=JudgeSettings.of(self),
+        )
+
+    def loop(self) -> LoopSettings:
+        """The settings of the training loop."""
+        clip = {"clip_low_threshold": 1 - self.clip_low, "clip_high_threshold": 1 + self.clip_high}
+        return LoopSettings(
+            steps=self.steps,
+            groups=self.groups,
+            rollouts=self.rollouts,
+            adam=self.adam,
+            collect=self.collect(),
+            credit=self,
+            estimator=self.estimator,
+            loss=Loss(name="ppo", options=clip),
+            decay=True,
+            minibatches=self.minibatches,
+            staleness=self.staleness,
+            hold_calls=self.hold_calls,
+            eval_every=self.eval_every,
+            checkpoint_every=1,
+            seed=self.seed,
+        )
+
+    def kept(self) -> dict[str, Any]:
+        """The settings as a run keeps them: of session variables only the names."""
+        return {**dataclasses.asdict(self), "session_env": variable_names(self.session_env)}
 
 
 def by_size(model: Path | None, lora_rank: int | None = None) -> dict[str, Any]:
@@ -209,7 +284,7 @@ def variable_names(session_env: Sequence[str]) -> list[str]:
 def new_run(settings: LocalRun, out: Path | None, name: str | None = None) -> Path:
     """A folder for the run, with its settings. Raises: ConfigError when it holds one."""
     run_dir = new_folder(out, name or settings.agent.parent.name)
-    write_config(run_dir, {**dataclasses.asdict(settings), "session_env": variable_names(settings.session_env)})
+    write_config(run_dir, settings.kept())
     return run_dir
 
 

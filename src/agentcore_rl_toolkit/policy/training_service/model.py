@@ -1,15 +1,7 @@
 """A causal LM behind the verbs of a training service: forward_backward, optim_step, save, load, publish, sample.
 
-All weights are trained (no LoRA); samples come from what was published. The losses are Tinker's, over sampled tokens t with
-logprob l_t, the sampler's logprob o_t, advantage A_t, weight w_t (1 where a request has none) and r_t = exp(l_t - o_t)::
-
-    cross_entropy         - sum  w_t l_t
-    importance_sampling   - sum  w_t r_t A_t
-    ppo                   - sum  w_t min(r_t A_t, clip(r_t, low, high) A_t)
-    cispo                 - sum  w_t clip(r_t, low, high) A_t l_t        (the clipped ratio is a constant)
-
-Source: tinker-docs.thinkingmachines.ai, "Losses"; the clips are 0.8 and 1.2 unless the request says otherwise. A ``temperature``
-beside them, which Tinker has not, divides the logits.
+All weights are trained (no LoRA); samples come from what was published. The losses are the sums of `policy.losses` over tokens,
+each times its weight (1 if a request has none). The option ``temperature``, which Tinker does not have, divides the logits.
 """
 
 from __future__ import annotations
@@ -29,11 +21,11 @@ from ...errors import ConfigError
 from ..decoder import Decoder, DecoderShape
 from ..engine import Engine
 from ..loading import load_decoder
+from ..losses import LOSSES, token_losses
 from ..model import TOKENIZER_FILE, check_directory, load_policy
 from ..sampling import SamplingParams
 from .interface import Completion, Example
 
-LOSSES = ("cross_entropy", "importance_sampling", "ppo", "cispo")
 SAMPLERS = 3  # published weights that stay loaded; older ones are loaded again when a request names them
 State = dict[str, torch.Tensor]
 
@@ -233,16 +225,8 @@ class PolicyModel:
 def _loss(
     name: str, logprobs_T: torch.Tensor, inputs: Mapping[str, list[float]], config: Mapping[str, float | str]
 ) -> torch.Tensor:
-    weights_T = torch.tensor(inputs["weights"]) if "weights" in inputs else torch.ones_like(logprobs_T)
-    if name == "cross_entropy":
-        return -(weights_T * logprobs_T).sum()
-    old_T, advantages_T = torch.tensor(inputs["logprobs"]), torch.tensor(inputs["advantages"])
-    # Where the advantage is 0 (context) the recorded logprob is no logprob; exp of the difference could overflow.
-    ratio_T = torch.where(advantages_T != 0, logprobs_T - old_T, 0.0).exp()
-    low, high = float(config.get("clip_low_threshold", 0.8)), float(config.get("clip_high_threshold", 1.2))
-    clipped_T = ratio_T.clamp(low, high)
-    if name == "importance_sampling":
-        return -(weights_T * ratio_T * advantages_T).sum()
-    if name == "ppo":
-        return -(weights_T * torch.minimum(ratio_T * advantages_T, clipped_T * advantages_T)).sum()
-    return -(weights_T * clipped_T.detach() * advantages_T * logprobs_T).sum()  # cispo
+    """The weighted sum over one example."""
+    nothing = [0.0] * len(logprobs_T)  # cross entropy has no such inputs
+    sampled_T, advantages_T = (torch.tensor(inputs.get(name, nothing)) for name in ("logprobs", "advantages"))
+    losses_T = token_losses(name, logprobs_T, sampled_T, advantages_T, config)
+    return (losses_T * torch.tensor(inputs["weights"])).sum() if "weights" in inputs else losses_T.sum()

@@ -1,25 +1,23 @@
-"""Settings of a run over a service with training primitives."""
+"""The settings of a run over a training service."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 from ...errors import ConfigError
 from ..collection.advantages import Estimator
 from ..collection.groups import trained_temperature
 from ..service import ServiceSettings
 from ..settings import Count, GroupSize, Least0, NotNegative, Positive
-from .client import Adam
+from .client import Adam, Loss, LossName
 from .publishing import MAX_GAP
-
-Loss = Literal["importance_sampling", "ppo", "cispo"]
+from .settings import LoopSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrimitivesConfig(ServiceSettings):
+class ServiceTrainingConfig(ServiceSettings):
     """The loop's settings, on top of those of every run's rollouts.
 
     `base_model` is the service's name of the model; `model_dir` a local folder with that model's tokenizer and chat template
@@ -38,7 +36,7 @@ class PrimitivesConfig(ServiceSettings):
     data_path: Path
     eval_data_path: Path | None = None
     eval_every: Least0 = 0
-    output_dir: Path = Path("runs/primitives")
+    output_dir: Path = Path("runs/service")
     seed: int = 0
     steps: Count = 100
     groups_per_step: Count = 8
@@ -47,7 +45,7 @@ class PrimitivesConfig(ServiceSettings):
     beta1: float = 0.9
     beta2: float = 0.95
     grad_clip_norm: NotNegative = 0.0
-    loss: Loss = "importance_sampling"
+    loss: LossName = "importance_sampling"
     loss_config: Mapping[str, float] = field(default_factory=dict)
     estimator: Estimator = "grpo"
     max_tokens: Count | None = 32768
@@ -68,10 +66,27 @@ class PrimitivesConfig(ServiceSettings):
         """Whether a record without a reward is invalid."""
         return self.uses_rewards
 
-    @property
-    def adam(self) -> Adam:
-        return Adam(
-            learning_rate=self.learning_rate, beta1=self.beta1, beta2=self.beta2, grad_clip_norm=self.grad_clip_norm
+    def loop(self) -> LoopSettings:
+        """The settings of the training loop."""
+        return LoopSettings(
+            steps=self.steps,
+            groups=self.groups_per_step,
+            rollouts=self.group_size,
+            adam=Adam(
+                learning_rate=self.learning_rate,
+                beta1=self.beta1,
+                beta2=self.beta2,
+                grad_clip_norm=self.grad_clip_norm,
+            ),
+            collect=self.collect_config(),
+            credit=self,
+            estimator=self.estimator,
+            loss=Loss(name=self.loss, options=self.loss_config),
+            max_tokens=self.max_tokens,
+            eval_every=self.eval_every,
+            checkpoint_every=self.checkpoint_every,
+            max_empty_steps=self.max_empty_steps,
+            seed=self.seed,
         )
 
     def services(self) -> ServiceSettings:

@@ -1,0 +1,91 @@
+"""Samples as the data of a training client. Needs neither torch nor an SDK.
+
+A datum has the input tokens and, aligned with them, the tokens to predict and the inputs of the loss. Everything is shifted by
+one: position i predicts token i + 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...errors import ConfigError
+from ..collection.groups import Group
+from ..collection.samples import Sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class Datum:
+    """One training sequence. ``mask`` is 1 where a sampled token is predicted.
+
+    ``fresh`` is True where the token was sampled from the weights and the distribution in training, so that sampler and trainer
+    must agree on its logprob. Where the mask is 0, logprobs and advantages are 0 and mean nothing.
+    Shapes: all (T - 1,).
+    """
+
+    tokens: list[int]
+    target_tokens: list[int]
+    logprobs: list[float]
+    advantages: list[float]
+    mask: list[int]
+    fresh: list[bool]
+
+    @property
+    def trained_tokens(self) -> int:
+        return sum(self.mask)
+
+
+def to_datum(
+    sample: Sample, *, max_tokens: int | None = None, version: int | None = None, cut: bool = False
+) -> Datum | None:
+    """The datum of one sample; None when the sample is longer than `max_tokens`.
+
+    ``version`` is that of the weights in training; None: no token is from older ones. ``cut`` says that the rollout sampled
+    from a cut distribution (top_p and the like), whose logprobs differ from the trainer's at equal weights.
+    A loss sums over tokens, so every sampled token counts once and a forked episode needs no weight.
+    Raises: ConfigError when the sample has fewer than two tokens.
+    """
+    tokens = sample.token_ids
+    if len(tokens) < 2 or not sample.prompt_ids:
+        raise ConfigError(f"a sample needs a prompt and a response to predict, got {len(tokens)} tokens")
+    if max_tokens is not None and len(tokens) > max_tokens:
+        return None
+    context = len(sample.prompt_ids) - 1
+    fresh = [
+        bool(m) and not cut and version in (None, v)
+        for m, v in zip(sample.response_mask, sample.weight_versions, strict=True)
+    ]
+    return Datum(
+        tokens=tokens[:-1],
+        target_tokens=tokens[1:],
+        logprobs=[0.0] * context + [0.0 if lp is None else lp for lp in sample.response_logprobs],
+        advantages=[0.0] * context + sample.advantages,
+        mask=[0] * context + sample.response_mask,
+        fresh=[False] * context + fresh,
+    )
+
+
+def to_data(
+    samples: Sequence[Sample],
+    groups: Sequence[Group] = (),
+    *,
+    max_tokens: int | None = None,
+    version: int | None = None,
+) -> list[tuple[Datum, Sample]]:
+    """The data of the samples that teach something and are short enough, each with its sample.
+
+    Equal rewards give no gradient, so nothing is computed for samples whose advantages are all 0. ``groups`` are those of the
+    samples, and say which rollouts sampled from a cut distribution.
+    """
+    cut = {
+        r.session_id
+        for g in groups
+        for r in g.usable
+        if r.trajectory is not None and r.trajectory.report.other_sampling
+    }
+    pairs = [
+        (to_datum(s, max_tokens=max_tokens, version=version, cut=s.session_id in cut), s)
+        for s in samples
+        if any(s.advantages)
+    ]
+    return [(datum, sample) for datum, sample in pairs if datum is not None]

@@ -1,0 +1,71 @@
+"""Imitation: cross entropy on the exact ids that good rollouts sampled, or on demonstrations."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from .batch import Datum
+from .client import Adam, Loss, TrainingClient
+
+Row = Mapping[str, Any]  # `input_ids` and `assistant_masks`, as `runs.demonstrations` gives them
+
+
+async def imitate(
+    training: TrainingClient,
+    rows: Sequence[Row],
+    *,
+    adam: Adam,
+    epochs: int,
+    batch_tokens: int,
+    seed: int,
+    observe: Callable[[dict[str, Any]], None],
+) -> None:
+    """Train on each row once per epoch, each epoch in another order.
+
+    loss = - mean over sampled tokens of log pi(token_t). An optimizer step takes sequences of up to ``batch_tokens``.
+    """
+    steps = list(_steps(rows, epochs, batch_tokens, seed))
+    for step, data in enumerate(steps):
+        began = time.monotonic()
+        now = adam.at(step, len(steps))
+        forward = training.forward_backward(
+            data, Loss(name="cross_entropy"), float(sum(datum.trained_tokens for datum in data))
+        )
+        passed, stepped = await asyncio.gather(forward, training.step(now))
+        rate = sum(len(datum.tokens) + 1 for datum in data) / (time.monotonic() - began)
+        facts = {"step": step, "steps": len(steps), "learning_rate": now.learning_rate, "trained_tokens_per_s": rate}
+        observe({**facts, **passed.metrics, **stepped})
+
+
+def _steps(rows: Sequence[Row], epochs: int, batch_tokens: int, seed: int) -> list[list[Datum]]:
+    """The data of each optimizer step."""
+    steps: list[list[Datum]] = []
+    for epoch in range(epochs):
+        order = [row for row in rows if any(row["assistant_masks"][1:])]
+        random.Random(f"{seed}/{epoch}").shuffle(order)
+        held = batch_tokens  # an epoch begins with a new step
+        for row in order:
+            length = len(row["input_ids"])
+            if held + length > batch_tokens:
+                steps.append([])
+                held = 0
+            steps[-1].append(_datum(row))
+            held += length
+    return steps
+
+
+def _datum(row: Row) -> Datum:
+    ids, mask = list(row["input_ids"]), list(row["assistant_masks"])[1:]
+    nothing = [0.0] * len(mask)
+    return Datum(
+        tokens=ids[:-1],
+        target_tokens=ids[1:],
+        logprobs=nothing,
+        advantages=nothing,
+        mask=mask,
+        fresh=[False] * len(mask),
+    )

@@ -1,0 +1,261 @@
+"""The training loop, from rollouts of a deployed agent to new weights at the engine.
+
+Each step takes groups of rollouts of the same input, turns their rewards into advantages, makes the sampled tokens of the
+better ones more likely, and lets agents sample from the new weights. Rollouts continue meanwhile, up to `staleness` weight
+versions behind. The loss compares each token with the logprob that it was sampled with, whichever weights those were. The agent
+runs elsewhere and knows nothing of this. Its reward comes back through the object store, its tokens through the model gateway,
+exactly as sampled.
+
+    reward r_i of rollout i in a group of G          advantage A_t = (r_i - mean(r)) / (std(r) + eps), t sampled in rollout i
+    ratio  rho_t = pi(token_t) / pi_sampled(token_t)
+    loss = - mean over sampled tokens of  min(rho_t A_t, clip(rho_t, 1 - clip_low, 1 + clip_high) A_t)
+
+`collection.credit` has the other advantages, and `policy.losses` the other losses.
+
+Sources: GRPO, arXiv:2402.03300; the asymmetric clip and the mean over tokens, DAPO, arXiv:2503.14476.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from ..._servers.process import write_private
+from ...client.evaluation import interval
+from ...errors import CaptureError
+from ..collection.collect import collect_async
+from ..collection.credit import CreditReport
+from ..collection.groups import Group, GroupRequest, UsableSteps, summarize
+from ..collection.places import Places
+from ..collection.recording import Recording
+from ..collection.samples import to_samples
+from ..collection.stream import GroupStream
+from .batch import Datum, to_data
+from .client import TrainingClient
+from .metrics import Sums, ages_of, staleness, summarise
+from .settings import STATE_FILE, LoopSettings, Observer, Row, Services, State
+
+if TYPE_CHECKING:
+    from ...gateway import GatewayClient
+
+
+async def train(
+    services: Services,
+    training: TrainingClient,
+    settings: LoopSettings,
+    rows: Sequence[Row],
+    held_out: Sequence[Row],
+    observe: Observer,
+    *,
+    resumed: State | None = None,
+) -> int:
+    """Train and return the last weight version. Version k is the result of k steps.
+
+    ``rows`` are trained on, in another order each time all were used. ``held_out`` may be empty. To continue a run, give its
+    state and a training client opened from ``resumed.state``.
+    Raises: RolloutError when no rollout of the first step, or of `max_empty_steps` steps in a row, is usable. CaptureError when
+    the trainer's logprobs differ from the sampler's at equal weights. WeightsError when new weights did not arrive.
+    """
+    done = resumed.steps if resumed else 0
+    recording, places = (
+        services.recording,
+        Places(settings.collect.max_concurrent),
+    )  # evaluations and training share them
+    evaluate = functools.partial(_evaluate, services, settings, held_out, observe, places)
+    if recording is not None:
+        recording.resumed(done)
+    per_step = settings.groups * settings.rollouts
+    observe("begins", {"steps_done": done, "rollouts_done": done and len(held_out) + done * per_step})
+    await training.publish(done, services.gateway, None)
+    if done == 0 and held_out:
+        await evaluate(0)
+
+    usable = UsableSteps(limit=settings.max_empty_steps, begun=done > 0)
+    async with _stream(services, settings, rows, observe, places, done, resumed.stream if resumed else None) as stream:
+        for step in range(done, settings.steps):
+            started = time.monotonic()
+            groups = await stream.take_async()
+            observe("collected", {"step": step, "groups": groups})
+            usable.check(groups)
+            taken = time.monotonic()
+            facts = await update(training, groups, settings, step, recording)
+            async with _calls_held(services.gateway, settings.hold_calls):
+                await training.publish(step + 1, services.gateway, probe_of(groups))
+            ended = time.monotonic()
+            if held_out and settings.eval_every and (step + 1) % settings.eval_every == 0 and step + 1 < settings.steps:
+                # Before the step is saved: both or none. Without staleness the next step's rollouts start afterwards.
+                await evaluate(step + 1)
+                _training_begins(settings, observe, step + 1)
+            stream.published(step + 1)
+            if settings.checkpoint_every and (step + 1) % settings.checkpoint_every == 0:
+                state = State(steps=step + 1, state=await training.save(step + 1), stream=stream.state())
+                write_private(services.run_dir / STATE_FILE, json.dumps(asdict(state)))
+            seconds = {"rollout_s": taken - started, "train_s": ended - taken}
+            sampling_s = (taken if settings.staleness == 0 else ended) - started
+            rates = {
+                "waiting": seconds["rollout_s"] / (ended - started),
+                "sampled_tokens_per_s": facts["sampled_tokens"] / sampling_s,
+                "trained_tokens_per_s": facts["computed_tokens"] / seconds["train_s"],
+            }
+            observe("step", {"step": step, **summarise(groups), **facts, **staleness(groups, step), **seconds, **rates})
+
+    if held_out:
+        await evaluate(settings.steps)
+    return settings.steps
+
+
+async def update(
+    training: TrainingClient,
+    groups: Sequence[Group],
+    settings: LoopSettings,
+    step: int,
+    recording: Recording | None = None,
+) -> dict[str, Any]:
+    """Train on the groups of a step. Returns its metrics; without usable rollouts that differ, nothing is trained."""
+    report, stats = CreditReport(), summarize(groups)
+    samples = to_samples(groups, estimator=settings.estimator, credit=settings.credit, report=report)
+    if recording is not None:
+        recording.advantages(samples)
+    pairs = to_data(samples, groups, max_tokens=settings.max_tokens, version=step)
+    random.Random(settings.seed * 1_000_003 + step).shuffle(pairs)
+    adam, sums = settings.adam_of(step), Sums(settings.loss)
+    for minibatch in range(settings.minibatches):
+        part = pairs[minibatch :: settings.minibatches]
+        if not part:
+            continue
+        data = [datum for datum, _ in part]
+        # Every token of the step weighs the same, whichever minibatch it is in. Both requests are sent before either is awaited.
+        forward = training.forward_backward(data, settings.loss, stats.trained_tokens / settings.minibatches)
+        passed, stepped = await asyncio.gather(forward, training.step(adam))
+        # Only in the first minibatch do trainer and sampler have the same weights.
+        gap = await asyncio.to_thread(sums.add, data, passed, stepped, settings.minibatches, check_gap=minibatch == 0)
+        limit = training.max_logprob_gap
+        if gap is not None and limit is not None and not gap <= limit:
+            raise CaptureError(f"recorded and recomputed logprobs differ by {gap}: another model?")
+        if recording is not None and passed.logprobs is not None:
+            for n, (datum, sample) in enumerate(part):
+                recording.trained(
+                    sample.session_id,
+                    sample.sequence_index,
+                    logprobs=_of_targets(passed.logprobs[n], datum),
+                    entropies=_of_targets(passed.entropies[n], datum) if passed.entropies is not None else None,
+                    updates=minibatch + settings.minibatches * ages_of(sample, step),
+                )
+    return {
+        "learning_rate": adam.learning_rate,
+        "sequences": len(samples),
+        "too_long": sum(any(sample.advantages) for sample in samples) - len(pairs),
+        "sampled_tokens": stats.sampled_tokens,
+        "trainable_tokens": stats.trained_tokens,
+        "groups_that_differ": len({sample.group_index for _, sample in pairs}),
+        "trained_tokens": sum(sample.trained_tokens for _, sample in pairs),
+        "computed_tokens": sum(len(sample.token_ids) for _, sample in pairs),  # prompts too
+        **sums.metrics(),
+        **report.numbers(),
+    }
+
+
+def _of_targets(values: Sequence[float], datum: Datum) -> list[float | None]:
+    """Values of the trained targets, one entry per token of the sequence. Shapes: (T - 1,) -> (T,)."""
+    return [None, *(value if m else None for value, m in zip(values, datum.mask, strict=True))]
+
+
+def probe_of(groups: Sequence[Group]) -> list[int] | None:
+    """A prompt of the policy's own dialogues: the tokens of a usable rollout before its first sampled one."""
+    for group in groups:
+        for rollout in group.usable:
+            for sequence in rollout.trajectory.sequences if rollout.trajectory is not None else ():
+                if any(sequence.loss_mask):
+                    return list(sequence.token_ids[: sequence.loss_mask.index(1)])
+    return None
+
+
+async def _evaluate(
+    services: Services, settings: LoopSettings, held_out: Sequence[Row], observe: Observer, places: Places, version: int
+) -> None:
+    """Run each held-out input once, with this version of the weights and the agent's own sampling."""
+    when = {0: "before", settings.steps: "after"}.get(version, f"step-{version}")
+    observe("rollouts_started", {"phase": when, "total": len(held_out)})
+    recording = services.recording
+    groups = await collect_async(
+        [GroupRequest(input_id=f"{when}/{i:04d}", payload=row) for i, row in enumerate(held_out)],
+        client=services.client,
+        gateway=services.gateway,
+        config=replace(settings.collect, evaluation=True),
+        places=places,
+        weight_version=version,
+        on_rollout=lambda rollout: observe("rollout", {"phase": when, "rollout": rollout}),
+        recording=recording and recording.at(when if when in ("before", "after") else "eval", version),
+    )
+    scores = [rollout.score for group in groups for rollout in group.rollouts if rollout.score is not None]
+    observe("evaluated", {"when": when, "version": version, **summarise(groups), "reward_interval": interval(scores)})
+
+
+def _training_begins(settings: LoopSettings, observe: Observer, done: int) -> None:
+    total = (settings.steps - done) * settings.groups * settings.rollouts
+    observe("rollouts_started", {"phase": "training", "total": total})
+
+
+def _stream(
+    services: Services,
+    settings: LoopSettings,
+    rows: Sequence[Row],
+    observe: Observer,
+    places: Places,
+    done: int,
+    state: Mapping[str, Any] | None,
+) -> GroupStream:
+    """Groups of rollouts from step ``done`` on. The row of the data set is the payload, as in every backend."""
+
+    def request(place: int) -> GroupRequest | None:
+        if place >= settings.steps * settings.groups:
+            return None
+        row = row_at(place, rows, settings.seed)
+        return GroupRequest(input_id=f"train/{place:05d}", payload=row, n=settings.rollouts)
+
+    _training_begins(settings, observe, done)
+    return GroupStream(
+        request,
+        client=services.client,
+        gateway=services.gateway,
+        batch_groups=settings.groups,
+        max_staleness=settings.staleness,
+        config=settings.collect,
+        places=places,
+        weight_version=done,
+        state=state,
+        on_rollout=lambda rollout: observe("rollout", {"phase": "training", "rollout": rollout}),
+        recording=services.recording and services.recording.at("train"),
+    )
+
+
+def row_at(place: int, rows: Sequence[Row], seed: int) -> Row:
+    """The input at a place of the training: the whole data set again and again, in another order each time."""
+    epoch, at = divmod(place, len(rows))
+    return rows[_order_of(len(rows), seed, epoch)[at]]
+
+
+@functools.lru_cache(maxsize=2)  # shuffling a large data set takes too long to do it for each group
+def _order_of(rows: int, seed: int, epoch: int) -> list[int]:
+    order = list(range(rows))
+    random.Random(f"{seed}/{epoch}").shuffle(order)
+    return order
+
+
+@contextlib.asynccontextmanager
+async def _calls_held(gateway: GatewayClient, hold: bool) -> AsyncIterator[None]:
+    """Let running model calls end and hold new ones in the gateway while the block runs, if ``hold`` is set."""
+    if hold:
+        await gateway.pause_async()
+    try:
+        yield
+    finally:
+        if hold:
+            await gateway.resume_async()

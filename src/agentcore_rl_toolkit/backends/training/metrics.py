@@ -1,0 +1,120 @@
+"""The numbers of a training step. Lists and arithmetic only: every training client that returns logprobs gets them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...runs.record import tools_of
+from ..collection.groups import CollectedRollout, Group, summarize
+from ..collection.samples import Sample
+from .batch import Datum
+from .client import Loss, Passed
+
+CLIP = (0.8, 1.2)  # `policy.losses` has the same; importing it would load torch
+
+
+class Sums:
+    """Sums over the trained tokens of a step, whatever its minibatches.
+
+    `clip_fraction` counts the tokens that the clip keeps from moving further: their clipped term is the smaller one.
+    `kl_sampler` estimates KL(sampler || policy in training) per token (the k3 estimator, joschu.net/blog/kl-approx.html).
+    """
+
+    def __init__(self, loss: Loss) -> None:
+        self._low = float(loss.options.get("clip_low_threshold", CLIP[0]))
+        self._high = float(loss.options.get("clip_high_threshold", CLIP[1]))
+        self._clips = loss.name in ("ppo", "cispo")
+        self._sums: defaultdict[str, float] = defaultdict(float)
+        self._ratio_max: float | None = None
+        self._gap: float | None = None
+        self._service: dict[str, list[float]] = {}
+
+    def add(
+        self, data: Sequence[Datum], passed: Passed, stepped: Mapping[str, float], minibatches: int, *, check_gap: bool
+    ) -> float | None:
+        """Add a minibatch. Returns the largest gap between recorded and recomputed logprobs at equal weights, if it is known."""
+        for name, value in {**passed.metrics, **stepped}.items():
+            self._service.setdefault(name, []).append(value)
+        self._sums["minibatches"] = minibatches
+        for datum, logprobs_T in zip(data, passed.logprobs or (), strict=passed.logprobs is not None):
+            for m, fresh, new, old, A in zip(
+                datum.mask, datum.fresh, logprobs_T, datum.logprobs, datum.advantages, strict=True
+            ):
+                if m:
+                    self._add_token(new - old, A, fresh and check_gap)
+        for datum, entropies_T in zip(data, passed.entropies or (), strict=passed.entropies is not None):
+            self._sums["entropy"] += math.fsum(e for m, e in zip(datum.mask, entropies_T, strict=True) if m)
+        return self._gap if check_gap else None
+
+    def _add_token(self, log_ratio: float, advantage: float, fresh: bool) -> None:
+        if fresh:
+            gap = abs(log_ratio)
+            self._gap = gap if self._gap is None or not gap <= self._gap else self._gap  # NaN stays
+        ratio = math.exp(min(log_ratio, 700.0))
+        clipped = min(max(ratio, self._low), self._high)
+        self._sums["tokens"] += 1
+        self._sums["kl_sampler"] += ratio - 1 - log_ratio
+        self._sums["clipped"] += clipped * advantage < ratio * advantage
+        self._ratio_max = ratio if self._ratio_max is None else max(ratio, self._ratio_max)
+
+    def metrics(self) -> dict[str, float | None]:
+        """The metrics of the step; None where nothing was trained or the service gives no logprobs."""
+        tokens = self._sums["tokens"]
+        found: dict[str, float | None] = {"loss": None, "grad_norm": None}
+        found |= {name: math.fsum(values) / len(values) for name, values in self._service.items()}
+        if (losses := self._service.get("loss")) is not None:
+            found["loss"] = math.fsum(losses) / self._sums["minibatches"]
+        return found | {
+            "logprob_gap": self._gap,
+            "kl_sampler": self._sums["kl_sampler"] / tokens if tokens else None,
+            "clip_fraction": self._sums["clipped"] / tokens if tokens and self._clips else None,
+            "ratio_max": self._ratio_max,
+            "entropy": self._sums["entropy"] / tokens if tokens and self._sums["entropy"] else None,
+        }
+
+
+def ages_of(sample: Sample, version: int) -> int:
+    """How many weight versions ago the oldest token of a sample was sampled; 0 where it is unknown."""
+    versions = sample.version_range
+    return 0 if versions is None else version - versions[0]
+
+
+def staleness(groups: Sequence[Group], version: int) -> dict[str, Any]:
+    """How many usable rollouts began how many weight versions ago, and the mean; None where the engine names no version."""
+    ages = Counter(version - r.weight_version_min for g in groups for r in g.usable if r.weight_version_min is not None)
+    mean = sum(age * n for age, n in ages.items()) / ages.total() if ages else None
+    return {"staleness": {str(age): ages[age] for age in sorted(ages)}, "staleness_mean": mean}
+
+
+def summarise(groups: Sequence[Group]) -> dict[str, Any]:
+    """Both means of the rewards, tool use, and how rollouts ended. A mean of nothing is None, not zero.
+
+    `reward` is over all rollouts except those that the infrastructure failed (`scored` of them), with failures of agent and
+    policy as 0. `reward_ok` is over those that ended `ok` (`ok` of them). `tool_use` is the share of rollouts that called a tool,
+    of those that report it (`metrics.tool_calls`) or whose model calls offered any.
+    """
+    stats = summarize(groups)
+    good = [rollout for group in groups for rollout in group.usable]
+    means = [sum(g) / len(g) for group in groups if (g := [r.score for r in group.rollouts if r.score is not None])]
+    spread = math.sqrt(sum((m - sum(means) / len(means)) ** 2 for m in means) / len(means)) if means else None
+    tools = [used for rollout in good if (used := used_a_tool(rollout)) is not None]
+    return {
+        **stats.evaluation(),
+        "reward_spread": spread,  # standard deviation over the groups' mean rewards
+        "tool_use": sum(tools) / len(tools) if tools else None,
+        "rollouts": stats.rollouts,
+        "usable": stats.usable,
+        "branches": sum(r.trajectory.report.branches for r in good if r.trajectory is not None),
+    }
+
+
+def used_a_tool(rollout: CollectedRollout) -> bool | None:
+    """By the agent's own metrics, otherwise by its dialogue; None where its model calls offered no tools."""
+    metrics = (rollout.record or {}).get("metrics") or {}
+    if "tool_calls" in metrics:
+        return bool(metrics["tool_calls"] > 0)
+    capture = rollout.capture
+    return bool(tools_of(capture.dialogue)) if capture and any(turn.tools for turn in capture.turns) else None

@@ -1,0 +1,104 @@
+"""A run over a training service: the gateway, the clients, the loop, and the files of the run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from ...client.data import read_rows
+from ...client.evaluation import metrics_line
+from ...contract import Cause
+from ..collection.recording import Recording, kept, open_recording
+from ..service import RolloutService
+from .client import TrainingClient
+from .config import ServiceTrainingConfig
+from .loop import train
+from .settings import Observer, Services, State
+
+log = logging.getLogger(__name__)
+
+
+class ServiceClient(TrainingClient):
+    """A training client whose weights a gateway samples from."""
+
+    engine: str  # the gateway's engine for it
+    upstream: str  # the URL that the gateway samples from
+
+
+async def run_async(
+    config: ServiceTrainingConfig,
+    connect: Callable[[str | None], Awaitable[Any]],
+    observe: Observer | None = None,
+) -> int:
+    """Train as configured, and continue from the checkpoint in `output_dir` if there is one. Returns the last weight version.
+
+    `connect(state)` opens the service with the weights in training, those of a saved state if there is one.
+    Raises: ConfigError; GatewayError when the gateway does not start; whatever the service raises.
+    """
+    rows = read_rows(config.data_path)
+    held_out = read_rows(config.eval_data_path) if config.eval_data_path is not None else []
+    config.output_dir.mkdir(parents=True, exist_ok=True)
+    resumed = State.read(config.output_dir)
+    if resumed is not None:
+        log.info("continuing after step %s from %s", resumed.steps, resumed.state)
+    training = await connect(resumed.state if resumed else None)
+    rollouts: RolloutService | None = None
+    recording: Recording | None = None
+    ended = "errored"
+    try:
+        upstreams = lambda: [training.upstream]  # noqa: E731  # one expression
+        rollouts = await asyncio.to_thread(RolloutService.open, config.services(), upstreams, training.engine)
+        recording = open_recording(config.output_dir, kept(config), tokenizer=config.model_dir)
+        services = Services(
+            client=rollouts.client, gateway=rollouts.gateway, run_dir=config.output_dir, recording=recording
+        )
+        observer = _written(recording, observe)
+        version = await train(services, training, config.loop(), rows, held_out, observer, resumed=resumed)
+        ended = "success"
+        return version
+    except asyncio.CancelledError:  # Ctrl-C
+        ended = "interrupted"
+        raise
+    finally:
+        try:
+            await training.close(ended)  # first: a session may cost until it is stopped
+        finally:
+            if recording is not None:
+                await asyncio.to_thread(recording.run.close)
+            if rollouts is not None:
+                await asyncio.to_thread(rollouts.close)
+
+
+def _written(recording: Recording, observe: Observer | None) -> Observer:
+    """An observer that writes the run's metrics and passes the events on."""
+    started_s = time.monotonic()
+
+    def record(event: str, facts: dict[str, Any]) -> None:
+        if event == "step":
+            facts = {**facts, "elapsed_s": round(time.monotonic() - started_s, 3)}
+        if event in ("step", "evaluated"):
+            recording.run.event(event, facts)
+        if observe is not None:
+            observe(event, facts)
+
+    return record
+
+
+def line(event: str, facts: dict[str, Any]) -> str | None:
+    """A step or an evaluation in one line; None for other events."""
+    reward = "none" if facts.get("reward") is None else f"{facts['reward']:.3f}"
+    if event == "evaluated":
+        text = f"held out, {facts['when']}: reward {reward} of {facts['scored']} rollouts, weights {facts['version']}"
+        return "  ".join(filter(None, (text, metrics_line(facts["metrics"]))))
+    if event != "step":
+        return None
+    failed = facts["causes"].get(Cause.POLICY, 0)
+    text = f"step {facts['step']:4d}  reward {reward:>6}  usable {facts['usable']}/{facts['rollouts']}"
+    text += f"  policy failed {failed}" if failed else ""
+    names = [name for name in facts if ":" in name or name in ("loss", "grad_norm", "kl_sampler", "entropy")]
+    numbers = "  ".join(f"{name} {facts[name]:.4g}" for name in names if facts[name] is not None)
+    learned = numbers if facts["trained_tokens"] else "nothing to learn from"
+    return "  ".join(filter(None, (text, learned, metrics_line(facts["metrics"]))))

@@ -1,0 +1,47 @@
+"""The losses of a policy, token by token. The training loop and the local training service compute both with these.
+
+For a sampled token t with logprob l_t, the sampler's logprob o_t, advantage A_t and ratio r_t = exp(l_t - o_t)::
+
+    cross_entropy         - l_t
+    importance_sampling   - r_t A_t
+    ppo                   - min(r_t A_t, clip(r_t, low, high) A_t)
+    cispo                 - clip(r_t, low, high) A_t l_t        (the clipped ratio is a constant)
+
+Sources: names, options and the default clip of 0.8 to 1.2 are Tinker's (tinker-docs.thinkingmachines.ai, "Losses"); PPO,
+arXiv:1707.06347; CISPO, arXiv:2506.13585.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+LOSSES = ("cross_entropy", "importance_sampling", "ppo", "cispo")
+CLIP = (0.8, 1.2)
+
+
+def bounds_of(options: Mapping[str, Any]) -> tuple[float, float]:
+    """The lower and upper bound of the ratio."""
+    low, high = CLIP
+    return float(options.get("clip_low_threshold", low)), float(options.get("clip_high_threshold", high))
+
+
+def token_losses(
+    name: str, logprobs: torch.Tensor, sampled: torch.Tensor, advantages: torch.Tensor, options: Mapping[str, Any]
+) -> torch.Tensor:
+    """The loss of each token. A token with advantage 0 has none, whatever its logprobs are.
+
+    Shapes: all equal.
+    """
+    if name == "cross_entropy":
+        return -logprobs
+    # The recorded logprob of a context token means nothing, and the exponential of the difference could overflow.
+    ratios = torch.where(advantages != 0, logprobs - sampled, 0.0).exp()
+    clipped = ratios.clamp(*bounds_of(options))
+    if name == "importance_sampling":
+        return -(ratios * advantages)
+    if name == "ppo":
+        return -torch.minimum(ratios * advantages, clipped * advantages)
+    return -(clipped.detach() * advantages * logprobs)  # cispo

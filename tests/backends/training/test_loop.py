@@ -1,0 +1,203 @@
+"""The loop with recorded episodes and a training client that only counts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentcore_rl_toolkit.backends.collection.groups import CollectConfig
+from agentcore_rl_toolkit.backends.training.batch import Datum
+from agentcore_rl_toolkit.backends.training.client import Adam, Loss, Passed
+from agentcore_rl_toolkit.backends.training.config import ServiceTrainingConfig
+from agentcore_rl_toolkit.backends.training.loop import row_at, train
+from agentcore_rl_toolkit.backends.training.settings import LoopSettings, Services, State
+from agentcore_rl_toolkit.errors import CaptureError, ConfigError, RolloutError
+
+from ..recorded import Episode, Replay, recorded_episodes
+
+ADAM = Adam(learning_rate=1e-3, beta1=0.9, beta2=0.95, grad_clip_norm=0.0)
+PER_GROUP = 8
+
+
+@dataclass
+class ScriptedClient:
+    """Remembers what it was asked, and when its results were awaited. Its logprobs differ from the sampler's by ``off``."""
+
+    service = "scripted"
+    max_logprob_gap: float | None = 1e-3
+    off: float = 0.0
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def forward_backward(self, data: Sequence[Datum], loss: Loss, tokens: float) -> Awaitable[Passed]:
+        self.calls.append(("forward_backward", data, loss, tokens))
+        logprobs = [[lp + self.off for lp in datum.logprobs] for datum in data]
+        return self._result(Passed(metrics={"loss": 1.5}, logprobs=logprobs))
+
+    def step(self, adam: Adam) -> Awaitable[Any]:
+        self.calls.append(("step", adam))
+        return self._result({"grad_norm": 0.5})
+
+    async def publish(self, version: int, gateway: Any, probe: Any) -> None:
+        self.calls.append(("publish", version))
+
+    async def save(self, steps: int) -> str:
+        self.calls.append(("save", steps))
+        return f"state/{steps}"
+
+    async def close(self, status: str) -> None: ...
+
+    async def _result(self, result: Any) -> Any:
+        self.calls.append(("await",))
+        return result
+
+    def names(self) -> list[str]:
+        return [c[0] for c in self.calls]
+
+    def of(self, name: str) -> list[tuple[Any, ...]]:
+        return [c[1:] for c in self.calls if c[0] == name]
+
+
+def settings(**more: Any) -> LoopSettings:
+    return LoopSettings(**{"steps": 2, "groups": 4, "rollouts": PER_GROUP, "adam": ADAM, **more})
+
+
+def trained_as(episodes: Sequence[Episode]) -> list[Episode]:
+    """The episodes as rollouts of the training's inputs."""
+    return [replace(e, input_id=f"train/{k // PER_GROUP:05d}") for k, e in enumerate(episodes)]
+
+
+async def run(
+    episodes: Sequence[Episode],
+    how: LoopSettings,
+    folder: Path,
+    *,
+    held_out: Sequence[dict[str, Any]] = (),
+    resumed: State | None = None,
+    client: ScriptedClient | None = None,
+) -> tuple[ScriptedClient, list[tuple[str, dict[str, Any]]], Replay]:
+    replay, training = Replay(episodes), client or ScriptedClient()
+    events: list[tuple[str, dict[str, Any]]] = []
+    services: Any = Services(client=replay.client, gateway=replay.gateway, run_dir=folder)  # type: ignore[arg-type]
+    rows = [{"prompt": str(k)} for k in range(3)]
+    observe = lambda event, facts: events.append((event, facts))  # noqa: E731
+    async with asyncio.timeout(60):
+        assert await train(services, training, how, rows, held_out, observe, resumed=resumed) == how.steps
+    return training, events, replay
+
+
+def of(events: list[tuple[str, dict[str, Any]]], name: str) -> list[dict[str, Any]]:
+    return [facts for event, facts in events if event == name]
+
+
+async def test_each_step_updates_and_publishes_new_weights(tmp_path: Path) -> None:
+    loss = Loss(name="ppo", options={"clip_high_threshold": 1.3})
+    client, events, _ = await run(trained_as(recorded_episodes()), settings(loss=loss, minibatches=2), tmp_path)
+    update = ["forward_backward", "step", "await", "await"]  # both requests are sent before either is awaited
+    step = [*update, *update, "publish"]
+    assert client.names() == ["publish", *step, *step]
+    assert client.of("publish") == [(0,), (1,), (2,)]
+    assert all(call[1] == loss for call in client.of("forward_backward"))
+    calls_of = (client.of("forward_backward")[:2], client.of("forward_backward")[2:])
+    for facts, calls in zip(of(events, "step"), calls_of, strict=True):
+        assert (facts["loss"], facts["grad_norm"], facts["learning_rate"]) == (1.5, 0.5, 1e-3)
+        assert {tokens for *_, tokens in calls} == {facts["trainable_tokens"] / 2}, (
+            "every token of a step weighs the same"
+        )
+        assert sum(datum.trained_tokens for data, *_ in calls for datum in data) == facts["trained_tokens"]
+
+
+async def test_the_learning_rate_warms_up_and_decays_where_it_should(tmp_path: Path) -> None:
+    client, _, _ = await run(trained_as(recorded_episodes()), settings(decay=True), tmp_path)
+    assert [adam.learning_rate for [adam] in client.of("step")] == pytest.approx([1e-3 / 3, 1e-3 / 3])
+
+
+async def test_held_out_rows_are_run_before_between_and_after_with_the_weights_of_then(tmp_path: Path) -> None:
+    episodes = recorded_episodes()
+    good = next(e for e in episodes if e.failure is None and e.record)
+    held = [replace(good, input_id=f"{when}/0000") for when in ("before", "step-1", "after")]
+    limits = {"max_tokens": 9, "stop": ["!"]}
+    how = settings(eval_every=1, collect=CollectConfig(sampling_params=limits))
+    _, events, replay = await run([*trained_as(episodes), *held], how, tmp_path, held_out=[{}])
+    found = of(events, "evaluated")
+    assert [(e["when"], e["version"], e["scored"]) for e in found] == [
+        ("before", 0, 1),
+        ("step-1", 1, 1),
+        ("after", 2, 1),
+    ]
+    sampled: dict[str, list[Any]] = {"before": [], "step-1": [], "after": [], "train": []}
+    for payload in replay.invoked:
+        rollout = payload["_rollout"]
+        sampled[re.split("/", rollout["input_id"])[0]].append(rollout["sampling_params"])
+    whole = {"temperature": 1.0, "top_p": 1.0, **limits}
+    assert all(params == whole for params in sampled.pop("train"))
+    assert all(params == [limits] for params in sampled.values())  # the agent's own otherwise
+
+
+async def test_a_resumed_run_continues_after_its_checkpoint(tmp_path: Path) -> None:
+    episodes = trained_as(recorded_episodes())
+    client, _, _ = await run(episodes, settings(checkpoint_every=2), tmp_path)
+    assert client.of("save") == [(2,)]
+    state = State.read(tmp_path)
+    assert state is not None
+    assert (state.steps, state.state, state.stream["next"]) == (2, "state/2", 8)
+    more = [replace(e, input_id=f"train/{8 + k // PER_GROUP:05d}") for k, e in enumerate(recorded_episodes(32))]
+    client, events, _ = await run(more, settings(steps=3), tmp_path, resumed=state)
+    assert [facts["step"] for facts in of(events, "step")] == [2]
+    assert client.of("publish") == [(2,), (3,)]
+    (tmp_path / "state.json").write_text(json.dumps({"steps": 1}))
+    with pytest.raises(ConfigError, match="is not the state of a run"):
+        State.read(tmp_path)
+
+
+async def test_tokens_of_another_model_end_the_run(tmp_path: Path) -> None:
+    fresh = trained_as(recorded_episodes(versions=(0, 0)))
+    with pytest.raises(CaptureError, match=r"logprobs differ by 0\.5.*: another model"):
+        await run(fresh, settings(), tmp_path, client=ScriptedClient(off=0.5))
+    _, events, _ = await run(fresh, settings(steps=1), tmp_path, client=ScriptedClient(off=0.5, max_logprob_gap=None))
+    assert of(events, "step")[0]["logprob_gap"] == pytest.approx(0.5)
+
+
+async def test_steps_without_usable_rollouts_end_the_run(tmp_path: Path) -> None:
+    lost = [e for e in recorded_episodes(640) if e.kind == "lost"]
+    how = settings(steps=3, groups=1, rollouts=2, max_empty_steps=2)
+    with pytest.raises(RolloutError, match=r"none of the first 2 rollouts can be used.*died without a record"):
+        await run([replace(e, input_id=f"train/{k // 2:05d}") for k, e in enumerate(lost[:6])], how, tmp_path)
+    good = [e for e in recorded_episodes() if e.kind == "single"][:2]
+    mixed = [replace(e, input_id=f"train/{k // 2:05d}") for k, e in enumerate([*good, *lost[:4]])]
+    with pytest.raises(RolloutError, match=r"no rollout of the last 2 steps can be used.*died without a record"):
+        await run(mixed, how, tmp_path)
+
+
+def test_every_place_has_its_row_and_each_epoch_another_order() -> None:
+    rows = [{"idx": i} for i in range(7)]
+    epochs = [[row_at(7 * epoch + k, rows, seed=0)["idx"] for k in range(7)] for epoch in range(3)]
+    assert all(sorted(epoch) == list(range(7)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"learning_rate": 0.0},
+        {"max_empty_steps": 0},
+        {"checkpoint_every": -1},
+        {"sampling_params": {"temperature": 0.7}},
+        {"tps_limit": -1},
+        {"gateway_port": 99999},
+        {"gateway_context_tokens": 0},
+        {"group_size": 1},
+        {"rollout_timeout_s": 0.0},
+    ],
+    ids=str,
+)
+def test_bad_settings_are_refused(bad: dict[str, Any]) -> None:
+    here = {"exp_id": "e", "agent_runtime_arn": "a", "s3_bucket": "b", "base_model": "m"}
+    with pytest.raises(ConfigError, match=next(iter(bad))):
+        ServiceTrainingConfig(**{**here, "model_dir": Path("m"), "data_path": Path("d"), **bad})
