@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -96,19 +97,29 @@ def test_the_headline_counts_failures_of_agent_and_policy_as_zero_and_both_means
     assert "the policy failed: 2 tokens" in text
 
 
-@given(st.lists(st.floats(-10, 10), min_size=2, max_size=30) | st.lists(st.sampled_from([0.0, 1.0]), min_size=2))
-@example([1.0, 1.0])
-@example([0.0, 0.0])
-def test_interval_holds_the_mean_and_is_reproducible(values: list[float]) -> None:
+REWARDS = st.lists(st.floats(-10, 10), min_size=1, max_size=30) | st.lists(st.sampled_from([0.0, 1.0]), min_size=1)
+
+
+@given(REWARDS, st.integers(0), st.floats(0, 0.01))
+@example([1.0, 1.0], 0, 0.0)
+@example([0.5] * 20, 0, 0.0)
+@example([1.0] * 10, 3, 0.01)
+def test_interval_holds_the_mean_and_a_small_change_of_a_value_changes_it_little(
+    values: list[float], place: int, change: float
+) -> None:
     low, high = interval(values)
     assert low is not None
     assert high is not None
-    # Of rewards that are 0 or 1 it is about the chance of a 1, which a few equal ones do not settle.
-    least, most = (0.0, 1.0) if set(values) <= {0.0, 1.0} else (min(values), max(values))
-    assert least - 1e-9 <= low <= high <= most + 1e-9
-    if set(values) <= {0.0, 1.0}:
-        assert low <= sum(values) / len(values) <= high
-    assert interval(values) == (low, high)
+    assert low - 1e-9 <= statistics.fmean(values) <= high + 1e-9
+    assert high - low > 0.5 / (len(values) + 4)
+    other = list(values)
+    other[place % len(values)] -= change
+    assert interval(other) == pytest.approx((low, high), abs=3 * change + 1e-9)
+
+
+def test_interval_of_zeros_and_ones_is_that_of_agresti_and_coull() -> None:
+    assert interval([1.0] * 9 + [0.0]) == pytest.approx((0.574, 1.0), abs=1e-3)
+    assert interval([1.0] * 30 + [0.0] * 70) == pytest.approx((0.2187, 0.3961), abs=1e-3)
 
 
 def test_results_are_written_in_order(tmp_path: Path) -> None:

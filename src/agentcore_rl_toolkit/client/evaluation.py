@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import random
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +19,6 @@ from .batch import BatchItem
 from .data import numbered_rows
 
 Z_95 = 1.959964  # normal quantile of a two-sided 95 % interval
-RESAMPLES = 2000
 # Fewer changes may be chance even if all of them have one direction: 2 * 0.5 ** 5 > 5 %.
 LEAST_CHANGED = 6
 
@@ -40,7 +38,7 @@ class EvalSummary:
     ``mean``, the headline, is over the ``scored`` rollouts: failures of the agent and of the policy count as 0, those of the
     infrastructure and cancelled ones do not count. ``mean_ok`` is over the ``rewarded`` ones: they ended `ok` with a reward.
     Both are means over inputs of the mean of an input's rollouts; ``low`` and ``high`` (and ``low_ok``, ``high_ok``) are their
-    95 % confidence intervals: Wilson's where every input's mean is 0 or 1, else a bootstrap over inputs. ``causes`` counts
+    95 % confidence intervals over inputs (`interval`). ``causes`` counts
     failures by whose they are, ``policy_failures`` the policy's by what it failed at. ``solved_once`` is the share of inputs
     with a reward of 1 or more among their scored rollouts. ``metrics`` are the means of the numbers which agents returned beside
     the reward, ``errors`` counts exceptions by class. ``judge`` counts a judge's calls, tokens, cost and failures.
@@ -208,22 +206,25 @@ def _with_interval(values: Mapping[str, Sequence[float]]) -> tuple[float | None,
 
 
 def interval(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """95 % confidence interval of a mean.
+    """95 % confidence interval of a mean of rewards.
+
+    The values get z^2 / 2 further ones at each end of the range of rewards, which is 0 to 1 unless a value lies outside it. The
+    interval is the normal one of all of them, and ends with the range. For values of 0 and 1 that is the interval of Agresti and
+    Coull. It changes little when a value changes little, and equal values do not give a width of 0.
+    A simulation of seven distributions covered the mean in 92 to 100 % of 2,000 samples of 10 values, in 96 to 100 % of 30
+    values, and in 94 to 99 % of 100 values (`benchmarks/intervals.py`).
 
     Shapes: (N,) -> two numbers; (None, None) for N == 0.
-    Source: Wilson (1927) for 0/1 values; percentile bootstrap (Efron 1979), seeded, otherwise.
+    Source: Agresti and Coull, "Approximate is better than exact for interval estimation of binomial proportions" (1998).
     """
-    n = len(values)
-    if n == 0:
+    if not values:
         return None, None
-    mean = statistics.fmean(values)
-    if all(value in (0.0, 1.0) for value in values):
-        centre = (mean + Z_95**2 / (2 * n)) / (1 + Z_95**2 / n)
-        half = Z_95 / (1 + Z_95**2 / n) * math.sqrt(mean * (1 - mean) / n + Z_95**2 / (4 * n * n))
-        return min(mean, max(0.0, centre - half)), max(mean, min(1.0, centre + half))  # rounding would leave it out
-    draw = random.Random(0)
-    means = sorted(statistics.fmean(draw.choices(values, k=n)) for _ in range(RESAMPLES))
-    return means[int(0.025 * RESAMPLES)], means[int(0.975 * RESAMPLES) - 1]
+    least, most = min(0.0, *values), max(1.0, *values)
+    weight = len(values) + Z_95**2
+    centre = (math.fsum(values) + Z_95**2 / 2 * (least + most)) / weight
+    ends = Z_95**2 / 2 * ((centre - least) ** 2 + (most - centre) ** 2)
+    half = Z_95 / weight * math.sqrt(math.fsum((value - centre) ** 2 for value in values) + ends)
+    return max(least, centre - half), min(most, centre + half)
 
 
 def change_of(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
@@ -235,7 +236,7 @@ def change_of(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
     changes = [after - before for before, after in pairs]
     better, worse = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
     facts: dict[str, Any] = {"inputs": len(pairs), "better": better, "worse": worse, "verdict": "cannot tell"}
-    # From [-1, 1] to [0, 1]: `interval` takes values of 0 and 1 for two outcomes, and an unchanged input is a third.
+    # From [-1, 1], the range of changes, to the range of `interval`.
     low, high = interval([(change + 1) / 2 for change in changes])
     if low is None or high is None:
         return {**facts, "mean": None, "low": None, "high": None, "text": "cannot tell: no input has two rewards"}
