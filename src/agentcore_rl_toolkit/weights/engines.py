@@ -141,6 +141,22 @@ class Engine:
             lambda answer: [(c["token_ids"], c["logprobs"]["token_logprobs"]) for c in answer["choices"]],
         )
 
+    def logprobs(self, ids: list[int]) -> list[float]:
+        """The logprob of each token but the first, at temperature 1. Shapes: (T,) -> (T - 1,)."""
+        body = {
+            "model": self._at.model,
+            "prompt": ids,
+            "max_tokens": 1,
+            "temperature": 0.0,
+            "prompt_logprobs": 0,
+        }
+        answer = self._ask("/v1/completions", body)
+        try:
+            given = answer["choices"][0]["prompt_logprobs"]
+            return [float(e[str(token)]["logprob"]) for token, e in zip(ids[1:], given[1:], strict=True)]
+        except (KeyError, TypeError, ValueError, IndexError) as e:
+            raise WeightsError(f"{self._at.engine} at {self._at.url} gave no prompt_logprobs: {answer}") from e
+
 
 class PolicyServer(Engine):
     """The built-in policy: it changes weights between two tokens, with nothing to pause."""
@@ -225,3 +241,12 @@ class SGLangServer(Engine):
             return [([e[1] for e in tokens], [e[0] for e in tokens]) for tokens in each]
 
         return self._read(self._ask("/generate", body), tokens_of)
+
+    def logprobs(self, ids: list[int]) -> list[float]:
+        sampling = {"max_new_tokens": 1, "temperature": 0.0}
+        body = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
+        answer = self._ask("/generate", body)
+        try:
+            return [float(entry[0]) for entry in answer["meta_info"]["input_token_logprobs"][1:]]
+        except (KeyError, TypeError, ValueError, IndexError) as e:
+            raise WeightsError(f"sglang at {self._at.url} gave no input_token_logprobs: {answer}") from e

@@ -2,7 +2,7 @@
 
 The proof: the engine samples a few answers to a prompt, and the trainer computes the logprobs of the same tokens. These must be
 equal. An engine that kept one old tensor, a packed copy of one, or a prefix computed with old weights, gives others. No status
-tells that: engines answer 200 and keep the old weights.
+tells that: engines answer 200 and keep the old weights. `weights.movement` proves updates that are smaller than the rounding.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import ConfigError, WeightsError
 from .checkpoint import write_checkpoint
 from .engines import Engine, EngineAddress, InFlight, Sampled
+from .movement import UpdateProof
 
 MAX_GAP = 1e-3  # float32 on both sides differs by 1e-5; weights of one optimizer step ago by 1e-2 and more
 MAX_GAP_OF_BFLOAT16 = 1.0  # of a thousand tokens of SmolLM2 the largest was 0.3 by rounding alone, the mean 0.02
+MEAN_GROWTH = 3.0  # of the mean gap, against that of the first publish: rounding does not grow with training
+LEAST_MEAN = {"float32": 1e-4, "bfloat16": 0.02}  # a mean gap that is never too large
 PROBE_PROMPT_TOKENS = 64
 PROBE_ANSWERS = 4
 PROBE_ANSWER_TOKENS = 32
@@ -53,6 +56,13 @@ def publish(folder: Path, version: int, engines: Sequence[EngineAddress], *, in_
     return version
 
 
+class Gap(NamedTuple):
+    """Differences between an engine's logprobs and the trainer's of the same tokens. Units: nats."""
+
+    largest: float
+    mean: float
+
+
 def prove(
     model: Any,
     prompt_ids: Sequence[int],
@@ -61,28 +71,28 @@ def prove(
     *,
     max_gap: float | None = None,
     temperature: float = 1.0,
-) -> float:
-    """Compare what engines and trainer say of the same tokens. Returns the largest difference.
+) -> Gap:
+    """Compare what engines and trainer say of the same tokens. Returns the largest gap and the largest mean.
 
-    Units: nats. Raises: WeightsError when it is above ``max_gap``; None: what rounding allows in the engine's type of numbers.
+    Raises: WeightsError when the gap of a token is above ``max_gap``; None: what rounding allows in the engine's type of numbers.
     ConfigError when an engine reports the logprobs of another temperature than it samples at.
     """
-    largest = 0.0
+    largest = Gap(0.0, 0.0)
     for address in engines:
         prompt, engine = list(prompt_ids), address.connect()
         how = {"n": PROBE_ANSWERS, "max_tokens": PROBE_ANSWER_TOKENS, "seed": version + 1}
         allowed = max_gap or (MAX_GAP_OF_BFLOAT16 if engine.dtype() == "bfloat16" else MAX_GAP)
         probed_at = 1.0 if temperature == 1.0 else PROBE_TEMPERATURE  # near to 1 rounding would hide a difference
         sampled = engine.sample(prompt, **how, temperature=probed_at)
-        found, raw = gap(model, prompt, sampled, probed_at), gap(model, prompt, sampled)
+        found, raw = gap(model, prompt, sampled, probed_at), gap(model, prompt, sampled).largest
         # A policy that is sure of each token shows no difference.
-        if raw <= allowed and found > max(MAX_GAP, 2 * raw):
+        if raw <= allowed and found.largest > max(MAX_GAP, 2 * raw):
             raise ConfigError(
                 f"{address.engine} at {address.url} reports the logprobs of temperature 1, whatever it samples at, and "
                 f"this run samples at {temperature:g}: {engine.scaled_by or 'sample at temperature 1'}"
             )
-        check_gap(found, version, f"{address.engine} at {address.url}", allowed)
-        largest = max(largest, found)
+        check_gap(found.largest, version, f"{address.engine} at {address.url}", allowed)
+        largest = Gap(max(largest.largest, found.largest), max(largest.mean, found.mean))
     return largest
 
 
@@ -96,8 +106,8 @@ def check_gap(found: float, version: int, where: str, max_gap: float) -> None:
         )
 
 
-def gap(model: Any, prompt: list[int], sampled: Sequence[Sampled], temperature: float = 1.0) -> float:
-    """Largest difference between an engine's logprobs and the model's at this temperature.
+def gap(model: Any, prompt: list[int], sampled: Sequence[Sampled], temperature: float = 1.0) -> Gap:
+    """The differences between an engine's logprobs and the model's at this temperature.
 
     Raises: WeightsError when there is nothing to compare.
     """
@@ -121,10 +131,10 @@ def gap(model: Any, prompt: list[int], sampled: Sequence[Sampled], temperature: 
             logprobs_BT = logprobs_BTV.gather(2, ids_BT[:, len(prompt) :, None])[..., 0].cpu()
     finally:
         model.train(training)
-    return max(
-        float((logprobs_BT[b, : len(answer.ids)] - torch.tensor(answer.logprobs)).abs().max())
-        for b, answer in enumerate(compared)
+    found_N = torch.cat(
+        [(logprobs_BT[b, : len(answer.ids)] - torch.tensor(answer.logprobs)).abs() for b, answer in enumerate(compared)]
     )
+    return Gap(float(found_N.max()), float(found_N.mean()))
 
 
 def probe_prompt(vocabulary: int) -> list[int]:
@@ -136,7 +146,7 @@ class Publisher:
     """Puts a trainer's weights in place at the engines of a run, each version in a folder of its own below ``folder``.
 
     ``announce`` is called with each version that has arrived (a gateway's `set_weight_version`). ``temperature`` is that of
-    the run.
+    the run. ``proved`` is the newest version that all engines were shown to have; None while no change was large enough.
     """
 
     def __init__(
@@ -151,7 +161,9 @@ class Publisher:
     ) -> None:
         self.engines = tuple(engines)
         self.folder = folder
-        self.gap = 0.0  # of the last version, as `prove` found it
+        self.gap = 0.0  # the largest of the last version, as `prove` found it
+        self._first_mean: float | None = None
+        self._proofs = [UpdateProof(address) for address in self.engines]
         self._announce = announce
         self._in_flight = in_flight
         self._max_gap = max_gap
@@ -165,10 +177,32 @@ class Publisher:
         folder = write_checkpoint(model, self.folder / f"{version:06d}")
         publish(folder, version, self.engines, in_flight=self._in_flight)
         prompt = list(prompt_ids or probe_prompt(model.config.vocab_size))[: PROBE_PROMPT_TOKENS * 4]
-        self.gap = prove(model, prompt, self.engines, version, max_gap=self._max_gap, temperature=self._temperature)
+        found = prove(model, prompt, self.engines, version, max_gap=self._max_gap, temperature=self._temperature)
+        self.gap = found.largest
+        self._check_mean(found.mean, version)
+        for proof in self._proofs:
+            proof.check(model, prompt, version, own=prompt_ids is not None)
         for old in self.folder.iterdir():
             if old != folder:
                 shutil.rmtree(old, ignore_errors=True)
         if self._announce is not None:
             self._announce(version)
         return version
+
+    @property
+    def proved(self) -> int | None:
+        versions = [proof.proved for proof in self._proofs]
+        return None if None in versions or not versions else min(v for v in versions if v is not None)
+
+    def _check_mean(self, mean: float, version: int) -> None:
+        """Raises: WeightsError when the mean gap is much larger than at the first publish."""
+        if self._first_mean is None:
+            self._first_mean = mean
+            return
+        dtypes = {"bfloat16" if address.connect().dtype() == "bfloat16" else "float32" for address in self.engines}
+        allowed = max(MEAN_GROWTH * self._first_mean, *(LEAST_MEAN[dtype] for dtype in dtypes))
+        if not mean <= allowed:
+            raise WeightsError(
+                f"the weights did not arrive: after version {version} was published, the logprobs of engine and trainer differ "
+                f"by {mean:.2g} on average, and by {self._first_mean:.2g} after the first (at most {allowed:.2g}). See {PAGE}"
+            )

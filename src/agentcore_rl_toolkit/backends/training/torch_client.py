@@ -73,6 +73,7 @@ class TorchClient:
         self._pad_id, self._run_dir, self._engine = pad_id, run_dir, engine
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(trained, weight_decay=settings.weight_decay)
+        self._publisher: Publisher | None = None
         self._worker = ThreadPoolExecutor(1, "agentcore-rl-train")
 
     @classmethod
@@ -102,14 +103,21 @@ class TorchClient:
         return self._do(lambda: self._step(adam))
 
     async def publish(self, version: int, gateway: Any, probe: Sequence[int] | None) -> None:
-        assert self._engine is not None
-        publisher = Publisher(
-            [self._engine],
-            self._run_dir / "weights",
-            announce=gateway.set_weight_version,
-            temperature=self.settings.temperature,
-        )
+        if self._publisher is None:
+            assert self._engine is not None
+            self._publisher = Publisher(
+                [self._engine],
+                self._run_dir / "weights",
+                announce=gateway.set_weight_version,
+                temperature=self.settings.temperature,
+            )
+        publisher = self._publisher
         await self._do(lambda: publisher.publish(self.model, version, prompt_ids=probe))
+
+    @property
+    def proved(self) -> int | None:
+        """The newest version that the engine was shown to have; None while no change was large enough to tell."""
+        return self._publisher.proved if self._publisher is not None else None
 
     async def save(self, steps: int) -> str:
         return await self._do(lambda: self._save(steps))
