@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..contract import IdValue, Outcome
+from ..contract import Outcome
 from ..errors import ConfigError
 from ..store import ObjectStore
-from .ledger import FileLedger
 
 OnFailure = Literal["return", "raise", "retry"]
 ON_FAILURE: tuple[OnFailure, ...] = ("return", "raise", "retry")
@@ -140,21 +139,3 @@ class WatchSettings:
         if self.lost_after_s is not None:
             return self.lost_after_s
         return 3 * (promised_s if promised_s is not None else self.heartbeat_s) + 5
-
-
-@dataclass(frozen=True, kw_only=True)
-class RolloutRequest:
-    """One rollout to run: the payload, its ids, and its `_rollout` block (``config``)."""
-
-    payload: Mapping[str, Any]
-    input_id: IdValue
-    session_id: str
-    config: Mapping[str, Any]
-    index: int | None = None
-    first_attempt: int = 1
-    on_failure: OnFailure = "return"
-    retries: int = 0
-    prepare: Prepare | None = None
-    deadlines: Deadlines = field(default_factory=Deadlines)
-    timeout_s: float | None = None
-    ledger: FileLedger | None = None

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.client.records.watcher import LOCAL_COST, REMOTE_COST, ListingCost, Watcher
+from agentcore_rl_toolkit.client.watcher import LOCAL_COST, REMOTE_COST, LookCost, Watcher
 from agentcore_rl_toolkit.contract import alive_key
 from agentcore_rl_toolkit.errors import (
     ConfigError,
@@ -23,7 +23,7 @@ from agentcore_rl_toolkit.errors import (
 from agentcore_rl_toolkit.store import ObjectStore, open_store
 
 
-def watcher(store: Any, *, cost: ListingCost = LOCAL_COST, **options: Any) -> Watcher:
+def watcher(store: Any, *, cost: LookCost = LOCAL_COST, **options: Any) -> Watcher:
     return Watcher(store, "e/", cost=cost, **{"interval_s": 0.01, **options})
 
 
@@ -43,11 +43,13 @@ def store(tmp_path: Path) -> ObjectStore:
     ],
 )
 async def test_a_round_lists_the_experiment_or_each_input_whichever_is_fewer_requests(
-    inputs: int, lines: int, cost: ListingCost, lists: list[str]
+    inputs: int, lines: int, cost: LookCost, lists: list[str]
 ) -> None:
     seen: list[str] = []
 
     class Store:
+        url = "s3://b"
+
         async def list_async(self, prefix: str, *, timeout_s: float | None) -> list[Any]:
             seen.append(prefix)
             return []
@@ -93,7 +95,7 @@ class FlakyStore:
     """A real store that fails on demand."""
 
     def __init__(self, store: ObjectStore) -> None:
-        self.store, self.error = store, None
+        self.store, self.error, self.url = store, None, store.url
         self.lists = self.heads = 0
         self.denied: set[str] = set()
         self.broken: dict[str, BaseException] = {}
@@ -137,7 +139,7 @@ async def test_a_session_is_not_lost_because_the_machine_had_no_time_for_anybody
     """Neither looked the client, nor could the session write."""
     ahead_s = 0.0
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead_s)
-    monkeypatch.setattr("agentcore_rl_toolkit.client.records.watcher.time", clock)
+    monkeypatch.setattr("agentcore_rl_toolkit.client.watcher.time", clock)
     flaky = FlakyStore(store)
     w = watcher(flaky)
     await store.put_async(alive_key("e/i/s.json"), b"{}")
