@@ -109,13 +109,9 @@ def test_exceptions_of_other_code_have_no_row() -> None:
 @pytest.mark.parametrize("code", ["ThrottlingException", "TooManyRequestsException", "ExpiredTokenException"])
 def test_an_agents_own_call_that_aws_throttles_is_not_the_agents_failure(code: str) -> None:
     for status in (400, 429):
-        try:
-            try:
-                raise answered(status, code)
-            except boto.ClientError as e:
-                raise ValueError("the tool failed") from e
-        except ValueError as e:
-            assert blame(e).cause is Cause.INFRASTRUCTURE
+        failed = ValueError("the tool failed")
+        failed.__cause__ = answered(status, code)
+        assert blame(failed).cause is Cause.INFRASTRUCTURE
     assert blame(answered(400, "ValidationException")).cause is Cause.AGENT
 
 

@@ -90,7 +90,7 @@ class RolloutClient:
         rollout_config: Mapping[str, Any] | None = None,
         **extra_config: Any,
     ) -> None:
-        given = for_the_agent(rollout_config, extra_config)
+        given = for_the_agent(rollout_config, extra_config, RolloutClient.__init__)
         check_choice("on_failure", on_failure, ON_FAILURE)
         check_number("tps_limit", tps_limit, above=0)
         check_number("sessions_per_minute", sessions_per_minute, above=0, optional=True)
@@ -161,7 +161,7 @@ class RolloutClient:
             rollout_config, rollout_overrides: `_rollout` entries of this rollout, as in the client's constructor.
         Raises: ConfigError on unusable arguments.
         """
-        overrides = for_the_agent(rollout_config, rollout_overrides)
+        overrides = for_the_agent(rollout_config, rollout_overrides, RolloutClient.invoke)
         return self._dispatcher.submit(self._rollout(payload, session_id, input_id, overrides))
 
     def invoke(

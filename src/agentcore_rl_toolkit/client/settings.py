@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -33,15 +35,20 @@ PASSED_BY_NAME = frozenset(
 )
 
 
-def for_the_agent(rollout_config: Mapping[str, Any] | None, by_name: Mapping[str, Any]) -> dict[str, Any]:
+def for_the_agent(
+    rollout_config: Mapping[str, Any] | None, by_name: Mapping[str, Any], call: Callable[..., Any]
+) -> dict[str, Any]:
     """The `_rollout` entries that a call gives: of `rollout_config`, and published names as keywords, which win.
 
-    Raises: ConfigError on any other keyword.
+    Raises: ConfigError on any other keyword. It suggests the nearest parameter of the call.
     """
     for name in by_name:
         if name not in PASSED_BY_NAME:
+            known = [*inspect.signature(call).parameters, *PASSED_BY_NAME]
+            near = difflib.get_close_matches(name, known, 1)
+            meant = f" (did you mean {near[0]!r}?)" if near else ""
             raise ConfigError(
-                f"there is no parameter {name!r}; what is meant for the agent goes into rollout_config={{{name!r}: ...}}"
+                f"there is no parameter {name!r}{meant}; what the agent receives goes into rollout_config={{{name!r}: ...}}"
             )
     return {**(rollout_config or {}), **by_name}
 
