@@ -29,6 +29,7 @@ from .settings import (
     Deadlines,
     OnFailure,
     Prepare,
+    TurnsOf,
     WatchSettings,
     check_choice,
     check_number,
@@ -65,6 +66,8 @@ class RolloutClient:
         retries: additional sessions after lost, timed out or throttled ones; default 1 with "retry", else 0.
         deadlines: of the stages.
         watch: how results are noticed, and what they must prove.
+        turns_of: ``turns_of(session_id)`` gives the model calls of a session so far (a number, or an awaitable of one). With it,
+            a deadline that passes while the agent calls the model is the agent's failure, and not tried again.
 
     Raises: ConfigError (a ValueError) on unusable arguments.
     """
@@ -87,6 +90,7 @@ class RolloutClient:
         retries: int | None = None,
         deadlines: Deadlines | None = None,
         watch: WatchSettings | None = None,
+        turns_of: TurnsOf | None = None,
         rollout_config: Mapping[str, Any] | None = None,
         **extra_config: Any,
     ) -> None:
@@ -139,6 +143,7 @@ class RolloutClient:
             max_attempts=max_retry_attempts,
             calls_at_once=pool,
             stores={s3_bucket: self.store},
+            turns_of=turns_of,
         )
         self._portal = self._dispatcher.portal
         self._dropped = weakref.finalize(self, self._dispatcher.abandon)
@@ -169,29 +174,23 @@ class RolloutClient:
         payload: Mapping[str, Any],
         session_id: str | None = None,
         input_id: IdValue | None = None,
-        *,
-        rollout_config: Mapping[str, Any] | None = None,
         **rollout_overrides: Any,
     ) -> RolloutFuture:
-        """Start a rollout and wait until the runtime accepted it.
+        """Start a rollout, as `submit`, and wait until the runtime accepted it.
 
         Raises: what prevented the start (RolloutThrottledError, AgentError, ConfigError, ...).
         """
-        return self._portal.call(
-            self.invoke_async(payload, session_id, input_id, rollout_config=rollout_config, **rollout_overrides)
-        )
+        return self._portal.call(self.invoke_async(payload, session_id, input_id, **rollout_overrides))
 
     async def invoke_async(
         self,
         payload: Mapping[str, Any],
         session_id: str | None = None,
         input_id: IdValue | None = None,
-        *,
-        rollout_config: Mapping[str, Any] | None = None,
         **rollout_overrides: Any,
     ) -> RolloutFuture:
         """Async `invoke`. Cancelling it ends the rollout."""
-        future = self.submit(payload, session_id, input_id, rollout_config=rollout_config, **rollout_overrides)
+        future = self.submit(payload, session_id, input_id, **rollout_overrides)
         try:
             await asyncio.wrap_future(future._accepted)
         except BaseException:

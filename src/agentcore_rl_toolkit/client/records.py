@@ -6,7 +6,6 @@ A record is read as bytes, its proof of origin is checked, and then it becomes a
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -101,10 +100,10 @@ ANYTHING = Expected()
 def judge(body: bytes, key: str, expected: Expected = ANYTHING) -> Verdict:
     """The verdict that a stored record stands for. Never raises: a record that cannot be used is the outcome `invalid`.
 
-    What a forger wrote is not even decoded.
+    The content of a forged record is not even decoded.
     """
     proof = expected.judge(body, key)
-    why = None
+    record, why = None, None
     if proof is Proof.FORGED:
         why = (
             f"the record at {key!r} does not prove that it comes from its session: something else wrote or changed it. "
@@ -116,60 +115,42 @@ def judge(body: bytes, key: str, expected: Expected = ANYTHING) -> Verdict:
             "Its agent may run another toolkit or an older one, or the session was started with another proof_key"
         )
     if why is not None:
-        error = InvalidResultError(why, key=key, cause=Cause.INFRASTRUCTURE)
+        error: RolloutError = InvalidResultError(why, key=key, cause=Cause.INFRASTRUCTURE)
         return Verdict(outcome=Outcome.INVALID, error=error, proof=proof)
-    return dataclasses.replace(_judged(body, key), proof=proof)
-
-
-def _judged(body: bytes, key: str) -> Verdict:
     try:
         record = parse_record(body)
-    except ContractError as e:
-        return Verdict(outcome=Outcome.INVALID, error=InvalidResultError(str(e), key=key))
-    outcome = record_outcome(record)
-    if outcome is Outcome.OK:
-        try:
+        outcome = record_outcome(record)
+        if outcome is Outcome.OK:
             extract_reward(record)
-        except ContractError as e:
-            error = InvalidResultError(str(e), key=key)
-            return Verdict(outcome=Outcome.INVALID, record=record, error=error)
-        return Verdict(outcome=outcome, record=record)
-    return Verdict(outcome=outcome, record=record, error=record_error(outcome, record, key))
+            return Verdict(outcome=outcome, record=record, proof=proof)
+        error = record_error(outcome, record, key)
+    except ContractError as e:
+        outcome, error = Outcome.INVALID, InvalidResultError(str(e), key=key)
+    return Verdict(outcome=outcome, record=record, error=error, proof=proof)
 
 
 def record_error(outcome: Outcome, record: Mapping[str, Any], key: str | None) -> RolloutError:
     """The exception that describes a record with an outcome other than `ok`."""
     reason = str(record.get("stop_reason") or "")
-    error_type, trace = _text(record.get("error_type")), _text(record.get("traceback"))
-    what = reason or error_type or "no reason given"
+    told = {
+        name: None if record.get(name) is None else str(record[name]) for name in ("error_type", "traceback", "stage")
+    }
+    what = reason or told["error_type"] or "no reason given"
+    about = {"error_type": told["error_type"], "agent_traceback": told["traceback"], "key": key}
     if outcome is Outcome.AGENT_ERROR:
         cause = record_cause(record, outcome)
         who = "the policy failed" if cause is Cause.POLICY else "the agent failed"
-        return AgentError(
-            f"{who}: {what}",
-            error_type=error_type,
-            agent_traceback=trace,
-            cause=str(cause),
-            failure=record_failure(record, outcome),
-            key=key,
-        )
+        failure = record_failure(record, outcome)
+        return AgentError(f"{who}: {what}", cause=str(cause), failure=failure, **about)
     if outcome is Outcome.TIMEOUT:
-        stage = record.get("stage")
-        return RolloutTimeoutError(
-            f"the agent ran out of time: {reason}", stage=None if stage is None else str(stage), key=key
-        )
+        return RolloutTimeoutError(f"the agent ran out of time: {reason}", stage=told["stage"], key=key)
     if outcome is Outcome.LOST:
-        message = f"the infrastructure failed the agent: {what}"
-        return RolloutLostError(message, error_type=error_type, agent_traceback=trace, key=key)
+        return RolloutLostError(f"the infrastructure failed the agent: {what}", **about)
     if outcome is Outcome.THROTTLED:
         return RolloutThrottledError(reason, key=key)
     if outcome is Outcome.CANCELLED:
         return RolloutCancelledError(reason or "the agent was cancelled", key=key)
     return InvalidResultError(f"the record cannot be used: {reason or record.get('outcome')}", key=key)
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
 
 
 class RecordReader:

@@ -52,6 +52,7 @@ from ..contract import (
 )
 from ..errors import (
     AgentCoreRLError,
+    AgentError,
     ConfigError,
     InvalidResultError,
     RolloutCancelledError,
@@ -67,7 +68,7 @@ from .future import RolloutFuture
 from .ledger import Attempt, FileLedger, fingerprint
 from .pacing import PaceLimits, Pacer, StopQueue, backoff_s, take_turn
 from .records import Expected, RecordReader, Verdict
-from .settings import RETRYABLE, Deadlines, OnFailure, Prepare, WatchSettings
+from .settings import RETRYABLE, Deadlines, OnFailure, Prepare, TurnsOf, WatchSettings
 from .transport import CallError, Transport, in_thread, parse_reply, within
 from .watcher import Waiter, Watcher
 
@@ -76,6 +77,7 @@ logger = logging.getLogger("agentcore_rl_toolkit.client")
 # (event, fields); events: intent, accepted, refused, server_error, retried, finished, stopped
 Subscriber = Callable[[str, Mapping[str, Any]], None]
 COUNTS = {"intent": "submitted", "refused": "refused", "server_error": "server_errors", "retried": "retried"}
+LAST_TURNS_S = 30.0  # model calls in this time before the deadline of the run say that the agent is in a loop
 ERRORS = {kind.outcome: kind for kind in RolloutError.__subclasses__()}
 
 
@@ -145,8 +147,9 @@ class Rollout:
         """Report the outcome and resolve the future. If its owner ended it, the owner's verdict counts."""
         verdict = self.future._claim(verdict)
         try:
-            self.shared.finished(self, verdict)
+            self.shared.ended(self, verdict, "finished")
         finally:
+            self.payload, self.config, self.errors = {}, {}, []  # its future may be kept for long
             self.future._resolve(verdict)
 
     async def _run(self) -> Verdict:
@@ -168,7 +171,7 @@ class Rollout:
             unsent = self.known is not None and not self.known.accepted_s and verdict.outcome is Outcome.LOST
             if not unsent and (self.attempt - first >= self.retries or verdict.outcome not in RETRYABLE):
                 break
-            self.shared.retried(self, verdict)
+            self.shared.ended(self, verdict, "retried")
             if unsent and self.stop is not None:
                 await asyncio.wait([self.stop])
             self.known, self.session_id = None, new_session_id()
@@ -229,17 +232,9 @@ class Rollout:
     def _write_intent(self) -> None:
         about = {"index": self.index, "key": self.key, "bucket": self.bucket}
         if self.ledger is not None:
-            facts = {"input_id": self.input_id, "session_id": self.session_id, "attempt": self.attempt, **about}
-            proof_key = self.shared.proof_key(self.ledger).id
-            self.ledger.append(
-                {
-                    "event": "intent",
-                    "t": time.time(),
-                    **facts,
-                    "payload": fingerprint(self.payload),
-                    "proof_key": proof_key,
-                }
-            )
+            ids = {"input_id": self.input_id, "session_id": self.session_id, "attempt": self.attempt}
+            digests = {"payload": fingerprint(self.payload), "proof_key": self.shared.proof_key(self.ledger).id}
+            self.ledger.append({"event": "intent", "t": time.time(), **ids, **about, **digests})
         self.shared.tell("intent", self, **about)
 
     # ---- queue and start
@@ -384,14 +379,38 @@ class Rollout:
             watcher.remove(waiter)
 
     async def _record_exists(self, watcher: Watcher, waiter: Waiter, ends_s: float | None) -> None:
-        """Wait until the record exists. Raises: RolloutTimeoutError at `ends_s` (monotonic); RolloutLostError, StoreError."""
+        """Wait until the record exists.
+
+        Raises: RolloutTimeoutError at `ends_s` (monotonic), or AgentError if its agent still calls the model then;
+            RolloutLostError, StoreError.
+        """
         left_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())
+        turns = None
+        if left_s is not None and self.shared.turns_of is not None:
+            last_s = min(LAST_TURNS_S, left_s / 2)
+            await asyncio.wait([waiter.found], timeout=left_s - last_s)
+            left_s, turns = last_s, await self._count_turns(waiter)
         await asyncio.wait([waiter.found], timeout=left_s)
         if not waiter.found.done():
             await watcher.look_now(waiter)  # it may have come since the last look
         if not waiter.found.done():
-            raise self._timed_out()
+            timeout, now = self._timed_out(), await self._count_turns(waiter)
+            if turns is not None and now is not None and now > turns:
+                text = f"the agent still called the model when its time was over, after {now} calls: {timeout}"
+                raise AgentError(text, error_type="TimeoutError") from timeout
+            raise timeout
         waiter.found.result()
+
+    async def _count_turns(self, waiter: Waiter) -> int | None:
+        """The model calls of the session so far; None if they are unknown."""
+        if waiter.found.done() or self.shared.turns_of is None:
+            return None
+        try:
+            count = self.shared.turns_of(self.session_id)
+            return await count if inspect.isawaitable(count) else count
+        except Exception as e:  # the caller's function
+            logger.warning("the turns of a session could not be counted: %s", e, extra={"session_id": self.session_id})
+            return None
 
     async def _shows_itself(self, watcher: Watcher, waiter: Waiter, ends_s: float | None) -> bool:
         """After an invoke of uncertain fate: wait for a heartbeat or a record."""
@@ -449,13 +468,10 @@ class Rollout:
 
     def _expected_proof(self) -> Expected:
         own, required = self.shared.proof_key(self.ledger), self.shared.watch.require_proof
-        if self.known is None:
-            promised = (self.reply or {}).get(REPLY_FIELD) == SCHEME
-            return Expected(secret=own.session_secret(self.session_id), promised=promised, required=required)
-        if self.known.proof_key != own.id:  # of another key there is no secret
+        if self.known is not None and self.known.proof_key != own.id:  # of another key there is no secret
             return Expected(required=required)
-        secret = own.session_secret(self.session_id)
-        return Expected(secret=secret, promised=self.known.promised, required=required)
+        promised = self.known.promised if self.known is not None else (self.reply or {}).get(REPLY_FIELD) == SCHEME
+        return Expected(secret=own.session_secret(self.session_id), promised=promised, required=required)
 
     async def _read_known(self, known: Attempt) -> Verdict:
         """The verdict of a rollout that an earlier process finished: its record, or what the ledger has."""
@@ -546,6 +562,7 @@ class Dispatcher:
     Attributes:
         max_attempts: how often an invoke that the runtime did not take is sent.
         calls_at_once: invokes on the wire at a time.
+        turns_of: returns the model calls of a session so far.
         runs_once: True if the agent says that it runs a session's payload once, however often it is delivered. Then an invoke
             that was answered with 500 or 503 may be sent again. None: no answer yet. False stays.
         accepted_s: when the runtime last accepted an invoke (monotonic).
@@ -562,6 +579,7 @@ class Dispatcher:
     max_attempts: int
     calls_at_once: int
     stores: dict[str, ObjectStore]
+    turns_of: TurnsOf | None = None
 
     runs_once: bool | None = None
     accepted_s: float = 0.0
@@ -745,49 +763,37 @@ class Dispatcher:
             except Exception:
                 logger.exception("a subscriber to rollout events failed")
 
-    def retried(self, rollout: Rollout, verdict: Verdict) -> None:
-        """Report an attempt that failed, and after which another one follows."""
-        self._attempt_ended(rollout, verdict)
-        text = "attempt %d ended as %s, trying again: %s"
-        logger.info(text, rollout.attempt, verdict.outcome, verdict.error, extra=rollout.ids())
-        error = str(verdict.error)
-        self.tell("retried", rollout, outcome=verdict.outcome.value, error=error, proof=verdict.proof)
-
-    def finished(self, rollout: Rollout, verdict: Verdict) -> None:
-        """Report the outcome of a rollout."""
-        outcome, cause, error = verdict.outcome, verdict.cause, verdict.error
-        known = rollout.known is not None and rollout.known.outcome is not None
-        if known:  # an earlier process reported it
+    def ended(self, rollout: Rollout, verdict: Verdict, event: Literal["retried", "finished"]) -> None:
+        """Report the end of an attempt after which another one follows ("retried"), or of the rollout ("finished")."""
+        if rollout.known is not None and rollout.known.outcome is not None:  # an earlier process reported it
             return
-        self.counts[outcome.value] += 1
-        if cause is not None:
-            self.counts[f"cause_{cause.value}"] += 1
-        self._attempt_ended(rollout, verdict)
+        outcome, cause, proof = verdict.outcome, verdict.cause, verdict.proof
+        error = None if verdict.error is None else str(verdict.error)
+        if proof is not None:
+            self.counts[proof.value] += 1
+        if proof is Proof.FORGED:
+            logger.critical("security: %s", error, extra=rollout.ids())
+        if rollout.ledger is not None:
+            known = {} if cause is None else {"cause": cause.value}
+            rollout.ledger.note(rollout.session_id, event="done", outcome=outcome.value, error=error, **known)
+        if event == "finished":
+            self.counts[outcome.value] += 1
+            if cause is not None:
+                self.counts[f"cause_{cause.value}"] += 1
         if outcome is not Outcome.OK:
-            extra = {**rollout.ids(), "stage": rollout.stage.value}
-            logger.info("rollout ended as %s: %s", outcome, error, extra=extra)
+            text = "rollout ended as %s: %s" if event == "finished" else "attempt ended as %s, trying again: %s"
+            logger.info(text, outcome, error, extra={**rollout.ids(), "stage": rollout.stage.value})
         self.tell(
-            "finished",
+            event,
             rollout,
             index=rollout.index,
             outcome=outcome.value,
             cause=cause,
             failure=verdict.failure,
-            error=None if error is None else str(error),
+            error=error,
             stages=rollout.stages(),
-            proof=verdict.proof,
+            proof=proof,
         )
-
-    def _attempt_ended(self, rollout: Rollout, verdict: Verdict) -> None:
-        """Count what a record proves, report a forged one, and write the outcome to the ledger."""
-        if verdict.proof is not None:
-            self.counts[verdict.proof.value] += 1
-        if verdict.proof is Proof.FORGED:
-            logger.critical("security: %s", verdict.error, extra=rollout.ids())
-        if rollout.ledger is not None:
-            error = None if verdict.error is None else str(verdict.error)
-            cause = {} if verdict.cause is None else {"cause": verdict.cause.value}
-            rollout.ledger.note(rollout.session_id, event="done", outcome=verdict.outcome.value, error=error, **cause)
 
 
 # Dispatchers that may still have sessions to stop. Strong on purpose: a dropped client must not take its stops with it.

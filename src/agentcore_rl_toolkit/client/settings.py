@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from ..store import ObjectStore
 OnFailure = Literal["return", "raise", "retry"]
 ON_FAILURE: tuple[OnFailure, ...] = ("return", "raise", "retry")
 Prepare = Callable[[str, int], Any]  # (session_id, attempt) -> Mapping of `_rollout` overrides, or an awaitable of one
+TurnsOf = Callable[[str], int | Awaitable[int | None] | None]  # by session id
 
 # Failures of the infrastructure, which another session may not meet. An agent whose own code raised would most likely raise
 # again, and what the policy failed at is a result.

@@ -14,7 +14,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -65,18 +64,6 @@ class CallError(AgentCoreRLError):
     def server_error(self) -> bool:
         """The service reported an error of its own (500, 503); the agent may run."""
         return self.fate is Fate.UNCERTAIN and (self.status or 0) >= 500
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ending:
-    """The end of a session at a local runtime. ``gone``: its process has ended, so it will store nothing."""
-
-    cause: str
-    gone: bool
-    log: str | None = None
-
-    def __str__(self) -> str:
-        return self.cause if self.log is None else f"{self.cause} (its log: {self.log})"
 
 
 async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
@@ -232,8 +219,8 @@ class Transport:
             raise error from e
         return True
 
-    def endings(self, session_ids: Sequence[str]) -> Mapping[str, Ending] | None:
-        """Ask a local runtime which of these sessions are over. None anywhere else; AWS gets no request.
+    def endings(self, session_ids: Sequence[str]) -> Mapping[str, str] | None:
+        """Ask a local runtime which of these sessions have ended, and why. None anywhere else; AWS gets no request.
 
         Raises: CallError when it cannot be asked at present.
         """
@@ -251,7 +238,9 @@ class Transport:
         try:
             sent = urllib.request.Request(url, question, headers)
             with _DIRECTLY.open(sent, timeout=ENDINGS_TIMEOUT_S) as answer:
-                return _read_endings(answer.read())
+                ended = json.load(answer)["ended"]
+            # A session without a process stores nothing more.
+            return {name: _cause_of_end(entry) for name, entry in ended.items() if entry["gone"]}
         except urllib.error.HTTPError as e:
             e.close()
             if e.code >= 500 or e.code == 429:
@@ -259,6 +248,8 @@ class Transport:
             return None
         except (OSError, http.client.HTTPException) as e:
             raise CallError(str(e)) from e
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return None  # the answer of something else
 
     def close(self) -> None:
         """Close pooled connections."""
@@ -305,16 +296,9 @@ def is_aws(url: str) -> bool:
     return host.endswith(AWS_DOMAINS)
 
 
-def _read_endings(body: bytes) -> dict[str, Ending] | None:
-    """Read a local runtime's answer; None for the answer of something else."""
-    try:
-        found = json.loads(body)["ended"]
-        return {
-            str(name): Ending(cause=str(entry["cause"]), gone=bool(entry["gone"]), log=entry.get("log"))
-            for name, entry in found.items()
-        }
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
+def _cause_of_end(entry: Mapping[str, Any]) -> str:
+    log = entry.get("log")
+    return str(entry["cause"]) if log is None else f"{entry['cause']} (its log: {log})"
 
 
 def parse_reply(body: bytes, session_id: str) -> dict[str, Any]:
@@ -327,14 +311,12 @@ def parse_reply(body: bytes, session_id: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as e:
         text = f"the agent answered with something that is not JSON: {body[:200]!r}"
         raise InvalidResultError(text, session_id=session_id) from e
-    if not isinstance(reply, dict):
-        text = f"the agent answered with {type(reply).__name__}, not an object, {NO_ROLLOUT}"
-        raise InvalidResultError(text, session_id=session_id)
-    if reply.get("status") == REFUSED:
-        raise RolloutLostError(str(reply.get("error")), code=STORE_REFUSED, session_id=session_id)
-    if "result_key" in reply:
-        return reply
-    if reply.get("error"):
-        raise AgentError(f"the agent refused: {reply['error']}", error_type="AgentRefused", session_id=session_id)
-    text = f"the agent answered with its own {sorted(reply)[:8]}, {NO_ROLLOUT}"
-    raise InvalidResultError(text, session_id=session_id)
+    fields = reply if isinstance(reply, dict) else {}
+    if fields.get("status") == REFUSED:
+        raise RolloutLostError(str(fields.get("error")), code=STORE_REFUSED, session_id=session_id)
+    if "result_key" in fields:
+        return fields
+    if fields.get("error"):
+        raise AgentError(f"the agent refused: {fields['error']}", error_type="AgentRefused", session_id=session_id)
+    what = f"its own {sorted(fields)[:8]}" if isinstance(reply, dict) else f"{type(reply).__name__}, not an object"
+    raise InvalidResultError(f"the agent answered with {what}, {NO_ROLLOUT}", session_id=session_id)

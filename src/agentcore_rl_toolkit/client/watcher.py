@@ -30,7 +30,7 @@ from ..contract import ALIVE_SUFFIX, RECORD_SUFFIX, alive_key
 from ..errors import AgentCoreRLError, ObjectNotFoundError, RolloutLostError, StoreError, StorePermissionError
 from ..store import ObjectInfo, ObjectStore
 from .pacing import backoff_s
-from .transport import Ending, in_thread
+from .transport import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class Watcher:
 
     Args:
         interval_s: the pause between two rounds; None: that of the store's kind.
-        endings: returns which of these sessions are over; None, or its answer: nothing here can tell.
+        endings: returns the cause for each of these sessions that has ended; None if nothing here can tell.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Watcher:
         *,
         interval_s: float | None = None,
         cost: LookCost | None = None,
-        endings: Callable[[Sequence[str]], Mapping[str, Ending] | None] | None = None,
+        endings: Callable[[Sequence[str]], Mapping[str, str] | None] | None = None,
     ) -> None:
         self._store, self._root = store, root
         self._cost = cost or (LOCAL_COST if store.url.startswith(("file:", "memory:")) else REMOTE_COST)
@@ -319,7 +319,7 @@ class Watcher:
         if found is None:
             self._endings = None
             return
-        gone = {waiting[name]: str(ending) for name, ending in found.items() if ending.gone and name in waiting}
+        gone = {waiting[name]: cause for name, cause in found.items() if name in waiting}
         await self._each(lambda waiter: self._died(waiter, gone[waiter]), gone)
 
     async def _died(self, waiter: Waiter, why: str) -> None:
