@@ -14,6 +14,9 @@ Rows:
     cold starts  invokes of a 3 s cold start, 25 requests/s allowed: seconds until the last one is accepted
     cpu          client CPU per rollout (ms), 64 at a time
     in flight    rollouts held by one process, and its resident memory (MB)
+    listings     256 rollouts in flight, old records in their experiment (100,000): LIST requests per second
+    clients      clients that are dropped after a rollout: descriptors and threads that are left of them
+    batch        a batch of 100,000 inputs with a slow consumer: most inputs taken and not handed out yet, 64 at a time
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
+import http.server
 import json
 import os
 import resource
@@ -34,12 +39,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
 PEER_VENV = ROOT / ".venvs" / "client-published"
 PEER = "agentcore-rl-toolkit[rollout]==0.2.0"
 BUCKET = "bench-results"
-WIDTHS = (7, 7, 7, 15, 8, 7, 6)
+WIDTHS = (7, 7, 7, 15, 8, 7, 6, 7, 5, 5)
 ENV = {
     "AWS_ACCESS_KEY_ID": "test",
     "AWS_SECRET_ACCESS_KEY": "test",
@@ -139,13 +145,94 @@ def in_flight(kind: str, exp_id: str, n: int) -> dict[str, Any]:
     os._exit(0)  # thousands of stops are not what is measured
 
 
+class OldRecords(http.server.BaseHTTPRequestHandler):
+    """An S3 endpoint whose bucket has this many records of an experiment, in pages of a thousand."""
+
+    protocol_version = "HTTP/1.1"
+    records = 0
+    lists = 0
+
+    def do_GET(self) -> None:
+        query = parse_qs(urlsplit(self.path).query)
+        prefix, begin = query.get("prefix", [""])[0], int(query.get("continuation-token", ["0"])[0])
+        whole = prefix.count("/") <= 1
+        type(self).lists += 1
+        numbers = range(begin, min(begin + 1000, self.records if whole else 0))
+        row = "<Contents><Key>{}/old{}/s.json</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified><Size>9</Size></Contents>"
+        found = "".join(row.format(prefix.strip("/"), n) for n in numbers)
+        more = whole and begin + 1000 < self.records
+        token = f"<NextContinuationToken>{begin + 1000}</NextContinuationToken>" if more else ""
+        text = f"<ListBucketResult>{found}<IsTruncated>{str(more).lower()}</IsTruncated>{token}</ListBucketResult>"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def listings(kind: str, exp_id: str, records: int, seconds: float) -> dict[str, Any]:
+    OldRecords.records = records
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), OldRecords) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        os.environ["AWS_ENDPOINT_URL_S3"] = f"http://127.0.0.1:{server.server_port}"
+        client = make_client(kind, exp_id, 1000)
+        futures = [client.submit({"script": {"hang": True, "heartbeat": False}}) for _ in range(256)]
+        while sum(future.stage == "run" for future in futures) < len(futures):
+            time.sleep(0.2)
+        before, began_s = OldRecords.lists, time.monotonic()
+        time.sleep(seconds)
+        rate = (OldRecords.lists - before) / (time.monotonic() - began_s)
+        os.write(1, (json.dumps({"n": 256, "rate": rate}) + "\n").encode())
+        os._exit(0)  # the stops are not what is measured
+
+
+def clients(kind: str, exp_id: str, n: int) -> dict[str, Any]:
+    def open_now() -> int:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd")) + threading.active_count()
+
+    make_client(kind, exp_id, 1000).invoke({"script": {}}).result(60)  # imports and the store's own threads
+    time.sleep(3.0)
+    before = open_now()
+    for _ in range(n):
+        make_client(kind, exp_id, 1000).invoke({"script": {}}).result(60)
+    deadline_s = time.monotonic() + 30
+    while open_now() > before and time.monotonic() < deadline_s:
+        time.sleep(0.2)
+    return {"n": n, "left": max(0, open_now() - before)}
+
+
+def batch(kind: str, exp_id: str, n: int, received: int) -> dict[str, Any]:
+    taken = 0
+
+    def inputs() -> Iterator[dict[str, Any]]:
+        nonlocal taken
+        for _ in range(n):
+            taken += 1
+            yield {"script": {"result": {"rewards": 1.0}}}
+
+    client = make_client(kind, exp_id, 2000)
+    most = 0
+    running = iter(client.run_batch(inputs(), max_concurrent_sessions=64))
+    for done in range(received):
+        assert next(running).success
+        most = max(most, taken - done)
+        time.sleep(0.02)
+    running.close()
+    return {"n": n, "held": most}
+
+
 def several(kind: str, exp_id: str, parts: list[list[Any]]) -> dict[str, Any]:
     """Measurements one after another in one process, which are not about requests to S3."""
     results = [MEASUREMENTS[what](kind, f"{exp_id}-{what}", **arguments) for what, arguments in parts]
     return {"parts": results}
 
 
-MEASUREMENTS = {f.__name__: f for f in (detection, collection, cold_starts, cpu, in_flight, several)}
+MEASUREMENTS = {
+    f.__name__: f for f in (detection, collection, cold_starts, cpu, in_flight, listings, clients, batch, several)
+}
 
 
 # ---------------------------------------------------------------- the world around it
@@ -295,7 +382,17 @@ def fmt(value: Any, digits: int = 2) -> str:
 def show(row: dict[str, Any], table: list[dict[str, Any]]) -> None:
     """Print a row and keep it."""
     table.append(row)
-    columns = (("p50_s", 3), ("p99_s", 3), ("max_s", 2), ("s3_per_rollout", 1), ("seconds", 1), ("ms", 2), ("mb", 0))
+    columns = (
+        ("p50_s", 3),
+        ("p99_s", 3),
+        ("max_s", 2),
+        ("s3_per_rollout", 1),
+        ("seconds", 1),
+        ("ms", 2),
+        ("mb", 0),
+        ("rate", 1),
+    )
+    columns += (("left", 0), ("held", 0))
     cells = [fmt(row.get(key), digits) for key, digits in columns]
     line = " ".join(cell.rjust(w) for cell, w in zip(cells, WIDTHS, strict=True))
     error = f"  {row['error']}" if "error" in row else ""
@@ -330,10 +427,13 @@ def main() -> None:
     for kind in ("ours", *peers):
         jobs.append((kind, "several", {"parts": parts}))
     jobs.append(("ours", "in_flight", {"n": n_held}))
+    jobs.append(("ours", "listings", {"records": 3_000 if quick else 100_000, "seconds": 5.0 if quick else 60.0}))
+    jobs.append(("ours", "clients", {"n": 10 if quick else 100}))
+    jobs.append(("ours", "batch", {"n": 100_000, "received": 100 if quick else 1000}))
 
     table: list[dict[str, Any]] = []
     with world() as around:
-        heads = ("p50 s", "p99 s", "max s", "S3 req/rollout", "seconds", "CPU ms", "MB")
+        heads = ("p50 s", "p99 s", "max s", "S3 req/rollout", "seconds", "CPU ms", "MB", "LIST/s", "left", "held")
         print(f"{'what':12} {'client':14} {'n':>5} " + " ".join(h.rjust(w) for h, w in zip(heads, WIDTHS, strict=True)))
         for kind, what, arguments in jobs:
             result = around.measure(kind, what, **arguments)
@@ -379,6 +479,12 @@ def check(table: list[dict[str, Any]], n_collect: int, n_cold: int, cold_s: floa
             )
         elif row["what"] == "in_flight":
             add(f"MB with {n_held} in flight", row, "mb", 300.0)
+        elif row["what"] == "listings":
+            add(f"LIST requests per second with {row['records']} old records", row, "rate", 4.0)
+        elif row["what"] == "clients":
+            add(f"descriptors and threads left of {row['n']} dropped clients", row, "left", 0)
+        elif row["what"] == "batch":
+            add("inputs held by a batch of 64 at a time", row, "held", 2 * 64 + 1)
     return checks
 
 

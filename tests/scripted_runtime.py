@@ -49,6 +49,8 @@ REFUSALS: dict[str | None, tuple[int, str, str]] = {
     "503": (503, "ServiceUnavailableException", "service unavailable"),
     "424": (424, "RuntimeClientError", "Received error (500) from runtime. Please check your CloudWatch logs."),
     "403": (403, "AccessDeniedException", "User is not authorized"),
+    "404": (404, "ResourceNotFoundException", "No endpoint or agent found"),
+    "expired": (403, "ExpiredTokenException", "The security token included in the request is expired"),
 }
 # status, error name, body of an answer; None: the connection is closed without one
 Answer = tuple[int, str, bytes] | None
@@ -105,10 +107,9 @@ class ScriptedRuntime:
     Attributes:
         sessions: by session id, all that were ever started.
         requests: counts by operation: invoke, stop, and "unknown" for everything else.
-        faults: what to do with the next invokes, in order: "429", "402", "409", "500", "503", "424" (answer so and start
-            nothing), "500_after" (start the agent, then answer 500), "drop" (close the connection without an answer and
-            without starting anything), "drop_after" (start the agent, then close), "hang" (never answer), None (nothing
-            special).
+        faults: what to do with the next invokes, in order: a name in `REFUSALS` (answer so and start nothing), "500_after"
+            (start the agent, then answer 500), "drop" (close the connection without an answer and without starting anything),
+            "drop_after" (start the agent, then close), "hang" (never answer), None (nothing special).
         stop_faults: the same for stops.
         stops_end: while it is not set, stops wait for it.
         max_sessions: live sessions before 402.

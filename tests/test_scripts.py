@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,10 @@ def test_scripts_pass_shellcheck() -> None:
     scripts = sorted((ROOT / "scripts").glob("*.sh"))
     done = subprocess.run(["shellcheck", *map(str, scripts)], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout
+
+
+def test_a_rollout_passes_through_few_files_of_the_client_and_never_back_and_forth() -> None:
+    command = [sys.executable, "-W", "ignore", str(ROOT / "scripts" / "trace_rollout.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout[-500:] + done.stderr
+    assert "files (9 allowed)" in done.stdout

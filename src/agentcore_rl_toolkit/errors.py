@@ -67,12 +67,14 @@ _STOP_REASONS = {
 class AgentCoreRLError(Exception):
     """Base of every error raised by this package.
 
-    ``session_id``, ``input_id`` and ``key`` (of the object in the store) are set where they are known, else None.
+    ``session_id``, ``input_id`` and ``key`` (of the object in the store) are set where they are known, else None. So is ``code``,
+    the name that a service gave its error (``AccessDeniedException``); the client library's exception is then the ``__cause__``.
     """
 
     session_id: str | None = None
     input_id: str | int | float | None = None
     key: str | None = None
+    code: str | None = None
 
     def __init__(self, message: str = "", **fields: Any) -> None:
         """``fields`` are attributes that the class has."""
@@ -109,7 +111,9 @@ class ContractError(AgentCoreRLError, ValueError):
 
 
 class StoreError(AgentCoreRLError):
-    """The object store failed."""
+    """The object store failed. ``permanent``: another try would fail in the same way."""
+
+    permanent = False
 
 
 class ObjectNotFoundError(StoreError, KeyError):
@@ -126,6 +130,8 @@ class ObjectTooLargeError(StoreError):
 
 class StorePermissionError(StoreError, PermissionError):
     """The store refused access."""
+
+    permanent = True
 
 
 class PolicyFailure(AgentCoreRLError):  # noqa: N818  (the policy's failure is a result of the rollout, not an error of a program)

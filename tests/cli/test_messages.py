@@ -18,8 +18,9 @@ from agentcore_rl_toolkit.cli import main
 from agentcore_rl_toolkit.cli.output.failures import Failure, explain
 from agentcore_rl_toolkit.cli.training.display import Display
 from agentcore_rl_toolkit.cli.training.report import Report
-from agentcore_rl_toolkit.client.data_plane.transport import InvokeFailedError, parse_reply
+from agentcore_rl_toolkit.client.transport import parse_reply
 from agentcore_rl_toolkit.contract import Cause
+from agentcore_rl_toolkit.errors import InvalidResultError
 from agentcore_rl_toolkit.isolation.hints import hint
 from agentcore_rl_toolkit.runs import RunWriter
 from agentcore_rl_toolkit.runs.record import Rollout
@@ -65,7 +66,7 @@ def test_failed_rows_are_explained_by_their_most_frequent_error_and_its_line() -
 
 def test_an_entrypoint_of_the_plain_app_is_named() -> None:
     for body in (b'{"result": 5}', b'"forty-two"'):
-        with pytest.raises(InvokeFailedError, match=r"@app\.rollout_entrypoint on an AgentCoreRLApp"):
+        with pytest.raises(InvalidResultError, match=r"@app\.rollout_entrypoint on an AgentCoreRLApp"):
             parse_reply(body, "s")
 
 

@@ -21,7 +21,7 @@ MakeClient = Callable[..., RolloutClient]
 def test_an_unknown_keyword_is_an_error_that_names_the_place_for_the_agents_own(
     make_client: MakeClient, client: RolloutClient
 ) -> None:
-    says = r"no parameter 'retrys'; .* rollout_config=\{'retrys': ...\}"
+    says = r"no parameter 'retrys'.*; .* rollout_config=\{'retrys': ...\}"
     for call in (
         lambda: make_client(retrys=1),
         lambda: client.invoke({}, retrys=1),
@@ -29,6 +29,16 @@ def test_an_unknown_keyword_is_an_error_that_names_the_place_for_the_agents_own(
     ):
         with pytest.raises(ConfigError, match=says):
             call()
+    for call, meant in (
+        (lambda: make_client(retrys=1), "retries"),
+        (lambda: make_client(tps_limits=1), "tps_limit"),
+        (lambda: client.invoke({}, temprature=1), "temperature"),
+        (lambda: client.invoke({}, inputid="x"), "input_id"),
+    ):
+        with pytest.raises(ConfigError, match=rf"did you mean '{meant}'\?"):
+            call()
+    with pytest.raises(ConfigError, match=r"no parameter 'tool_budget'; "):
+        client.invoke({}, tool_budget=1)
 
 
 def test_what_goes_to_the_agent_has_a_parameter_of_its_own(make_client: MakeClient, runtime: ScriptedRuntime) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.client import BatchProgress, Deadlines, WatchSettings
@@ -121,6 +123,78 @@ def test_progress_hook_sees_every_item(client: RolloutClient) -> None:
     assert seen[-1].ok == 4
     assert seen[-1].outcomes["agent_error"] == 1
     assert "5/5 done, 4 ok" in str(seen[-1])
+
+
+def test_a_batch_runs_once_has_no_length_and_takes_next(client: RolloutClient, runtime: ScriptedRuntime) -> None:
+    batch = client.run_batch(rows(3), 2)
+    with pytest.raises(TypeError):
+        len(batch)  # type: ignore[arg-type]
+    assert next(batch).success
+    assert len(list(batch)) == 2
+    with pytest.raises(StopIteration):
+        next(batch)
+    with pytest.raises(ConfigError, match="runs once"):
+        list(batch)
+    assert runtime.runs == 3
+
+
+def test_a_batch_takes_inputs_when_there_is_room_and_holds_twice_its_limit(
+    client: RolloutClient, runtime: ScriptedRuntime
+) -> None:
+    taken: list[int] = []
+
+    def endless() -> Iterator[dict[str, Any]]:
+        for n in itertools.count():
+            taken.append(n)
+            yield {"script": {"result": {"n": n}}}
+
+    batch = client.run_batch(endless(), 4)
+    assert next(batch).success
+    until(lambda: client.stats.get("ok", 0) >= 8)  # finished, and not taken by this slow consumer
+    client.flush()
+    assert len(taken) <= 2 * 4 + 1
+    assert [next(batch).success for _ in range(20)] == [True] * 20
+    batch.close()
+    client.flush()
+    assert len(taken) <= 21 + 2 * 4 + 1
+    assert runtime.live == []
+
+
+def test_an_iterable_that_raises_ends_its_batch(client: RolloutClient, runtime: ScriptedRuntime) -> None:
+    def broken() -> Iterator[dict[str, Any]]:
+        yield {"script": {"hang": True}}
+        raise KeyError("row 1")
+
+    with pytest.raises(KeyError, match="row 1"):
+        list(client.run_batch(broken(), 2))
+    client.flush()
+    assert runtime.live == []
+    with pytest.raises(ConfigError, match="without a length"):
+        client.run_batch(broken())
+
+
+@pytest.mark.parametrize("fault", ["403", "404", "refused store"])
+def test_wrong_settings_end_a_batch_at_its_first_answers(
+    client: RolloutClient, runtime: ScriptedRuntime, fault: str
+) -> None:
+    reply = {"status": "refused", "error": "s3://b does not exist"} if fault == "refused store" else None
+    runtime.faults.extend([] if reply else [fault] * 1000)
+    batch, items = client.run_batch([{"script": {"reply": reply}}] * 500, 4), []
+    with pytest.raises(ConfigError, match="every rollout would fail like its first ones") as caught:
+        items.extend(batch)
+    assert 1 <= len(items) <= 12
+    codes = {"403": "AccessDeniedException", "404": "ResourceNotFoundException", "refused store": "StoreRefused"}
+    assert caught.value.code == codes[fault]
+    assert runtime.requests["invoke"] <= 12
+
+
+def test_a_refusal_after_a_success_is_one_items_failure(client: RolloutClient, runtime: ScriptedRuntime) -> None:
+    runtime.faults.extend([None, "403"])
+    items = client.map(rows(4), 1)
+    assert [item.success for item in items] == [True, False, True, True]
+    assert items[1].exception is not None
+    assert items[1].exception.code == "AccessDeniedException"  # type: ignore[attr-defined]
+    assert isinstance(items[1].exception.__cause__, ClientError)
 
 
 def test_throttling_bursts_lose_nothing_and_run_nothing_twice(make_client: MakeClient) -> None:

@@ -282,3 +282,32 @@ async def test_a_cancelled_aclose_reports_what_is_left(
         await closing
     assert await client.aclose() == [future.session_id]
     assert future.session_id in caplog.text
+
+
+def test_dropped_clients_leave_no_thread_loop_or_descriptor(runtime: ScriptedRuntime, store_url: str) -> None:
+    code = """
+import gc, os, threading, time
+def count():
+    gc.collect()
+    return len(os.listdir("/proc/self/fd")), threading.active_count()
+make().close()
+before = count()
+futures = []
+for n in range(4):
+    client = make()
+    futures.append(client.submit({"script": {"run_s": 0.2}}))
+    [item] = make().run_batch([{"script": {}}])  # nobody holds this client except its batch
+    make()  # was never used
+del client, item
+assert all(future.result(60) for future in futures)
+deadline_s = time.monotonic() + 60
+while count() > before and time.monotonic() < deadline_s:
+    time.sleep(0.05)
+print(before, count())
+"""
+    with started(runtime, store_url, code) as process:
+        printed, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    first, second = printed.strip().replace(") (", ")|(").split("|")
+    assert first == second
+    assert runtime.live == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import itertools
 import json
 import signal
 import subprocess
@@ -13,9 +14,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from agentcore_rl_toolkit import RolloutClient
-from agentcore_rl_toolkit.client import Deadlines, RolloutFuture, WatchSettings
+from agentcore_rl_toolkit._servers import keys
+from agentcore_rl_toolkit.client import Deadlines, RolloutFuture, WatchSettings, as_completed
 from agentcore_rl_toolkit.contract import Outcome, new_session_id
 from agentcore_rl_toolkit.errors import (
     AgentError,
@@ -150,6 +153,28 @@ def test_run_deadline_ends_what_hangs(make_client: MakeClient) -> None:
     assert error.stage == "run"
 
 
+@pytest.mark.parametrize("loops", [True, False])
+def test_a_deadline_during_model_calls_is_the_agents_failure_and_not_tried_again(
+    make_client: MakeClient, runtime: ScriptedRuntime, loops: bool
+) -> None:
+    counts = itertools.count(100)
+
+    async def turns_of(session_id: str) -> int:
+        assert session_id in runtime.sessions
+        return next(counts) if loops else 7
+
+    client = make_client(turns_of=turns_of, retries=1, deadlines=Deadlines(run_s=0.4))
+    future = client.submit(script(hang=True))
+    error = future.exception(60)
+    if loops:
+        assert isinstance(error, AgentError)
+        assert "after 101 calls" in str(error)
+        assert (future.cause, future.attempt, runtime.runs) == ("agent", 1, 1)
+    else:
+        assert isinstance(error, RolloutTimeoutError)
+        assert (future.cause, future.attempt, runtime.runs) == ("infrastructure", 2, 2)
+
+
 def test_queue_deadline_ends_what_never_gets_its_turn(make_client: MakeClient) -> None:
     client = make_client(tps_limit=0.02, deadlines=Deadlines(queue_s=3))  # one every fifty seconds, the first at once
     futures = [client.submit(script()) for _ in range(3)]  # first come, first served
@@ -157,6 +182,19 @@ def test_queue_deadline_ends_what_never_gets_its_turn(make_client: MakeClient) -
     error = futures[2].exception(timeout=60)
     assert isinstance(error, RolloutTimeoutError)
     assert error.stage == "queue"
+
+
+def test_waits_never_end_a_rollout(client: RolloutClient) -> None:
+    slow, quick = client.submit(script(run_s=1.0)), client.submit(script(fail="boom"))
+    assert slow.wait(timeout=0.05) is False
+    with pytest.raises(RolloutTimeoutError):
+        slow.exception(timeout=0.05)
+    with pytest.raises(TimeoutError):
+        list(as_completed([slow], timeout=0.05))
+    assert (slow.done(), slow.ok) == (False, False)
+    assert list(as_completed([slow, quick])) == [quick, slow]
+    assert slow.wait() is True
+    assert (slow.ok, quick.ok, quick.result()["status_code"]) == (True, False, 500)
 
 
 # ---- cancellation
@@ -238,6 +276,51 @@ def test_refusal_is_waited_out_and_the_agent_runs_once(
     assert client.invoke(script(result={"n": 1})).result(60)["n"] == 1
     assert runtime.requests["invoke"] == 3
     assert runtime.runs == 1
+
+
+def test_expired_credentials_are_renewed_and_the_invoke_is_sent_again(
+    make_client: MakeClient, runtime: ScriptedRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("boto3.DEFAULT_SESSION", None)  # the session is made from the environment
+    runtime.faults.extend(["expired"] * 8)  # more often than an unreachable runtime is asked
+    client = make_client()
+    before = client.agentcore_client
+    assert client.submit(script(result={"n": 1})).result(60)["n"] == 1
+    assert client.agentcore_client is not before
+    assert runtime.runs == 1
+
+
+def test_credentials_that_stay_expired_end_the_rollout_at_the_deadline_of_the_start(
+    make_client: MakeClient, runtime: ScriptedRuntime
+) -> None:
+    runtime.faults.extend(["expired"] * 1000)
+    error = make_client(deadlines=Deadlines(start_s=1.0)).submit(script()).exception(60)
+    assert isinstance(error, RolloutLostError)
+    assert error.code == "ExpiredTokenException"
+    assert isinstance(error.__cause__, ClientError)
+    assert runtime.requests["invoke"] > 2
+
+
+def test_a_local_runtime_that_was_started_again_with_a_new_key_is_found(
+    client: RolloutClient, runtime: ScriptedRuntime
+) -> None:
+    path = keys.leave(keys.RUNTIME, runtime.url, "AKONE:first")
+    try:
+        client.invoke(script()).result(60)
+        keys.leave(keys.RUNTIME, runtime.url, "AKTWO:second")
+        runtime.faults.append("403")  # the signature is of the first key
+        assert client.submit(script(result={"n": 1})).result(60)["n"] == 1
+    finally:
+        keys.forget(path)
+
+
+def test_a_second_rollout_with_the_ids_of_one_in_flight_is_refused(client: RolloutClient) -> None:
+    session_id = new_session_id()
+    first = client.submit(script(run_s=0.3, result={"n": 1}), session_id, "i")
+    with pytest.raises(ConfigError, match="has a rollout in flight"):
+        client.submit(script(), session_id, "i")
+    assert first.result(60)["n"] == 1
+    assert client.submit(script(), session_id, "i").result(60)["n"] == 1  # its record is there already
 
 
 def test_refusals_without_end_are_throttled(make_client: MakeClient, runtime: ScriptedRuntime) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -73,6 +75,7 @@ async def test_reading_and_listing_are_retried_too(scripted: Any, remote: Object
         (400, "AuthorizationHeaderMalformed", StoreError),
         (301, "PermanentRedirect", StoreError),
         (404, "NoSuchBucket", StoreError),
+        (501, "NotImplemented", StoreError),
     ],
 )
 async def test_a_lasting_fault_is_told_at_once(
@@ -84,6 +87,54 @@ async def test_a_lasting_fault_is_told_at_once(
     assert len(scripted.requests) == 1
     assert not isinstance(caught.value, ObjectNotFoundError)
     assert "Debug source" not in str(caught.value)
+    assert caught.value.permanent
+
+
+async def test_a_store_without_conditional_writes_is_reported_in_its_own_words(
+    scripted: Any, remote: ObjectStore
+) -> None:
+    scripted.answer = lambda r, _n: (501, s3_error("NotImplemented")) if "if-none-match" in r.headers else (200, b"")
+    with pytest.raises(StoreError, match=r"'a/k' in s3://the-bucket.*NotImplemented.*as told"):
+        await remote.put_async("a/k", b"body", create_only=True)
+    assert len(scripted.requests) == 1
+
+
+FORKS = """
+import os, sys
+from agentcore_rl_toolkit.errors import ObjectExistsError, ObjectNotFoundError
+from agentcore_rl_toolkit.store import open_store
+store = open_store(sys.argv[1])
+store.put("e/parent", b"1")
+child = os.fork()
+if child == 0:
+    store.put("e/child", b"22", create_only=True)
+    for again in (store, open_store(sys.argv[1])):
+        try:
+            again.put("e/child", b"3", create_only=True)
+        except ObjectExistsError:
+            print("exists", flush=True)
+    try:
+        store.head("e/none")
+    except ObjectNotFoundError:
+        print("missing", flush=True)
+    print([item.key for item in store.list("e/")], store.get("e/child"), store.head("e/child").size, flush=True)
+    store.delete("e/child")
+    os._exit(0)
+print(os.waitpid(child, 0)[1], [item.key for item in store.list("e/")])
+"""
+
+
+@pytest.mark.parametrize("prefix", ["", "/some/where"])
+def test_a_child_of_a_process_that_used_s3_can_use_it(bucket: str, prefix: str) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORKS, f"s3://{bucket}{prefix}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == [
+        "exists",
+        "exists",
+        "missing",
+        "['e/child', 'e/parent'] b'22' 2",
+        "0 ['e/parent']",
+    ]
 
 
 async def test_a_lost_answer_to_a_create_that_succeeded_is_a_success(scripted: Any, remote: ObjectStore) -> None:

@@ -5,7 +5,7 @@ contexts, members of groups), because frameworks wrap the client's exception. In
 infrastructure outweighs one of the policy: a model call that never reached the model says nothing about the policy.
 
 Sources: strands.types.exceptions, langgraph.errors, langchain_core.exceptions, agents.exceptions (OpenAI Agents SDK), the
-exception modules of openai, anthropic, litellm, httpx, requests, aiohttp, urllib3 and botocore.
+exception modules of openai, anthropic, litellm, httpx, requests and aiohttp. `aws_errors` has those of botocore and urllib3.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from ..aws_errors import Fate, look_up
 from ..contract import TURNS_USED, Cause
 from ..errors import GatewayError, PolicyFailure, StoreError
 
@@ -51,11 +52,8 @@ _UNREACHED = frozenset(
         ("httpcore", "ProtocolError"),
         ("requests", "ConnectionError"),
         ("requests", "Timeout"),
-        ("urllib3", "HTTPError"),
         ("aiohttp", "ClientConnectionError"),
         ("aiohttp", "ClientPayloadError"),
-        ("botocore", "HTTPClientError"),
-        ("botocore", "ConnectionError"),
     }
 )
 # Told by a framework in place of what its client raised: says something only where nothing else in the chain does.
@@ -72,7 +70,6 @@ _ANSWERS = frozenset(
         ("httpx", "HTTPStatusError"),
         ("requests", "HTTPError"),
         ("aiohttp", "ClientResponseError"),
-        ("botocore", "ClientError"),
         ("urllib", "HTTPError"),
     }
 )
@@ -151,6 +148,9 @@ def _of_one(error: BaseException, names: set[tuple[str, str]]) -> Blame | None:
         if name in _POLICY:
             return Blame(cause=Cause.POLICY, failure=_POLICY[name])
     if not names.isdisjoint(_UNREACHED):
+        return _INFRASTRUCTURE
+    fault = look_up(error)  # of a call to AWS
+    if fault is not None and fault.fate is not Fate.FINAL:
         return _INFRASTRUCTURE
     model_client = not names.isdisjoint(_MODEL_CLIENTS)
     if model_client or not names.isdisjoint(_ANSWERS):

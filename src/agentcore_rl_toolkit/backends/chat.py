@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from itertools import count
 from typing import Any, TypeVar
 
-from ..client.data_plane.pacing import backoff_s
+from ..client.pacing import backoff_s
 from ..errors import GatewayError, UpstreamError
 
 T = TypeVar("T")

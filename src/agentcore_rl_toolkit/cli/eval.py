@@ -201,7 +201,7 @@ def _check_credentials() -> None:
     """Whether there is something to sign with: without, every rollout would fail with the same cause. Raises: ConfigError."""
     import botocore.session
 
-    from ..client.data_plane.transport import HOW_TO_HAVE_THEM
+    from ..client.transport import HOW_TO_HAVE_THEM
 
     if botocore.session.get_session().get_credentials() is None:
         raise ConfigError(f"no credentials: {HOW_TO_HAVE_THEM}")
@@ -366,7 +366,7 @@ def open_target(options: dict[str, Any], exp_id: str, out: Path) -> Iterator[Tar
 def _target(options: dict[str, Any], out: Path) -> Iterator[Target]:
     """The agent as ARN; a file is served by a local runtime for as long as the evaluation runs."""
     from .._servers.keys import credential_of_runtime
-    from ..client.rollouts import ENDPOINT_ENV
+    from ..client.client import ENDPOINT_ENV
     from ..runtime.remote import RuntimeView
     from .training.stack import Stack, find_agent, own, use_local_credentials
 

@@ -1,10 +1,10 @@
 """Rollout client: starts agents on AgentCore Runtime and collects their results."""
 
 from .batch import AsyncBatchResult, BatchItem, BatchProgress, BatchResult
-from .future import RolloutFuture
+from .client import RolloutClient
+from .future import RolloutFuture, as_completed
 from .ledger import FileLedger
-from .records.replay import Replayed
-from .rollouts import RolloutClient
+from .records import Replayed
 from .settings import Deadlines, WatchSettings
 
 __all__ = [
@@ -18,4 +18,5 @@ __all__ = [
     "RolloutClient",
     "RolloutFuture",
     "WatchSettings",
+    "as_completed",
 ]

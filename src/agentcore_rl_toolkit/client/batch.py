@@ -3,130 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import dataclasses
+import functools
 import logging
 import sys
 import time
 import traceback
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .._portal import Portal
 from ..contract import Cause, IdValue, Outcome
-from ..errors import (
-    AgentCoreRLError,
-    AgentError,
-    ConfigError,
-    RolloutError,
-    RolloutLostError,
-)
+from ..errors import AgentCoreRLError, AgentError, ConfigError, RolloutLostError
 from ..proof import Proof
-from .future import RolloutFuture, Verdict
+from .future import RolloutFuture
 from .ledger import Attempt, FileLedger, attempts_of, fingerprint
-from .lifecycle.rollout import Engine
-from .settings import RolloutRequest
+from .rollout import Dispatcher, Rollout
+from .transport import STORE_REFUSED
 
 logger = logging.getLogger(__name__)
 
 LINE_CHARS = 1_000  # of an error: some agents put a whole page into their exception's text
 LEAST_WAIT_S = 30.0  # a resumed session whose time is up gets this long: its record may already be there
-_ERRORS = {kind.outcome: kind for kind in RolloutError.__subclasses__()}
-
-
-async def plan_resume(
-    requests: Sequence[RolloutRequest],
-    ledger: FileLedger,
-    *,
-    engine: Engine,
-    mode: bool | Literal["retry_failed"],
-    fixed_inputs: bool,
-) -> BatchPlan:
-    """Decide for each row: known, running, or to be sent. With ``mode=False`` the ledger is only written.
-
-    Raises: ConfigError when a row is not the one that the ledger holds under its index.
-    """
-    lines = ledger.open()
-    attempts = attempts_of(lines) if mode else {}
-    last = {attempt.index: attempt for attempt in attempts.values()}
-    run: list[tuple[RolloutRequest, Attempt | None]] = []
-    finished: list[tuple[RolloutRequest, Attempt]] = []
-    for request in requests:
-        request = dataclasses.replace(request, ledger=ledger)
-        assert request.index is not None
-        known = last.get(request.index)
-        if known is None:
-            run.append((request, None))
-            continue
-        _check_same(request, known, fixed_inputs)
-        config = {**request.config, "input_id": known.input_id}
-        request = dataclasses.replace(request, input_id=known.input_id, config=config)
-        if known.outcome is None:
-            run.append((_adopt(request, known), known))
-        elif known.outcome is Outcome.CANCELLED or (mode == "retry_failed" and _may_run_again(known)):
-            # Cancelled is what an interrupted batch does to its rollouts; it is no verdict on them.
-            run.append((dataclasses.replace(request, first_attempt=known.attempt + 1), None))
-        else:
-            finished.append((request, known))
-    adopted = {known.session_id for _, known in run if known is not None}
-    stop = [a for a in attempts.values() if not a.stopped and a.session_id not in adopted]
-    ready = await asyncio.gather(*(_item(engine, request, known) for request, known in finished))
-    return BatchPlan(run=run, ready=ready, stop=stop, ledger=ledger)
-
-
-def _may_run_again(known: Attempt) -> bool:
-    """Whether a finished rollout failed. What the policy failed at is a result: another try would be a second draw."""
-    return known.outcome is not Outcome.OK and known.cause != Cause.POLICY
-
-
-def _check_same(request: RolloutRequest, known: Attempt, fixed_inputs: bool) -> None:
-    if fingerprint(request.payload) != known.payload:
-        raise ConfigError(
-            f"row {request.index} is not the one in the ledger (its payload differs); resume with the same rows in the same "
-            "order, or use another exp_id or ledger"
-        )
-    if fixed_inputs and str(request.input_id) != str(known.input_id):
-        raise ConfigError(f"row {request.index} has input id {request.input_id!r}, the ledger {known.input_id!r}")
-
-
-def _adopt(request: RolloutRequest, known: Attempt) -> RolloutRequest:
-    """The request with the session that runs, and what is left of its time."""
-    timeout_s = request.timeout_s
-    deadlines = request.deadlines
-    spent_s = 0.0 if known.accepted_s is None else max(0.0, time.time() - known.accepted_s)
-    if timeout_s is not None:
-        timeout_s = max(timeout_s - spent_s, LEAST_WAIT_S)
-    if deadlines.run_s is not None:
-        deadlines = dataclasses.replace(deadlines, run_s=max(deadlines.run_s - spent_s, LEAST_WAIT_S))
-    return dataclasses.replace(
-        request, session_id=known.session_id, first_attempt=known.attempt, timeout_s=timeout_s, deadlines=deadlines
-    )
-
-
-async def _item(engine: Engine, request: RolloutRequest, known: Attempt) -> BatchItem:
-    """The item of a rollout that an earlier process finished: its record, or what the ledger says."""
-    assert known.outcome is not None
-    expected = engine.proofs.expected(known.session_id, request.ledger, key_id=known.proof_key, promised=known.promised)
-    verdict = await engine.stores.reader(known.bucket).read(known.key, request.deadlines.result_s, expected)
-    if verdict is None and known.outcome is Outcome.OK:
-        error: RolloutError = RolloutLostError("the ledger says ok, but the record is gone from the store")
-        verdict = Verdict(outcome=Outcome.LOST, error=error)
-    elif verdict is None:
-        error = _ERRORS[known.outcome](known.error or known.outcome.value)
-        if known.cause is not None:
-            error.cause = known.cause
-        verdict = Verdict(outcome=known.outcome, error=error)
-    if isinstance(verdict.error, AgentCoreRLError):
-        verdict.error.session_id, verdict.error.input_id = known.session_id, known.input_id
-        verdict.error.key = known.key
-    return make_item(
-        verdict,
-        index=request.index,
-        input_id=known.input_id,
-        session_id=known.session_id,
-        attempt=known.attempt,
-    )
+# If these are the first answers, the ARN, the bucket, the region or the credentials are wrong for every rollout.
+WRONG_SETTINGS = frozenset(
+    {
+        *("ResourceNotFoundException", "AccessDeniedException", "UnrecognizedClientException"),
+        *("InvalidSignatureException", "InvalidClientTokenId", "NoCredentialsError"),
+        *(STORE_REFUSED, "NoSuchBucket", "PermanentRedirect", "AuthorizationHeaderMalformed"),
+    }
+)
+ProgressHook = Callable[["BatchProgress"], object]
+NextRollout = Callable[[], Awaitable[Rollout | None]]  # None after the last one
 
 
 @dataclass
@@ -166,11 +76,13 @@ class BatchItem:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchProgress:
-    """How far a batch is. Units: ``elapsed_s`` seconds. ``unproven``: records whose origin nothing proves. ``causes``: failures
-    by whose they are.
+    """How far a batch is.
+
+    Units: ``elapsed_s`` seconds. ``total`` is None for an iterable without a length. ``unproven``: records whose origin nothing
+    proves. ``causes``: failures by whose they are.
     """
 
-    total: int
+    total: int | None
     done: int
     ok: int
     running: int
@@ -187,36 +99,8 @@ class BatchProgress:
         bad += f" ({policy} the policy's)" if policy else ""
         bad += f", {self.unproven} unproven" if self.unproven else ""
         bad += f", {self.forged} forged" if self.forged else ""
-        return f"{self.done}/{self.total} done, {self.ok} ok{bad}, {self.running} running, {self.elapsed_s:.0f} s"
-
-
-def item_of(future: RolloutFuture, index: int | None) -> BatchItem:
-    """The batch item of a finished rollout."""
-    return make_item(
-        future._done.result(),
-        index=index,
-        elapsed=future.elapsed(),
-        input_id=future.input_id,
-        session_id=future.session_id,
-        attempt=future.attempt,
-        stages=future.stages,
-    )
-
-
-def make_item(verdict: Verdict, **about: Any) -> BatchItem:
-    """The batch item that says how a rollout ended; `about` are its other fields."""
-    return BatchItem(
-        success=verdict.outcome is Outcome.OK,
-        result=verdict.record,
-        error=None if verdict.error is None else error_line(verdict.error),
-        exception=verdict.error,
-        outcome=verdict.outcome,
-        proof=verdict.proof,
-        traceback=None if verdict.error is None else traceback_of(verdict.error),
-        cause=verdict.cause,
-        failure=verdict.failure,
-        **about,
-    )
+        total = "" if self.total is None else f"/{self.total}"
+        return f"{self.done}{total} done, {self.ok} ok{bad}, {self.running} running, {self.elapsed_s:.0f} s"
 
 
 def error_line(error: BaseException) -> str:
@@ -236,189 +120,215 @@ def traceback_of(error: BaseException) -> str | None:
     return "".join(traceback.format_exception(error))
 
 
-@dataclass(kw_only=True)
-class BatchPlan:
-    """The work of a batch: items known already, rollouts to run or to adopt, sessions left over to stop."""
+def item_of(future: RolloutFuture, index: int | None) -> BatchItem:
+    """The batch item of a finished rollout."""
+    verdict = future._done.result()
+    return BatchItem(
+        success=verdict.outcome is Outcome.OK,
+        result=verdict.record,
+        error=None if verdict.error is None else error_line(verdict.error),
+        exception=verdict.error,
+        outcome=verdict.outcome,
+        proof=verdict.proof,
+        traceback=None if verdict.error is None else traceback_of(verdict.error),
+        cause=verdict.cause,
+        failure=verdict.failure,
+        index=index,
+        elapsed=future.elapsed(),
+        input_id=future.input_id,
+        session_id=future.session_id,
+        attempt=future.attempt,
+        stages=future.stages,
+    )
 
-    run: Sequence[tuple[RolloutRequest, Attempt | None]]
-    ready: Sequence[BatchItem] = ()
-    stop: Sequence[Attempt] = ()
-    ledger: FileLedger | None = None
 
+class BatchResult:
+    """The items of a batch in the order in which they finish. Iterate it once, with `for` or `async for`, or use `next`.
 
-ProgressHook = Callable[[BatchProgress], object]
-
-
-class BatchRun:
-    """One pass over a batch: iterate it with `for` or `async for`.
-
-    Leaving it early stops every session it started: on `break` (when the loop drops the iterator), on an exception, on
-    Ctrl-C, or on `close()`.
+    The iteration starts the batch. Leaving it early stops every session that it started: on `break`, on an
+    exception, on Ctrl-C, or on `close()`. At most twice `limit` items are held: those in flight, and finished ones that were
+    not taken yet.
     """
 
     def __init__(
         self,
-        portal: Portal,
-        engine: Engine,
-        size: int,
-        plan: Callable[[], Awaitable[BatchPlan]],
+        dispatcher: Dispatcher,
+        next_rollout: NextRollout,
         *,
-        max_concurrent: int,
+        total: int | None,
+        limit: int,
         progress: ProgressHook | None,
-        log_interval: float,
+        log_interval_s: float,
+        owner: object,
     ) -> None:
-        self._portal = portal
-        self._left = size
-        self._over = False
-        self._feed = _Feed(engine, max_concurrent, _Reporter(size, progress, log_interval))
-        portal.submit(self._feed.run(plan))
+        self._portal = dispatcher.portal
+        self._owner = owner  # the client lives as long as its batch
+        self._finished: asyncio.Queue[Any] = asyncio.Queue()
+        self._room = asyncio.Semaphore(2 * limit)
+        self._live: set[RolloutFuture] = set()
+        report = _Reporter(total, progress, log_interval_s)
+        self._feed = functools.partial(
+            _feed, dispatcher, next_rollout, limit, self._live, self._room, self._finished, report
+        )
+        self._task: concurrent.futures.Future[None] | None = None
+        self._iterated = self._over = False
 
-    # ---- sync and async iteration over the same items
+    def __iter__(self) -> BatchIterator:
+        if self._iterated:
+            raise ConfigError("a batch runs once, and this one was iterated before; keep its items in a list")
+        self._iterated = True
+        self._start()
+        return BatchIterator(self)
 
-    def __iter__(self) -> BatchRun:
-        return self
+    __aiter__ = __iter__
 
     def __next__(self) -> BatchItem:
+        self._start()
         try:
-            while self._waits():
-                self._portal.call(self._feed.arrived())
+            item = None if self._over else self._portal.call(self._next())
         except BaseException:
             self.close()
             raise
-        item = self._take()
         if item is None:
+            self.close()
             raise StopIteration
         return item
 
-    def __aiter__(self) -> BatchRun:
-        return self
-
     async def __anext__(self) -> BatchItem:
+        self._start()
         try:
-            while self._waits():
-                await self._portal.run(self._feed.arrived())
+            item = None if self._over else await self._portal.run(self._next())
         except BaseException:
             self.close()
             raise
-        item = self._take()
         if item is None:
+            self.close()
             raise StopAsyncIteration
         return item
 
-    def _waits(self) -> bool:
-        return self._left > 0 and not self._over and not self._feed.items
+    def _start(self) -> None:
+        if self._task is None and not self._over:
+            self._task = self._portal.submit(self._feed())
 
-    def _take(self) -> BatchItem | None:
-        """The next item; None at the end. Raises: what the batch failed with."""
-        if self._left == 0 or self._over:
-            self.close()
-            return None
-        item = self._feed.items.popleft()
-        if isinstance(item, BatchItem):
-            self._left -= 1
-            return item
-        self._over = True
-        if item is not None:
+    async def _next(self) -> BatchItem | None:
+        item: BatchItem | Exception | None = await self._finished.get()
+        self._room.release()
+        if isinstance(item, Exception):
             raise item
-        return None
-
-    # ---- leaving
+        return item
 
     def close(self) -> None:
         """Stop what this batch started and has not finished. Returns at once; sessions are stopped in the background."""
-        if self._over:
-            return
         self._over = True
-        if self._left:
-            self._portal.post(self._feed.abort)
+        if self._task is not None:
+            self._task.cancel()
+        for future in list(self._live):
+            future.cancel()
 
     def __del__(self) -> None:
         if not getattr(self, "_over", True):
             self.close()
 
 
-class _Feed:
-    """Starts the rollouts of a batch and collects their items, on the client's loop. Separate from `BatchRun`, which must be
-    collectable while this runs.
+class BatchIterator:
+    """The iteration of a batch. `break` drops this object, although the caller may keep the batch, and so ends the batch."""
 
-    Attributes:
-        items: what has ended and was not taken yet, by one consumer. An exception or None in the place of one is the end.
+    def __init__(self, batch: BatchResult) -> None:
+        self._batch = batch
+
+    def __iter__(self) -> BatchIterator:
+        return self
+
+    __aiter__ = __iter__
+
+    def __next__(self) -> BatchItem:
+        return next(self._batch)
+
+    async def __anext__(self) -> BatchItem:
+        return await anext(self._batch)
+
+    def close(self) -> None:
+        """End the batch, as `BatchResult.close`."""
+        self._batch.close()
+
+    __del__ = close
+
+
+AsyncBatchResult = BatchResult  # the published client's name of what `run_batch_async` returns
+
+
+async def _feed(
+    dispatcher: Dispatcher,
+    next_rollout: NextRollout,
+    limit: int,
+    live: set[RolloutFuture],
+    room: asyncio.Semaphore,
+    finished: asyncio.Queue[Any],
+    report: _Reporter,
+) -> None:
+    """Start rollouts while there is room, and put their items into `finished`; then an error, or None for the end.
+
+    It does not know its `BatchResult`, which may be dropped while this runs.
     """
+    loop = asyncio.get_running_loop()
+    slots = asyncio.Semaphore(limit)
+    wrong: list[BaseException] = []
 
-    def __init__(self, engine: Engine, max_concurrent: int, report: _Reporter) -> None:
-        self.items: deque[BatchItem | BaseException | None] = deque()
-        self._engine, self._report = engine, report
-        self._slots = asyncio.Semaphore(max_concurrent)
-        self._more = asyncio.Event()
-        self._live: set[RolloutFuture] = set()
-        self._task: asyncio.Task[Any] | None = None
-        self._aborted = False  # maybe before its first step
+    def ended(future: RolloutFuture, index: int | None) -> None:
+        live.discard(future)
+        item = item_of(future, index)
+        if item.exception is not None and not report.records and getattr(item.exception, "code", "") in WRONG_SETTINGS:
+            wrong.append(item.exception)
+        report.finished(item, len(live))
+        finished.put_nowait(item)
+        slots.release()
 
-    async def arrived(self) -> None:
-        """Wait for an item."""
-        while not self.items:
-            self._more.clear()
-            await self._more.wait()
+    def report_end(future: RolloutFuture, index: int | None, _: object) -> None:
+        loop.call_soon_threadsafe(ended, future, index)
 
-    def abort(self) -> None:
-        """Start nothing more, cancel what runs."""
-        self._aborted = True
-        if self._task is not None:
-            self._task.cancel()
-        for future in list(self._live):
+    try:
+        while True:
+            await room.acquire()
+            await slots.acquire()
+            rollout = await next_rollout()
+            if rollout is None:
+                break
+            if wrong and not report.records:
+                text = f"the batch ends, because every rollout would fail like its first ones: {wrong[0]}"
+                raise ConfigError(text, code=getattr(wrong[0], "code", None)) from wrong[0].__cause__ or wrong[0]
+            future = dispatcher.submit(rollout)
+            live.add(future)
+            future._done.add_done_callback(functools.partial(report_end, future, rollout.index))
+        while live:
+            await slots.acquire()
+    except Exception as e:
+        finished.put_nowait(e)
+    finally:
+        for future in list(live):
             future.cancel()
-
-    async def run(self, plan: Callable[[], Awaitable[BatchPlan]]) -> None:
-        """Start all rollouts, a bounded number at a time."""
-        self._task = asyncio.current_task()
-        loop = asyncio.get_running_loop()
-        try:
-            todo = BatchPlan(run=()) if self._aborted else await plan()
-            for attempt in todo.stop:
-                self._engine.stop(attempt.session_id, todo.ledger)
-            for item in todo.ready:
-                self._put(item)
-            for request, adopted in todo.run:
-                await self._slots.acquire()
-                future = self._engine.submit(request, adopted)
-                self._live.add(future)
-
-                def done(_: object, future: RolloutFuture = future, index: int | None = request.index) -> None:
-                    loop.call_soon_threadsafe(self._ended, future, index)
-
-                future._done.add_done_callback(done)
-        except asyncio.CancelledError:
-            self._put(None)
-        except Exception as e:
-            self._put(e)
-
-    def _ended(self, future: RolloutFuture, index: int | None) -> None:
-        self._live.discard(future)
-        self._slots.release()
-        self._put(item_of(future, index))
-
-    def _put(self, item: BatchItem | BaseException | None) -> None:
-        if isinstance(item, BatchItem):
-            self._report.finished(item, len(self._live))
-        self.items.append(item)
-        self._more.set()
+        finished.put_nowait(None)
 
 
 class _Reporter:
-    def __init__(self, total: int, hook: ProgressHook | None, log_interval: float) -> None:
-        self._total, self._hook, self._interval = total, hook, log_interval
+    """The progress of a batch: to the log, and to the caller's function. ``records``: records that were read."""
+
+    def __init__(self, total: int | None, hook: ProgressHook | None, interval_s: float) -> None:
+        self._total, self._hook, self._interval_s = total, hook, interval_s
         self._outcomes: Counter[str] = Counter()
         self._proofs: Counter[Proof | None] = Counter()
         self._causes: Counter[str] = Counter()
         self._began_s = self._logged_s = time.monotonic()
+        self.records = 0
 
     def finished(self, item: BatchItem, running: int) -> None:
-        self._outcomes[str(item.outcome or Outcome.LOST)] += 1
+        """Count an item."""
+        self._outcomes[str(item.outcome)] += 1
         self._proofs[item.proof] += 1
+        self.records += item.result is not None
         if item.cause is not None:
             self._causes[str(item.cause)] += 1
-        now = time.monotonic()
-        due = self._interval > 0 and now - self._logged_s >= self._interval
+        now_s = time.monotonic()
+        due = self._interval_s > 0 and now_s - self._logged_s >= self._interval_s
         if self._hook is None and not due:
             return
         progress = BatchProgress(
@@ -426,14 +336,14 @@ class _Reporter:
             done=self._outcomes.total(),
             ok=self._outcomes[str(Outcome.OK)],
             running=running,
-            elapsed_s=now - self._began_s,
+            elapsed_s=now_s - self._began_s,
             outcomes=dict(self._outcomes),
             unproven=self._proofs[Proof.UNPROVEN],
             forged=self._proofs[Proof.FORGED],
             causes=dict(self._causes),
         )
         if due:
-            self._logged_s = now
+            self._logged_s = now_s
             logger.info("batch: %s", progress)
         if self._hook is not None:
             try:
@@ -442,24 +352,55 @@ class _Reporter:
                 logger.exception("the progress hook of a batch failed")
 
 
-class BatchResult:
-    """Result of `RolloutClient.run_batch`: `for` or `async for` runs the batch. Each loop is a run of its own."""
-
-    def __init__(self, start: Callable[[], BatchRun], size: int) -> None:
-        self._start = start
-        self._size = size
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __iter__(self) -> Iterator[BatchItem]:
-        return self._start()
-
-    def __aiter__(self) -> AsyncIterator[BatchItem]:
-        return self._start()
+# ---- resume
 
 
-AsyncBatchResult = BatchResult  # the published client's name of what `run_batch_async` returns
+def open_ledger(
+    dispatcher: Dispatcher, ledger: FileLedger, resume: bool | Literal["retry_failed"], total: int | None
+) -> dict[int | None, Attempt]:
+    """Open a ledger, and stop the sessions in it that no row waits for. Returns the last attempt of each row.
+
+    Without `resume` the ledger is only written.
+    """
+    lines = ledger.open()
+    attempts = attempts_of(lines) if resume else {}
+    last = {attempt.index: attempt for attempt in attempts.values()}
+    for attempt in attempts.values():
+        row_waits = attempt.outcome is None and attempt is last[attempt.index]
+        row_waits = row_waits and (total is None or attempt.index is None or attempt.index < total)
+        if not attempt.stopped and not row_waits:
+            dispatcher.stop(attempt.session_id, ledger)
+    return last
+
+
+def continue_from(
+    known: Attempt, rollout: Rollout, resume: bool | Literal["retry_failed"], *, fixed_input: bool
+) -> None:
+    """Make a rollout continue from what the ledger has of its row: wait for a session, read a record, or run again.
+
+    Raises: ConfigError when the row is another one.
+    """
+    if fingerprint(rollout.payload) != known.payload:
+        raise ConfigError(
+            f"row {rollout.index} is not the one in the ledger (its payload differs); resume with the same rows in the same "
+            "order, or use another exp_id or ledger"
+        )
+    if fixed_input and str(rollout.input_id) != str(known.input_id):
+        raise ConfigError(f"row {rollout.index} has input id {rollout.input_id!r}, the ledger {known.input_id!r}")
+    rollout.input_id = known.input_id
+    rollout.config = {**rollout.config, "input_id": known.input_id}
+    # What the policy failed at is a result: another try would be a second draw. An interrupted batch cancels its rollouts.
+    failed = known.outcome is not Outcome.OK and known.cause != Cause.POLICY
+    if known.outcome is Outcome.CANCELLED or (known.outcome is not None and resume == "retry_failed" and failed):
+        rollout.attempt = known.attempt + 1
+        return
+    rollout.known, rollout.session_id, rollout.attempt = known, known.session_id, known.attempt
+    spent_s = 0.0 if known.accepted_s is None else max(0.0, time.time() - known.accepted_s)
+    if rollout.timeout_s is not None:
+        rollout.timeout_s = max(rollout.timeout_s - spent_s, LEAST_WAIT_S)
+    run_s = rollout.deadlines.run_s
+    if run_s is not None:
+        rollout.deadlines = dataclasses.replace(rollout.deadlines, run_s=max(run_s - spent_s, LEAST_WAIT_S))
 
 
 def print_progress(progress: BatchProgress) -> None:

@@ -4,7 +4,7 @@ A line is written *before* an invoke is sent (`intent`), when it is accepted, wh
 and when its session is known to be gone (`stopped`). So the next process knows every session that can exist, whenever this one
 dies. No line is ever rewritten; a torn last line comes from a crash and is ignored.
 
-A ledger is locked while it is open: two processes resuming the same run would run everything twice.
+A ledger is locked while it is open: two processes that resume the same run would run everything twice.
 """
 
 from __future__ import annotations
@@ -23,14 +23,8 @@ from typing import Any
 from ..contract import IdValue, Outcome
 from ..errors import ConfigError
 from ..proof import ProofKey
-from .proofs import keep_key
 
 logger = logging.getLogger(__name__)
-
-
-def key_file(ledger: Path) -> Path:
-    """Where the key of a ledger is."""
-    return ledger.with_name(ledger.name + ".key")
 
 
 def fingerprint(payload: Mapping[str, Any]) -> str:
@@ -107,7 +101,7 @@ class FileLedger:
         fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.proof_key = keep_key(key_file(self.path))
+            self.proof_key = kept_key(self.path.with_name(self.path.name + ".key"))
         except BlockingIOError as e:
             os.close(fd)
             raise ConfigError(f"the ledger {self.path} is in use by another process or client; close that one") from e
@@ -118,6 +112,27 @@ class FileLedger:
         if content and not content.endswith(b"\n"):
             os.write(fd, b"\n")  # closes the torn line of a crash, so that the next one stands alone
         return fd
+
+
+def kept_key(path: Path) -> ProofKey:
+    """Read the key in a file that only its owner can read. Without a file, make a key and put it on disk.
+
+    Raises: ConfigError when the file holds something else.
+    """
+    if path.exists():
+        try:
+            return ProofKey(bytes.fromhex(path.read_text()))
+        except OSError as e:
+            raise ConfigError(f"the proof key {path} cannot be read: {e}") from e
+        except ValueError as e:
+            text = f"{path} holds no proof key; remove it, and sessions that still run will count as unproven"
+            raise ConfigError(text) from e
+    made = ProofKey.new()
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(made.key.hex() + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    return made
 
 
 def parse_lines(content: bytes) -> Iterable[dict[str, Any]]:

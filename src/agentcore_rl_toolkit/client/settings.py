@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+import difflib
+import inspect
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..contract import IdValue, Outcome
+from ..contract import Outcome
 from ..errors import ConfigError
 from ..store import ObjectStore
-from .ledger import FileLedger
 
 OnFailure = Literal["return", "raise", "retry"]
 ON_FAILURE: tuple[OnFailure, ...] = ("return", "raise", "retry")
 Prepare = Callable[[str, int], Any]  # (session_id, attempt) -> Mapping of `_rollout` overrides, or an awaitable of one
+TurnsOf = Callable[[str], int | Awaitable[int | None] | None]  # by session id
 
 # Failures of the infrastructure, which another session may not meet. An agent whose own code raised would most likely raise
 # again, and what the policy failed at is a result.
@@ -34,15 +36,20 @@ PASSED_BY_NAME = frozenset(
 )
 
 
-def for_the_agent(rollout_config: Mapping[str, Any] | None, by_name: Mapping[str, Any]) -> dict[str, Any]:
+def for_the_agent(
+    rollout_config: Mapping[str, Any] | None, by_name: Mapping[str, Any], call: Callable[..., Any]
+) -> dict[str, Any]:
     """The `_rollout` entries that a call gives: of `rollout_config`, and published names as keywords, which win.
 
-    Raises: ConfigError on any other keyword.
+    Raises: ConfigError on any other keyword. It suggests the nearest parameter of the call.
     """
     for name in by_name:
         if name not in PASSED_BY_NAME:
+            known = [*inspect.signature(call).parameters, *PASSED_BY_NAME]
+            near = difflib.get_close_matches(name, known, 1)
+            meant = f" (did you mean {near[0]!r}?)" if near else ""
             raise ConfigError(
-                f"there is no parameter {name!r}; what is meant for the agent goes into rollout_config={{{name!r}: ...}}"
+                f"there is no parameter {name!r}{meant}; what the agent receives goes into rollout_config={{{name!r}: ...}}"
             )
     return {**(rollout_config or {}), **by_name}
 
@@ -140,21 +147,3 @@ class WatchSettings:
         if self.lost_after_s is not None:
             return self.lost_after_s
         return 3 * (promised_s if promised_s is not None else self.heartbeat_s) + 5
-
-
-@dataclass(frozen=True, kw_only=True)
-class RolloutRequest:
-    """One rollout to run: the payload, its ids, and its `_rollout` block (``config``)."""
-
-    payload: Mapping[str, Any]
-    input_id: IdValue
-    session_id: str
-    config: Mapping[str, Any]
-    index: int | None = None
-    first_attempt: int = 1
-    on_failure: OnFailure = "return"
-    retries: int = 0
-    prepare: Prepare | None = None
-    deadlines: Deadlines = field(default_factory=Deadlines)
-    timeout_s: float | None = None
-    ledger: FileLedger | None = None

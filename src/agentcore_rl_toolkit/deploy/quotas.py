@@ -111,7 +111,7 @@ def before_a_run(
     import boto3
     from botocore.config import Config
 
-    from ..client.data_plane.transport import is_aws
+    from ..client.transport import is_aws
 
     own = endpoint_url or os.environ.get("AWS_ENDPOINT_URL_BEDROCK_AGENTCORE") or os.environ.get("AWS_ENDPOINT_URL")
     asked = os.environ.get("AWS_ENDPOINT_URL_SERVICE_QUOTAS")

@@ -1,4 +1,7 @@
-"""S3 and the other object stores that obstore speaks: one try per call, errors mapped, credentials and sockets on first use."""
+"""S3 and the other object stores that obstore speaks: one try per call, errors mapped, credentials and sockets on first use.
+
+obstore's runtime does not survive a fork. In a child of a process that used obstore, S3 goes through boto3.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ from ..errors import (
     StorePermissionError,
 )
 from .base import ObjectInfo, ObjectStore, check_size
+from .boto import BotoStore
 from .retry import TransientStoreError
 
 T = TypeVar("T")
@@ -37,6 +41,7 @@ _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "Re
 
 # botocore renews temporary credentials 10 to 15 minutes before they expire, so asking it every 5 minutes never yields dead ones.
 TTL = timedelta(minutes=5)
+_used_in: set[int] = set()  # process ids; a forked child finds that of its parent
 _FILES = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials"}
 
 
@@ -117,6 +122,26 @@ class RemoteStore(ObjectStore):
             opened = self._opened = (os.getpid(), self._open())
         return opened[1]
 
+    def _after_fork(self) -> BotoStore | None:
+        """The store to use in a child of a process that used obstore; None in every other process."""
+        if _used_in <= {os.getpid()}:
+            return None
+        if self._scheme != "s3":
+            raise ConfigError(f"{self.url} cannot be used after a fork; start the process with the method 'spawn'")
+        opened = self._opened
+        if opened is None or opened[0] != os.getpid():
+            opened = self._opened = (os.getpid(), self._open_with_boto3())
+        store: BotoStore = opened[1]
+        return store
+
+    def _open_with_boto3(self) -> BotoStore:
+        from botocore.config import Config
+
+        region = find_region(self._default_region) or "us-east-1"
+        config = Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"})
+        client = find_session().client("s3", region_name=region, endpoint_url=find_endpoint(region), config=config)
+        return BotoStore(self.url, client, self._bucket, self._prefix)
+
     def _open(self) -> Any:
         from obstore.exceptions import BaseError
 
@@ -128,6 +153,7 @@ class RemoteStore(ObjectStore):
     def _build(self) -> Any:
         import obstore.store
 
+        _used_in.add(os.getpid())
         _settle_at_exit()
         # Retries and deadlines live in ObjectStore, in one place; obstore's own would hide them.
         common: dict[str, Any] = {
@@ -157,6 +183,8 @@ class RemoteStore(ObjectStore):
         return obstore.store.S3Store(self._bucket, disable_bulk_delete=True, **common)
 
     async def _put(self, key: str, body: bytes, create_only: bool, durable: bool) -> None:
+        if (other := self._after_fork()) is not None:
+            return await other._put(key, body, create_only, durable)
         import obstore
 
         content_type = _TYPES.get(os.path.splitext(key)[1], "application/octet-stream")
@@ -172,6 +200,8 @@ class RemoteStore(ObjectStore):
         await self._mapped(key, put)
 
     async def _get(self, key: str, max_bytes: int | None) -> bytes:
+        if (other := self._after_fork()) is not None:
+            return await other._get(key, max_bytes)
         import obstore
 
         async def read() -> bytes:
@@ -185,11 +215,15 @@ class RemoteStore(ObjectStore):
         return await self._mapped(key, read())
 
     async def _head(self, key: str) -> ObjectInfo:
+        if (other := self._after_fork()) is not None:
+            return await other._head(key)
         import obstore
 
         return self._info(await self._mapped(key, obstore.head_async(self._store(), self._prefix + key)))
 
     async def _list(self, prefix: str) -> list[ObjectInfo]:
+        if (other := self._after_fork()) is not None:
+            return await other._list(prefix)
         import obstore
 
         full = self._prefix + prefix
@@ -199,6 +233,8 @@ class RemoteStore(ObjectStore):
         return sorted((info for info in found if info.key.startswith(prefix)), key=lambda info: info.key)
 
     async def _delete(self, key: str) -> None:
+        if (other := self._after_fork()) is not None:
+            return await other._delete(key)
         import obstore
 
         try:
@@ -233,7 +269,8 @@ class RemoteStore(ObjectStore):
         code = code_match[1] if code_match else None
         where = f"{key!r} in {self.url}"
         if code == "NoSuchBucket":
-            return StoreError(f"{self.url} does not exist: create the bucket or correct its name", key=key)
+            text = f"{self.url} does not exist: create the bucket or correct its name"
+            return StoreError(text, key=key, code=code, permanent=True)
         if code in _EXPIRED:
             self._opened = None  # the next try asks for fresh credentials
             return TransientStoreError(f"{where}: the AWS credentials have expired", ambiguous=False, key=key)
@@ -244,16 +281,18 @@ class RemoteStore(ObjectStore):
         if isinstance(e, exceptions.AlreadyExistsError | exceptions.PreconditionError):
             return ObjectExistsError(f"{where} exists", key=key)
         if isinstance(e, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
-            return StorePermissionError(f"no access to {where}: {code or text}", key=key)
+            return StorePermissionError(f"no access to {where}: {code or text}", key=key, code=code)
         if "incorrectly configured region" in text or code in ("PermanentRedirect", "AuthorizationHeaderMalformed"):
-            return StoreError(f"{self.url} is in another region; set AWS_REGION to the bucket's region", key=key)
+            text = f"{self.url} is in another region; set AWS_REGION to the bucket's region"
+            return StoreError(text, key=key, code=code or "PermanentRedirect", permanent=True)
         bad_name = "invalid list response" in text  # the XML of a listing cannot hold one of its keys
         if bad_name or isinstance(e, ValueError | exceptions.InvalidPathError | exceptions.NotSupportedError):
             return ConfigError(f"{where}: {text}", key=key)
         if isinstance(e, exceptions.UnknownConfigurationKeyError):
             return ConfigError(f"{self.url}: {text}", key=key)
-        if status is not None and 400 <= status < 500 and status not in _PASSING_STATUS:
-            return StoreError(f"{where}: {text}", key=key)
+        # 501: the store knows no conditional writes, which it will not learn
+        if status is not None and (400 <= status < 500 or status == 501) and status not in _PASSING_STATUS:
+            return StoreError(f"{where}: {text}", key=key, code=code, permanent=True)
         return TransientStoreError(f"{where}: {text}", ambiguous=status is None or status >= 500, key=key)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from ...backends.collection.credit import turns_of
 from ...client.data import read_rows
-from ...client.data_plane.transport import Transport
+from ...client.transport import Transport
 from ...errors import AgentCoreRLError, GatewayError
 from ...gateway import Gateway, GatewayClient, GatewayConfig, UpstreamConfig
 from ...gateway.client.one import SessionHandle

@@ -12,14 +12,14 @@ import boto3
 import pytest
 
 from agentcore_rl_toolkit.client import RolloutClient
-from agentcore_rl_toolkit.client.data_plane.transport import InvokeUncertainError, Transport, is_aws
+from agentcore_rl_toolkit.client.transport import CallError, Transport, is_aws
 from agentcore_rl_toolkit.contract import Outcome, new_session_id
 from agentcore_rl_toolkit.errors import RolloutLostError
 
-from ...runtime.conftest import Server, start_server, wait_for
+from ..runtime.conftest import Server, start_server, wait_for
 
 __all__ = ["start_server"]  # a fixture
-AGENT = Path(__file__).parents[1] / "mortal_agent.py"
+AGENT = Path(__file__).parent / "mortal_agent.py"
 LATE_S = 10.0  # of a machine with five times as many busy processes as cores; the mechanism takes about one
 
 
@@ -90,7 +90,7 @@ def test_a_runtime_that_is_away_is_asked_again_later_without_a_word_in_the_log()
         transport = Transport(
             arn, region="us-west-2", endpoint_url=url, qualifier=None, pool_connections=1, read_timeout_s=1.0
         )
-        with pytest.raises(InvokeUncertainError, match="refused"):  # what the asking loop expects
+        with pytest.raises(CallError, match="refused"):  # what the asking loop expects
             transport.endings([new_session_id()])
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentcore_rl_toolkit.client.data_plane.pacing import (
+from agentcore_rl_toolkit.client.pacing import (
     DECREASE_SPACING_S,
     RECOVERY_S,
     PaceLimits,

@@ -1,19 +1,30 @@
-"""Pace of requests: pure arithmetic on a given `now`, and the pacers that all clients of a process share.
+"""Pace of requests, and the stops of sessions in the background.
 
 AgentCore counts requests per second and new sessions per minute as separate quotas, per account, region and agent. A
 pacer holds a bucket for each, plus one for stops. Buckets follow the generic cell rate algorithm: one number (the
 theoretical arrival time of the next request) instead of a token count, so a reservation is O(1) and needs no timer. On
 a refusal (429, 402) the rate halves, and recovers linearly while nothing is refused: the AIMD rule of TCP, which finds
-an unknown quota and shares it fairly.
-
-Nothing here sleeps. Callers get the delay in seconds and wait in their own way.
+an unknown quota and shares it fairly. Buckets and pacers never sleep: they return a delay.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
+import random
 import threading
+import time
 import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
 
+from ..logs import WarnsOnceAMinute
+from .transport import CallError, Transport, in_thread, within
+
+logger = logging.getLogger(__name__)
+
+STOPS_AT_ONCE = 64  # at the default pace, stops of two seconds each keep up with it
 # One halving answers one burst of refusals: requests sent before the halving took effect come back refused for about this long.
 DECREASE_SPACING_S = 1.0
 RECOVERY_S = 30.0  # a full rate is regained in this time after the last refusal
@@ -68,12 +79,12 @@ def backoff_s(failures: int, *, base_s: float = 0.5, cap_s: float = 20.0, jitter
     return float(min(cap_s, base_s * 2 ** min(failures - 1, 30))) * (1.0 - 0.5 * jitter)
 
 
+@dataclass(eq=False)
 class PaceLimits:
     """The limits of one client: invokes per second, as many stops, and new sessions per minute (None: not limited)."""
 
-    def __init__(self, tps: float, sessions_per_minute: float | None) -> None:
-        self.tps = tps
-        self.sessions_per_minute = sessions_per_minute
+    tps: float
+    sessions_per_minute: float | None
 
 
 class Pacer:
@@ -112,11 +123,10 @@ class Pacer:
         per_minute = [m.sessions_per_minute for m in members if m.sessions_per_minute is not None]
         if not per_minute:
             self._sessions = None
-        elif self._sessions is None:
-            self._sessions = RateBucket(min(per_minute) / 60, burst=min(per_minute) / 60)
-        else:
-            self._sessions.limit = min(per_minute) / 60
-            self._sessions.burst = max(1.0, min(per_minute) / 60)
+            return
+        per_s = min(per_minute) / 60
+        self._sessions = self._sessions or RateBucket(per_s)
+        self._sessions.limit, self._sessions.burst = per_s, max(1.0, per_s)
 
     def try_start(self, now: float) -> float:
         """Take a slot for a new session if one is free. Returns 0.0 when taken, else seconds until it is worth asking again."""
@@ -159,3 +169,105 @@ def shared_pacer(agent_runtime_arn: str, endpoint_url: str | None) -> Pacer:
     """The process's pacer for an agent. The ARN names account, region and agent; another endpoint is another service."""
     with _pacers_lock:
         return _pacers.setdefault((agent_runtime_arn, endpoint_url or ""), Pacer())
+
+
+async def take_turn(ask: Callable[[float], float]) -> None:
+    """Wait until ``ask(now)`` of a pacer grants a slot. Asks at least once a second: other clients may change the pace."""
+    while True:
+        delay_s = ask(time.monotonic())
+        if delay_s <= 0:
+            return
+        await asyncio.sleep(min(delay_s, 1.0))
+
+
+class StopQueue:
+    """The sessions of a client that have to be stopped. Lives on the client's loop.
+
+    Attributes:
+        left: sessions that are not known to be gone, in the order in which they came.
+    """
+
+    def __init__(self, transport: Transport, pacer: Pacer, stop_s: float) -> None:
+        self._transport, self._pacer, self._stop_s = transport, pacer, stop_s
+        self.left: dict[str, None] = {}
+        self._gate = asyncio.Semaphore(STOPS_AT_ONCE)
+        self._pace = asyncio.Lock()
+        self._tasks: set[asyncio.Task[bool]] = set()
+        self._ended = asyncio.Event()  # set by each stop that ends
+        self._hurry = asyncio.Event()
+        self._stopped_s, self._given_up = 0.0, False  # time of the last stop that succeeded; whether one failed
+        self._warnings = WarnsOnceAMinute(logger)
+
+    def put(
+        self, session_id: str, on_end: Callable[[bool], object], invoke: asyncio.Future[bytes] | None = None
+    ) -> asyncio.Task[bool]:
+        """Stop a session soon. If its invoke is still on the wire, wait for its end: the session might start after its stop.
+
+        ``on_end(gone)`` is called afterwards: True when the session is known to be gone.
+        """
+        self.left[session_id] = None
+        task = asyncio.create_task(self._run(session_id, on_end, invoke))
+        self._tasks.add(task)
+        return task
+
+    async def drain(self) -> None:
+        """Wait for all stops. Give up when one failed and none succeeded for `stop_s`: the pace may need longer for all."""
+        self._stopped_s, self._given_up = time.monotonic(), False
+        while self._tasks:
+            self._ended.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._stop_s / 2):
+                    await self._ended.wait()
+            quiet_s = time.monotonic() - self._stopped_s
+            if quiet_s >= self._stop_s / 2:
+                self._hurry.set()
+            if quiet_s >= self._stop_s and self._given_up:
+                return
+
+    async def _run(
+        self, session_id: str, on_end: Callable[[bool], object], invoke: asyncio.Future[bytes] | None
+    ) -> bool:
+        gone = False
+        try:
+            if invoke is not None:
+                hurry = asyncio.ensure_future(self._hurry.wait())
+                await asyncio.wait((invoke, hurry), return_when=asyncio.FIRST_COMPLETED)
+                hurry.cancel()
+            async with self._gate:
+                answered = await self._stop(session_id)
+            # With its invoke still on the wire the session may yet come up; a later process has to stop it again.
+            gone = answered and (invoke is None or invoke.done())
+        finally:
+            if gone:
+                self.left.pop(session_id, None)
+                self._stopped_s = time.monotonic()
+            self._given_up = self._given_up or not gone
+            self._tasks.discard(asyncio.current_task())
+            self._ended.set()
+            on_end(gone)
+        return gone
+
+    async def _stop(self, session_id: str) -> bool:
+        """Stop one session, with retries. Stopping twice does no harm. Returns False when it could not be stopped."""
+        spent_s, failures = 0.0, 0  # without the waits for a turn
+        while True:
+            async with self._pace:
+                await take_turn(self._pacer.try_stop)
+            began_s = time.monotonic()
+            try:
+                await within(in_thread(self._transport.stop, session_id), self._stop_s - spent_s)
+                return True
+            except (CallError, TimeoutError) as e:
+                if isinstance(e, CallError) and e.throttled:
+                    self._pacer.stop_refused(time.monotonic())
+                failures += 1
+                pause_s = backoff_s(failures, base_s=0.25, cap_s=5.0, jitter=random.random())
+                problem: Exception = e
+            except Exception as e:  # refused for good
+                pause_s, problem = self._stop_s, e
+            spent_s += time.monotonic() - began_s + pause_s
+            if spent_s > self._stop_s:
+                ids = {"session_id": session_id}
+                self._warnings.warning("session %s could not be stopped: %s", session_id, problem, extra=ids)
+                return False
+            await asyncio.sleep(pause_s)

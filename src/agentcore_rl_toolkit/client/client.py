@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import itertools
 import os
 import threading
 import uuid
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+import weakref
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,34 +17,25 @@ from .._portal import Portal, result_of
 from ..contract import IdValue, check_id, new_session_id
 from ..errors import ConfigError
 from ..store import open_store, parse_url
-from .batch import (
-    BatchItem,
-    BatchPlan,
-    BatchResult,
-    BatchRun,
-    ProgressHook,
-    plan_resume,
-    print_progress,
-)
-from .data_plane.pacing import PaceLimits, shared_pacer
-from .data_plane.transport import Transport
+from .batch import BatchItem, BatchResult, ProgressHook, continue_from, open_ledger, print_progress
 from .future import RolloutFuture
-from .ledger import FileLedger
-from .lifecycle.events import Subscriber
-from .lifecycle.rollout import Engine
-from .records.replay import Replayed, Reward, replayed
+from .ledger import Attempt, FileLedger
+from .pacing import PaceLimits, shared_pacer
+from .records import Replayed, Reward, replayed
+from .rollout import Dispatcher, Rollout, Subscriber
 from .settings import (
     ON_FAILURE,
     PUBLISHED_POOL_CONNECTIONS,
     Deadlines,
     OnFailure,
     Prepare,
-    RolloutRequest,
+    TurnsOf,
     WatchSettings,
     check_choice,
     check_number,
     for_the_agent,
 )
+from .transport import Transport, in_thread
 
 ENDPOINT_ENV = ("AWS_ENDPOINT_URL_BEDROCK_AGENTCORE", "AWS_ENDPOINT_URL")
 COLD_START_S = 15.0  # a slow cold start; invokes of that length, at the full pace, are what the pool must hold
@@ -73,6 +66,8 @@ class RolloutClient:
         retries: additional sessions after lost, timed out or throttled ones; default 1 with "retry", else 0.
         deadlines: of the stages.
         watch: how results are noticed, and what they must prove.
+        turns_of: ``turns_of(session_id)`` gives the model calls of a session so far (a number, or an awaitable of one). With it,
+            a deadline that passes while the agent calls the model is the agent's failure, and not tried again.
 
     Raises: ConfigError (a ValueError) on unusable arguments.
     """
@@ -95,10 +90,11 @@ class RolloutClient:
         retries: int | None = None,
         deadlines: Deadlines | None = None,
         watch: WatchSettings | None = None,
+        turns_of: TurnsOf | None = None,
         rollout_config: Mapping[str, Any] | None = None,
         **extra_config: Any,
     ) -> None:
-        given = for_the_agent(rollout_config, extra_config)
+        given = for_the_agent(rollout_config, extra_config, RolloutClient.__init__)
         check_choice("on_failure", on_failure, ON_FAILURE)
         check_number("tps_limit", tps_limit, above=0)
         check_number("sessions_per_minute", sessions_per_minute, above=0, optional=True)
@@ -125,32 +121,33 @@ class RolloutClient:
         pool = max_pool_connections
         if pool == PUBLISHED_POOL_CONNECTIONS:
             pool = int(min(POOL_LIMIT, max(64, tps_limit * COLD_START_S)))
-        self._transport = Transport(
-            agent_runtime_arn,
-            region=self.region,
-            endpoint_url=endpoint_url,
-            qualifier=qualifier,
-            pool_connections=pool,
-            read_timeout_s=self.deadlines.start_s,
-        )
         self._ledgers: dict[str, FileLedger] = {}
-        self._portal = Portal("agentcore-rl-client", owner="client")
         self._may_close = threading.Semaphore(1)  # taken by the first `close`
         self._closing_thread: int | None = None
         self._closed: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._engine = Engine(
-            portal=self._portal,
-            transport=self._transport,
+        self._dispatcher = Dispatcher(
+            portal=Portal("agentcore-rl-client", owner="client"),
+            transport=Transport(
+                agent_runtime_arn,
+                region=self.region,
+                endpoint_url=endpoint_url,
+                qualifier=qualifier,
+                pool_connections=pool,
+                read_timeout_s=self.deadlines.start_s,
+            ),
             pacer=shared_pacer(agent_runtime_arn, self.endpoint_url),
             limits=PaceLimits(tps_limit, sessions_per_minute),
-            bucket=s3_bucket,
-            store=self.store,
             watch=self.watch,
             deadlines=self.deadlines,
             exp_id=self.exp_id,
             max_attempts=max_retry_attempts,
             calls_at_once=pool,
+            stores={s3_bucket: self.store},
+            turns_of=turns_of,
         )
+        self._portal = self._dispatcher.portal
+        self._dropped = weakref.finalize(self, self._dispatcher.abandon)
+        self._dropped.atexit = False
 
     # ---- single rollouts
 
@@ -169,43 +166,37 @@ class RolloutClient:
             rollout_config, rollout_overrides: `_rollout` entries of this rollout, as in the client's constructor.
         Raises: ConfigError on unusable arguments.
         """
-        overrides = for_the_agent(rollout_config, rollout_overrides)
-        return self._engine.submit(self._request(payload, session_id, input_id, overrides))
+        overrides = for_the_agent(rollout_config, rollout_overrides, RolloutClient.invoke)
+        return self._dispatcher.submit(self._rollout(payload, session_id, input_id, overrides))
 
     def invoke(
         self,
         payload: Mapping[str, Any],
         session_id: str | None = None,
         input_id: IdValue | None = None,
-        *,
-        rollout_config: Mapping[str, Any] | None = None,
         **rollout_overrides: Any,
     ) -> RolloutFuture:
-        """Start a rollout and wait until the runtime accepted it.
+        """Start a rollout, as `submit`, and wait until the runtime accepted it.
 
         Raises: what prevented the start (RolloutThrottledError, AgentError, ConfigError, ...).
         """
-        return self._portal.call(
-            self.invoke_async(payload, session_id, input_id, rollout_config=rollout_config, **rollout_overrides)
-        )
+        return self._portal.call(self.invoke_async(payload, session_id, input_id, **rollout_overrides))
 
     async def invoke_async(
         self,
         payload: Mapping[str, Any],
         session_id: str | None = None,
         input_id: IdValue | None = None,
-        *,
-        rollout_config: Mapping[str, Any] | None = None,
         **rollout_overrides: Any,
     ) -> RolloutFuture:
         """Async `invoke`. Cancelling it ends the rollout."""
-        future = self.submit(payload, session_id, input_id, rollout_config=rollout_config, **rollout_overrides)
+        future = self.submit(payload, session_id, input_id, **rollout_overrides)
         try:
             await asyncio.wrap_future(future._accepted)
         except BaseException:
             future.cancel()
             raise
-        if future.done() and future._progress.agent_reply is None and future.record is None:
+        if future.done() and future._rollout.reply is None and future.record is None:
             error = future.exception(0)
             if error is not None:
                 raise error
@@ -251,56 +242,55 @@ class RolloutClient:
                 Without a ledger on disk yet it starts the run, so a script may always say ``resume=True``.
             ledger: a file, or a `FileLedger`; default with `resume`: ``runs/{exp_id}/ledger.jsonl``.
         """
-        rows = list(payloads)
+        total = len(payloads) if isinstance(payloads, Sized) else None
         for name, values in (("input_ids", input_ids), ("overrides", overrides)):
-            if values is not None and len(values) != len(rows):
-                raise ConfigError(f"{name} has {len(values)} entries for {len(rows)} payloads")
+            if values is not None and total is not None and len(values) != total:
+                raise ConfigError(f"{name} has {len(values)} entries for {total} payloads")
         check_number("max_concurrent_sessions", max_concurrent_sessions, at_least=1, optional=True, whole=True)
         check_number("log_interval", log_interval, at_least=0)
         check_number("timeout", timeout, at_least=0, optional=True)
         check_number("retries", retries, at_least=0, optional=True, whole=True)
         check_choice("resume", resume, (True, False, "retry_failed"))
+        if max_concurrent_sessions is None and total is None:
+            raise ConfigError("max_concurrent_sessions is needed for payloads without a length")
         if resume and ledger is None:
             ledger = Path("runs") / self.exp_id / "ledger.jsonl"
-        hook: ProgressHook | None = print_progress if progress is True else (progress or None)
+        book = None if ledger is None else self._ledger(ledger)
+        dispatcher, rows, numbers = self._dispatcher, _Rows(payloads), itertools.count()
+        attempts: dict[int | None, Attempt] | None = None
 
-        def start() -> BatchRun:
-            requests = [
-                self._request(
-                    row,
-                    None,
-                    input_ids[i] if input_ids is not None else None,
-                    (overrides[i] if overrides is not None else None) or {},
-                    timeout=timeout,
-                    retries=retries,
-                    prepare=prepare,
-                    index=i,
-                )
-                for i, row in enumerate(rows)
-            ]
-
-            async def plan() -> BatchPlan:
-                if ledger is None:
-                    return BatchPlan(run=[(request, None) for request in requests])
-                return await plan_resume(
-                    requests,
-                    self._ledger(ledger),
-                    engine=self._engine,
-                    mode=resume,
-                    fixed_inputs=input_ids is not None,
-                )
-
-            return BatchRun(
-                self._portal,
-                self._engine,
-                len(requests),
-                plan,
-                max_concurrent=max_concurrent_sessions or max(1, len(rows)),
-                progress=hook,
-                log_interval=log_interval,
+        async def next_rollout() -> Rollout | None:
+            nonlocal attempts
+            if attempts is None:
+                attempts = {} if book is None else open_ledger(dispatcher, book, resume, total)
+            payload = await rows.take()
+            if payload is rows.END:
+                return None
+            index = next(numbers)
+            rollout = self._rollout(
+                payload,
+                None,
+                input_ids[index] if input_ids is not None else None,
+                (overrides[index] if overrides is not None else None) or {},
+                timeout=timeout,
+                retries=retries,
+                prepare=prepare,
+                index=index,
+                ledger=book,
             )
+            if index in attempts:
+                continue_from(attempts[index], rollout, resume, fixed_input=input_ids is not None)
+            return rollout
 
-        return BatchResult(start, len(rows))
+        return BatchResult(
+            dispatcher,
+            next_rollout,
+            total=total,
+            limit=max_concurrent_sessions or max(1, total or 0),
+            progress=print_progress if progress is True else (progress or None),
+            log_interval_s=log_interval,
+            owner=self,
+        )
 
     run_batch_async = run_batch
 
@@ -344,18 +334,18 @@ class RolloutClient:
         Events: intent, accepted, refused, server_error, retried, finished, stopped. Fields always hold
         ``session_id`` and ``exp_id``.
         """
-        self._engine.events.subscribers.append(subscriber)
+        self._dispatcher.subscribers.append(subscriber)
 
     @property
     def in_flight(self) -> int:
         """Rollouts without an outcome."""
-        return len(self._engine.flights())
+        return len(self._dispatcher.flights())
 
     def flights(self) -> list[dict[str, Any]]:
         """Where each rollout without an outcome is: ``session_id``, ``input_id``, ``attempt``, ``stage``, seconds in it
         (``stage_s``) and in all (``total_s``), until its deadline (``left_s``, None: no limit), ``trouble`` with the store.
         """
-        return self._engine.flights()
+        return self._dispatcher.flights()
 
     @property
     def stats(self) -> dict[str, int]:
@@ -363,7 +353,7 @@ class RolloutClient:
         cause_policy, cause_infrastructure), stopped, stop_failed, store_requests; of the records read: proven,
         unproven, forged.
         """
-        return {**self._engine.events.counts, "store_requests": self._engine.stores.requests}
+        return {**self._dispatcher.counts, "store_requests": self._dispatcher.store_requests}
 
     @property
     def region(self) -> str:
@@ -373,20 +363,20 @@ class RolloutClient:
     @property
     def agentcore_client(self) -> Any:
         """The boto3 ``bedrock-agentcore`` client."""
-        return self._transport.client
+        return self._dispatcher.transport.client
 
     @property
     def s3_client(self) -> Any:
         """A boto3 S3 client, for your own code."""
-        return self._transport.make_s3_client()
+        return self._dispatcher.transport.make_s3_client()
 
     def flush(self) -> list[str]:
         """Wait until every session that is due to be stopped is stopped. Returns and gives up as `close` does."""
-        return self._portal.call(self._engine.close_async()) if self._portal.started else []
+        return self._portal.call(self._dispatcher.close_async()) if self._portal.started else []
 
     async def flush_async(self) -> list[str]:
         """Async `flush`."""
-        return await self._portal.run(self._engine.close_async()) if self._portal.started else []
+        return await self._portal.run(self._dispatcher.close_async()) if self._portal.started else []
 
     def close(self) -> list[str]:
         """Cancel what runs, stop its sessions, and end the background thread.
@@ -405,7 +395,7 @@ class RolloutClient:
                 self._end_close()
         elif self._closing_thread != threading.get_ident():  # a signal handler would wait for what it interrupted
             result_of(self._closed)
-        return list(self._engine.left)
+        return self._dispatcher.left
 
     async def aclose(self) -> list[str]:
         """Async `close`."""
@@ -416,23 +406,24 @@ class RolloutClient:
             finally:
                 self._end_close()
         await asyncio.shield(asyncio.wrap_future(self._closed))
-        return list(self._engine.left)
+        return self._dispatcher.left
 
     async def _shut(self) -> None:
-        await self._engine.close_async(cancel="all")
+        await self._dispatcher.close_async(cancel="all")
         for ledger in self._ledgers.values():
             ledger.close()
 
     def _begin_close(self) -> bool:
-        self._engine.refuse_more()
+        self._dispatcher.refuse_more()
         if first := self._may_close.acquire(blocking=False):
             self._closing_thread = threading.get_ident()
         return first
 
     def _end_close(self) -> None:
-        self._engine.leave()
+        self._dropped.detach()
+        self._dispatcher.leave()
         self._portal.close()
-        self._transport.close()
+        self._dispatcher.transport.close()
         self._closed.set_result(None)
 
     def __enter__(self) -> RolloutClient:
@@ -470,7 +461,7 @@ class RolloutClient:
         config.update(overrides)
         return config
 
-    def _request(
+    def _rollout(
         self,
         payload: Mapping[str, Any],
         session_id: str | None,
@@ -481,21 +472,38 @@ class RolloutClient:
         retries: int | None = None,
         prepare: Prepare | None = None,
         index: int | None = None,
-    ) -> RolloutRequest:
+        ledger: FileLedger | None = None,
+    ) -> Rollout:
         if not isinstance(payload, Mapping):
             raise ConfigError(f"a payload must be a mapping, got {type(payload).__name__}")
         if input_id is None or input_id == "":
             input_id = str(uuid.uuid4())
         check_id(input_id, "input_id")
-        return RolloutRequest(
+        return Rollout(
+            shared=self._dispatcher,
             payload=payload,
             input_id=input_id,
             session_id=session_id or new_session_id(),
             config=self._config(input_id, overrides),
-            index=index,
+            deadlines=self.deadlines,
             on_failure=self.on_failure,
             retries=self.retries if retries is None else retries,
-            prepare=prepare,
-            deadlines=self.deadlines,
             timeout_s=timeout,
+            prepare=prepare,
+            index=index,
+            ledger=ledger,
         )
+
+
+class _Rows:
+    """The payloads of a batch, one at a time. A generator of the caller's may block, so it is advanced in threads."""
+
+    END: Any = object()
+
+    def __init__(self, payloads: Iterable[Mapping[str, Any]]) -> None:
+        self._blocks = not isinstance(payloads, Sequence)
+        self._rows = iter(payloads)
+
+    async def take(self) -> Any:
+        """The next payload, or END."""
+        return await in_thread(next, self._rows, self.END) if self._blocks else next(self._rows, self.END)

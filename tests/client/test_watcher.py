@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import datetime
 import math
 import time
 from pathlib import Path
@@ -12,18 +13,19 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.client.records.watcher import LOCAL_COST, REMOTE_COST, ListingCost, Watcher
+from agentcore_rl_toolkit.client.watcher import LOCAL_COST, REMOTE_COST, LookCost, Watcher
 from agentcore_rl_toolkit.contract import alive_key
 from agentcore_rl_toolkit.errors import (
     ConfigError,
+    ObjectNotFoundError,
     RolloutLostError,
     StoreError,
     StorePermissionError,
 )
-from agentcore_rl_toolkit.store import ObjectStore, open_store
+from agentcore_rl_toolkit.store import ObjectInfo, ObjectStore, open_store
 
 
-def watcher(store: Any, *, cost: ListingCost = LOCAL_COST, **options: Any) -> Watcher:
+def watcher(store: Any, *, cost: LookCost = LOCAL_COST, **options: Any) -> Watcher:
     return Watcher(store, "e/", cost=cost, **{"interval_s": 0.01, **options})
 
 
@@ -43,11 +45,13 @@ def store(tmp_path: Path) -> ObjectStore:
     ],
 )
 async def test_a_round_lists_the_experiment_or_each_input_whichever_is_fewer_requests(
-    inputs: int, lines: int, cost: ListingCost, lists: list[str]
+    inputs: int, lines: int, cost: LookCost, lists: list[str]
 ) -> None:
     seen: list[str] = []
 
     class Store:
+        url = "s3://b"
+
         async def list_async(self, prefix: str, *, timeout_s: float | None) -> list[Any]:
             seen.append(prefix)
             return []
@@ -93,7 +97,7 @@ class FlakyStore:
     """A real store that fails on demand."""
 
     def __init__(self, store: ObjectStore) -> None:
-        self.store, self.error = store, None
+        self.store, self.error, self.url = store, None, store.url
         self.lists = self.heads = 0
         self.denied: set[str] = set()
         self.broken: dict[str, BaseException] = {}
@@ -137,7 +141,7 @@ async def test_a_session_is_not_lost_because_the_machine_had_no_time_for_anybody
     """Neither looked the client, nor could the session write."""
     ahead_s = 0.0
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead_s)
-    monkeypatch.setattr("agentcore_rl_toolkit.client.records.watcher.time", clock)
+    monkeypatch.setattr("agentcore_rl_toolkit.client.watcher.time", clock)
     flaky = FlakyStore(store)
     w = watcher(flaky)
     await store.put_async(alive_key("e/i/s.json"), b"{}")
@@ -251,3 +255,78 @@ async def test_a_look_at_one_object_after_a_listing_is_no_sign_of_life(store: Ob
     with pytest.raises(RolloutLostError):
         await asyncio.wait_for(waiter.found, 60)
     changing.cancel()
+
+
+class ManyRecords:
+    """A store with old records, which counts requests by kind and takes time for each."""
+
+    url = "s3://b"
+
+    def __init__(self, records: int) -> None:
+        now = datetime.datetime.now(datetime.UTC)
+        self.found = [ObjectInfo(key=f"e/old{n}/s.json", size=1, last_modified=now) for n in range(records)]
+        self.pages = self.heads = 0
+
+    async def list_async(self, prefix: str, *, timeout_s: float | None) -> list[ObjectInfo]:
+        whole = prefix == "e/"
+        self.pages += max(1, len(self.found) // 1000) if whole else 1
+        return self.found if whole else []
+
+    async def head_async(self, key: str, *, timeout_s: float | None) -> ObjectInfo:
+        self.heads += 1
+        await asyncio.sleep(0.02)
+        raise ObjectNotFoundError(key)
+
+
+@pytest.mark.parametrize(("records", "inputs"), [(5_000, 256), (5_000, 3), (0, 256)])
+async def test_looking_stays_within_four_listings_a_second(records: int, inputs: int) -> None:
+    store = ManyRecords(records)
+    w = Watcher(store, "e/")  # type: ignore[arg-type]  # only what a watcher calls
+    for n in range(inputs):
+        w.add(f"e/i{n}/s.json", expects_life=False, silence_s=9.0)
+    began_s = time.monotonic()
+    await asyncio.sleep(3.0)
+    first = min(max(1, records // 1000), inputs)
+    assert 2 <= store.pages <= 4 * (time.monotonic() - began_s) + 2 * first
+    w.close()
+
+
+async def test_an_input_that_is_finished_is_not_listed_again(store: ObjectStore) -> None:
+    seen: list[str] = []
+
+    class Seen(FlakyStore):
+        async def list_async(self, prefix: str = "", **options: Any) -> Any:
+            seen.append(prefix)
+            return await super().list_async(prefix, **options)
+
+    w = watcher(Seen(store))
+    w._lines = 50_000  # inputs are listed one by one
+    done, other = (w.add(f"e/{name}/s.json", expects_life=False, silence_s=9.0) for name in ("done", "other"))
+    await store.put_async("e/done/s.json", b"{}")
+    await asyncio.wait_for(done.found, 30)
+    seen.clear()
+    while len(seen) < 3:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert set(seen) == {"e/other/"}
+    assert not other.found.done()
+    w.close()
+
+
+async def test_a_thousand_silent_sessions_are_lost_within_seconds_of_their_limit() -> None:
+    w = Watcher(ManyRecords(100_000), "e/")  # type: ignore[arg-type]  # a round comes every 25 s
+    waiters = [w.add(f"e/i{n}/s.json", expects_life=True, silence_s=2.0) for n in range(1000)]
+    began_s = time.monotonic()
+    await asyncio.wait([waiter.found for waiter in waiters], timeout=30)
+    assert all(isinstance(waiter.found.exception(), RolloutLostError) for waiter in waiters)
+    assert time.monotonic() - began_s < 2.0 + 5.0
+
+
+async def test_a_permanent_error_of_the_store_ends_its_rollouts(store: ObjectStore) -> None:
+    flaky = FlakyStore(store)
+    flaky.error = StoreError("there is no such bucket", permanent=True, code="NoSuchBucket")
+    w = watcher(flaky)
+    waiters = [w.add(f"e/{n}/s.json", expects_life=False, silence_s=9.0) for n in range(2)]
+    await asyncio.wait([waiter.found for waiter in waiters], timeout=30)
+    errors = [waiter.found.exception() for waiter in waiters]
+    assert [str(error) for error in errors] == ["there is no such bucket"] * 2
+    assert errors[0] is not errors[1]  # each gets the ids of its rollout

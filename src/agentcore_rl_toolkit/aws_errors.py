@@ -1,0 +1,192 @@
+"""One table for the errors of AWS clients: what became of the request, and whether another one may help.
+
+Every exception of botocore, urllib3, `ssl` or `socket` has one of four fates:
+
+    refused     the service answered "not now" (throttling, a quota, a conflict): nothing runs, and the caller slows down
+    transient   nothing runs, and the cause passes: no connection, expired credentials, a clock that is off
+    uncertain   the request may have been executed: it was sent, and no usable answer came back
+    final       another request would fail in the same way
+
+Classes and codes decide, never the words of a message. Classes are recognized by name, because agents must not load botocore.
+
+Sources: botocore.exceptions, botocore/data/_retry.json and botocore.retries.standard (codes of throttling), the error pages of
+AgentCore, S3, DynamoDB and Systems Manager, urllib3.exceptions.
+"""
+
+from __future__ import annotations
+
+import datetime
+import email.utils
+import socket
+import ssl
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+MOST_SKEW_S = 240.0  # AWS accepts signatures of five minutes before and after its own time
+
+
+class Fate(StrEnum):
+    """What became of a request."""
+
+    REFUSED = "refused"
+    TRANSIENT = "transient"
+    UNCERTAIN = "uncertain"
+    FINAL = "final"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """The entry of an exception in the table.
+
+    Attributes:
+        code: the service's name of the error, or the class of the client library.
+        status: the HTTP status of the answer, if one came.
+        credentials: fresh credentials (or a clock that is right) may help.
+    """
+
+    fate: Fate
+    code: str
+    status: int | None = None
+    credentials: bool = False
+
+
+CREDENTIAL_CODES = frozenset(
+    {
+        *("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"),
+        *("RequestTimeTooSkewed", "RequestInTheFuture"),
+    }
+)
+# Codes of a wrong signature. If the clock is off, they are about the clock.
+SIGNATURE_CODES = frozenset({"InvalidSignatureException", "SignatureDoesNotMatch", "AuthFailure"})
+
+CODES: dict[str, Fate] = {
+    **dict.fromkeys(
+        (
+            *(
+                "Throttling",
+                "ThrottlingException",
+                "ThrottledException",
+                "RequestThrottled",
+                "RequestThrottledException",
+            ),
+            *("TooManyRequests", "TooManyRequestsException", "RequestLimitExceeded", "BandwidthLimitExceeded"),
+            *("ProvisionedThroughputExceededException", "TransactionInProgressException", "EC2ThrottledException"),
+            *("PriorRequestNotComplete", "SlowDown", "LimitExceededException", "ServiceQuotaExceededException"),
+            "RetryableConflictException",
+        ),
+        Fate.REFUSED,
+    ),
+    **dict.fromkeys(CREDENTIAL_CODES, Fate.TRANSIENT),
+    **dict.fromkeys(("RequestTimeout", "RequestTimeoutException"), Fate.TRANSIENT),  # the service did not get all of it
+    **dict.fromkeys(
+        (
+            *("InternalServerException", "InternalServerError", "InternalFailure", "InternalError", "ServiceException"),
+            *("ServiceUnavailable", "ServiceUnavailableException"),
+        ),
+        Fate.UNCERTAIN,
+    ),
+}
+STATUSES: dict[int, Fate] = {
+    402: Fate.REFUSED,
+    408: Fate.TRANSIENT,
+    409: Fate.REFUSED,
+    425: Fate.REFUSED,
+    429: Fate.REFUSED,
+}
+# (top-level module, class). The nearest class of an exception that is here decides.
+CLASSES: dict[tuple[str, str], Fate] = {
+    ("botocore", "ConnectTimeoutError"): Fate.TRANSIENT,
+    ("botocore", "EndpointConnectionError"): Fate.TRANSIENT,
+    ("botocore", "ProxyConnectionError"): Fate.TRANSIENT,
+    ("botocore", "HTTPClientError"): Fate.UNCERTAIN,  # timeouts of reading, connections that were closed
+    ("botocore", "ResponseStreamingError"): Fate.UNCERTAIN,
+    ("botocore", "IncompleteReadError"): Fate.UNCERTAIN,
+    ("botocore", "NoCredentialsError"): Fate.FINAL,
+    ("botocore", "PartialCredentialsError"): Fate.FINAL,
+    ("botocore", "CredentialRetrievalError"): Fate.TRANSIENT,
+    ("botocore", "MetadataRetrievalError"): Fate.TRANSIENT,
+    ("botocore", "SSOError"): Fate.TRANSIENT,  # `aws sso login` renews an expired session
+    ("botocore", "TokenRetrievalError"): Fate.TRANSIENT,
+    ("urllib3", "NewConnectionError"): Fate.TRANSIENT,
+    ("urllib3", "ConnectTimeoutError"): Fate.TRANSIENT,
+    ("urllib3", "ProxyError"): Fate.TRANSIENT,
+    ("urllib3", "LocationValueError"): Fate.FINAL,
+    ("urllib3", "HTTPError"): Fate.UNCERTAIN,
+    ("socket", "gaierror"): Fate.TRANSIENT,
+    ("builtins", "ConnectionRefusedError"): Fate.TRANSIENT,
+    ("builtins", "ConnectionError"): Fate.UNCERTAIN,
+    ("builtins", "TimeoutError"): Fate.UNCERTAIN,
+}
+_CREDENTIAL_CLASSES = frozenset(
+    {"CredentialRetrievalError", "MetadataRetrievalError", "SSOError", "TokenRetrievalError"}
+)
+
+
+def look_up(error: BaseException) -> Fault | None:
+    """Find the entry of an exception; None for one that no AWS client raises."""
+    response = getattr(error, "response", None)
+    names = [(cls.__module__.partition(".")[0], cls.__name__) for cls in type(error).__mro__]
+    if ("botocore", "ClientError") in names and isinstance(response, Mapping):
+        return _answered(response)
+    if isinstance(error, ssl.SSLError) or ("botocore", "SSLError") in names or ("urllib3", "SSLError") in names:
+        return Fault(fate=Fate.TRANSIENT if _in_handshake(error) else Fate.UNCERTAIN, code=type(error).__name__)
+    if isinstance(error, socket.gaierror):
+        names.insert(0, ("socket", "gaierror"))  # its module is called otherwise
+    for name in names:
+        if name in CLASSES:
+            renew = name[1] in _CREDENTIAL_CLASSES
+            return Fault(fate=CLASSES[name], code=type(error).__name__, credentials=renew)
+    if any(module in ("botocore", "urllib3", "boto3") for module, _ in names):
+        return Fault(fate=Fate.FINAL, code=type(error).__name__)
+    return None
+
+
+def _answered(response: Mapping[str, Any]) -> Fault:
+    about, details = response.get("ResponseMetadata", {}), response.get("Error", {})
+    status, code = about.get("HTTPStatusCode"), str(details.get("Code", ""))
+    fate = CODES.get(code)
+    if fate is None and code in SIGNATURE_CODES and _skew_s(about.get("HTTPHeaders", {})) > MOST_SKEW_S:
+        fate = Fate.TRANSIENT
+    if fate is None and isinstance(status, int):
+        fate = Fate.UNCERTAIN if status >= 500 else STATUSES.get(status)
+    renew = fate is Fate.TRANSIENT and code in CREDENTIAL_CODES | SIGNATURE_CODES
+    return Fault(fate=fate or Fate.FINAL, code=code or str(status), status=status, credentials=renew)
+
+
+def _skew_s(headers: Mapping[str, str]) -> float:
+    """Seconds between this machine's clock and that of the service."""
+    try:
+        theirs = email.utils.parsedate_to_datetime(headers["date"])
+    except (KeyError, TypeError, ValueError):
+        return 0.0
+    return abs((datetime.datetime.now(datetime.UTC) - theirs).total_seconds())
+
+
+def _in_handshake(error: BaseException) -> bool:
+    """Return True if TLS failed before it was set up. Libraries raise the same classes before and after a request was sent."""
+    for one in chained(error):
+        if isinstance(one, ssl.SSLCertVerificationError):
+            return True
+        trace = one.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code.co_name == "do_handshake":
+                return True
+            trace = trace.tb_next
+    return False
+
+
+def chained(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and those that it was raised from, nearest first."""
+    seen: set[int] = set()
+    waiting: list[Any] = [error]
+    while waiting:
+        one = waiting.pop(0)
+        if isinstance(one, BaseException) and id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            # botocore keeps urllib3's exception in a keyword, urllib3 the one of `ssl` in `reason` or its arguments
+            kept = getattr(one, "kwargs", None)
+            inner = kept.get("error") if isinstance(kept, Mapping) else None
+            waiting += [one.__cause__, one.__context__, getattr(one, "reason", None), inner, *one.args]

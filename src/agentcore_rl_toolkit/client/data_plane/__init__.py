@@ -1,1 +1,0 @@
-"""AgentCore's data plane as a caller sees it: requests, their pace, retries, stopping sessions."""

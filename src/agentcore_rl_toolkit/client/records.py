@@ -1,0 +1,274 @@
+"""Records in the store: reads and judges one, and replays old ones with another reward.
+
+A record is read as bytes, its proof of origin is checked, and then it becomes a `Verdict`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..contract import (
+    RECORD_SUFFIX,
+    Cause,
+    IdValue,
+    Outcome,
+    cause_of,
+    extract_reward,
+    parse_record,
+    record_cause,
+    record_failure,
+    record_outcome,
+)
+from ..errors import (
+    AgentCoreRLError,
+    AgentError,
+    ContractError,
+    InvalidResultError,
+    ObjectNotFoundError,
+    ObjectTooLargeError,
+    RolloutCancelledError,
+    RolloutError,
+    RolloutLostError,
+    RolloutThrottledError,
+    RolloutTimeoutError,
+    StoreError,
+)
+from ..proof import Proof, check
+from ..store import ObjectStore
+from .pacing import backoff_s
+
+READS_AT_ONCE = 64
+REPLAY_READ_S = 120.0
+Reward = Callable[..., float | Awaitable[float]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """How a rollout ended: an outcome, with the record if there is one, and the error if it did not end `ok`."""
+
+    outcome: Outcome
+    record: dict[str, Any] | None = None
+    error: BaseException | None = None
+    proof: Proof | None = None  # of the record, if one was read
+
+    @classmethod
+    def of(cls, error: BaseException) -> Verdict:
+        """The verdict of a rollout that an error ended. Settings, credentials and the store make it `invalid`."""
+        return cls(outcome=Outcome(getattr(error, "outcome", Outcome.INVALID)), error=error)
+
+    @property
+    def cause(self) -> Cause | None:
+        """The cause of the failure; None if there is none."""
+        return cause_of(self.outcome, self.record, self.error)
+
+    @property
+    def failure(self) -> str | None:
+        """The policy's failure, if the policy is the cause: a key of `errors.POLICY_FAILURES`."""
+        return None if self.record is None else record_failure(self.record, self.outcome)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """The expected proof of one session's record.
+
+    Attributes:
+        secret: of the session; None when it is unknown here.
+        promised: the agent promised to prove its records, so a record without a proof is a forgery too.
+        required: a record without a proof is refused. That alone does not make it a forgery.
+    """
+
+    secret: str | None = field(default=None, repr=False)
+    promised: bool = False
+    required: bool = False
+
+    def judge(self, body: bytes, key: str) -> Proof:
+        """Judge the proof of a record at `key`."""
+        found = Proof.UNPROVEN if self.secret is None else check(body, key, self.secret)
+        if found is Proof.UNPROVEN and self.secret is not None and self.promised:
+            return Proof.FORGED
+        return found
+
+
+ANYTHING = Expected()
+
+
+def judge(body: bytes, key: str, expected: Expected = ANYTHING) -> Verdict:
+    """The verdict that a stored record stands for. Never raises: a record that cannot be used is the outcome `invalid`.
+
+    The content of a forged record is not even decoded.
+    """
+    proof = expected.judge(body, key)
+    record, why = None, None
+    if proof is Proof.FORGED:
+        why = (
+            f"the record at {key!r} does not prove that it comes from its session: something else wrote or changed it. "
+            "Find out who may write to the store, and run the rollout again"
+        )
+    elif proof is Proof.UNPROVEN and expected.required:
+        why = (
+            f"nothing proves that the record at {key!r} comes from its session, and require_proof=True asks for that. "
+            "Its agent may run another toolkit or an older one, or the session was started with another proof_key"
+        )
+    if why is not None:
+        error: RolloutError = InvalidResultError(why, key=key, cause=Cause.INFRASTRUCTURE)
+        return Verdict(outcome=Outcome.INVALID, error=error, proof=proof)
+    try:
+        record = parse_record(body)
+        outcome = record_outcome(record)
+        if outcome is Outcome.OK:
+            extract_reward(record)
+            return Verdict(outcome=outcome, record=record, proof=proof)
+        error = record_error(outcome, record, key)
+    except ContractError as e:
+        outcome, error = Outcome.INVALID, InvalidResultError(str(e), key=key)
+    return Verdict(outcome=outcome, record=record, error=error, proof=proof)
+
+
+def record_error(outcome: Outcome, record: Mapping[str, Any], key: str | None) -> RolloutError:
+    """The exception that describes a record with an outcome other than `ok`."""
+    reason = str(record.get("stop_reason") or "")
+    told = {
+        name: None if record.get(name) is None else str(record[name]) for name in ("error_type", "traceback", "stage")
+    }
+    what = reason or told["error_type"] or "no reason given"
+    about = {"error_type": told["error_type"], "agent_traceback": told["traceback"], "key": key}
+    if outcome is Outcome.AGENT_ERROR:
+        cause = record_cause(record, outcome)
+        who = "the policy failed" if cause is Cause.POLICY else "the agent failed"
+        failure = record_failure(record, outcome)
+        return AgentError(f"{who}: {what}", cause=str(cause), failure=failure, **about)
+    if outcome is Outcome.TIMEOUT:
+        return RolloutTimeoutError(f"the agent ran out of time: {reason}", stage=told["stage"], key=key)
+    if outcome is Outcome.LOST:
+        return RolloutLostError(f"the infrastructure failed the agent: {what}", **about)
+    if outcome is Outcome.THROTTLED:
+        return RolloutThrottledError(reason, key=key)
+    if outcome is Outcome.CANCELLED:
+        return RolloutCancelledError(reason or "the agent was cancelled", key=key)
+    return InvalidResultError(f"the record cannot be used: {reason or record.get('outcome')}", key=key)
+
+
+class RecordReader:
+    """Reads records of one store, a bounded number at a time."""
+
+    def __init__(self, store: ObjectStore, max_bytes: int) -> None:
+        self._store = store
+        self._max_bytes = max_bytes
+        self._gate = asyncio.Semaphore(READS_AT_ONCE)
+        self.requests = 0
+
+    async def read(self, key: str, within_s: float, expected: Expected = ANYTHING) -> Verdict | None:
+        """The verdict of a record; None when there is no such object.
+
+        Faults of the store are waited out for `within_s` seconds. A refusal ends this rollout only, and so does a record above
+        the limit, of which nothing is read.
+
+        Raises: InvalidResultError, RolloutTimeoutError; StoreError and ConfigError when another try would not help.
+        """
+        failures = 0
+        async with self._gate:
+            deadline_s = time.monotonic() + within_s
+            while True:
+                self.requests += 1
+                try:
+                    left_s = max(0.0, deadline_s - time.monotonic())
+                    return judge(
+                        await self._store.get_async(key, max_bytes=self._max_bytes, timeout_s=left_s), key, expected
+                    )
+                except ObjectNotFoundError:
+                    return None
+                except ObjectTooLargeError as e:
+                    raise InvalidResultError(
+                        f"the record is too large: {e}. The agent should store large data elsewhere and return its key; "
+                        "WatchSettings(max_record_bytes=) sets the limit",
+                        key=key,
+                    ) from e
+                except StoreError as e:
+                    if e.permanent:
+                        raise
+                    failures += 1
+                    pause_s = backoff_s(failures, cap_s=5.0)
+                    if (
+                        failures > 1 and time.monotonic() + pause_s >= deadline_s
+                    ):  # the process may have slept in the first
+                        text = f"the record could not be read within {within_s:g} s: {e}"
+                        raise RolloutTimeoutError(text, stage="result", key=key) from e
+                    await asyncio.sleep(pause_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replayed:
+    """One stored record. ``cause`` is whose failure it is where it did not end `ok`.
+
+    ``stored`` is the reward in the record, ``reward`` the one just computed; each is None where there is none. ``error`` is what
+    made the record unusable, or what the reward raised.
+    """
+
+    key: str
+    input_id: str
+    session_id: str
+    outcome: Outcome
+    record: dict[str, Any] | None
+    cause: Cause | None = None
+    stored: float | None = None
+    reward: float | None = None
+    error: BaseException | None = None
+
+    @property
+    def changed(self) -> bool:
+        """Whether the new reward differs from the stored one."""
+        return self.reward != self.stored
+
+
+async def replayed(
+    store: ObjectStore, exp_id: str, input_id: IdValue | None, max_record_bytes: int, reward: Reward | None
+) -> AsyncIterator[Replayed]:
+    """The records of an experiment, or of one input, sorted by key. They are read in portions, so that memory stays bounded."""
+    prefix = f"{exp_id}/{input_id}/" if input_id is not None else f"{exp_id}/"
+    keys = [item.key for item in await store.list_async(prefix) if item.key.endswith(RECORD_SUFFIX)]
+    reader = RecordReader(store, max_record_bytes)
+    for begin in range(0, len(keys), READS_AT_ONCE):
+        for one in await asyncio.gather(
+            *(_one(reader, key, exp_id, reward) for key in keys[begin : begin + READS_AT_ONCE])
+        ):
+            yield one
+
+
+async def _one(reader: RecordReader, key: str, exp_id: str, reward: Reward | None) -> Replayed:
+    input_id, _, name = key.removeprefix(f"{exp_id}/").rpartition("/")
+    found = Replayed(
+        key=key, input_id=input_id, session_id=name.removesuffix(RECORD_SUFFIX), outcome=Outcome.LOST, record=None
+    )
+    try:
+        verdict = await reader.read(key, REPLAY_READ_S)
+    except AgentCoreRLError as e:
+        verdict = Verdict.of(e)
+    if verdict is None:
+        return replace(found, cause=Cause.INFRASTRUCTURE)
+    found = replace(found, outcome=verdict.outcome, record=verdict.record, cause=verdict.cause, error=verdict.error)
+    if verdict.outcome is not Outcome.OK or verdict.record is None:
+        return found
+    found = replace(found, stored=extract_reward(verdict.record))
+    if reward is None:
+        return found
+    try:
+        return replace(found, reward=await _score(reward, verdict.record))
+    except Exception as e:  # the reward is user code: one record it fails on is data
+        error = AgentError(f"the reward raised {type(e).__name__}: {e}", error_type=type(e).__name__, key=key)
+        error.__cause__ = e
+        return replace(found, error=error)
+
+
+async def _score(reward: Reward, record: Mapping[str, Any]) -> float:
+    value = reward(record=record, payload=record.get("payload"))
+    if inspect.isawaitable(value):
+        value = await value
+    number = extract_reward({"rewards": value})
+    if number is None:
+        raise ContractError("the reward returned None")
+    return number

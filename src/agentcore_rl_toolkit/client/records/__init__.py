@@ -1,1 +1,0 @@
-"""Records in the store: watches for new ones, reads and judges them, and replays old ones."""

@@ -1,0 +1,821 @@
+"""One rollout: wait for a slot, start, watch, read, stop. And what the rollouts of a client share.
+
+A rollout is one task on its client's loop. Each of its stages has a deadline:
+
+    queue   waits for a connection and for the pace of the agent; refusals are waited out up to `throttle_s`
+    start   from the invoke on the wire until the runtime accepted it
+    run     until the record is in the store
+    result  until the record is read
+    stop    in the background, after the future is resolved
+
+A deadline counts its own stage only. Before a deadline ends a rollout, there is one last look: an answer or a record that came
+while this process was stopped or busy is in time.
+
+An invoke is sent at most once per session. It is sent again only when nothing runs because of it (`Fate.REFUSED`,
+`Fate.TRANSIENT`), or when a second delivery does no harm (`Dispatcher.runs_once`). If its fate is uncertain, the rollout looks
+for the session's heartbeat or record for `confirm_s` (`confirm_error_s` after a 500 or 503), and gives the session up if there
+is neither. A retry is a new attempt with a new session id.
+
+Every rollout ends in exactly one `Verdict`, and every session that may exist is stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import inspect
+import itertools
+import json
+import logging
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .._portal import Portal
+from ..aws_errors import Fate
+from ..contract import (
+    ROLLOUT_FIELD,
+    RUNS_ONCE_FIELD,
+    Cause,
+    IdValue,
+    Outcome,
+    Stage,
+    alive_key,
+    check_session_id,
+    new_session_id,
+    result_key,
+)
+from ..errors import (
+    AgentCoreRLError,
+    AgentError,
+    ConfigError,
+    InvalidResultError,
+    RolloutCancelledError,
+    RolloutError,
+    RolloutLostError,
+    RolloutThrottledError,
+    RolloutTimeoutError,
+)
+from ..proof import PROOF_KEY_FIELD, REPLY_FIELD, SCHEME, Proof, ProofKey
+from ..store import ObjectStore, open_store
+from ..store.base import check_key
+from .future import RolloutFuture
+from .ledger import Attempt, FileLedger, fingerprint
+from .pacing import PaceLimits, Pacer, StopQueue, backoff_s, take_turn
+from .records import Expected, RecordReader, Verdict
+from .settings import RETRYABLE, Deadlines, OnFailure, Prepare, TurnsOf, WatchSettings
+from .transport import CallError, Transport, in_thread, parse_reply, within
+from .watcher import Waiter, Watcher
+
+logger = logging.getLogger("agentcore_rl_toolkit.client")
+
+# (event, fields); events: intent, accepted, refused, server_error, retried, finished, stopped
+Subscriber = Callable[[str, Mapping[str, Any]], None]
+COUNTS = {"intent": "submitted", "refused": "refused", "server_error": "server_errors", "retried": "retried"}
+LAST_TURNS_S = 30.0  # model calls in this time before the deadline of the run say that the agent is in a loop
+ERRORS = {kind.outcome: kind for kind in RolloutError.__subclasses__()}
+
+
+@dataclass(kw_only=True, eq=False)
+class Rollout:
+    """One rollout of a client, with all its attempts: the request, and where it is.
+
+    Attributes:
+        known: what the ledger has of a session that an earlier process started. It is waited for, or its record is read.
+        call: the invoke, on the wire or answered; None while no session can exist.
+        errors: of the invokes of this attempt.
+    """
+
+    shared: Dispatcher
+    payload: Mapping[str, Any]
+    input_id: IdValue
+    session_id: str
+    config: Mapping[str, Any]
+    deadlines: Deadlines
+    on_failure: OnFailure = "return"
+    retries: int = 0
+    timeout_s: float | None = None
+    prepare: Prepare | None = None
+    index: int | None = None
+    ledger: FileLedger | None = None
+    known: Attempt | None = None
+
+    attempt: int = 1
+    bucket: str = ""
+    key: str = ""
+    reply: dict[str, Any] | None = None
+    stage: Stage = Stage.QUEUE
+    entered_s: float = field(default_factory=time.monotonic)
+    spent_s: dict[Stage, float] = field(default_factory=dict)
+    sent_s: float = 0.0
+    call: asyncio.Future[bytes] | None = None
+    errors: list[CallError] = field(default_factory=list)
+    watcher: Watcher | None = None
+    task: asyncio.Task[Verdict] | None = None
+    stop: asyncio.Task[bool] | None = None
+    future: RolloutFuture = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.future = RolloutFuture(self.shared.portal, self, raise_failures=self.on_failure == "raise")
+
+    # ---- the whole rollout
+
+    def start(self, on_end: Callable[[], object]) -> None:
+        """Begin, on the loop."""
+
+        def ended(task: asyncio.Task[Verdict]) -> None:
+            on_end()
+            if self.stop is None and self.known is not None and self.known.outcome is None:
+                self.stop = self.shared.stop(self.session_id, self.ledger)  # cancelled before its first step
+            cancelled = Verdict.of(RolloutCancelledError("the client's loop ended"))
+            self.finish(cancelled if task.cancelled() else task.result())
+
+        self.task = asyncio.create_task(self._run())
+        self.task.add_done_callback(ended)
+
+    def cancel(self) -> None:
+        """End it, on the loop. Its future has the verdict."""
+        if self.task is not None:
+            self.task.cancel()
+
+    def finish(self, verdict: Verdict) -> None:
+        """Report the outcome and resolve the future. If its owner ended it, the owner's verdict counts."""
+        verdict = self.future._claim(verdict)
+        try:
+            self.shared.ended(self, verdict, "finished")
+        finally:
+            self.payload, self.config, self.errors = {}, {}, []  # its future may be kept for long
+            self.future._resolve(verdict)
+
+    async def _run(self) -> Verdict:
+        try:
+            if self.known is not None and self.known.outcome is not None:
+                return await self._read_known(self.known)
+            return await self._attempts()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as e:  # a SystemExit of `prepare` would end the loop of all rollouts
+            logger.exception("rollout failed inside the client", extra={"session_id": self.session_id})
+            return Verdict(outcome=Outcome.LOST, error=_as_error(e))
+
+    async def _attempts(self) -> Verdict:
+        first = self.attempt
+        for self.attempt in itertools.count(first):
+            verdict = await self._attempt()
+            # The earlier process died before it sent this invoke, or nothing came of it: that attempt does not count.
+            unsent = self.known is not None and not self.known.accepted_s and verdict.outcome is Outcome.LOST
+            if not unsent and (self.attempt - first >= self.retries or verdict.outcome not in RETRYABLE):
+                break
+            self.shared.ended(self, verdict, "retried")
+            if unsent and self.stop is not None:
+                await asyncio.wait([self.stop])
+            self.known, self.session_id = None, new_session_id()
+        return verdict
+
+    async def _attempt(self) -> Verdict:
+        """One session, from its place in the queue to its verdict."""
+        self._reset()
+        config = await self._prepared_config()
+        try:
+            body = self._encode(config)
+            if self.known is None:
+                self._write_intent()
+            else:
+                self.bucket, self.key, self.sent_s = self.known.bucket, self.known.key, time.monotonic()
+                self.future._accept()
+            while True:
+                if self.known is None:
+                    await self._send(body)
+                verdict = await self._follow()
+                if verdict is not None:
+                    return verdict
+        except AgentCoreRLError as e:
+            return Verdict.of(e)
+        finally:
+            if self.call is not None or self.known is not None:
+                self.stop = self.shared.stop(self.session_id, self.ledger, self.call)
+            elif self.ledger is not None:  # no session can exist
+                self.ledger.note(self.session_id, event="stopped")
+
+    # ---- before the invoke
+
+    def _reset(self) -> None:
+        self.call, self.stop, self.reply, self.errors = None, None, None, []
+        self.stage, self.entered_s, self.spent_s = Stage.QUEUE, time.monotonic(), {}
+
+    async def _prepared_config(self) -> dict[str, Any]:
+        config = dict(self.config)
+        if self.prepare is not None:
+            extra = self.prepare(self.session_id, self.attempt)
+            config.update(await extra if inspect.isawaitable(extra) else extra)
+        config.setdefault("attempt", self.attempt)
+        config.setdefault("heartbeat_s", self.shared.watch.heartbeat_s)
+        config[PROOF_KEY_FIELD] = self.shared.proof_key(self.ledger).session_secret(self.session_id)
+        return config
+
+    def _encode(self, config: dict[str, Any]) -> bytes:
+        """Encode the invoke's body, and set where the record is expected."""
+        try:
+            body = json.dumps({**self.payload, ROLLOUT_FIELD: config}).encode()
+            self.key = result_key(config["exp_id"], config["input_id"], self.session_id)
+            self.bucket = str(config["s3_bucket"])
+            self.shared.store(self.bucket).check_writable(alive_key(self.key))
+        except (TypeError, ValueError) as e:
+            raise ConfigError(f"the payload cannot be sent: {e}") from e
+        return body
+
+    def _write_intent(self) -> None:
+        about = {"index": self.index, "key": self.key, "bucket": self.bucket}
+        if self.ledger is not None:
+            ids = {"input_id": self.input_id, "session_id": self.session_id, "attempt": self.attempt}
+            digests = {"payload": fingerprint(self.payload), "proof_key": self.shared.proof_key(self.ledger).id}
+            self.ledger.append({"event": "intent", "t": time.time(), **ids, **about, **digests})
+        self.shared.tell("intent", self, **about)
+
+    # ---- queue and start
+
+    async def _send(self, body: bytes) -> None:
+        """Send the invoke until the runtime has accepted it, or until its session may run: then there is no reply."""
+        deadlines = self.deadlines
+        patience_s = min(deadlines.start_s, math.inf if self.timeout_s is None else self.timeout_s)
+        first_s = refused_s = pause_s = 0.0
+        while True:
+            self._enter(Stage.QUEUE)
+            await asyncio.sleep(pause_s)
+            async with self._deadline(deadlines.queue_s):
+                await self.shared.wait_for_turn()
+            self._enter(Stage.START)
+            self.sent_s = time.monotonic()
+            first_s = first_s or self.sent_s
+            self.call = self.shared.invoke(self.session_id, body)
+            try:
+                self._accepted(parse_reply(await within(self.call, patience_s), self.session_id))
+                return
+            except CallError as e:
+                self.errors.append(e)
+            except TimeoutError as e:
+                if patience_s == self.timeout_s:
+                    raise self._timed_out() from e
+                self.errors.append(CallError(f"no answer within {patience_s:g} s"))
+            except ConfigError as e:
+                if e.code != "RuntimeClientError" and not self._may_run():
+                    self.call = None  # refused before there was a session
+                raise
+            error = self.errors[-1]
+            if error.fate is Fate.UNCERTAIN:
+                logger.info("no usable answer to the invoke: %s", error, extra={"session_id": self.session_id})
+                if error.server_error:
+                    self.shared.tell("server_error", self)
+                if not (error.server_error and self.shared.runs_once and self._sends_left()):
+                    return
+                pause_s = self._server_error_pause_s()
+                continue
+            if not self._may_run():
+                self.call = None
+            pause_s = backoff_s(len(self.errors), base_s=0.25, cap_s=5.0, jitter=random.random())
+            if error.throttled:
+                refused_s += time.monotonic() - self.sent_s
+                self._check_throttling(error, first_s, refused_s)
+                refused_s += pause_s
+            elif error.credentials:
+                if time.monotonic() - first_s >= deadlines.start_s:
+                    text = f"the runtime refused the credentials for {deadlines.start_s:g} s: {error}"
+                    raise RolloutLostError(text, code=error.code) from error.__cause__
+            elif not self._sends_left():
+                raise self._unreachable(error) from error.__cause__
+
+    def _accepted(self, reply: dict[str, Any]) -> None:
+        self.shared.accepted_s = time.monotonic()
+        self.shared.runs_once = reply.get(RUNS_ONCE_FIELD) is True and self.shared.runs_once is not False
+        asked = self.bucket
+        self.bucket, self.key = str(reply.get("s3_bucket") or asked), str(reply["result_key"])
+        if self.bucket != asked and self.bucket.lower().startswith(("file:", "memory:")):
+            raise InvalidResultError(  # a session does not choose what is read here
+                f"the agent answered that its record is in {self.bucket!r}, on this machine, but it was asked to use {asked!r}"
+            )
+        self.reply = reply
+        place = {"key": self.key, "bucket": self.bucket}
+        if self.ledger is not None:
+            self.ledger.note(self.session_id, event="accepted", **place, promised=reply.get(REPLY_FIELD) == SCHEME)
+        self.shared.tell("accepted", self, **place)
+        self.future._accept()
+
+    def _check_throttling(self, error: CallError, first_s: float, refused_s: float) -> None:
+        """Raise RolloutThrottledError if the runtime has refused sessions for `throttle_s`."""
+        now_s, limit_s = time.monotonic(), self.deadlines.throttle_s
+        self.shared.pacer.start_refused(now_s)
+        self.shared.tell("refused", self)
+        if sum(e.throttled for e in self.errors) >= self.shared.max_attempts:
+            # If the runtime accepts nothing at all, the queue stands still because of that.
+            refused_s = max(refused_s, now_s - max(first_s, self.shared.accepted_s))
+        if limit_s is not None and refused_s >= limit_s:
+            raise RolloutThrottledError(
+                f"the runtime refused for {refused_s:.0f} s ({error}); lower tps_limit or sessions_per_minute, or ask for a "
+                "higher quota",
+                code=error.code,
+            ) from error.__cause__
+
+    def _may_run(self) -> bool:
+        """Return True if an earlier invoke of this attempt may have started the session."""
+        return any(error.fate is Fate.UNCERTAIN for error in self.errors)
+
+    def _sends_left(self) -> bool:
+        """Return True while fewer than `max_attempts` invokes failed, those apart that wait for the quota or credentials."""
+        last = self.errors[-1]
+        alike = [e for e in self.errors if e.server_error == last.server_error and not (e.throttled or e.credentials)]
+        return len(alike) < self.shared.max_attempts
+
+    def _unreachable(self, error: CallError) -> RolloutError:
+        if error.status == 409:
+            return RolloutThrottledError(f"refused {self.shared.max_attempts} times: {error}", code=error.code)
+        text = f"the runtime could not be reached in {self.shared.max_attempts} tries: {error}"
+        return RolloutLostError(text, code=error.code)
+
+    def _server_error_pause_s(self) -> float:
+        times = sum(error.server_error for error in self.errors)
+        return backoff_s(times, base_s=0.5, cap_s=10.0, jitter=random.random())
+
+    # ---- run and result
+
+    async def _follow(self) -> Verdict | None:
+        """Wait for the record and read it. None: the session does not show itself, and the invoke may be sent again."""
+        self._enter(Stage.RUN)
+        shared, now_s = self.shared, time.monotonic()
+        limits = (now_s, self.deadlines.run_s), (self.sent_s, self.timeout_s)
+        ends_s = min((since_s + limit_s for since_s, limit_s in limits if limit_s is not None), default=None)
+        try:
+            reader = shared.reader(self.bucket)
+            check_key(self.key)
+        except ConfigError as e:
+            text = f"no record can be at {self.key!r} in {self.bucket!r}: {e}"
+            raise InvalidResultError(text, cause=Cause.INFRASTRUCTURE) from e
+        watcher = self.watcher = shared.watcher(self)
+        promised_s = self._promised_heartbeat_s()
+        silence_s = shared.watch.silence_s(promised_s)
+        waiter = watcher.add(self.key, expects_life=promised_s is not None, silence_s=silence_s)
+        try:
+            if self.reply is None and not (self.known is not None and self.known.accepted_s):
+                if not self._server_error():
+                    self.future._accept()
+                if not await self._shows_itself(watcher, waiter, ends_s):
+                    if await self._may_send_again():
+                        return None
+                    raise self._no_sign()
+                self.future._accept()
+            while True:
+                await self._record_exists(watcher, waiter, ends_s)
+                self._enter(Stage.RESULT)
+                verdict = await reader.read(self.key, self.deadlines.result_s, self._expected_proof())
+                if verdict is not None:
+                    return verdict
+                self._enter(Stage.RUN)  # listed, and yet not there: the store is the truth
+                waiter = watcher.missing(waiter)
+        finally:
+            watcher.remove(waiter)
+
+    async def _record_exists(self, watcher: Watcher, waiter: Waiter, ends_s: float | None) -> None:
+        """Wait until the record exists.
+
+        Raises: RolloutTimeoutError at `ends_s` (monotonic), or AgentError if its agent still calls the model then;
+            RolloutLostError, StoreError.
+        """
+        left_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())
+        turns = None
+        if left_s is not None and self.shared.turns_of is not None:
+            last_s = min(LAST_TURNS_S, left_s / 2)
+            await asyncio.wait([waiter.found], timeout=left_s - last_s)
+            left_s, turns = last_s, await self._count_turns(waiter)
+        await asyncio.wait([waiter.found], timeout=left_s)
+        if not waiter.found.done():
+            await watcher.look_now(waiter)  # it may have come since the last look
+        if not waiter.found.done():
+            timeout, now = self._timed_out(), await self._count_turns(waiter)
+            if turns is not None and now is not None and now > turns:
+                text = f"the agent still called the model when its time was over, after {now} calls: {timeout}"
+                raise AgentError(text, error_type="TimeoutError") from timeout
+            raise timeout
+        waiter.found.result()
+
+    async def _count_turns(self, waiter: Waiter) -> int | None:
+        """The model calls of the session so far; None if they are unknown."""
+        if waiter.found.done() or self.shared.turns_of is None:
+            return None
+        try:
+            count = self.shared.turns_of(self.session_id)
+            return await count if inspect.isawaitable(count) else count
+        except Exception as e:  # the caller's function
+            logger.warning("the turns of a session could not be counted: %s", e, extra={"session_id": self.session_id})
+            return None
+
+    async def _shows_itself(self, watcher: Watcher, waiter: Waiter, ends_s: float | None) -> bool:
+        """After an invoke of uncertain fate: wait for a heartbeat or a record."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(ends_s):
+                async with asyncio.timeout(self._confirm_s()):
+                    await waiter.seen_life.wait()
+        if not waiter.seen_life.is_set():
+            await watcher.look_now(waiter)  # a busy client may not have looked since the session began
+        if not waiter.seen_life.is_set() and ends_s is not None and time.monotonic() >= ends_s:
+            raise self._timed_out()
+        return waiter.seen_life.is_set()
+
+    async def _may_send_again(self) -> bool:
+        """After a 500 or 503 and no sign of the session: return True if the same invoke may be sent again.
+
+        It may if the agent runs once per session, or if the runtime has no such session. If it has one, this ends it.
+        """
+        if not self._server_error() or not self._sends_left() or self.known is not None:
+            return False
+        if not self.shared.runs_once:
+            await take_turn(self.shared.pacer.try_stop)
+            try:
+                stopping = in_thread(self.shared.transport.stop, self.session_id)
+                if await within(stopping, self.deadlines.stop_s):
+                    return False
+            except (AgentCoreRLError, TimeoutError) as e:
+                logger.info("the runtime could not be asked for the session: %s", e)
+                return False
+        await asyncio.sleep(self._server_error_pause_s())
+        return True
+
+    def _no_sign(self) -> RolloutLostError:
+        why = "the answer to the invoke was lost"
+        if self._server_error():
+            times = sum(error.server_error for error in self.errors)
+            why = f"the runtime answered the invoke with an error of its own ({self.errors[-1]}; {times} times)"
+        error = RolloutLostError(
+            f"{why}, and no heartbeat or record appeared within {self._confirm_s():g} s; the session is being stopped"
+        )
+        if self.errors:
+            error.code, error.__cause__ = self.errors[-1].code, self.errors[-1].__cause__
+        return error
+
+    def _server_error(self) -> bool:
+        return bool(self.errors) and self.errors[-1].server_error
+
+    def _confirm_s(self) -> float:
+        return self.deadlines.confirm_error_s if self._server_error() else self.deadlines.confirm_s
+
+    def _promised_heartbeat_s(self) -> float | None:
+        """The period of the heartbeat that the agent promised in its reply; None without a promise."""
+        value = (self.reply or {}).get("heartbeat_s")
+        return float(value) if isinstance(value, (int, float)) and 0 < value < math.inf else None
+
+    def _expected_proof(self) -> Expected:
+        own, required = self.shared.proof_key(self.ledger), self.shared.watch.require_proof
+        if self.known is not None and self.known.proof_key != own.id:  # of another key there is no secret
+            return Expected(required=required)
+        promised = self.known.promised if self.known is not None else (self.reply or {}).get(REPLY_FIELD) == SCHEME
+        return Expected(secret=own.session_secret(self.session_id), promised=promised, required=required)
+
+    async def _read_known(self, known: Attempt) -> Verdict:
+        """The verdict of a rollout that an earlier process finished: its record, or what the ledger has."""
+        assert known.outcome is not None
+        self.bucket, self.key = known.bucket, known.key
+        try:
+            verdict = await self.shared.reader(known.bucket).read(
+                known.key, self.deadlines.result_s, self._expected_proof()
+            )
+        except AgentCoreRLError as e:
+            return Verdict.of(e)
+        if verdict is not None:
+            return verdict
+        if known.outcome is Outcome.OK:
+            return Verdict.of(RolloutLostError("the ledger says ok, but the record is gone from the store"))
+        error = ERRORS[known.outcome](known.error or known.outcome.value)
+        if known.cause is not None:
+            error.cause = known.cause
+        return Verdict.of(error)
+
+    # ---- stages
+
+    def _enter(self, stage: Stage) -> None:
+        now_s = time.monotonic()
+        self.spent_s[self.stage] = self.spent_s.get(self.stage, 0.0) + now_s - self.entered_s
+        self.stage, self.entered_s = stage, now_s
+
+    @contextlib.asynccontextmanager
+    async def _deadline(self, limit_s: float | None) -> AsyncIterator[None]:
+        """Limit a part of the stage. Raises: RolloutTimeoutError."""
+        try:
+            async with asyncio.timeout(limit_s) as limit:
+                yield
+        except TimeoutError as e:
+            raise self._timed_out() if limit.expired() else e from e
+
+    def _timed_out(self) -> RolloutTimeoutError:
+        """The error of a deadline that passed in the current stage."""
+        spent_s = self.stages()[self.stage.value]
+        by_call = self.timeout_s is not None and self.stage is not Stage.QUEUE
+        text = f"Timeout after {self.timeout_s:g}s" if by_call else "deadline passed"
+        trouble = self.trouble()
+        why = "" if trouble is None else f"; its record could not be looked for: {trouble}"
+        return RolloutTimeoutError(
+            f"{text} (stage: {self.stage.value}, {spent_s:.1f} s in it){why}", stage=self.stage.value
+        )
+
+    def stages(self) -> dict[str, float]:
+        """Seconds spent in each stage of the last attempt, the current one up to now."""
+        end_s = time.monotonic() if self.future._ended_s is None else self.future._ended_s
+        spent_s = {**self.spent_s, self.stage: self.spent_s.get(self.stage, 0.0) + end_s - self.entered_s}
+        return {stage.value: seconds for stage, seconds in spent_s.items()}
+
+    def trouble(self) -> Exception | None:
+        """Why its record cannot be looked for at present."""
+        return None if self.watcher is None else self.watcher.trouble
+
+    def ids(self) -> dict[str, Any]:
+        """The ids for log lines and events."""
+        ids = {"session_id": self.session_id, "input_id": self.input_id}
+        return {**ids, "exp_id": self.shared.exp_id, "attempt": self.attempt}
+
+    def described(self) -> dict[str, Any]:
+        """Where it is, for its owner. Units: seconds; ``left_s`` until the stage's deadline."""
+        stage_s = time.monotonic() - self.entered_s
+        limit_s: float | None = getattr(self.deadlines, f"{self.stage.value}_s")
+        left = [] if limit_s is None else [limit_s - stage_s]
+        if self.timeout_s is not None and self.stage in (Stage.START, Stage.RUN):
+            left.append(self.timeout_s - (time.monotonic() - self.sent_s))
+        trouble = self.trouble()
+        return {
+            "session_id": self.session_id,
+            "input_id": self.input_id,
+            "attempt": self.attempt,
+            "stage": self.stage.value,
+            "stage_s": stage_s,
+            "total_s": sum(self.stages().values()),
+            "left_s": min(left, default=None),
+            "trouble": None if trouble is None else str(trouble),
+        }
+
+
+@dataclass(kw_only=True, eq=False)
+class Dispatcher:
+    """What the rollouts of one client share. `submit`, `refuse_more`, `abandon` and `flights` may be called from any thread; the
+    rest lives on the client's loop.
+
+    Attributes:
+        max_attempts: how often an invoke that the runtime did not take is sent.
+        calls_at_once: invokes on the wire at a time.
+        turns_of: returns the model calls of a session so far.
+        runs_once: True if the agent says that it runs a session's payload once, however often it is delivered. Then an invoke
+            that was answered with 500 or 503 may be sent again. None: no answer yet. False stays.
+        accepted_s: when the runtime last accepted an invoke (monotonic).
+        counts: outcomes and events since the start, by name.
+    """
+
+    portal: Portal
+    transport: Transport
+    pacer: Pacer
+    limits: PaceLimits
+    watch: WatchSettings
+    deadlines: Deadlines
+    exp_id: str
+    max_attempts: int
+    calls_at_once: int
+    stores: dict[str, ObjectStore]
+    turns_of: TurnsOf | None = None
+
+    runs_once: bool | None = None
+    accepted_s: float = 0.0
+    counts: Counter[str] = field(default_factory=Counter)
+    subscribers: list[Subscriber] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._stops = StopQueue(self.transport, self.pacer, self.deadlines.stop_s)
+        self._admission = asyncio.Lock()
+        self._calls = asyncio.Semaphore(self.calls_at_once)
+        self._own_key = ProofKey.new()
+        self._rollouts: dict[str, Rollout] = {}  # by the id of the first session
+        self._watchers: dict[tuple[str, str], Watcher] = {}
+        self._readers: dict[str, RecordReader] = {}
+        self._closing = False
+        self._last: asyncio.Task[None] | None = None
+        self.pacer.join(self.limits)
+        open_dispatchers.add(self)
+
+    # ---- from any thread
+
+    def submit(self, rollout: Rollout) -> RolloutFuture:
+        """Start a rollout. Returns at once. Raises: ConfigError when its session has one in flight."""
+        check_session_id(rollout.session_id)
+        if self._closing:
+            raise ConfigError("the client is closed; make a new one")
+        loop = self.portal.loop
+        if self._rollouts.setdefault(rollout.session_id, rollout) is not rollout:
+            raise ConfigError(f"session {rollout.session_id!r} has a rollout in flight; a session runs one at a time")
+        if self.portal.on_own_thread:
+            self._launch(rollout, rollout.session_id)
+        else:
+            loop.call_soon_threadsafe(self._launch, rollout, rollout.session_id)
+        return rollout.future
+
+    def refuse_more(self) -> None:
+        """Let `submit` raise from now on."""
+        self._closing = True
+
+    def abandon(self) -> None:
+        """End after the rollouts in flight: the client's owner dropped it without `close`."""
+        self.refuse_more()
+        if self.portal.started:
+            self.portal.post(self._finish_and_leave)
+        else:
+            self.leave()
+            self.transport.close()
+
+    def leave(self) -> None:
+        """Take part in nothing any more."""
+        self.pacer.leave(self.limits)
+        open_dispatchers.discard(self)
+
+    def flights(self) -> list[dict[str, Any]]:
+        """Where each rollout without an outcome is."""
+        return [rollout.described() for rollout in list(self._rollouts.values())]
+
+    @property
+    def left(self) -> list[str]:
+        """Sessions that have to be stopped and are not known to be gone."""
+        return list(self._stops.left)
+
+    # ---- on the loop
+
+    async def close_async(self, *, cancel: Literal["all", "batches"] | None = None) -> list[str]:
+        """End what runs, then wait for the stops. Returns, and logs, the sessions that are not known to be gone."""
+        self._closing = self._closing or cancel is not None
+        for rollout in list(self._rollouts.values()):
+            if cancel == "all" or (cancel == "batches" and rollout.index is not None):
+                rollout.future._end(Verdict.of(RolloutCancelledError("the client was closed")))
+        ending = [r.task for r in self._rollouts.values() if r.future.done() and r.task is not None]
+        try:
+            if ending:
+                await asyncio.wait(ending, timeout=self.deadlines.stop_s)
+            await self._stops.drain()
+        finally:
+            left = self.left
+            _warn("%d sessions are not stopped and run until their idle timeout: %s", left)
+        if cancel == "batches":
+            running = [r.session_id for r in self._rollouts.values() if r.call is not None]
+            _warn("%d sessions run on after the end of this process: %s", running)
+        elif cancel:
+            for watcher in self._watchers.values():
+                watcher.close()
+        return left
+
+    def _finish_and_leave(self) -> None:
+        async def finish() -> None:
+            while running := [r.task for r in self._rollouts.values() if r.task is not None]:
+                await asyncio.wait(running)
+                await asyncio.sleep(0)
+            await self._stops.drain()
+            self.leave()
+            self.transport.close()
+            self.portal.close()
+
+        self._last = asyncio.create_task(finish())
+
+    def _launch(self, rollout: Rollout, session_id: str) -> None:
+        if self._closing or rollout.future.done():
+            del self._rollouts[session_id]
+            rollout.finish(Verdict.of(RolloutCancelledError("the client was closed")))
+            return
+        rollout.start(lambda: self._rollouts.pop(session_id, None))
+
+    async def wait_for_turn(self) -> None:
+        """Wait for a connection and for the pace, first come, first served. The caller sends one invoke at once."""
+        async with self._admission:
+            await self._calls.acquire()
+            try:
+                if not self.accepted_s:
+                    await in_thread(lambda: self.transport.client)  # which takes a second of CPU to make
+                await take_turn(self.pacer.try_start)
+            except BaseException:
+                self._calls.release()
+                raise
+
+    def invoke(self, session_id: str, body: bytes) -> asyncio.Future[bytes]:
+        """Send one invoke, after `wait_for_turn`."""
+        call: asyncio.Future[bytes] = asyncio.ensure_future(in_thread(self.transport.invoke, session_id, body))
+        call.add_done_callback(lambda _: self._calls.release())
+        return call
+
+    def stop(
+        self, session_id: str, ledger: FileLedger | None, invoke: asyncio.Future[bytes] | None = None
+    ) -> asyncio.Task[bool]:
+        """Stop a session in the background."""
+
+        def stopped(gone: bool) -> None:
+            self.counts["stopped" if gone else "stop_failed"] += 1
+            if gone and ledger is not None:
+                ledger.note(session_id, event="stopped")
+            self.tell("stopped", session_id=session_id, gone=gone)
+
+        return self._stops.put(session_id, stopped, invoke)
+
+    # ---- stores and proofs
+
+    @property
+    def store_requests(self) -> int:
+        """Requests made to stores so far: listings by page, heads and gets."""
+        looks = sum(watcher.requests for watcher in self._watchers.values())
+        return looks + sum(reader.requests for reader in self._readers.values())
+
+    def store(self, bucket: str) -> ObjectStore:
+        """The opened store. Raises: ConfigError."""
+        if bucket not in self.stores:
+            self.stores[bucket] = open_store(bucket, default_region=self.transport.region)
+        return self.stores[bucket]
+
+    def reader(self, bucket: str) -> RecordReader:
+        """The reader of a store. Raises: ConfigError."""
+        if bucket not in self._readers:
+            self._readers[bucket] = RecordReader(self.store(bucket), self.watch.max_record_bytes)
+        return self._readers[bucket]
+
+    def watcher(self, rollout: Rollout) -> Watcher:
+        """The watcher of a rollout's experiment, or of its folder if the agent has a key layout of its own."""
+        experiment = f"{rollout.config['exp_id']}/"
+        root = experiment if rollout.key.startswith(experiment) else rollout.key.rpartition("/")[0] + "/"
+        store = self.store(rollout.bucket)
+        if (store.url, root) not in self._watchers:
+            endings, interval_s = self.transport.endings, self.watch.interval_s
+            self._watchers[store.url, root] = Watcher(store, root, interval_s=interval_s, endings=endings)
+        return self._watchers[store.url, root]
+
+    def proof_key(self, ledger: FileLedger | None) -> ProofKey:
+        """The key of sessions: that of their ledger, so that a later process can check their records, or the client's own."""
+        return (ledger and ledger.proof_key) or self._own_key
+
+    # ---- events
+
+    def tell(self, event: str, rollout: Rollout | None = None, **fields: Any) -> None:
+        """Count an event and hand it to the subscribers."""
+        if event in COUNTS:
+            self.counts[COUNTS[event]] += 1
+        ids = {"exp_id": self.exp_id} if rollout is None else rollout.ids()
+        for subscriber in self.subscribers:
+            try:
+                subscriber(event, {**ids, **fields})
+            except Exception:
+                logger.exception("a subscriber to rollout events failed")
+
+    def ended(self, rollout: Rollout, verdict: Verdict, event: Literal["retried", "finished"]) -> None:
+        """Report the end of an attempt after which another one follows ("retried"), or of the rollout ("finished")."""
+        if rollout.known is not None and rollout.known.outcome is not None:  # an earlier process reported it
+            return
+        outcome, cause, proof = verdict.outcome, verdict.cause, verdict.proof
+        error = None if verdict.error is None else str(verdict.error)
+        if proof is not None:
+            self.counts[proof.value] += 1
+        if proof is Proof.FORGED:
+            logger.critical("security: %s", error, extra=rollout.ids())
+        if rollout.ledger is not None:
+            known = {} if cause is None else {"cause": cause.value}
+            rollout.ledger.note(rollout.session_id, event="done", outcome=outcome.value, error=error, **known)
+        if event == "finished":
+            self.counts[outcome.value] += 1
+            if cause is not None:
+                self.counts[f"cause_{cause.value}"] += 1
+        if outcome is not Outcome.OK:
+            text = "rollout ended as %s: %s" if event == "finished" else "attempt ended as %s, trying again: %s"
+            logger.info(text, outcome, error, extra={**rollout.ids(), "stage": rollout.stage.value})
+        self.tell(
+            event,
+            rollout,
+            index=rollout.index,
+            outcome=outcome.value,
+            cause=cause,
+            failure=verdict.failure,
+            error=error,
+            stages=rollout.stages(),
+            proof=proof,
+        )
+
+
+# Dispatchers that may still have sessions to stop. Strong on purpose: a dropped client must not take its stops with it.
+open_dispatchers: set[Dispatcher] = set()
+
+
+def _warn(message: str, session_ids: list[str]) -> None:
+    if session_ids:
+        logger.warning(message, len(session_ids), ", ".join(session_ids))
+
+
+@atexit.register
+def _flush_at_exit() -> None:
+    """Stop what batches started. Other rollouts continue: their records will be in the store."""
+    for dispatcher in list(open_dispatchers):
+        if dispatcher.portal.started:
+            dispatcher.portal.call(dispatcher.close_async(cancel="batches"))
+
+
+def _as_error(e: BaseException) -> Exception:
+    """An exception of `prepare`. One without a text, or one that ends a loop, becomes an error of ours."""
+    with contextlib.suppress(BaseException):
+        if isinstance(e, Exception) and str(e) is not None:
+            return e
+    return RolloutLostError(f"prepare raised {type(e).__name__}")

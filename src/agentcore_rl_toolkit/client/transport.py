@@ -1,0 +1,322 @@
+"""Requests to AgentCore's data plane over boto3. Each call is one HTTP request.
+
+botocore's own retries are off. They would send an invoke again whose answer was lost, and the agent would run twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import http.client
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from .._servers import sigv4
+from .._servers.keys import credential_of_runtime
+from ..aws_errors import Fate, Fault, look_up
+from ..contract import REFUSED, ROLLOUTS_OFF
+from ..errors import AgentCoreRLError, AgentError, ConfigError, InvalidResultError, RolloutLostError
+from ..store.remote import find_region, find_session
+
+T = TypeVar("T")
+
+DATA_PLANE = "bedrock-agentcore"
+CONNECT_TIMEOUT_S = 10.0
+ENDINGS_TIMEOUT_S = 5.0
+LAST_LOOK_S = 0.5  # for an answer that came while this process stood still
+AWS_DOMAINS = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
+USER_AGENT = "agentcore-rl-toolkit"
+HOW_TO_HAVE_THEM = (
+    "export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE (`aws sso login` renews one); the key of a local runtime "
+    "of yours is found by its address"
+)
+NO_ROLLOUT = "not as a rollout does: it needs a function with @app.rollout_entrypoint on an AgentCoreRLApp"
+MAX_REPLY_BYTES = 2**20  # an answer has ids, a key and a status; a longer one is something else
+STORE_REFUSED = "StoreRefused"  # code of the error when the agent cannot store its record
+_DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a local runtime needs no proxy
+
+
+class CallError(AgentCoreRLError):
+    """A request failed, and another one may succeed. ``fate`` is never `final`.
+
+    Attributes:
+        fate: what became of this request.
+        status: the HTTP status of the answer, if one came.
+        credentials: fresh credentials may help; the next call uses them.
+    """
+
+    fate = Fate.UNCERTAIN
+    status: int | None = None
+    credentials = False
+
+    @property
+    def throttled(self) -> bool:
+        """The service takes no more sessions or requests at present."""
+        return self.fate is Fate.REFUSED and self.status != 409
+
+    @property
+    def server_error(self) -> bool:
+        """The service reported an error of its own (500, 503); the agent may run."""
+        return self.fate is Fate.UNCERTAIN and (self.status or 0) >= 500
+
+
+async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
+    """Run a blocking function on a daemon thread and await its result. Cancelling the wait does not stop the function.
+
+    `asyncio.to_thread` takes no more work once the process ends, which would lose the last stop requests.
+    """
+    done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    done.set_running_or_notify_cancel()
+
+    def work() -> None:
+        try:
+            value = function(*args)
+        except BaseException as e:
+            done.set_exception(e)
+        else:
+            done.set_result(value)
+
+    try:
+        threading.Thread(target=work, name="agentcore-rl-call", daemon=True).start()
+    except RuntimeError:  # no new threads while the interpreter shuts down
+        work()
+    return await asyncio.wrap_future(done)
+
+
+async def within(call: Awaitable[T], limit_s: float) -> T:
+    """Wait for an answer. The call continues if it takes longer. Raises: TimeoutError."""
+    future = asyncio.ensure_future(call)
+    future.add_done_callback(lambda late: late.cancelled() or late.exception())  # a late error is nobody's
+    for patience_s in (limit_s, LAST_LOOK_S):
+        await asyncio.wait([future], timeout=patience_s)
+        if future.done():
+            return future.result()
+    raise TimeoutError
+
+
+class Transport:
+    """Invokes and stops over boto3's ``bedrock-agentcore`` client, which the first call makes.
+
+    Args:
+        read_timeout_s: how long one invoke may take before its fate counts as uncertain. The default of boto3 (60 s) is
+            shorter than a slow cold start.
+    """
+
+    def __init__(
+        self,
+        agent_runtime_arn: str,
+        *,
+        region: str,
+        endpoint_url: str | None,
+        qualifier: str | None,
+        pool_connections: int,
+        read_timeout_s: float,
+    ) -> None:
+        self.region = region
+        self._address = {"agentRuntimeArn": agent_runtime_arn, **({"qualifier": qualifier} if qualifier else {})}
+        self._endpoint_url, self._pool_connections = endpoint_url, pool_connections
+        self._read_timeout_s = read_timeout_s
+        self._lock = threading.Lock()
+        self._client: Any = None
+        self._session: Any = None
+        self._local_key: tuple[str, str] | None = None  # of a runtime of this user on this machine
+
+    # ---- the boto3 clients
+
+    @property
+    def client(self) -> Any:
+        """The boto3 client. Raises: ConfigError when boto3 cannot make it (no region, half of a key)."""
+        client = self._client
+        if client is None:
+            with self._lock:
+                client = self._client = self._client or self._make(DATA_PLANE, self._endpoint_url, self.region)
+        return client
+
+    def make_s3_client(self) -> Any:
+        """Make a boto3 S3 client for users' own code. The toolkit reads results through its store."""
+        return self._make("s3", None, find_region(self.region))
+
+    def _make(self, service: str, endpoint_url: str | None, region: str | None) -> Any:
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError, PartialCredentialsError
+
+        config = Config(
+            retries={"total_max_attempts": 1, "mode": "standard"},
+            max_pool_connections=self._pool_connections,
+            connect_timeout=CONNECT_TIMEOUT_S,
+            read_timeout=self._read_timeout_s,
+            tcp_keepalive=True,
+            user_agent_extra=USER_AGENT,
+            parameter_validation=False,  # ids are checked by us; this saves a fifth of the CPU of a call
+        )
+        self._session = self._session or find_session()
+        made = {"region_name": region, "endpoint_url": endpoint_url, "config": config}
+        try:
+            client = self._session.client(service, **made)
+            found = credential_of_runtime(client.meta.endpoint_url) if service == DATA_PLANE else None
+            if found is None:
+                return client
+            client.close()
+            self._local_key = key, secret = found
+            return self._session.client(service, aws_access_key_id=key, aws_secret_access_key=secret, **made)
+        except PartialCredentialsError as e:
+            raise ConfigError(f"no credentials: {HOW_TO_HAVE_THEM} ({e})", code=type(e).__name__) from e
+        except (BotoCoreError, ValueError) as e:
+            raise ConfigError(f"boto3 could not make a {service} client: {e}", code=type(e).__name__) from e
+
+    def _renew(self) -> None:
+        """Use fresh credentials from the next call on. A session with keys from the program itself has no others."""
+        import boto3
+
+        with self._lock:
+            session, self._client, self._session = self._session, None, find_session()
+            if self._session is session and getattr(session.get_credentials(), "method", "") != "explicit":
+                self._session = boto3.Session(profile_name=session.profile_name)
+
+    # ---- calls, each of which blocks
+
+    def invoke(self, session_id: str, payload: bytes) -> bytes:
+        """Send one invoke and return the agent's answer.
+
+        Raises: CallError when another one may succeed; ConfigError, RolloutLostError or InvalidResultError when not.
+        """
+        client = self.client
+        try:
+            response = client.invoke_agent_runtime(
+                runtimeSessionId=session_id, contentType="application/json", payload=payload, **self._address
+            )
+        except Exception as e:
+            raise self._error(e, session_id) from e
+        try:
+            body: bytes = response["response"].read(MAX_REPLY_BYTES + 1)
+        except Exception as e:
+            text = f"the answer to the invoke broke off: {e}"
+            raise CallError(text, code=type(e).__name__, session_id=session_id) from e
+        if len(body) > MAX_REPLY_BYTES:
+            response["response"].close()  # of the rest nothing is read
+            raise InvalidResultError(
+                f"the agent answered with more than {MAX_REPLY_BYTES} bytes; decorate it with @app.rollout_entrypoint, which "
+                "answers with the key of its record",
+                session_id=session_id,
+            )
+        return body
+
+    def stop(self, session_id: str) -> bool:
+        """Stop a session. Returns False if the runtime has no such session. Raises as `invoke`."""
+        client = self.client
+        try:
+            client.stop_runtime_session(runtimeSessionId=session_id, **self._address)
+        except Exception as e:
+            error = self._error(e, session_id)
+            if error.code == "ResourceNotFoundException":
+                return False
+            raise error from e
+        return True
+
+    def endings(self, session_ids: Sequence[str]) -> Mapping[str, str] | None:
+        """Ask a local runtime which of these sessions have ended, and why. None anywhere else; AWS gets no request.
+
+        Raises: CallError when it cannot be asked at present.
+        """
+        base = str(self.client.meta.endpoint_url)
+        if is_aws(base):
+            return None
+        question = json.dumps({**self._address, "sessions": list(session_ids)}).encode()
+        url, headers = f"{base.rstrip('/')}/_local/endings", {"content-type": "application/json"}
+        credential = self._local_key
+        if credential is None and (found := self._session.get_credentials()) is not None:
+            frozen = found.get_frozen_credentials()
+            credential = frozen.access_key, frozen.secret_key
+        if credential is not None:
+            headers |= sigv4.sign(credential, method="POST", url=url, body=question, now=time.time())
+        try:
+            sent = urllib.request.Request(url, question, headers)
+            with _DIRECTLY.open(sent, timeout=ENDINGS_TIMEOUT_S) as answer:
+                ended = json.load(answer)["ended"]
+            # A session without a process stores nothing more.
+            return {name: _cause_of_end(entry) for name, entry in ended.items() if entry["gone"]}
+        except urllib.error.HTTPError as e:
+            e.close()
+            if e.code >= 500 or e.code == 429:
+                raise CallError(f"the runtime answered with status {e.code}", status=e.code) from e
+            return None
+        except (OSError, http.client.HTTPException) as e:
+            raise CallError(str(e)) from e
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return None  # the answer of something else
+
+    def close(self) -> None:
+        """Close pooled connections."""
+        if self._client is not None:
+            self._client.close()
+
+    # ---- errors
+
+    def _error(self, error: Exception, session_id: str) -> AgentCoreRLError:
+        """The error to raise for an exception of boto3."""
+        fault = look_up(error) or Fault(fate=Fate.FINAL, code=type(error).__name__)
+        if fault.fate is Fate.FINAL and self._has_new_local_key():
+            fault = Fault(fate=Fate.TRANSIENT, code=fault.code, status=fault.status, credentials=True)
+        if fault.credentials:
+            self._renew()
+        response = getattr(error, "response", None)
+        message = response.get("Error", {}).get("Message", error) if isinstance(response, Mapping) else error
+        text = f"{fault.code}: {message}"
+        about = {"code": fault.code, "session_id": session_id}
+        if fault.fate is not Fate.FINAL:
+            return CallError(text, fate=fault.fate, status=fault.status, credentials=fault.credentials, **about)
+        if fault.code == "RuntimeClientError" and "(403)" in text:
+            return ConfigError(f"the agent refused the rollout: {ROLLOUTS_OFF} ({text})", **about)
+        if (
+            fault.code == "RuntimeClientError"
+        ):  # AWS does not say more: it did not come up, died, or answered 4xx or 5xx
+            return RolloutLostError(
+                f"the session ended, or its agent failed, before it took the invoke: {text}", **about
+            )
+        if fault.code == "NoCredentialsError":
+            return ConfigError(f"no credentials: {HOW_TO_HAVE_THEM}", **about)
+        return ConfigError(f"the runtime does not accept this request: {text}", **about)
+
+    def _has_new_local_key(self) -> bool:
+        """Return True if a local runtime was started again on its address since its key was read."""
+        if self._client is None or self._local_key is None:
+            return False
+        return credential_of_runtime(self._client.meta.endpoint_url) not in (None, self._local_key)
+
+
+def is_aws(url: str) -> bool:
+    """Return True for an address of AWS."""
+    host = urlsplit(url).hostname or ""
+    return host.endswith(AWS_DOMAINS)
+
+
+def _cause_of_end(entry: Mapping[str, Any]) -> str:
+    log = entry.get("log")
+    return str(entry["cause"]) if log is None else f"{entry['cause']} (its log: {log})"
+
+
+def parse_reply(body: bytes, session_id: str) -> dict[str, Any]:
+    """Decode an agent's answer to an invoke.
+
+    Raises: InvalidResultError when it is not that of a rollout; AgentError or RolloutLostError when it reports an error.
+    """
+    try:
+        reply = json.loads(body)
+    except (ValueError, RecursionError) as e:
+        text = f"the agent answered with something that is not JSON: {body[:200]!r}"
+        raise InvalidResultError(text, session_id=session_id) from e
+    fields = reply if isinstance(reply, dict) else {}
+    if fields.get("status") == REFUSED:
+        raise RolloutLostError(str(fields.get("error")), code=STORE_REFUSED, session_id=session_id)
+    if "result_key" in fields:
+        return fields
+    if fields.get("error"):
+        raise AgentError(f"the agent refused: {fields['error']}", error_type="AgentRefused", session_id=session_id)
+    what = f"its own {sorted(fields)[:8]}" if isinstance(reply, dict) else f"{type(reply).__name__}, not an object"
+    raise InvalidResultError(f"the agent answered with {what}, {NO_ROLLOUT}", session_id=session_id)

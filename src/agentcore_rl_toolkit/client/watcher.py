@@ -1,0 +1,344 @@
+"""Notices finished rollouts by listing the store.
+
+Every rollout in flight leaves two keys under ``{exp_id}/{input_id}/``: a record when it ends, and until then a heartbeat object
+that is rewritten periodically. One watcher serves all rollouts of an experiment. In each round it lists the experiment, or each
+input in flight if that takes fewer requests. The pause after a round is so long that its requests stay within a budget.
+
+A record resolves its waiter. A heartbeat that changes is a sign of life. Only changes count, and our own clock times them, so the
+clocks of store and client need not agree. Silence counts only for a session whose agent promised a heartbeat in its answer to the
+invoke, or whose heartbeat was seen. After `silence_s` without a change, the watcher looks for the record and the heartbeat
+directly, for all silent sessions at once. A session that shows neither is lost. Silence is measured up to the beginning of a
+look, because the look may miss later changes. It starts again after a round that failed, or that came late because this process
+was stopped. A local runtime is asked which sessions are over; the watcher looks for their records at once.
+
+If listing is not permitted or not possible, the watcher reads the keys one by one. A rollout whose key could not be read is not
+judged. Faults of the store delay rounds and fail no rollout, except a permanent one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..contract import ALIVE_SUFFIX, RECORD_SUFFIX, alive_key
+from ..errors import AgentCoreRLError, ObjectNotFoundError, RolloutLostError, StoreError, StorePermissionError
+from ..store import ObjectInfo, ObjectStore
+from .pacing import backoff_s
+from .transport import in_thread
+
+logger = logging.getLogger(__name__)
+
+REQUESTS_AT_ONCE = 32
+LOOK_TIMEOUT_S = 15.0  # one look; a store that is down longer shows in the log and is asked again
+UNLISTABLE_S = 60.0  # if listing fails for good, keys are read for so long, then it is tried again
+LONGEST_PAUSE_S = 5.0  # between two rounds that failed
+CHECK_S = 1.0  # between two checks for silence, in long pauses
+ENDINGS_S = 0.5  # between two questions to a local runtime; ten times as long after one that failed
+MOST_ASKED = 5_000  # sessions in one question; a runtime takes twice as many
+LATE_S = 2.0  # a round this late means that the process did not run, and as a rule its agents did not either
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookCost:
+    """What looking costs, and so how often it may happen.
+
+    Attributes:
+        interval_s: the pause between two rounds, at least.
+        page: lines of a listing that cost as much as one more request.
+        list_s, head_s: pause for each page listed and each key read.
+    """
+
+    interval_s: float
+    page: int
+    list_s: float
+    head_s: float
+
+
+# Four LISTs per second cost 0.07 dollars per hour. A HEAD costs a twelfth of a LIST.
+REMOTE_COST = LookCost(interval_s=0.5, page=1000, list_s=0.25, head_s=0.02)
+# A call takes 0.2 ms of CPU and a line 8 µs, measured on a directory: looking takes a tenth of a core at most.
+LOCAL_COST = LookCost(interval_s=0.05, page=25, list_s=0.002, head_s=0.002)
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """One rollout in flight. ``found`` ends with True when the record exists, or with an error."""
+
+    key: str
+    found: asyncio.Future[bool]
+    expects_life: bool  # its agent promised heartbeats for this session
+    silence_s: float  # without a new sign of life for this long, it is lost
+    stamp_changed_s: float  # monotonic
+    seen_life: asyncio.Event = field(default_factory=asyncio.Event)  # or its end
+    stamp: object = None  # of the heartbeat when last seen
+    ended: bool = False  # its session has ended, and its record was looked for once since then
+
+    @property
+    def prefix(self) -> str:
+        """The folder of its input, with the final slash."""
+        return self.key.rpartition("/")[0] + "/"
+
+    @property
+    def session_id(self) -> str:
+        return self.key.rpartition("/")[2].removesuffix(RECORD_SUFFIX)
+
+    def end(self, result: bool | Exception) -> None:
+        """Resolve it."""
+        if not self.found.done():
+            if isinstance(result, Exception):
+                self.found.set_exception(result)
+                self.found.exception()  # asyncio complains about an error that nobody reads
+            else:
+                self.found.set_result(result)
+        self.seen_life.set()
+
+
+class Watcher:
+    """Watches the rollouts of one experiment in one store. Lives on the client's loop.
+
+    Args:
+        interval_s: the pause between two rounds; None: that of the store's kind.
+        endings: returns the cause for each of these sessions that has ended; None if nothing here can tell.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        root: str,
+        *,
+        interval_s: float | None = None,
+        cost: LookCost | None = None,
+        endings: Callable[[Sequence[str]], Mapping[str, str] | None] | None = None,
+    ) -> None:
+        self._store, self._root = store, root
+        self._cost = cost or (LOCAL_COST if store.url.startswith(("file:", "memory:")) else REMOTE_COST)
+        self._interval_s = self._cost.interval_s if interval_s is None else interval_s
+        self._endings, self._ask_at_s = endings, 0.0
+        self._waiters: dict[str, Waiter] = {}
+        self._lines = 0  # of the last listing of the whole experiment
+        self._pages = self._heads = 0  # requests since the last pause
+        self._keys_until_s = -math.inf  # until then keys are read one by one
+        self._unseen = False  # the last round failed or came late
+        self._failures = 0  # rounds that failed in a row
+        self._task: asyncio.Task[None] | None = None
+        self.trouble: Exception | None = None  # the error of the last round
+        self.requests = 0
+
+    def add(self, key: str, *, expects_life: bool, silence_s: float) -> Waiter:
+        """Start looking for a record."""
+        found: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        waiter = self._waiters[key] = Waiter(key, found, expects_life, silence_s, time.monotonic())
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+        return waiter
+
+    def remove(self, waiter: Waiter) -> None:
+        """Stop looking for a record."""
+        if self._waiters.get(waiter.key) is waiter:
+            del self._waiters[waiter.key]
+
+    def missing(self, waiter: Waiter) -> Waiter:
+        """Continue to look for a record that was listed and could not be read."""
+        return self.add(waiter.key, expects_life=waiter.expects_life, silence_s=waiter.silence_s)
+
+    async def look_now(self, waiter: Waiter) -> None:
+        """Look at one rollout directly, however soon the next round is. A fault of the store shows nothing."""
+        try:
+            await self._look_at(waiter)
+        except Exception as e:
+            logger.debug("the direct look at %s failed: %s", waiter.key, e)
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._task is not None:
+            self._task.cancel()
+
+    # ---- rounds
+
+    async def _run(self) -> None:
+        round_s, late_s = 0.0, math.inf
+        while self._waiters:
+            began_s = time.monotonic()
+            self._unseen = self._unseen or began_s > late_s
+            if began_s >= round_s:
+                round_s = began_s + await self._try_round(began_s)
+            if not self._unseen:
+                await self._check_silence(began_s)
+            await self._ask_runtime(began_s)
+            now_s = time.monotonic()
+            pause_s = min(max(0.0, round_s - now_s), max(CHECK_S, self._interval_s))
+            late_s = now_s + pause_s + LATE_S
+            await asyncio.sleep(pause_s)
+
+    async def _try_round(self, began_s: float) -> float:
+        """Make one round. Returns the seconds from its beginning to the next one."""
+        self._pages = self._heads = 0
+        try:
+            await self._round(began_s)
+        except Exception as e:  # whatever it is, the rollouts in flight need the next round
+            self._failed(e)
+            pause_s = backoff_s(self._failures, base_s=max(0.1, self._interval_s), cap_s=LONGEST_PAUSE_S)
+            return time.monotonic() - began_s + pause_s
+        spent_s = time.monotonic() - began_s
+        self._failures, self.trouble, self._unseen = 0, None, spent_s > LOOK_TIMEOUT_S
+        return spent_s + max(self._interval_s, self._pages * self._cost.list_s + self._heads * self._cost.head_s)
+
+    def _failed(self, error: Exception) -> None:
+        self._failures += 1
+        self._unseen = True
+        self.trouble = error
+        foreseen = isinstance(error, AgentCoreRLError)
+        level = logging.WARNING if self._failures in (1, 10, 100) else logging.DEBUG
+        text = "looking for results under %s failed (%d in a row): %s"
+        logger.log(level, text, self._root, self._failures, error, exc_info=not foreseen)
+        if isinstance(error, StoreError) and error.permanent and not isinstance(error, StorePermissionError):
+            for waiter in list(self._waiters.values()):
+                each = copy.copy(error)  # it gets the ids of its rollout
+                each.__cause__ = error.__cause__
+                self._settle(waiter, each)
+
+    async def _round(self, began_s: float) -> None:
+        blind: dict[Waiter, Exception] = {}  # the rollouts that this round does not show
+        if began_s >= self._keys_until_s:
+            inputs = {waiter.prefix for waiter in self._waiters.values()}
+            whole = max(1, math.ceil(self._lines / self._cost.page))
+            failed = await self._each(self._list, [self._root] if whole < len(inputs) else sorted(inputs))
+            for waiter in self._waiters.values():
+                for place in failed.keys() & {waiter.prefix, self._root}:
+                    blind[waiter] = failed[place]
+            hopeless = [
+                e for e in failed.values() if isinstance(e, StorePermissionError) or not isinstance(e, StoreError)
+            ]
+            for error in hopeless[:1]:
+                self._list_no_more(error, began_s)
+        if began_s < self._keys_until_s:
+            blind = await self._each(self._look_at, list(self._waiters.values()))
+        if blind and len(blind) >= len(self._waiters):
+            raise next(iter(blind.values()))
+        for waiter in self._waiters.values() if self._unseen else blind:
+            waiter.stamp_changed_s = began_s  # its agent may not have been able to show life either
+
+    async def _each(self, look: Callable[[Any], Awaitable[object]], places: Iterable[Any]) -> dict[Any, Exception]:
+        """Look at each of these places. Returns those for which that failed, with the error."""
+        gate = asyncio.Semaphore(REQUESTS_AT_ONCE)
+        failed: dict[Any, Exception] = {}
+
+        async def one(place: Any) -> None:
+            async with gate:
+                try:
+                    await look(place)
+                except Exception as e:  # of one place: the others are looked at all the same
+                    failed[place] = e
+
+        await asyncio.gather(*map(one, places))
+        return failed
+
+    def _list_no_more(self, error: Exception, now_s: float) -> None:
+        level = logging.WARNING if self._keys_until_s == -math.inf else logging.DEBUG
+        self._keys_until_s = now_s + UNLISTABLE_S
+        text = "%s cannot be listed (%s); looking at single keys instead"
+        logger.log(level, text, self._root, error, exc_info=None if isinstance(error, AgentCoreRLError) else error)
+
+    async def _list(self, prefix: str) -> None:
+        listed = await self._store.list_async(prefix, timeout_s=LOOK_TIMEOUT_S)
+        self.requests += max(1, math.ceil(len(listed) / 1000))
+        self._pages += max(1, math.ceil(len(listed) / self._cost.page))
+        if prefix == self._root:
+            self._lines = len(listed)
+        for item in listed:
+            if (waiter := self._waiters.get(item.key)) is not None:
+                self._settle(waiter)
+            elif item.key.endswith(ALIVE_SUFFIX):
+                waiter = self._waiters.get(item.key.removesuffix(ALIVE_SUFFIX) + RECORD_SUFFIX)
+                if waiter is not None:
+                    self._sign_of_life(waiter, item)
+
+    # ---- single rollouts
+
+    async def _look_at(self, waiter: Waiter) -> bool:
+        """Look at the keys of one. Returns True for news: its record, or another heartbeat than before."""
+        if await self._head(waiter.key) is not None:
+            self._settle(waiter)
+            return True
+        alive = await self._head(alive_key(waiter.key))
+        return alive is not None and self._sign_of_life(waiter, alive)
+
+    async def _head(self, key: str) -> ObjectInfo | None:
+        self.requests += 1
+        self._heads += 1
+        try:
+            return await self._store.head_async(key, timeout_s=LOOK_TIMEOUT_S)
+        except (ObjectNotFoundError, StorePermissionError):
+            return None  # S3 answers 403 for a missing key to callers that may not list: not there yet
+
+    def _sign_of_life(self, waiter: Waiter, item: ObjectInfo) -> bool:
+        # Whole seconds: S3 tells no more of a single object, and a look at it must not pass for a change.
+        stamp = (item.etag, item.last_modified.replace(microsecond=0) if item.etag else item.last_modified)
+        if stamp == waiter.stamp:
+            return False
+        waiter.stamp, waiter.stamp_changed_s = stamp, time.monotonic()
+        waiter.seen_life.set()
+        return True
+
+    def _settle(self, waiter: Waiter, result: bool | Exception = True) -> None:
+        self.remove(waiter)
+        waiter.end(result)
+
+    async def _check_silence(self, began_s: float) -> None:
+        """Declare silent sessions lost, after one direct look at each of them."""
+
+        async def check(waiter: Waiter) -> None:
+            silent_s = began_s - waiter.stamp_changed_s
+            if not await self._look_at(waiter):
+                self._settle(waiter, _silent(waiter, silent_s))
+
+        judged = [w for w in self._waiters.values() if w.expects_life or w.seen_life.is_set()]
+        silent = [w for w in judged if began_s - w.stamp_changed_s > w.silence_s]
+        failed = await self._each(check, silent)
+        for waiter, error in failed.items():
+            logger.debug("the last look at %s failed: %s", waiter.key, error)
+
+    async def _ask_runtime(self, now_s: float) -> None:
+        """Ask a local runtime which of the sessions are over, and look for their records."""
+        if self._endings is None or now_s < self._ask_at_s:
+            return
+        self._ask_at_s = now_s + ENDINGS_S
+        waiting = {waiter.session_id: waiter for waiter in self._waiters.values()}
+        try:
+            found = await in_thread(self._endings, list(waiting)[:MOST_ASKED])
+        except Exception as e:  # it is asked again
+            self._ask_at_s = time.monotonic() + 10 * ENDINGS_S
+            logger.debug("the runtime did not say how sessions ended: %s", e)
+            return
+        if found is None:
+            self._endings = None
+            return
+        gone = {waiting[name]: cause for name, cause in found.items() if name in waiting}
+        await self._each(lambda waiter: self._died(waiter, gone[waiter]), gone)
+
+    async def _died(self, waiter: Waiter, why: str) -> None:
+        """The waiter's session is over and stores nothing more. If it has no record the second time, it is lost."""
+        if await self._head(waiter.key) is not None:
+            self._settle(waiter)
+        elif waiter.ended:
+            self._settle(waiter, RolloutLostError(f"{why}, and left no record", key=waiter.key))
+        waiter.ended = True
+
+
+def _silent(waiter: Waiter, silent_s: float) -> RolloutLostError:
+    if waiter.seen_life.is_set():
+        why = "the session died, or the agent stopped running"
+    else:  # its agent promised some, and in most cases keeps the promise, elsewhere
+        why = (
+            "the session died at once, or its agent writes elsewhere: to another endpoint, or to a directory that is private "
+            "to the session (local runtime: --store)"
+        )
+    return RolloutLostError(
+        f"no sign of life for {silent_s:.0f} s and no record: {why}. Its log at the runtime says which", key=waiter.key
+    )

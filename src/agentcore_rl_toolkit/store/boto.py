@@ -1,0 +1,78 @@
+"""S3 over boto3, for processes that were forked after obstore was used: its runtime does not survive a fork.
+
+boto3 costs ten times the CPU of obstore, and a forked child (a worker of a DataLoader, of `multiprocessing`) makes few requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from ..aws_errors import Fate, look_up
+from ..errors import AgentCoreRLError, ObjectExistsError, ObjectNotFoundError, StoreError, StorePermissionError
+from .base import ObjectInfo, ObjectStore, check_size
+from .retry import TransientStoreError
+
+_DENIED = frozenset({"AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch"})
+
+
+class BotoStore(ObjectStore):
+    """A bucket behind a boto3 S3 client."""
+
+    def __init__(self, url: str, client: Any, bucket: str, prefix: str) -> None:
+        super().__init__(url)
+        self._client, self._bucket, self._prefix = client, bucket, prefix
+
+    async def _put(self, key: str, body: bytes, create_only: bool, durable: bool) -> None:
+        condition = {"IfNoneMatch": "*"} if create_only else {}
+        await self._call(key, "put_object", Body=body, **condition)
+
+    async def _get(self, key: str, max_bytes: int | None) -> bytes:
+        answer = await self._call(key, "get_object")
+        with answer["Body"] as body:
+            check_size(key, self.url, answer["ContentLength"], max_bytes)
+            return bytes(await asyncio.to_thread(body.read))
+
+    async def _head(self, key: str) -> ObjectInfo:
+        return self._info(key, await self._call(key, "head_object"), "ContentLength")
+
+    async def _list(self, prefix: str) -> list[ObjectInfo]:
+        found: list[ObjectInfo] = []
+        more: dict[str, str] = {}
+        while True:
+            page = await self._call(None, "list_objects_v2", Prefix=self._prefix + prefix, **more)
+            for item in page.get("Contents", ()):
+                found.append(self._info(item["Key"][len(self._prefix) :], item, "Size"))
+            if not page.get("IsTruncated"):
+                return found
+            more = {"ContinuationToken": page["NextContinuationToken"]}
+
+    async def _delete(self, key: str) -> None:
+        await self._call(key, "delete_object")
+
+    @staticmethod
+    def _info(key: str, facts: dict[str, Any], size: str) -> ObjectInfo:
+        return ObjectInfo(key=key, size=facts[size], last_modified=facts["LastModified"], etag=facts.get("ETag"))
+
+    async def _call(self, key: str | None, operation: str, **arguments: Any) -> Any:
+        if key is not None:
+            arguments["Key"] = self._prefix + key
+        try:
+            return await asyncio.to_thread(getattr(self._client, operation), Bucket=self._bucket, **arguments)
+        except Exception as e:
+            raise self._error(key, e) from e
+
+    def _error(self, key: str | None, e: Exception) -> AgentCoreRLError:
+        fault = look_up(e)
+        if fault is None:
+            raise e
+        where = self.url if key is None else f"{key!r} in {self.url}"
+        if fault.code in ("NoSuchKey", "404"):
+            return ObjectNotFoundError(f"no object {where}", key=key)
+        if fault.code in ("PreconditionFailed", "412"):
+            return ObjectExistsError(f"{where} exists", key=key)
+        if fault.code in _DENIED:
+            return StorePermissionError(f"no access to {where}: {fault.code}", key=key, code=fault.code)
+        if fault.fate is Fate.FINAL or fault.status == 501:
+            return StoreError(f"{where}: {e}", key=key, code=fault.code, permanent=True)
+        return TransientStoreError(f"{where}: {e}", ambiguous=fault.fate is Fate.UNCERTAIN, key=key)

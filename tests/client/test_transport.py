@@ -1,0 +1,58 @@
+"""One call is one request, and the kind of failure says what is known about the agent."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from agentcore_rl_toolkit.client.transport import MAX_REPLY_BYTES, CallError, Transport, parse_reply
+from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.errors import AgentError, InvalidResultError, RolloutError
+from scripted_runtime import ARN, ScriptedRuntime
+
+
+def transport(url: str, read_timeout_s: float = 5.0) -> Transport:
+    return Transport(
+        ARN,
+        region="us-west-2",
+        endpoint_url=url,
+        qualifier="DEFAULT",
+        pool_connections=8,
+        read_timeout_s=read_timeout_s,
+    )
+
+
+def test_read_timeout_is_uncertain_and_not_sent_again(runtime: ScriptedRuntime) -> None:
+    with pytest.raises(CallError, match="ReadTimeoutError"):
+        transport(runtime.url, read_timeout_s=0.3).invoke(new_session_id(), b'{"script": {"cold_start_s": 3}}')
+    time.sleep(0.5)
+    assert runtime.requests["invoke"] == 1
+
+
+def test_an_answer_without_end_is_read_to_its_bound_only(runtime: ScriptedRuntime) -> None:
+    def reply(size: int) -> bytes:
+        return json.dumps({"script": {"reply": {"result_key": "e/i/s.json", "x": "x" * size}}}).encode()
+
+    most = MAX_REPLY_BYTES - 100
+    assert len(transport(runtime.url).invoke(new_session_id(), reply(most))) > most
+    with pytest.raises(InvalidResultError, match="more than 1048576 bytes"):
+        transport(runtime.url).invoke(new_session_id(), reply(8 * MAX_REPLY_BYTES))
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (b"not json", InvalidResultError),
+        (b"[1]", InvalidResultError),
+        (b'{"status": "done"}', InvalidResultError),
+        (b'{"error": "exp_id missing"}', AgentError),
+        (b"[" * 100_000, InvalidResultError),
+        (b'{"result_key": ' + b"9" * 5000 + b"}", InvalidResultError),
+    ],
+    ids=["words", "list", "no key", "refused", "deep", "long number"],
+)
+def test_reply_that_names_no_result_is_a_failure(body: bytes, error: type[RolloutError]) -> None:
+    with pytest.raises(error):
+        parse_reply(body, "s")
