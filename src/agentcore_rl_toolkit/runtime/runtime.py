@@ -124,7 +124,7 @@ class Runtime:
         await self.node.start()
         self._background.start(self.table.reap())
         mine = [self._register(name, script) for name, script in agents]
-        await asyncio.gather(*(self._load(record, record.latest) for record in mine))
+        await asyncio.gather(*(self._load_first(record) for record in mine))
         return {record.name: self.registry.arn(record.id) for record in mine}
 
     def _register(self, name: str, script: Path) -> Record:
@@ -134,8 +134,22 @@ class Runtime:
             "networkConfiguration": {"networkMode": "PUBLIC"},
         }
         record = self.registry.create(name, fields, salt=str(script))
-        record.latest.script, record.latest.python = str(script), sys.executable
         return record
+
+    async def _load_first(self, record: Record) -> None:
+        """Load an agent of the command line: in this environment, if it has the agent's packages."""
+        version = record.latest
+        script = Path(
+            version.fields["agentRuntimeArtifact"]["containerConfiguration"]["containerUri"].removeprefix(
+                LOCAL_ARTIFACT
+            )
+        )
+        if await asyncio.to_thread(environments.fits_here, script):
+            version.script, version.python = str(script), sys.executable
+        else:
+            log.warning("agent %s gets an environment of its own, for its dependency file", record.name)
+            version.script, version.python = await asyncio.to_thread(self._resolve, version)
+        await self._load(record, version)
 
     def _admit(self, agent: Agent, endpoint: str, live: int) -> None:
         if self._closing:

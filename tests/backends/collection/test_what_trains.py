@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from agentcore_rl_toolkit.backends import CollectConfig, GroupRequest, collect, summarize
+from agentcore_rl_toolkit.backends.collection.judge import facts_of
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
 from agentcore_rl_toolkit.backends.primitives.client import Passed
 from agentcore_rl_toolkit.backends.primitives.loop import _record
@@ -16,7 +18,7 @@ from agentcore_rl_toolkit.backends.slime import trained as slimes_trainer
 from agentcore_rl_toolkit.backends.slime.convert import to_slime
 from agentcore_rl_toolkit.backends.trl.convert import SEQUENCE_KEY, to_trl
 from agentcore_rl_toolkit.backends.verl.convert import to_verl
-from agentcore_rl_toolkit.contract import Cause
+from agentcore_rl_toolkit.contract import Cause, Outcome, verdict
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.trajectory import Turn
 
@@ -148,6 +150,29 @@ def test_an_evaluation_takes_any_temperature() -> None:
     assert "sampling_params" not in replay.invoked[0]["_rollout"], "the agent samples as it is deployed"
     _, replay = run({"rewards": 1.0})
     assert replay.invoked[0]["_rollout"]["sampling_params"] == {"temperature": 1.0, "top_p": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("last", "errors", "failure"),
+    [
+        ({"finish_reason": "length"}, [], "tokens"),
+        ({"parse_status": "unparsed"}, [], "calls"),
+        ({}, [{"type": "turn_limit", "started_s": 10.0}], "turns"),
+        ({}, [{"type": "context_overflow", "started_s": 10.0}], "context"),
+        ({}, [{"type": "turn_limit", "started_s": 1.0}], None),  # a turn came after it
+        ({}, [{"type": "upstream", "started_s": 10.0}], None),
+    ],
+)
+def test_the_sessions_last_call_decides_whose_failure_any_exception_is(
+    last: dict[str, Any], errors: list[dict[str, Any]], failure: str | None
+) -> None:
+    """CrewAI raises a plain ValueError on a reply that was cut; no table of classes knows that."""
+    record = {"status_code": 500, "_agent": {"outcome": "agent_error", "cause": "agent", "policy_reward": -0.5}}
+    capture = SimpleNamespace(turns=[replace(TASK, **{"started_s": 5.0, **last})], errors=errors)
+    found = verdict(record, facts_of(capture))
+    whose = Cause.AGENT if failure is None else Cause.POLICY
+    assert found == (Outcome.AGENT_ERROR, whose, failure)
+    assert verdict(record) == (Outcome.AGENT_ERROR, Cause.AGENT, None)
 
 
 def test_an_answer_that_never_left_the_reasoning_is_the_policys_failure() -> None:

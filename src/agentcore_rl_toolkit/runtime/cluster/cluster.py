@@ -28,7 +28,7 @@ from ..config import RuntimeConfig
 from ..sessions.connection import UpstreamLostError, request
 from ..sessions.session import Key
 from ..wire import Headers, Route, WireError, not_found
-from .actor import pack
+from .actor import pack_project
 from .node import Node, least_loaded
 from .ray_nodes import Machine, RayNodes
 
@@ -71,7 +71,7 @@ class Cluster:
         self._joining: dict[str, asyncio.Task[None]] = {}
         self._failures: dict[str, tuple[float, str]] = {}  # not again before, why
         self._agents: dict[tuple[str, int], Agent] = {}
-        self._packed: dict[tuple[str, int], bytes] = {}
+        self._packed: dict[tuple[str, int], tuple[str, bytes]] = {}
         self._changed = asyncio.Event()
         self._tasks = Tasks()
 
@@ -133,7 +133,7 @@ class Cluster:
     async def _arn(self, node: Node, agent: Agent) -> str:
         key = (agent.runtime_id, agent.version)
         if key not in self._packed:
-            self._packed[key] = await asyncio.to_thread(pack, agent.script.parent, self._config.isolation.hidden)
+            self._packed[key] = await asyncio.to_thread(pack_project, agent.script, self._config.isolation.hidden)
         return await node.arn_of(agent, self._packed[key])
 
     # -- calls

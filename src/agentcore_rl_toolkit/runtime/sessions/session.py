@@ -96,6 +96,7 @@ class Session:
     ping_answer: str | None = None  # while it starts: what it answered when it was not healthy
     exit_status: int | None = None
     checking: bool = False
+    last_ping: tuple[str, Any] | None = None  # status and time
     ending: dict[str, Any] | None = None
 
     @property
@@ -167,13 +168,15 @@ def log_name(session_id: str, *, endpoint: str) -> str:
     return name if endpoint == "DEFAULT" else f"{name}.{endpoint}"
 
 
-def ping_status(body: bytes) -> str:
-    """The status in a 200's body. Any body will do: then it is just healthy."""
+def ping_status(body: bytes) -> tuple[str, Any]:
+    """The status in a 200's body, and the time since when it holds. Any body will do: then it is just healthy."""
     try:
         answer = parse_json(body)
     except ValueError:
-        return "Healthy"
-    return str(answer.get("status", "Healthy")) if isinstance(answer, dict) else "Healthy"
+        answer = None
+    if not isinstance(answer, dict):
+        return "Healthy", None
+    return str(answer.get("status", "Healthy")), answer.get("time_of_last_update")
 
 
 def shortened(text: str) -> str:

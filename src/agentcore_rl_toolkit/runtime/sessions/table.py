@@ -70,6 +70,7 @@ class SessionTable:
         self._numbers = itertools.count(1)
         self._tasks = Tasks()
         self._stopping: set[Session] = set()
+        self._warned: set[str] = set()  # agents
         # A session can leave files that take minutes to remove: they keep nothing else waiting.
         self._clean_up = ThreadPoolExecutor(CLEAN_UP_THREADS, thread_name_prefix="clean-up")
         # A machine has fewer cores than AWS: were all sessions of a burst to start at once, each would miss its init timeout.
@@ -248,7 +249,7 @@ class SessionTable:
                 session.ping_answer = str(e) or type(e).__name__
             else:
                 if code == 200 or not session.agent.pinged:
-                    session.clock.saw_ping(ping_status(body) if code == 200 else None, time.monotonic())
+                    session.clock.saw_ping(ping_status(body)[0] if code == 200 else None, time.monotonic())
                     session.clock.last_ping_s = None
                     return
                 session.ping_answer = str(code)
@@ -266,12 +267,31 @@ class SessionTable:
             async with asyncio.timeout(PING_TIMEOUT_S):
                 code, body = await self._ask(session)
             if code == 200:
-                status = ping_status(body)
+                status, stamp = ping_status(body)
+                self._warn_of_ping(session, status, stamp)
         except (TimeoutError, UpstreamLostError, OSError):
             pass
         except Exception:  # none of its answers may keep a session beyond its limits
             log.exception("the answer of session %s to /ping cannot be read", session.id)
         session.clock.saw_ping(status, time.monotonic())
+
+    def _warn_of_ping(self, session: Session, status: str, stamp: Any) -> None:
+        """Warn once per agent of a /ping that AgentCore takes differently. Sessions are idle here by the status only."""
+        last, session.last_ping = session.last_ping, (status, stamp)
+        problem = None
+        if status == "HealthyBusy" and stamp is None:
+            problem = "has no time_of_last_update: AgentCore then ignores HealthyBusy and ends the session as idle"
+        elif status == "Healthy" and last is not None and last[0] == status and last[1] != stamp:
+            problem = (
+                "changes time_of_last_update while its status stays: AgentCore then never ends the session as idle"
+            )
+        if problem is not None and session.agent.name not in self._warned:
+            self._warned.add(session.agent.name)
+            log.warning(
+                "agent %s: its response to /ping %s; the SDK sets the time of the last change",
+                session.agent.name,
+                problem,
+            )
 
     async def _ask(self, session: Session) -> tuple[int, bytes]:
         async with session.request(b"GET", b"/ping", []) as reply:
