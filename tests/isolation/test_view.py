@@ -43,8 +43,8 @@ for me in (0, 1):
             os.close(written[1 - me][1])
             os.read(written[1 - me][0], 1)
             found = [open(os.path.join(project, name)).read() for name in names]
-            tricks = f"umount {{project}} || umount -l {{project}}; cat {{project}}/.env; mount -t tmpfs x {{project}}/package"
-            subprocess.run(["sh", "-c", tricks], stderr=subprocess.DEVNULL)
+            tricks = 'umount "$0" || umount -l "$0"; cat "$0/.env"; mount -t tmpfs x "$0/package"'
+            subprocess.run(["sh", "-c", tricks, project], stderr=subprocess.DEVNULL)
             nested = subprocess.run(os.environ["NESTED"], shell=True, capture_output=True, text=True).stdout.split()
             print(me, found, sorted(os.listdir(project)), nested, flush=True)
         finally:
@@ -61,7 +61,7 @@ for child in children:
 def test_two_sessions_write_the_same_files_and_each_reads_its_own(
     folders: Callable[[str], Path], user: list[str]
 ) -> None:
-    project, listings = folders("project"), folders("listings")
+    project, listings = folders("a project, 日本: \\x"), folders("listings")
     files = ("rows.db", "package/module.py", "package/data/state", "hidden/beside")
     for name in (*files, ".env", "hidden/answers"):
         (project / name).parent.mkdir(parents=True, exist_ok=True)

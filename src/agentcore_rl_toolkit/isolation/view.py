@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import shutil
 import struct
 import tempfile
@@ -129,13 +130,13 @@ class _Builder:
 def _mount_points(project: str) -> dict[str, bool]:
     """The mount points at and below a folder, and whether each is writable."""
     found = {}
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
+    with open("/proc/self/mountinfo", "rb") as table:
         for line in table:
-            fields = line.split(" ")
-            path = fields[4].encode("latin-1", "surrogateescape").decode("unicode_escape")
-            name = os.fsdecode(path.encode("latin-1", "surrogateescape"))
+            fields = line.split(b" ")
+            path = re.sub(rb"\\([0-7]{3})", lambda escape: bytes([int(escape[1], 8)]), fields[4])
+            name = os.fsdecode(path)
             if name == project or name.startswith(f"{project}/"):
-                found[name] = "rw" in fields[5].split(",")
+                found[name] = b"rw" in fields[5].split(b",")
     return found
 
 

@@ -187,3 +187,11 @@ def test_an_answer_that_never_left_the_reasoning_is_the_policys_failure() -> Non
     assert summarize([group]).policy_failures == {"answer": 3}
     group, _ = run(raised)
     assert group.rollouts[0].mask_reason == "outcome"  # there was an answer: it is the agent's own failure
+
+
+def test_a_session_of_many_calls_is_bounded_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    replay = Replay([Episode(input_id="a", turns=(TASK, replace(HELPER, index=2)), record={"rewards": 1.0})])
+    config = CollectConfig(warn_turns=1)
+    collect([GroupRequest(input_id="a", payload={})], client=replay.client, gateway=replay.gateway, config=config)
+    assert "made 2 model calls (max_turns ends a session at 2000)" in caplog.text
+    assert CollectConfig().warn_turns == 200

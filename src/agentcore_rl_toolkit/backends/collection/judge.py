@@ -118,6 +118,14 @@ def _judged(
     failure = None if record is None else record_failure(record, outcome)
     reason: MaskReason | None = None if outcome is Outcome.OK else "outcome"
     facts = facts_of(capture)
+    calls = 0 if capture is None else len(capture.turns)
+    if config.warn_turns is not None and calls > config.warn_turns:
+        log.warning(
+            "rollout %s made %d model calls (max_turns ends a session at %s): does the agent end?",
+            session_id,
+            calls,
+            config.max_turns,
+        )
     if outcome is Outcome.OK and facts.unanswered:
         failure = "answer"
     elif outcome is Outcome.AGENT_ERROR and cause is Cause.AGENT and record is not None:
