@@ -88,7 +88,7 @@ def test_each_metric_is_exposed_with_its_labels_after_a_rollout(
         with RolloutClient(arn, store, "exp", endpoint_url=runtime.url) as client:
             metrics.export_prometheus(client, registry=registry)
             client.map([{}, {"fail": True}], 1)
-        texts.append(read(f"{runtime.url}/_local/metrics"))
+        texts.append(runtime.view.call("GET", "/_local/metrics").decode())
         texts.append(prometheus_client.generate_latest(registry).decode())
     found: dict[str, set[str]] = {}
     for text in texts:

@@ -367,6 +367,35 @@ def record_failure(record: Mapping[str, Any], outcome: Outcome) -> str | None:
     return named if isinstance(named, str) and named in POLICY_FAILURES else OTHER_FAILURE
 
 
+@dataclass(frozen=True, kw_only=True)
+class SessionFacts:
+    """How a session's last model call ended, by the gateway's record. ``limit``: our limit that refused it (turns or context)."""
+
+    truncated: bool = False
+    unparsed: bool = False
+    unanswered: bool = False
+    limit: str | None = None
+
+    @property
+    def failure(self) -> str | None:
+        """What the policy failed at: a key of `errors.POLICY_FAILURES`; None if nothing shows that it failed."""
+        failed = {"answer": self.unanswered, "tokens": self.truncated, "calls": self.unparsed}
+        return self.limit or next((name for name, holds in failed.items() if holds), None)
+
+
+def verdict(record: Mapping[str, Any], facts: SessionFacts | None = None) -> tuple[Outcome, Cause | None, str | None]:
+    """Outcome, cause and the policy's failure of a stored record.
+
+    If an agent raised and its last model call failed, the policy failed: frameworks raise anything for that. Without ``facts``
+    the class of the exception decides, which the agent's side has written into the record.
+    """
+    outcome = record_outcome(record)
+    cause, failure = record_cause(record, outcome), record_failure(record, outcome)
+    if outcome is Outcome.AGENT_ERROR and cause is Cause.AGENT and facts is not None and facts.failure is not None:
+        return outcome, Cause.POLICY, facts.failure
+    return outcome, cause, failure
+
+
 def check_tag(tag: str) -> str:
     """Check the name of an agent's role, and return it. Raises: ConfigError."""
     if tag in TRAIN_RULES or not _TAG.fullmatch(tag):

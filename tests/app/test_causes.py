@@ -45,6 +45,12 @@ def named(module: str, name: str, *bases: type[BaseException]) -> BaseException:
     return type(name, bases or (Exception,), {"__module__": module})("boom")
 
 
+def subclass_of_unexpected(name: str) -> BaseException:
+    """An exception of pydantic-ai that inherits from a broader one of the table."""
+    broader = type("UnexpectedModelBehavior", (Exception,), {"__module__": "pydantic_ai.exceptions"})
+    return type(name, (broader,), {"__module__": "pydantic_ai.exceptions"})("boom")
+
+
 def status_error(status: int, body: dict[str, Any] | None = None) -> openai.APIStatusError:
     response = httpx.Response(status, json={"error": body or {}}, request=httpx.Request("POST", "http://gateway/v1"))
     client = openai.OpenAI(api_key="none", base_url="http://gateway/v1")
@@ -128,6 +134,15 @@ CASES: list[tuple[str, Callable[[], BaseException], Blame]] = [
         lambda: chained(named("agents.exceptions", "ModelBehaviorError"), status_error(502)),
         INFRASTRUCTURE,
     ),
+    ("pydantic-ai turns", lambda: named("pydantic_ai.exceptions", "UsageLimitExceeded"), failed_at("turns")),
+    ("pydantic-ai retries", lambda: named("pydantic_ai.exceptions", "UnexpectedModelBehavior"), failed_at("calls")),
+    ("pydantic-ai cut", lambda: subclass_of_unexpected("IncompleteToolCall"), failed_at("tokens")),
+    ("smolagents turns", lambda: named("smolagents.utils", "AgentMaxStepsError"), failed_at("turns")),
+    ("smolagents calls", lambda: named("smolagents.utils", "AgentParsingError"), failed_at("calls")),
+    ("dspy", lambda: named("dspy.utils.exceptions", "AdapterParseError"), failed_at("calls")),
+    ("instructor", lambda: named("instructor.core.exceptions", "InstructorRetryException"), failed_at("calls")),
+    ("adk", lambda: named("google.adk.agents.invocation_context", "LlmCallsLimitExceededError"), failed_at("turns")),
+    ("mini-swe-agent", lambda: named("minisweagent.agents.default", "LimitsExceeded"), failed_at("turns")),
     ("a class of that name elsewhere", lambda: named("shop.errors", "MaxTurnsExceeded"), AGENT),
     ("openai context", lambda: status_error(400, OVERFLOW), failed_at("context")),
     ("openai turns", lambda: status_error(403, TURNS), failed_at("turns")),
@@ -175,6 +190,19 @@ def test_an_exception_says_whose_failure_it_is(make: Callable[[], BaseException]
     assert blame(make()) == whose
 
 
+def test_an_agent_names_its_own_exceptions_of_a_policy_that_failed() -> None:
+    class OutOfMoves(Exception):
+        pass
+
+    found = failed_at("other")
+    assert blame(OutOfMoves(), (OutOfMoves,)) == found
+    assert blame(chained(KeyError("x"), OutOfMoves()), (OutOfMoves,)) == found
+    assert blame(OutOfMoves()) == AGENT
+    for wrong in ("OutOfMoves", OutOfMoves(), (OutOfMoves, int)):
+        with pytest.raises(ConfigError, match="policy_failures"):
+            AgentCoreRLApp().rollout_entrypoint(policy_failures=wrong)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("reward", [True, "0", float("nan"), float("inf"), {"format": 1.0}, {"reward": "x"}, [1.0]])
 def test_a_reward_that_is_none_is_refused_when_the_agent_is_written(reward: Any) -> None:
     with pytest.raises(ConfigError, match="on_policy_failure"):
@@ -198,6 +226,8 @@ def run(payload):
             raise ConnectionRefusedError("no gateway")
         case "break":
             raise KeyError("answer")
+        case "stop":
+            raise LookupError("no move is left")
         case "status":
             return {{"status_code": 500, "rewards": 1.0}}
         case "nan":
@@ -214,7 +244,9 @@ def agent(start_shared_agent: Any) -> Any:
 @pytest.fixture(scope="module")
 def declaring_agent(start_shared_agent: Any) -> Any:
     return start_shared_agent(
-        AGENT_FILE.format(declared='(on_policy_failure={"reward": -0.5, "format": 0.0}, train="main")')
+        AGENT_FILE.format(
+            declared='(on_policy_failure={"reward": -0.5, "format": 0.0}, policy_failures=(LookupError,), train="main")'
+        )
     )
 
 
@@ -247,7 +279,8 @@ def test_a_record_says_whose_failure_it_is_and_the_policys_has_a_reward(
 
 def test_the_agent_declares_what_the_policys_failures_score(declaring_agent: Any) -> None:
     assert declaring_agent.run({"do": "ramble"})["rewards"] == {"reward": -0.5, "format": 0.0}
-    assert "rewards" not in declaring_agent.run({"do": "break"})
+    stopped = declaring_agent.run({"do": "stop"})
+    assert (stopped["_agent"]["cause"], stopped["_agent"]["failure"]) == ("policy", "other")
 
 
 def test_a_record_says_what_the_agent_wants_trained_and_the_client_wins(declaring_agent: Any) -> None:

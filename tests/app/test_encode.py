@@ -8,6 +8,7 @@ import datetime as dt
 import decimal
 import enum
 import fractions
+import ipaddress
 import json
 import pathlib
 import uuid
@@ -65,6 +66,7 @@ Pair = collections.namedtuple("Pair", "a b")
         (dt.timedelta(minutes=1.5), 90.0),
         (decimal.Decimal("0.25"), 0.25),
         (fractions.Fraction(1, 4), 0.25),
+        (ipaddress.ip_address("10.0.0.1"), "10.0.0.1"),
         (uuid.UUID(int=5), "00000000-0000-0000-0000-000000000005"),
         (pathlib.PurePosixPath("/a/b"), "/a/b"),
         (np.float32(0.5), 0.5),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pathlib
 import time
 from typing import Any
 
@@ -96,6 +97,34 @@ def test_ping_says_busy_until_the_record_is_stored(agent: Any) -> None:
     idle(agent)
     path, _ = agent.rollout({"do": "sleep", "s": 0.5})
     assert agent.ping() == "HealthyBusy"
+    agent.record(path)
+    idle(agent)
+
+
+def test_ping_says_busy_while_a_rollout_runs_whatever_the_agents_own_handler_says(
+    start_agent: Any, tmp_path: pathlib.Path
+) -> None:
+    agent = start_agent(
+        """
+import os, time
+
+@app.ping
+def ping():
+    return "Healthy"
+
+@app.rollout_entrypoint
+def run(payload):
+    while not os.path.exists(payload["until"]):
+        time.sleep(0.01)
+    return {"rewards": 1.0}
+"""
+    )
+    assert agent.ping() == "Healthy"
+    path, _ = agent.rollout({"until": str(tmp_path / "released")})
+    busy = agent.request("GET", "/ping")
+    assert busy[1]["status"] == "HealthyBusy"
+    assert agent.request("GET", "/ping") == busy  # the time is that of the change
+    (tmp_path / "released").touch()
     agent.record(path)
     idle(agent)
 

@@ -18,9 +18,10 @@ import psutil
 import pytest
 
 from agentcore_rl_toolkit.cli.init import write
-from agentcore_rl_toolkit.cli.training.stack import Stack, fits_here
+from agentcore_rl_toolkit.cli.training.stack import Stack
 from agentcore_rl_toolkit.gateway import GatewayClient
 from agentcore_rl_toolkit.runs import RunReader
+from agentcore_rl_toolkit.runtime.agents.environments import fits_here
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(800)]
 DEADLINE_S = 200.0

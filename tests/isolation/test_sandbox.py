@@ -218,3 +218,16 @@ def test_errors_about_paths_outside_name_the_sandbox_and_the_option(
     for error in (FileNotFoundError(2, "No such file or directory", "/project/absent"), ValueError("x")):
         assert hint(error, environment) is None
     assert hint(FileNotFoundError(2, "No such file or directory", "/data/x.db"), {}) is None
+
+
+def test_an_environment_that_is_a_link_in_the_project_is_shown(tmp_path: Path) -> None:
+    project, environment = tmp_path / "project", tmp_path / "environment"
+    for folder in (project, environment):
+        folder.mkdir()
+    (environment / "library").write_text("found")
+    (project / ".venv").symlink_to(environment)
+    (project / ".env").write_text("secret")  # so that the project is shown entry by entry
+    covers = Cover(project / "agent.py", [project, project / ".venv"], [], [], root=tmp_path).mounts
+    words = [*command([project, project / ".venv"], covers=covers), "cat", f"{project}/.venv/library"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, cwd="/")
+    assert (done.stdout, done.returncode) == ("found", 0), done.stderr

@@ -11,23 +11,15 @@ from agentcore_rl_toolkit.runtime.http import commands as eventstream
 from agentcore_rl_toolkit.runtime.wire import (
     SESSION_HEADER,
     Named,
-    Route,
+    Target,
     WireError,
     forwarded_headers,
     named,
     parse_environment,
     session_id_of,
-    split_path,
 )
 
 ARN = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/math-AbCdEf1234"
-
-
-def test_path_is_split_before_it_is_decoded() -> None:
-    path = b"/runtimes/arn%3Aaws%3Abedrock-agentcore%3Aus-west-2%3A1%3Aruntime%2Fmath-AbCdEf1234/invocations"
-    pieces, query = split_path(path, b"qualifier=prod&accountId=123456789012")
-    assert pieces == ("runtimes", "arn:aws:bedrock-agentcore:us-west-2:1:runtime/math-AbCdEf1234", "invocations")
-    assert query == {"qualifier": "prod", "accountId": "123456789012"}
 
 
 @pytest.mark.parametrize(
@@ -69,12 +61,12 @@ def test_other_names_are_400(name: str, account: str | None) -> None:
     ],
 )
 def test_endpoint_is_the_parameters_or_the_arns(arn: str, query: dict[str, str], endpoint: str | None) -> None:
-    route = Route("invocations", arn, query)
+    target = Target(arn, query)
     if endpoint is not None:
-        assert route.qualifier == endpoint
+        assert target.qualifier == endpoint
     else:
         with pytest.raises(WireError, match="names endpoint"):
-            _ = route.qualifier
+            _ = target.qualifier
 
 
 @pytest.mark.parametrize(("length", "good"), [(32, False), (33, True), (256, True), (257, False)])

@@ -119,12 +119,18 @@ def stop_event(parent_pid: int | None) -> asyncio.Event:
 
 @contextlib.contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM, and the end of the terminal unless `nohup` has it ignored, end the block as Ctrl-C does. On another thread than
-    the main one they do as before.
+    """SIGTERM, and the end of the terminal unless `nohup` has it ignored, end the block as Ctrl-C does, also where Ctrl-C is
+    ignored, as in a script's background process. On another thread than the main one they do as before.
     """
+
+    def interrupt(number: int, frame: Any) -> None:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
+
     main = threading.current_thread() is threading.main_thread()
     numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if main and signal.getsignal(n) is not signal.SIG_IGN]
-    before = {n: signal.signal(n, lambda *_: signal.raise_signal(signal.SIGINT)) for n in numbers}
+    before = {n: signal.signal(n, interrupt) for n in numbers}
     try:
         yield
     finally:

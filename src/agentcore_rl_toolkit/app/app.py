@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, overload
 
-from bedrock_agentcore.runtime import BedrockAgentCoreApp
+from bedrock_agentcore.runtime import BedrockAgentCoreApp, PingStatus
 from starlette.exceptions import HTTPException
 
 from ..contract import ROLLOUT_FIELD, ROLLOUTS_OFF, RolloutConfig, check_train, redact_payload
@@ -25,6 +25,7 @@ from ..store.remote import find_region
 from .engine import Engine, is_rollout
 from .model import CURRENT, Call, Default, Model, resolve
 from .record import PolicyReward, RolloutInfo, check_policy_reward, find_secrets, success_body
+from .rollout import RolloutFunction
 from .s3_client import S3ClientStore
 from .sagemaker.job import check_reports_nothing
 from .settings import AgentSettings
@@ -77,7 +78,7 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
         self._production: Callable[..., Any] | None = None
         self._served = False  # True from the first call on
         self._rollout: Callable[..., Any] | None = None
-        self._rollout_function: tuple[Callable[..., Any], bool] | None = None
+        self._rollout_function: RolloutFunction | None = None
         self._engine = Engine(
             settings=lambda: settings or AgentSettings.from_env(),
             on_start=self.add_async_task,
@@ -93,6 +94,11 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
             )
         self._production = func
         return super().entrypoint(func)  # type: ignore[no-any-return]  # the base class is untyped
+
+    def ping(self, func: Callable[[], Any]) -> Callable[[], Any]:
+        """Register the function that tells the status, as on `BedrockAgentCoreApp`. While a rollout runs it is HealthyBusy."""
+        super().ping(lambda: PingStatus.HEALTHY_BUSY if self._engine.busy else func())
+        return func
 
     def model(self, default: Default = None) -> Model:
         """The model to call. Call this in the function, each time.
@@ -112,7 +118,11 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
 
     @overload
     def rollout_entrypoint(
-        self, *, on_policy_failure: PolicyReward = 0.0, train: str | None = None
+        self,
+        *,
+        on_policy_failure: PolicyReward = 0.0,
+        policy_failures: tuple[type[BaseException], ...] = (),
+        train: str | None = None,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
 
     def rollout_entrypoint(
@@ -120,6 +130,7 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
         func: Callable[..., Any] | None = None,
         *,
         on_policy_failure: PolicyReward = 0.0,
+        policy_failures: tuple[type[BaseException], ...] = (),
         train: str | None = None,
     ) -> Callable[..., Any]:
         """Register the rollout function: sync or async, ``(payload)`` or ``(payload, context)``.
@@ -131,7 +142,7 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
         ``on_policy_failure`` is what a rollout scores that raises because the policy failed (out of tokens, turns or context, or
         calls that do not parse; `PolicyFailure` and the exceptions of frameworks and clients for these): a number, a dict with
         `reward` and metrics beside it, or None to leave such rollouts out of training. Written as
-        ``@app.rollout_entrypoint(on_policy_failure=-1.0)``.
+        ``@app.rollout_entrypoint(on_policy_failure=-1.0)``. ``policy_failures`` are exceptions of the agent for such failures.
 
         ``train`` says which of the agent's conversations train: "task" (the default: all but side calls such as
         titles), "main", "all", or a tag that its calls carry. Client and trainer may set another.
@@ -142,27 +153,30 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
         Raises: ConfigError for generator functions, which have no single result, for a reward or a rule that is none, and for a
             function that reports its rewards to a job itself.
         """
-        reward, rule = check_policy_reward(on_policy_failure), None if train is None else check_train(train)
-        if func is None:
-            return lambda found: self._register(found, reward, rule)
-        return self._register(func, reward, rule)
+        register = functools.partial(
+            self._register,
+            policy_reward=check_policy_reward(on_policy_failure),
+            policy_failures=_check_classes(policy_failures),
+            train=None if train is None else check_train(train),
+        )
+        return register if func is None else register(func)
 
-    def _register(self, func: Callable[..., Any], policy_reward: PolicyReward, train: str | None) -> Callable[..., Any]:
+    def _register(self, func: Callable[..., Any], **declared: Any) -> Callable[..., Any]:
         if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
             raise ConfigError(f"{func.__name__} is a generator; a rollout function returns one dict")
         check_reports_nothing(func)
-        takes_context = _takes_context(func)
         name = getattr(func, "__name__", None) or type(func).__name__
+        function = RolloutFunction(call=func, name=name, takes_context=_takes_context(func), **declared)
 
         @functools.wraps(func, assigned=("__module__", "__doc__"), updated=())
         async def rollout(payload: Any, context: Any) -> Any:
             if is_rollout(payload) and not self._takes_rollouts():
                 raise HTTPException(403, ROLLOUTS_OFF)
-            return await self._engine.accept(func, name, takes_context, payload, context, policy_reward, train)
+            return await self._engine.accept(function, payload, context)
 
         rollout.__name__ = name
         del rollout.__wrapped__  # the SDK reads the signature, and must find (payload, context)
-        self._rollout, self._rollout_function = rollout, (func, takes_context)
+        self._rollout, self._rollout_function = rollout, function
         return rollout if self._production is not None else super().entrypoint(rollout)
 
     def _takes_rollouts(self) -> bool:
@@ -188,9 +202,9 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
             return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run, self._engine.loop))
         if self._rollout_function is None or not answers:
             return await serve(handler, request_context, takes_context, payload)
-        function, takes_context = self._rollout_function
+        function = self._rollout_function
         try:
-            result = await serve(function, request_context, takes_context, payload)
+            result = await serve(function.call, request_context, function.takes_context, payload)
             if inspect.isawaitable(result):  # of a partial or lambda around an async function
                 result = await serve(_wait_for, request_context, False, result)
         except KeyError as e:
@@ -307,6 +321,14 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
 
 async def _wait_for(result: Any) -> Any:
     return await result
+
+
+def _check_classes(classes: Any) -> tuple[type[BaseException], ...]:
+    """Raises: ConfigError for anything but exception classes."""
+    found = classes if isinstance(classes, tuple) else (classes,)
+    if not all(isinstance(cls, type) and issubclass(cls, BaseException) for cls in found):
+        raise ConfigError(f"policy_failures must be a tuple of exception classes, got {classes!r}")
+    return found
 
 
 def _takes_context(func: Callable[..., Any]) -> bool:

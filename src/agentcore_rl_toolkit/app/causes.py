@@ -5,7 +5,8 @@ contexts, members of groups), because frameworks wrap the client's exception. In
 infrastructure outweighs one of the policy: a model call that never reached the model says nothing about the policy.
 
 Sources: strands.types.exceptions, langgraph.errors, langchain_core.exceptions, agents.exceptions (OpenAI Agents SDK), the
-exception modules of openai, anthropic, litellm, httpx, requests and aiohttp. `aws_errors` has those of botocore and urllib3.
+exception modules of openai, anthropic, litellm, pydantic-ai, smolagents, dspy, instructor, google-adk, mini-swe-agent, httpx,
+requests and aiohttp. `aws_errors` has those of botocore and urllib3.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from urllib.parse import urlsplit
 
 from ..aws_errors import Fate, look_up
 from ..contract import TURNS_USED, Cause
-from ..errors import GatewayError, PolicyFailure, StoreError
+from ..errors import OTHER_FAILURE, GatewayError, PolicyFailure, StoreError
 
 _LONGEST_CHAIN = 100
 
@@ -36,6 +37,17 @@ _POLICY = {
     ("agents", "MaxTurnsExceeded"): "turns",
     ("agents", "ModelBehaviorError"): "calls",
     ("openai", "LengthFinishReasonError"): "tokens",
+    ("pydantic_ai", "UsageLimitExceeded"): "turns",
+    ("pydantic_ai", "IncompleteToolCall"): "tokens",
+    ("pydantic_ai", "UnexpectedModelBehavior"): "calls",
+    ("smolagents", "AgentMaxStepsError"): "turns",
+    ("smolagents", "AgentParsingError"): "calls",
+    ("dspy", "AdapterParseError"): "calls",
+    ("instructor", "IncompleteOutputException"): "tokens",
+    ("instructor", "InstructorRetryException"): "calls",
+    ("google", "LlmCallsLimitExceededError"): "turns",  # google.adk
+    ("minisweagent", "LimitsExceeded"): "turns",
+    ("minisweagent", "FormatError"): "calls",
     ("litellm", "ContextWindowExceededError"): "context",
 }
 
@@ -113,13 +125,15 @@ class Blame:
 _AGENT, _INFRASTRUCTURE = Blame(cause=Cause.AGENT), Blame(cause=Cause.INFRASTRUCTURE)
 
 
-def blame(error: BaseException) -> Blame:
-    """The cause of this exception, with all exceptions chained to it."""
+def blame(error: BaseException, policy_failures: tuple[type[BaseException], ...] = ()) -> Blame:
+    """Find the cause of this exception, with all exceptions chained to it. ``policy_failures``: the agent's own classes."""
     policy: Blame | None = None
     throttled = False
     for one in _chain(error):
-        names = {(cls.__module__.partition(".")[0], cls.__name__) for cls in type(one).__mro__}
-        found = _of_one(one, names)
+        classes = [(cls.__module__.partition(".")[0], cls.__name__) for cls in type(one).__mro__]
+        names = set(classes)
+        own = isinstance(one, policy_failures)
+        found = Blame(cause=Cause.POLICY, failure=OTHER_FAILURE) if own else _of_one(one, classes)
         if found is _INFRASTRUCTURE:
             return found
         policy = policy or found
@@ -140,11 +154,12 @@ def elsewhere(error: BaseException, base_url: str | None) -> str | None:
     return None
 
 
-def _of_one(error: BaseException, names: set[tuple[str, str]]) -> Blame | None:
-    """The cause by this exception alone; None if it does not tell."""
+def _of_one(error: BaseException, classes: list[tuple[str, str]]) -> Blame | None:
+    """The cause by this exception alone; None if it does not tell. ``classes``: its own class, then those it inherits from."""
+    names = set(classes)
     if isinstance(error, PolicyFailure):
         return Blame(cause=Cause.POLICY, failure=error.reason)
-    for name in names:
+    for name in classes:
         if name in _POLICY:
             return Blame(cause=Cause.POLICY, failure=_POLICY[name])
     if not names.isdisjoint(_UNREACHED):

@@ -28,8 +28,8 @@ from ..contract import (
 from ..errors import AgentCoreRLError, ContractError, StorePermissionError
 from ..proof import PROOF_KEY_FIELD, REPLY_FIELD, SCHEME
 from ..store import ObjectStore, open_store, url_matches
-from .record import PolicyReward, RolloutInfo, find_secrets
-from .rollout import Rollout
+from .record import RolloutInfo, find_secrets
+from .rollout import Rollout, RolloutFunction
 from .runner import AgentRunner, keep_running
 from .sagemaker.job import JobRollout, job_rollout
 from .settings import AgentSettings
@@ -80,6 +80,11 @@ class Engine:
             return self._settings
 
     @property
+    def busy(self) -> bool:
+        """True while a rollout runs."""
+        return bool(self._live)
+
+    @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The running loop of supervisors, in a thread of its own."""
         with self._lock:
@@ -92,13 +97,9 @@ class Engine:
 
     async def accept(
         self,
-        func: Callable[..., Any],
-        name: str,
-        takes_context: bool,
+        function: RolloutFunction,
         payload: Any,
         context: Any,
-        policy_reward: PolicyReward = 0.0,
-        train: str | None = None,
     ) -> dict[str, Any]:
         """Check one invocation, start its rollout unless it runs or ran already, and return the reply.
 
@@ -120,12 +121,12 @@ class Engine:
             return await probe.answer(payload, session_id, settings, self.store_for)
         job = job_rollout(payload)
         if job is not None:
-            return await self._accept_for_job(job, func, name, takes_context, context, session_id, policy_reward)
+            return await self._accept_for_job(job, function, context, session_id)
         config = RolloutConfig.from_payload(payload)
         settings.check_base_url(config and config.base_url)
         seen = payload if config is None or config.proof_key is None else _without_proof_key(payload)
-        args = (seen, context) if takes_context else (seen,)
-        make = functools.partial(Rollout, func=func, name=name, args=args, settings=settings, session_id=session_id)
+        args = function.arguments(seen, context)
+        make = functools.partial(Rollout, function=function, args=args, settings=settings, session_id=session_id)
         if config is None or config.exp_id is None or config.input_id is None or config.s3_bucket is None:
             self._begin(make(config=config or RolloutConfig()))
             return {"status": "processing"}
@@ -157,12 +158,12 @@ class Engine:
             payload=redact_payload(payload),
             secrets=find_secrets(config, key, session_id),
             started_s=time.time(),
-            train=config.extra.get(TRAIN_FIELD) or train,
+            train=config.extra.get(TRAIN_FIELD) or function.train,
         )
         identity = (bucket, key, config.attempt)
         if not self._is_new(identity):
             return reply
-        rollout = make(config=config, info=info, store=store, heartbeat_s=heartbeat_s, policy_reward=policy_reward)
+        rollout = make(config=config, info=info, store=store, heartbeat_s=heartbeat_s)
         self._begin(rollout)
         if heartbeat_s is not None and settings.store_check_s > 0:
             refusal = await rollout.refusal(settings.store_check_s)
@@ -173,12 +174,9 @@ class Engine:
     async def _accept_for_job(
         self,
         job: JobRollout,
-        func: Callable[..., Any],
-        name: str,
-        takes_context: bool,
+        function: RolloutFunction,
         context: Any,
         session_id: str,
-        policy_reward: PolicyReward,
     ) -> dict[str, Any]:
         """Run a rollout for a multi-turn RL job, and answer when its reward is reported.
 
@@ -207,9 +205,15 @@ class Engine:
             rewards = JobRewards(
                 job, runtime, failures=settings.sagemaker_failures, turn_rewards=settings.sagemaker_turn_rewards
             )
-            args = (payload, context) if takes_context else (payload,)
-            make = functools.partial(Rollout, func=func, name=name, args=args, settings=settings, session_id=session_id)
-            rollout = make(config=config, info=info, store=rewards, policy_reward=policy_reward)
+            rollout = Rollout(
+                function=function,
+                args=function.arguments(payload, context),
+                settings=settings,
+                session_id=session_id,
+                config=config,
+                info=info,
+                store=rewards,
+            )
             rollout.done.add_done_callback(lambda _: relay.close(api_key))
             rollout.done.add_done_callback(lambda _: rewards.reported or self._accepted.pop(identity, None))
             self._begin(rollout)

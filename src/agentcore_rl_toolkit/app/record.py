@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import datetime as dt
 import decimal
@@ -11,10 +12,11 @@ import fractions
 import json
 import math
 import os
-import uuid
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
+
+from pydantic_core import to_jsonable_python
 
 from ..contract import (
     CAPABILITY_KEYS,
@@ -132,8 +134,8 @@ class Encoder:
             return value.total_seconds()
         if isinstance(value, decimal.Decimal | fractions.Fraction):
             return self._simple(float(value), path)
-        if isinstance(value, uuid.UUID | os.PathLike):
-            return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+        if isinstance(value, os.PathLike):
+            return os.fspath(value)
         if isinstance(value, Set):
             return self._sorted(value, path)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -144,6 +146,9 @@ class Encoder:
                 return self._simple(convert(), path)
         if isinstance(value, Sequence):
             return list(value)
+        if not isinstance(value, Iterator):  # reading it would use it up
+            with contextlib.suppress(ValueError):  # pydantic's for what it does not know either
+                return self._simple(to_jsonable_python(value), path)
         raise InvalidResultError(
             f"result[{path}] is a {kind.__module__}.{kind.__qualname__}, which has no JSON form; return plain values instead"
         )

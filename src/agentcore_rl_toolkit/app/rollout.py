@@ -21,6 +21,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ..contract import INFO_FIELD, Cause, Outcome, RolloutConfig, alive_key, parse_record, span_id_of, trace_id_of
@@ -40,6 +41,24 @@ logger = logging.getLogger(__name__)
 
 INTERRUPTED = "Interrupted"  # error_type of such a record; its outcome is `lost`, so that clients may try again
 _LAST_BEAT_S = 2.0  # how long a heartbeat already under way may delay the end
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutFunction:
+    """The function that an app registered, and what its decorator says of it.
+
+    ``policy_failures``: exceptions of the agent that are the policy's failures. ``train``: the rule of what trains.
+    """
+
+    call: Callable[..., Any]
+    name: str
+    takes_context: bool
+    policy_reward: PolicyReward = 0.0
+    policy_failures: tuple[type[BaseException], ...] = ()
+    train: str | None = None
+
+    def arguments(self, payload: Any, context: Any) -> tuple[Any, ...]:
+        return (payload, context) if self.takes_context else (payload,)
 
 
 def start_span(name: str, attributes: Mapping[str, Any], context: contextvars.Context) -> Any:
@@ -101,8 +120,7 @@ class Rollout:
     def __init__(
         self,
         *,
-        func: Callable[..., Any],
-        name: str,
+        function: RolloutFunction,
         args: tuple[Any, ...],
         settings: AgentSettings,
         session_id: str,
@@ -110,11 +128,9 @@ class Rollout:
         info: RolloutInfo | None = None,
         store: ObjectStore | None = None,
         heartbeat_s: float | None = None,
-        policy_reward: PolicyReward = 0.0,
     ) -> None:
-        self.name = name
-        self._policy_reward = policy_reward
-        self._func, self._args, self._settings = func, args, settings
+        self.name = function.name
+        self._function, self._args, self._settings = function, args, settings
         self._session_id, self._store, self._heartbeat_s = session_id, store, heartbeat_s
         self.config, self.info = config, info
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -146,7 +162,7 @@ class Rollout:
             context.run(CURRENT.set, call)
             ids = {"session.id": self._session_id, "agentcore_rl.input_id": config.input_id}
             self._span = start_span("rollout", {**ids, "agentcore_rl.exp_id": config.exp_id}, context)
-            self._agent = runner.start(self._func, self._args, context, f"rollout-{self.name}")
+            self._agent = runner.start(self._function.call, self._args, context, f"rollout-{self.name}")
             self._task = self._loop.create_task(self._supervise(self._agent), name=f"supervise-{self.name}")
         return self._task
 
@@ -283,7 +299,7 @@ class Rollout:
             whose = Blame(cause=Cause.AGENT)
             outcome = Outcome.INVALID if isinstance(error, InvalidResultError) else outcome
         else:
-            whose = blame(error)
+            whose = blame(error, self._function.policy_failures)
             where = elsewhere(error, info.config.base_url)
             if where is not None:
                 error.add_note(f"The call went to {where}, which is not the model's gateway.")
@@ -314,7 +330,7 @@ class Rollout:
             outcome=outcome,
             blame=whose,
             finished_s=now,
-            policy_reward=self._policy_reward,
+            policy_reward=self._function.policy_reward,
         )
         return body, outcome
 

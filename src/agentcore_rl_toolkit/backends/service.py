@@ -25,7 +25,7 @@ from ..gateway.client.client import gateway_urls, public_urls
 from ._gateway_process import GatewayProcess
 from .collection.collect import collect_async
 from .collection.credit import Credit
-from .collection.groups import CollectConfig, CollectedRollout, Group, GroupRequest, PolicyFailures
+from .collection.groups import MAX_TURNS, CollectConfig, CollectedRollout, Group, GroupRequest, PolicyFailures
 from .collection.places import Places
 from .collection.recording import Recording, kept, open_recording
 from .collection.teacher import teacher_at
@@ -65,7 +65,7 @@ class RolloutSettings(Credit, JudgeSettings):
     gateway_url: str | tuple[str, ...] | None = None
     gateway_store: str | None = None
     gateway_model: str | None = None
-    max_turns: Count | None = None
+    max_turns: Count | None = MAX_TURNS
     policy_failures: PolicyFailures = "score"
     train_on: str | None = None
     refuse_other_sampling: bool = False

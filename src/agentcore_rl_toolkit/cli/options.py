@@ -69,7 +69,11 @@ def _read_env_file(context: click.Context, _: click.Parameter, value: Path | Non
 _PATH = click.Path(resolve_path=True)
 _SESSIONS = (
     click.option(
-        "--writable", multiple=True, type=_PATH, metavar="DIR", help="A folder that sessions may write to; repeatable."
+        "--writable",
+        multiple=True,
+        type=_PATH,
+        metavar="DIR",
+        help="A folder that sessions share and may write to; repeatable.",
     ),
     click.option(
         "--readable",

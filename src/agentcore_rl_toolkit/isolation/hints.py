@@ -17,9 +17,14 @@ _NAMED = re.compile(r"\b[A-Z][A-Z0-9]*_[A-Z0-9_]+\b")
 _SQLITE = ("unable to open database file", "attempt to write a readonly database")
 
 
-def describe(readable: Sequence[str], writable: Sequence[str]) -> str:
+def describe(readable: Sequence[str], writable: Sequence[str], *, project: str = "") -> str:
     """The variable's value."""
-    return json.dumps({"readable": list(readable), "writable": list(writable)})
+    return json.dumps({"readable": list(readable), "writable": list(writable), "project": project})
+
+
+def add(**facts: str) -> None:
+    """Add facts to the variable of this process."""
+    os.environ[VARIABLE] = json.dumps({**json.loads(os.environ.get(VARIABLE, "{}")), **facts})
 
 
 def hint(error: BaseException, environment: Mapping[str, str] = os.environ) -> str | None:
@@ -33,8 +38,14 @@ def hint(error: BaseException, environment: Mapping[str, str] = os.environ) -> s
     except (ValueError, LookupError, TypeError):
         return None
     writing = f"Sessions write to their own folder, to the store and to: {', '.join(writable) or 'nothing else'}"
+    no_view = shown.get("no_view")
+    copy = "Give each session a copy with --copy PATH, or let all sessions share a folder with --writable DIR."
+    shared = (
+        f"The agent's project is read-only, because the kernel gives sessions no view of their own ({no_view}). {copy}"
+    )
     if type(error).__name__ == "OperationalError" and any(text in str(error) for text in _SQLITE):
-        return f"The sandbox of the session may be the reason. {writing}; add one with --writable DIR."
+        advice = shared if no_view else f"{writing}; add one with --writable DIR."
+        return f"The sandbox of the session may be the reason. {advice}"
     if isinstance(error, ModuleNotFoundError):
         hidden = [p for p in sys.path if os.path.isabs(p) and not os.path.exists(p) and not _below(p, readable)]
         if not hidden:
@@ -52,7 +63,11 @@ def hint(error: BaseException, environment: Mapping[str, str] = os.environ) -> s
             f"{path} is not in the sandbox of the session, whether it exists outside or not; add its folder with --readable DIR, "
             "or --writable DIR to write there."
         )
-    if isinstance(error, PermissionError) or error.errno == 30:  # EROFS
+    read_only = isinstance(error, PermissionError) or error.errno in (30, 75)  # EROFS; EOVERFLOW: another user's file
+    if read_only and _below(path, [shown.get("project") or "/none"]):
+        large = "It is one of the large files or folders beside hidden files that all sessions share."
+        return f"{path} is read-only in the sandbox of the session. {shared if no_view else f'{large} {copy}'}"
+    if read_only:
         return f"{path} is read-only in the sandbox of the session. {writing}; add one with --writable DIR."
     return None
 

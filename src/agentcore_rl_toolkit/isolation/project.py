@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,13 +94,21 @@ class Project:
                         yield path
 
 
-def link_files(folders: Iterable[str], directory: str) -> None:
-    """Show an agent's files in a session's folder, as in a container's /app; what the agent writes stays with the session."""
+def link_files(folders: Iterable[str], directory: str, copied: Iterable[str] = ()) -> None:
+    """Show an agent's files in a session's folder, as in a container's /app. Copy the paths in ``copied``."""
     for folder in folders:
         for name in sorted(os.listdir(folder))[:MAX_LINKS]:
-            link = os.path.join(directory, name)
-            if not name.startswith(".") and name not in ("__pycache__", "tmp") and not os.path.lexists(link):
-                os.symlink(os.path.join(folder, name), link)
+            source, target = os.path.join(folder, name), os.path.join(directory, name)
+            if name.startswith(".") or name in ("__pycache__", "tmp") or os.path.lexists(target):
+                continue
+            if source in copied:
+                copy = shutil.copytree if os.path.isdir(source) else shutil.copy2
+                copy(source, target)
+            elif any(path.startswith(f"{source}/") for path in copied):
+                os.mkdir(target)
+                link_files([source], target, copied)
+            else:
+                os.symlink(source, target)
 
 
 def _dependency_file(folder: Path) -> Path | None:

@@ -21,7 +21,8 @@ class IsolationConfig:
     ``tier``: auto (process where Bubblewrap is, else none), process, none or container. ``readable`` and ``writable``: paths
     that sessions may use besides their own folder and the agent's project. ``hidden``: paths in these that sessions cannot read;
     a runtime that serves adds more. ``store``: the folder of the ``file://`` store that they
-    write their records to. ``memory_bytes``: the limit of each process of a session, in a container that of the session;
+    write their records to. ``copied``: paths in the agent's project that each session gets a copy of where it has no view of the
+    project. ``memory_bytes``: the limit of each process of a session, in a container that of the session;
     None: no limit.
     ``container_runtime``: Docker's runtime for containers, such as runsc; None: its default.
     """
@@ -29,6 +30,7 @@ class IsolationConfig:
     tier: str = "auto"
     readable: tuple[Path, ...] = ()
     writable: tuple[Path, ...] = ()
+    copied: tuple[Path, ...] = ()
     hidden: set[Path] = field(default_factory=set)
     store: Path | None = None
     memory_bytes: int | None = None

@@ -86,6 +86,7 @@ class LocalNode:
                 "start": t.mode,
                 "reason": t.reason,
                 "pid": t.pid,
+                "no_view": t.no_view,
                 "sessions": len(t.sessions),
             }
             for (runtime_id, version), t in self._templates.items()
@@ -149,18 +150,21 @@ class LocalNode:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         env = {**UNTHREADED, **self.environment(agent), "HOME": str(home), "TMPDIR": str(home)}
         prefix: list[str] = []
+        project: Path | None = None
+        isolation = self._config.isolation
         if self.tier == "process":
-            isolation = self._config.isolation
+            top = sandbox.project_of(agent.script)
+            project = top if top.is_dir() else None
             for folder in isolation.writable_folders:
                 folder.mkdir(parents=True, exist_ok=True)
             paths = await asyncio.to_thread(sandbox.interpreter_paths, agent.python)
-            readable = (*paths, PACKAGE, sandbox.project_of(agent.script), *isolation.readable)
+            readable = (*paths, PACKAGE, top, *isolation.readable)
             writable = (*own, *isolation.writable_folders)
             shown = (*map(Path, sandbox.SYSTEM), *readable)
             cover = await asyncio.to_thread(Cover, agent.script, shown, writable, isolation.hidden, root=self._root)
             prefix = sandbox.command(readable, writable, cover.mounts)
             env[hints.VARIABLE] = hints.describe(
-                [*sandbox.SYSTEM, *map(str, readable)], [*map(str, isolation.writable_folders)]
+                [*sandbox.SYSTEM, *map(str, readable)], [*map(str, isolation.writable_folders)], project=str(top)
             )
         template = TemplateProcess(
             TemplateSpec(
@@ -169,8 +173,10 @@ class LocalNode:
                 env=env,
                 mode=self._config.start_mode,
                 sandbox=prefix,
-                memory_bytes=self._config.isolation.memory_bytes,
+                memory_bytes=isolation.memory_bytes,
                 log_path=log_path,
+                project=project,
+                copied=[*map(str, isolation.copied)],
             )
         )
         try:
@@ -179,6 +185,13 @@ class LocalNode:
             raise AgentLoadError(f"agent {agent.name}: {e}") from e
         if template.mode == "exec" and template.reason is not None:
             log.warning("agent %s: every session loads it anew, which is slow: %s", agent.name, template.reason)
+        if template.no_view is not None:
+            log.warning(
+                "agent %s: its project is read-only in sessions, because the kernel allows no view for each (%s); "
+                "--copy PATH gives each session a copy of a path",
+                agent.name,
+                template.no_view,
+            )
         return template
 
     def environment(self, agent: Agent) -> dict[str, str]:

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import stat
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -25,13 +26,15 @@ _UNLOCKED_S = 60.0  # a root without a lock that is older than this has no owner
 
 
 def remove(folder: Path) -> bool:
-    """Remove a folder and all that is in it, also what its owner may not write to. Blocks. Returns: whether it is gone."""
-    shutil.rmtree(folder, ignore_errors=True)
-    if folder.exists():
-        for inner, _, _ in os.walk(folder):  # from the top, so that each is open when it is gone into
-            with contextlib.suppress(OSError):
-                os.chmod(inner, 0o700)
+    """Remove a folder and all that is in it, of any depth and whatever its modes are. Blocks. Return True if it is gone."""
+    with contextlib.suppress(RecursionError):
         shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        for command in (
+            ["chmod", "-R", "u+rwx"],
+            ["rm", "-rf"],
+        ):  # both go down without recursion and without long paths
+            subprocess.run([*command, "--", str(folder)], stderr=subprocess.DEVNULL, check=False)
     return not folder.exists()
 
 

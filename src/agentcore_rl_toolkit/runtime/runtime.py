@@ -22,7 +22,6 @@ from .agents import environments
 from .agents.agent import Agent
 from .agents.registry import DEFAULT, Record, Registry, Version
 from .agents.version_fields import LOCAL_ARTIFACT, lifecycle_of
-from .api.control import ControlPlane
 from .api.quotas import Quotas
 from .cluster.cluster import Cluster
 from .config import RuntimeConfig
@@ -30,9 +29,9 @@ from .containers.client import image_of
 from .launcher.session_log import KeptLogs
 from .local_node import LocalNode
 from .metrics import Metrics
-from .sessions.session import Session
-from .sessions.table import SessionFolders, SessionTable
-from .wire import Route, WireError, invalid, not_found
+from .sessions.session import Session, SessionFolders
+from .sessions.table import SessionTable
+from .wire import Target, WireError, invalid, not_found
 
 log = logging.getLogger(__name__)
 LOCAL_ROLE = "arn:aws:iam::{account}:role/local"
@@ -96,21 +95,16 @@ class Runtime:
         local = LocalNode(config, state_dir=self.state_dir, sessions=sessions, root=self.root)
         self.node: LocalNode | Cluster = cluster or local
         self.table = SessionTable(
-            local, config, SessionFolders(sessions, logs=self.state_dir / "logs", sockets=self.root / "s")
+            local.start_session,
+            config,
+            SessionFolders(sessions, logs=self.state_dir / "logs", sockets=self.root / "s"),
+            self.metrics,
         )
         self.shown: SessionTable | Cluster = (
             cluster or self.table
         )  # where sessions are looked up that only need to be shown
         self.shown.admit = self._admit
-        self.table.on_start = self._on_start
         self.table.on_gone = self._on_gone
-        self.control = ControlPlane(
-            self.registry,
-            deploy=self.deploy,
-            remove=self.remove,
-            idle_s=config.times.idle_timeout_s,
-            lifetime_s=config.times.max_lifetime_s,
-        )
         self._background = Tasks()
         self._kept_logs = KeptLogs()
 
@@ -122,9 +116,8 @@ class Runtime:
     async def start(self, agents: Sequence[tuple[str, Path]]) -> dict[str, str]:
         """Load the agents. Returns name -> ARN. Raises: AgentLoadError, ConfigError."""
         await self.node.start()
-        self._background.start(self.table.reap())
         mine = [self._register(name, script) for name, script in agents]
-        await asyncio.gather(*(self._load(record, record.latest) for record in mine))
+        await asyncio.gather(*(self._load_first(record) for record in mine))
         return {record.name: self.registry.arn(record.id) for record in mine}
 
     def _register(self, name: str, script: Path) -> Record:
@@ -134,8 +127,22 @@ class Runtime:
             "networkConfiguration": {"networkMode": "PUBLIC"},
         }
         record = self.registry.create(name, fields, salt=str(script))
-        record.latest.script, record.latest.python = str(script), sys.executable
         return record
+
+    async def _load_first(self, record: Record) -> None:
+        """Load an agent of the command line: in this environment, if it has the agent's packages."""
+        version = record.latest
+        script = Path(
+            version.fields["agentRuntimeArtifact"]["containerConfiguration"]["containerUri"].removeprefix(
+                LOCAL_ARTIFACT
+            )
+        )
+        if await asyncio.to_thread(environments.fits_here, script):
+            version.script, version.python = str(script), sys.executable
+        else:
+            log.warning("agent %s gets an environment of its own, for its dependency file", record.name)
+            version.script, version.python = await asyncio.to_thread(self._resolve, version)
+        await self._load(record, version)
 
     def _admit(self, agent: Agent, endpoint: str, live: int) -> None:
         if self._closing:
@@ -237,17 +244,17 @@ class Runtime:
         if refusal is not None:
             raise invalid(refusal, field="payload")
 
-    async def find(self, route: Route) -> Agent:
+    async def find(self, target: Target) -> Agent:
         """The agent version a request is for; waits while there is none but one being loaded.
 
         Raises: WireError 400, 404, 424.
         """
         while True:  # what was waited for may have failed, or be gone
-            record = self.registry.find(route.named)
-            version = record.resolve(route.qualifier)
+            record = self.registry.find(target.named)
+            version = record.resolve(target.qualifier)
             if version.agent is not None:
                 return version.agent
-            loading = version.loading or (record.latest.loading if route.qualifier == DEFAULT else None)
+            loading = version.loading or (record.latest.loading if target.qualifier == DEFAULT else None)
             if loading is None:
                 why = version.failure or "it is not loaded"
                 raise WireError("RuntimeClientError", f"The agent runtime is not ready: {why}", localDetail=why)
@@ -287,12 +294,7 @@ class Runtime:
         self._state_lock.release()
         self._root_lock.discard()
 
-    def _on_start(self, session: Session) -> None:
-        if session.start_s is not None:
-            self.metrics.start_s.add(session.start_s)
-
     def _on_gone(self, session: Session) -> None:
-        self.metrics.session_cpu_s += session.process.cpu_s or 0.0
         if not self._is_served(session.agent):
             self._background.start(self.node.forget_if_unused(session.agent))
         self._kept_logs.keep(session.log_path)

@@ -1,4 +1,4 @@
-"""AgentCore's data-plane wire shapes, without any I/O: routes, headers, errors.
+"""AgentCore's data-plane wire shapes, without any I/O: names, headers, errors.
 
 Source: botocore service model `bedrock-agentcore` 2024-02-28 (rest-json).
 """
@@ -11,9 +11,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
-from urllib.parse import parse_qs, unquote
 
 from ..errors import ConfigError
 
@@ -74,10 +72,9 @@ def not_found(what: str) -> WireError:
 
 
 @dataclass(frozen=True)
-class Route:
-    """A data-plane request: which operation on which runtime. ``operation`` is the path after the ARN."""
+class Target:
+    """The runtime and endpoint that a data-plane request names: the text of its path, and its query."""
 
-    operation: str
     runtime: str
     query: Mapping[str, str]
 
@@ -93,15 +90,6 @@ class Route:
         if asked and own and asked != own:
             raise invalid(f"The ARN names endpoint {own}, qualifier {asked}", field="qualifier")
         return asked or own or "DEFAULT"
-
-
-@functools.lru_cache(4096)
-def split_path(raw_path: bytes, query_string: bytes) -> tuple[tuple[str, ...], Mapping[str, str]]:
-    """Path pieces, percent-decoded after splitting (an ARN contains an encoded slash), and the query's first values."""
-    path = raw_path.split(b"?", 1)[0].decode("latin-1")
-    pieces = tuple(unquote(piece) for piece in path.strip("/").split("/"))
-    query = {k: v[0] for k, v in parse_qs(query_string.decode("latin-1"), keep_blank_values=True).items()}
-    return pieces, MappingProxyType(query)
 
 
 _ARN = re.compile(

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from agentcore_rl_toolkit.backends import CollectConfig, GroupRequest, collect, summarize
+from agentcore_rl_toolkit.backends.collection.judge import facts_of
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
 from agentcore_rl_toolkit.backends.slime import trained as slimes_trainer
 from agentcore_rl_toolkit.backends.slime.convert import to_slime
 from agentcore_rl_toolkit.backends.training.loop import update
 from agentcore_rl_toolkit.backends.trl.convert import SEQUENCE_KEY, to_trl
 from agentcore_rl_toolkit.backends.verl.convert import to_verl
-from agentcore_rl_toolkit.contract import Cause
+from agentcore_rl_toolkit.contract import Cause, Outcome, verdict
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.trajectory import Turn
 
@@ -153,6 +155,29 @@ def test_an_evaluation_takes_any_temperature() -> None:
     assert replay.invoked[0]["_rollout"]["sampling_params"] == {"temperature": 1.0, "top_p": 1.0}
 
 
+@pytest.mark.parametrize(
+    ("last", "errors", "failure"),
+    [
+        ({"finish_reason": "length"}, [], "tokens"),
+        ({"parse_status": "unparsed"}, [], "calls"),
+        ({}, [{"type": "turn_limit", "started_s": 10.0}], "turns"),
+        ({}, [{"type": "context_overflow", "started_s": 10.0}], "context"),
+        ({}, [{"type": "turn_limit", "started_s": 1.0}], None),  # a turn came after it
+        ({}, [{"type": "upstream", "started_s": 10.0}], None),
+    ],
+)
+def test_the_sessions_last_call_decides_whose_failure_any_exception_is(
+    last: dict[str, Any], errors: list[dict[str, Any]], failure: str | None
+) -> None:
+    """CrewAI raises a plain ValueError on a reply that was cut; no table of classes knows that."""
+    record = {"status_code": 500, "_agent": {"outcome": "agent_error", "cause": "agent", "policy_reward": -0.5}}
+    capture = SimpleNamespace(turns=[replace(TASK, **{"started_s": 5.0, **last})], errors=errors)
+    found = verdict(record, facts_of(capture))
+    whose = Cause.AGENT if failure is None else Cause.POLICY
+    assert found == (Outcome.AGENT_ERROR, whose, failure)
+    assert verdict(record) == (Outcome.AGENT_ERROR, Cause.AGENT, None)
+
+
 def test_an_answer_that_never_left_the_reasoning_is_the_policys_failure() -> None:
     blank = (TASK, replace(HELPER, answered=False))
     raised = {"status_code": 500, "stop_reason": "no answer", "_agent": {"cause": "agent", "policy_reward": -0.5}}
@@ -165,3 +190,11 @@ def test_an_answer_that_never_left_the_reasoning_is_the_policys_failure() -> Non
     assert summarize([group]).policy_failures == {"answer": 3}
     group, _ = run(raised)
     assert group.rollouts[0].mask_reason == "outcome"  # there was an answer: it is the agent's own failure
+
+
+def test_a_session_of_many_calls_is_bounded_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    replay = Replay([Episode(input_id="a", turns=(TASK, replace(HELPER, index=2)), record={"rewards": 1.0})])
+    config = CollectConfig(warn_turns=1)
+    collect([GroupRequest(input_id="a", payload={})], client=replay.client, gateway=replay.gateway, config=config)
+    assert "made 2 model calls (max_turns ends a session at 2000)" in caplog.text
+    assert CollectConfig().warn_turns == 200

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,6 +64,17 @@ def test_an_agent_that_leaves_the_version_open_gets_the_one_that_runs_here(tmp_p
         (tmp_path / "requirements.txt").write_text(requirements)
         (tmp_path / "tools.py").write_text(code)
         assert agent_in(tmp_path).toolkit is wanted, requirements
+
+
+def test_serve_builds_the_environment_that_an_agents_files_ask_for(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("./not-there-0.1-py3-none-any.whl\n")
+    agent = shutil.copy(Path(__file__).parents[1] / "deployable/bare.py", tmp_path / "agent.py")
+    command = [sys.executable, "-m", "agentcore_rl_toolkit.cli", "runtime", "serve", "--agent", f"a={agent}"]
+    environment = {**os.environ, "AGENTCORE_RL_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "not-there-0.1-py3-none-any.whl" in done.stderr
+    assert "uv pip install" in done.stderr
 
 
 @pytest.mark.timeout(600)

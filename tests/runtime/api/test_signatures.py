@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import time
 import urllib.error
@@ -124,6 +125,7 @@ def test_payload_from_a_file_is_signed_too(guarded: Server) -> None:
     [
         ("GET", "/_local/sessions"),
         ("GET", "/_local/status"),
+        ("GET", "/_local/metrics"),
         ("DELETE", "/_local/sessions/x"),
         ("PUT", "/_local/faults"),
     ],
@@ -137,6 +139,19 @@ def test_what_aws_does_not_show_is_guarded_too(guarded: Server, method: str, pat
         urllib.request.urlopen(request, timeout=10)
     assert error.value.code == 403
     error.value.close()
+
+
+def test_metrics_are_read_with_the_key_as_a_password_too(guarded: Server) -> None:
+    for password, status in (("secret", 200), ("wrong", 403)):
+        word = base64.b64encode(f"AKLOCAL:{password}".encode()).decode()
+        request = urllib.request.Request(guarded.url + "/_local/metrics", headers={"Authorization": f"Basic {word}"})
+        try:
+            with urllib.request.urlopen(request, timeout=10) as reply:
+                found = reply.status
+        except urllib.error.HTTPError as e:
+            found = e.code
+            e.close()
+        assert found == status
 
 
 def test_the_command_line_finds_the_key_of_this_users_runtime(guarded: Server, session_id: str) -> None:

@@ -17,6 +17,10 @@ async def ping(request):
     kind = os.environ["PING"]
     if kind == "never" or (kind == "late" and time.monotonic() - first < 1.0):
         return JSONResponse({"status": "starting"}, status_code=503)
+    if kind == "busy without time":
+        return JSONResponse({"status": "HealthyBusy"})
+    if kind == "time of now":
+        return JSONResponse({"status": "Healthy", "time_of_last_update": time.time_ns()})
     return JSONResponse({"status": "Healthy"})
 
 

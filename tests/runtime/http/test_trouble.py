@@ -28,8 +28,9 @@ from ..conftest import Server, wait_for
 class Buggy(RuntimeApp):
     """Divides by zero: before its reply, or within it."""
 
-    async def _data_plane(self, route: Any, headers: Any, body: list[bytes], send: Any) -> int:
-        if b"late" in b"".join(body):
+    async def respond(self, scope: Any, receive: Any, send: Any) -> None:
+        scope["runtime.operation"] = "InvokeAgentRuntime"
+        if b"late" in b"".join(scope["runtime.body"]):
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
             await send({"type": "http.response.body", "body": b"half", "more_body": True})
         raise ZeroDivisionError("a bug")

@@ -20,8 +20,8 @@ from ..conftest import AGENTS, Server, wait_for
 
 def test_an_answer_to_a_ping_may_be_anything() -> None:
     for body in (b"OK", b"[]", b"{}", b"null"):
-        assert ping_status(body) == "Healthy"
-    assert ping_status(b'{"status": "HealthyBusy"}') == "HealthyBusy"
+        assert ping_status(body) == ("Healthy", None)
+    assert ping_status(b'{"status": "HealthyBusy", "time_of_last_update": 5}') == ("HealthyBusy", 5)
 
 
 def test_an_agent_is_healthy_with_its_first_200(start_server: Callable[..., Server]) -> None:
@@ -38,6 +38,19 @@ def test_an_agent_that_stays_unhealthy_is_given_up_at_the_init_timeout(start_ser
     assert failed.value.response["Error"]["Code"] == "RuntimeClientError"
     assert "the last one was 503" in failed.value.response["Error"]["Message"]
     assert server.view.sessions() == []
+
+
+def test_a_ping_that_agentcore_takes_otherwise_is_warned_of_once_per_agent(start_server: Callable[..., Server]) -> None:
+    server = start_server("--set", "idle_timeout=3", agent=AGENTS / "bare.py")
+    for kind in ("busy without time", "time of now", "healthy"):
+        made = server.settled(server.create(AGENTS / "pings.py", environmentVariables={"PING": kind}))
+        for _ in range(2):
+            server.invoke({}, arn=made["agentRuntimeArn"])
+    for text in ("then ignores HealthyBusy", "then never ends the session as idle"):
+        wait_for(lambda text=text: text in server.output.read_text())
+    ended = lambda: server.view.get("/_local/status")["ended"].get("idle", 0)  # noqa: E731
+    wait_for(lambda: ended() == 4)
+    assert server.output.read_text().count("its response to /ping") == 2
 
 
 def test_the_longest_id_starts(server: Server) -> None:

@@ -75,7 +75,6 @@ def test_sessions_read_and_write_what_is_named_and_their_records_are_in_the_stor
     ("payload", "hint"),
     [
         ({"read": ["{0}/elsewhere/file"]}, "--readable DIR"),
-        ({"write": {"{0}/project/new": "x"}}, "--writable DIR"),
         ({"write": {"{0}/elsewhere/new": "x"}}, "--writable DIR"),
     ],
 )

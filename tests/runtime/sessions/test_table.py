@@ -15,7 +15,9 @@ from botocore.exceptions import ClientError, ReadTimeoutError
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.runtime.agents.agent import Agent
 from agentcore_rl_toolkit.runtime.config import RuntimeConfig, TimeLimits
-from agentcore_rl_toolkit.runtime.sessions.table import SessionFolders, SessionTable
+from agentcore_rl_toolkit.runtime.metrics import Metrics
+from agentcore_rl_toolkit.runtime.sessions.session import Session, SessionFolders
+from agentcore_rl_toolkit.runtime.sessions.table import SessionTable
 
 from ..conftest import Server, alive, wait_for
 
@@ -213,15 +215,13 @@ class Running:
 async def test_an_answer_that_nobody_foresaw_keeps_no_session_beyond_its_limits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class OneNode:
-        async def start_session(self, order: Any) -> Any:
-            return Running()
+    async def spawn(session: Any) -> Any:
+        return Running()
 
-    node: Any = OneNode()
     config = RuntimeConfig(times=TimeLimits(stop_grace_s=0.1, shutdown_grace_s=0.1))
     folders = SessionFolders(sessions=tmp_path / "s", logs=tmp_path / "l", sockets=tmp_path / "x")
     (tmp_path / "x").mkdir()
-    table = SessionTable(node, config, folders)
+    table = SessionTable(spawn, config, folders, Metrics())
     answers: list[Any] = [(200, b"{}")]
 
     async def ask(session: Any) -> Any:
@@ -229,9 +229,8 @@ async def test_an_answer_that_nobody_foresaw_keeps_no_session_beyond_its_limits(
             return answers.pop()
         raise KeyError("of a kind that nobody foresaw")
 
-    monkeypatch.setattr(table, "_ask", ask)
+    monkeypatch.setattr(Session, "ask", ask)
     agent = Agent(runtime_id="a-0123456789", version=1, name="a", script=tmp_path / "a.py", idle_timeout_s=0.2)
-    reaping = asyncio.create_task(table.reap())
     try:
         async with asyncio.timeout(30):
             async with table.in_use(agent, (agent.runtime_id, "DEFAULT", new_session_id())):
@@ -239,7 +238,6 @@ async def test_an_answer_that_nobody_foresaw_keeps_no_session_beyond_its_limits(
             while not table.ended:  # noqa: ASYNC110  (the table's clock)
                 await asyncio.sleep(0.01)
     finally:
-        reaping.cancel()
         await table.close()
     assert table.ended[0]["state"] == "idle"
     assert "of a kind that nobody foresaw" in caplog.text

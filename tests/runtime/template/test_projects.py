@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from agentcore_rl_toolkit.cli.training import stack
-from agentcore_rl_toolkit.cli.training.stack import Stack, find_agent, fits_here
+from agentcore_rl_toolkit.cli.training.stack import Stack, find_agent
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.isolation.project import Project
+from agentcore_rl_toolkit.runtime.agents.environments import fits_here
 from agentcore_rl_toolkit.runtime.launcher.handle import TemplateProcess, TemplateSpec
 
 from ..conftest import Server

@@ -109,6 +109,9 @@ class GroupRequest:
             raise ConfigError(f"a group needs at least one rollout, got n={self.n} for input {self.input_id!r}")
 
 
+MAX_TURNS = 2_000  # an agent in an endless loop makes a hundred calls per second
+
+
 @dataclass(frozen=True, kw_only=True)
 class CollectConfig(Credit):
     """How a batch of groups is collected.
@@ -127,6 +130,7 @@ class CollectConfig(Credit):
     agent's own; in training it samples from the whole distribution at temperature 1 where they have no other. A trainer computes
     at their temperature, with no cuts (top_p, top_k, min_p) and no penalties. Calls at another temperature or with penalties are
     not trained; tokens of a cut distribution are. Both are counted, and with `refuse_other_sampling` their rollout is masked.
+    `max_turns` ends a session after so many model calls, which is the policy's failure; above `warn_turns` a session is logged.
     With `evaluation` nothing is trained: the agent samples as it is deployed, but for `sampling_params`. `judged_by` is a judge
     whose scores become rewards; with all of the weight on it, agents need not return one. Of `Credit` a collection needs to
     know whether rewards of turns are wanted, and the teacher.
@@ -142,7 +146,8 @@ class CollectConfig(Credit):
     max_staleness: Least0 | None = None
     model_id: str | None = None
     sampling_params: Mapping[str, Any] | None = None
-    max_turns: Count | None = None
+    max_turns: Count | None = MAX_TURNS
+    warn_turns: Count | None = 200
     require_reward: bool = True
     policy_failures: PolicyFailures = "score"
     train: str | None = None

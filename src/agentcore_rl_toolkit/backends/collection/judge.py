@@ -11,8 +11,10 @@ from ...contract import (
     DEFAULT_TRAIN,
     INFO_FIELD,
     POLICY_REWARD_FIELD,
+    TRUNCATED_REASONS,
     Cause,
     Outcome,
+    SessionFacts,
     Stage,
     cause_of,
     record_cause,
@@ -20,6 +22,7 @@ from ...contract import (
     record_outcome,
     record_train,
     short,
+    verdict,
 )
 from ...errors import (
     AgentCoreRLError,
@@ -37,6 +40,8 @@ from .samples import rewards_of_turns
 
 log = logging.getLogger(__name__)
 
+# Types of the gateway's refusals that are the policy's failures, and what the policy failed at.
+LIMITS = {"turn_limit": "turns", "context_overflow": "context"}
 # Whatever their record says: what the policy did is with the gateway, and an agent whose model calls fail has not failed itself.
 _TAKEN_BY_A_LOST_GATEWAY = (Outcome.OK, Outcome.AGENT_ERROR, Outcome.INVALID)
 
@@ -112,11 +117,21 @@ def _judged(
     cause = cause_of(outcome, record, error)
     failure = None if record is None else record_failure(record, outcome)
     reason: MaskReason | None = None if outcome is Outcome.OK else "outcome"
-    if capture is not None and capture.turns and not capture.turns[-1].answered and cause in (None, Cause.AGENT):
-        # What the agent got last is blank: whatever it made of that, the policy gave no answer.
-        failure = "answer" if outcome in (Outcome.OK, Outcome.AGENT_ERROR) else failure
-        if outcome is Outcome.AGENT_ERROR and record is not None:
-            cause, record = Cause.POLICY, {"rewards": record.get(INFO_FIELD, {}).get(POLICY_REWARD_FIELD)}
+    facts = facts_of(capture)
+    calls = 0 if capture is None else len(capture.turns)
+    if config.warn_turns is not None and calls > config.warn_turns:
+        log.warning(
+            "rollout %s made %d model calls (max_turns ends a session at %s): does the agent end?",
+            session_id,
+            calls,
+            config.max_turns,
+        )
+    if outcome is Outcome.OK and facts.unanswered:
+        failure = "answer"
+    elif outcome is Outcome.AGENT_ERROR and cause is Cause.AGENT and record is not None:
+        _, cause, failure = verdict(record, facts)
+        if cause is Cause.POLICY:
+            record = {"rewards": record.get(INFO_FIELD, {}).get(POLICY_REWARD_FIELD)}
     reward: Reward | None = None
     if outcome is Outcome.OK and end.record is not None:
         required = config.require_reward if config.judged_by is None else config.judged_by.judge_weight < 1
@@ -163,6 +178,24 @@ def _judged(
         weight_version_min=versions[0] if versions else None,
         weight_version_max=versions[1] if versions else None,
         mask_reason=reason,
+    )
+
+
+def facts_of(capture: Any) -> SessionFacts:
+    """How the session's last model call ended. A call that one of our limits refused came after the last turn."""
+    if capture is None:
+        return SessionFacts()
+    last = capture.turns[-1] if capture.turns else None
+    ended_s = getattr(last, "started_s", None) or 0.0
+    refused = [error for error in capture.errors if (error.get("started_s") or 0.0) >= ended_s]
+    limit = next((LIMITS[error["type"]] for error in reversed(refused) if error.get("type") in LIMITS), None)
+    if last is None:
+        return SessionFacts(limit=limit)
+    return SessionFacts(
+        truncated=last.finish_reason in TRUNCATED_REASONS,
+        unparsed=last.parse_status == "unparsed",
+        unanswered=not last.answered,
+        limit=limit,
     )
 
 

@@ -74,6 +74,14 @@ def _credentials() -> dict[str, str]:
 @click.option(
     "--hidden", multiple=True, type=click.Path(), metavar="PATH", help="A path that sessions cannot read; repeatable."
 )
+@click.option(
+    "--copy",
+    "copied",
+    multiple=True,
+    type=click.Path(),
+    metavar="PATH",
+    help="A path of the project that each session gets a copy of, where it gets no view of the project; repeatable.",
+)
 @click.option("--memory-mb", type=int, help="Memory limit of each process of a session, or of its container.")
 @click.option("--quotas", default="unlimited", show_default=True, help="Profile: unlimited, aws-2026 or aws-2025.")
 @click.option("--faults", "faults_file", type=_FILE, help="Fault plan, TOML or JSON.")
@@ -132,6 +140,7 @@ def serve(**options: Any) -> None:
             tier=options["isolation"],
             readable=tuple(map(Path, options["readable"])),
             writable=tuple(map(Path, options["writable"])),
+            copied=tuple(Path(os.path.abspath(path)) for path in options["copied"]),
             hidden=set(map(Path, options["hidden"])),
             store=store_folder(options["store"]) if options["store"] is not None else None,
             memory_bytes=memory * 2**20 if memory is not None else None,

@@ -16,9 +16,7 @@ import secrets
 import shlex
 import sys
 import tempfile
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -116,13 +114,14 @@ class Stack:
         now = dataclasses.replace(self, digest=Project.of(agent).digest())
         if now == self:
             return self
+        from ...runtime.agents import environments
         from ...runtime.remote import RuntimeView
 
         click.echo(
             visible(f"{nearby(agent)} or what it imports has changed: `agentcore-rl up` loads it anew"), err=True
         )
         waiting = Waiting(f"loading {agent.name}")
-        if fits_here(agent):
+        if environments.fits_here(agent):
             RuntimeView(self.runtime_url).reload(AGENT_NAME, on_wait=waiting)
         else:
             RuntimeView(self.runtime_url).deploy(agent, AGENT_NAME, {}, on_wait=waiting)
@@ -216,6 +215,7 @@ def start(
     ones of `runtime serve`. ``report(name, url)`` is called for each part that is ready.
     Raises: ServiceError, LocalRuntimeError, ConfigError.
     """
+    from ...runtime.agents import environments
     from ...runtime.remote import RuntimeView
     from ...runtime.wire import HANDED, parse_environment
 
@@ -228,7 +228,7 @@ def start(
     store = folder / "store"
     store.mkdir(parents=True, exist_ok=True)
     policy = _launch_engine(services, model, engine, dtype) if upstream is None and not without_model else None
-    here = not own_environment and fits_here(agent)
+    here = not own_environment and environments.fits_here(agent)
     words = ["runtime", "serve", "--state-dir", str(folder / "sessions"), "--store", f"file://{store}"]
     words += ["--agent", f"{AGENT_NAME}={agent}"] if here else []
     runtime = services.launch(
@@ -325,39 +325,6 @@ def _slow_start(runtime: Any) -> str | None:
         if loaded.get("start") == "exec" and loaded.get("reason"):
             return f"each loads the agent anew, which is slow: {loaded['reason']}"
     return None
-
-
-def fits_here(agent: Path) -> bool:
-    """Whether this environment has what the files beside the agent ask for. Without such files: yes."""
-    file = Project.of(agent).dependencies
-    if file is None:
-        return True
-    try:
-        from packaging.requirements import InvalidRequirement, Requirement
-    except ModuleNotFoundError:
-        return False
-    if file.suffix == ".toml":
-        project = tomllib.loads(file.read_text()).get("project", {})
-        lines = project.get("dependencies", [])
-        if "dependencies" in project.get("dynamic", []):
-            return False
-    else:
-        lines = [re.sub(r"(^|\s)#.*$", "", line).strip() for line in file.read_text().splitlines()]
-    try:
-        return all(_installed(Requirement(line)) for line in lines if line)
-    except InvalidRequirement:  # an option, a path: only an installer knows
-        return False
-
-
-def _installed(wanted: Any) -> bool:
-    if wanted.url is not None:
-        return False
-    if wanted.marker is not None and not wanted.marker.evaluate():
-        return True
-    try:
-        return bool(wanted.specifier.contains(version(wanted.name), prereleases=True))
-    except PackageNotFoundError:
-        return False
 
 
 def check_agent(agent: str | None, *, own_sessions: bool) -> None:

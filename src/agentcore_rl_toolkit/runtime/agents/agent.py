@@ -37,6 +37,7 @@ class Agent:
     max_lifetime_s: float = 28_800.0
     invocation_path: bytes = b"/invocations"
     pinged: bool = True  # False: its protocol has no /ping (MCP), so any answer to one is healthy
+    warned: list[str] = field(default_factory=list, repr=False, compare=False)  # of its /ping
 
     @property
     def folder(self) -> str:

@@ -20,10 +20,13 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from ..._installation import wheel_digest, write_wheel
 from ...errors import LocalRuntimeError
@@ -81,6 +84,39 @@ def _wants_toolkit(folders: Iterable[Path], file: Path) -> bool:
     if given:
         return True
     return any(b"agentcore_rl_toolkit" in path.read_bytes() for folder in folders for path in folder.glob("*.py"))
+
+
+def fits_here(agent: Path) -> bool:
+    """Return True if this environment has what the files beside the agent ask for, or if there are no such files."""
+    file = Project.of(agent).dependencies
+    if file is None:
+        return True
+    try:
+        from packaging.requirements import InvalidRequirement, Requirement
+    except ModuleNotFoundError:
+        return False
+    if file.suffix == ".toml":
+        project = tomllib.loads(file.read_text()).get("project", {})
+        lines = project.get("dependencies", [])
+        if "dependencies" in project.get("dynamic", []):
+            return False
+    else:
+        lines = [re.sub(r"(^|\s)#.*$", "", line).strip() for line in file.read_text().splitlines()]
+    try:
+        return all(_installed(Requirement(line)) for line in lines if line)
+    except InvalidRequirement:  # an option, a path: only an installer knows
+        return False
+
+
+def _installed(wanted: Any) -> bool:
+    if wanted.url is not None:
+        return False
+    if wanted.marker is not None and not wanted.marker.evaluate():
+        return True
+    try:
+        return bool(wanted.specifier.contains(version(wanted.name), prereleases=True))
+    except PackageNotFoundError:
+        return False
 
 
 def build(dependencies: Dependencies, root: Path, *, uv: str | None = None) -> Path:

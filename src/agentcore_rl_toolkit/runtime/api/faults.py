@@ -6,13 +6,16 @@ same plan and the same order of requests give the same faults.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import tomllib
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from starlette.types import Message, Send
 
 from ...errors import ConfigError
 from ..wire import WireError
@@ -85,6 +88,19 @@ class Effects:
         self.drop = next((f.when for f in drawn if f.kind == "drop"), None)
         self.start_delay_s = sum(f.delay_s for f in drawn if f.kind == "slow_start")
         self.kills_s = [f.delay_s for f in drawn if f.kind == "kill"]
+
+    @contextlib.asynccontextmanager
+    async def dropping(self, send: Send) -> AsyncIterator[Send]:
+        """Break the connection before the block, or after it without a response. Raises: ConnectionResetError."""
+        if self.drop == "before":
+            raise ConnectionResetError("a planned fault")
+        yield send if self.drop is None else _nowhere
+        if self.drop == "after":
+            raise ConnectionResetError("a planned fault")
+
+
+async def _nowhere(message: Message) -> None:
+    return None
 
 
 class FaultPlan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -16,10 +17,25 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError
+from ...isolation.project import Project
+from ...isolation.sandbox import project_of
 
 STOP_S = 12.0  # for a runtime to end its sessions
 MAX_BUNDLE_BYTES = 64 * 2**20  # of files, before compression: code, not data sets
 LEFT_OUT = {"__pycache__", "node_modules", "build", "dist"}
+
+
+def pack_project(script: Path, hidden: Collection[Path] = ()) -> tuple[str, bytes]:
+    """Pack an agent's project, as its sandbox shows it, or a smaller part of it where the project is too large.
+
+    Returns the path of the agent's file in it, and the archive. Blocks. Raises: ConfigError if its own folder is too large.
+    """
+    own = script.parent
+    places = [folder for folder in (project_of(script), Project.of(script).folder) if folder.is_dir()]
+    for folder in places:
+        with contextlib.suppress(ConfigError):
+            return str(script.relative_to(folder)), pack(folder, hidden)
+    return script.name, pack(own, hidden)
 
 
 def pack(folder: Path, hidden: Collection[Path] = ()) -> bytes:

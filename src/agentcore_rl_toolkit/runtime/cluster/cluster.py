@@ -15,9 +15,11 @@ import pickle
 import secrets
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
+
+from starlette.types import Send
 
 from ..._servers.tasks import Tasks
 from ...errors import AgentLoadError, ConfigError, LocalRuntimeError
@@ -27,8 +29,8 @@ from ..api.quotas import PROFILES
 from ..config import RuntimeConfig
 from ..sessions.connection import UpstreamLostError, request
 from ..sessions.session import Key
-from ..wire import Headers, Route, WireError, not_found
-from .actor import pack
+from ..wire import Headers, Target, WireError, not_found
+from .actor import pack_project
 from .node import Node, least_loaded
 from .ray_nodes import Machine, RayNodes
 
@@ -41,7 +43,6 @@ SESSION_BYTES = 64 * 2**20  # where no limit is set; a forked Strands session ne
 USABLE_MEMORY = 0.8
 REMEMBERED_ENDINGS = 10_000
 STOP = "StopRuntimeSession"
-Send = Callable[[dict[str, Any]], Awaitable[None]]
 PATHS = {"InvokeAgentRuntime": "invocations", "InvokeAgentRuntimeCommand": "commands", STOP: "stopruntimesession"}
 # Of one connection, or of the caller's signature: the front signs anew.
 NOT_HANDED_ON = frozenset(
@@ -71,7 +72,7 @@ class Cluster:
         self._joining: dict[str, asyncio.Task[None]] = {}
         self._failures: dict[str, tuple[float, str]] = {}  # not again before, why
         self._agents: dict[tuple[str, int], Agent] = {}
-        self._packed: dict[tuple[str, int], bytes] = {}
+        self._packed: dict[tuple[str, int], tuple[str, bytes]] = {}
         self._changed = asyncio.Event()
         self._tasks = Tasks()
 
@@ -133,12 +134,19 @@ class Cluster:
     async def _arn(self, node: Node, agent: Agent) -> str:
         key = (agent.runtime_id, agent.version)
         if key not in self._packed:
-            self._packed[key] = await asyncio.to_thread(pack, agent.script.parent, self._config.isolation.hidden)
+            self._packed[key] = await asyncio.to_thread(pack_project, agent.script, self._config.isolation.hidden)
         return await node.arn_of(agent, self._packed[key])
 
     # -- calls
     async def forward(
-        self, route: Route, agent: Agent, key: Key, headers: Headers, body: Sequence[bytes], send: Send
+        self,
+        operation: str,
+        target: Target,
+        agent: Agent,
+        key: Key,
+        headers: Headers,
+        body: Sequence[bytes],
+        send: Send,
     ) -> None:
         """Send a call to its session's node, and the node's reply to ``send`` as it comes.
 
@@ -147,13 +155,13 @@ class Cluster:
         """
         node = self._placed.get(key)
         if node is None:
-            if route.operation == STOP:
+            if operation == STOP:
                 raise not_found(f"Session {key[2]}")
             node = await self._place(agent, key)
         node.remember(agent, key)
         started = False
         try:
-            path = node.path_of(await self._arn(node, agent), PATHS[route.operation], route.query)
+            path = node.path_of(await self._arn(node, agent), PATHS[operation], target.query)
             payload = b"".join(body)
             handed = [(name, value) for name, value in headers if name not in NOT_HANDED_ON]
             handed += node.signed(path, payload)

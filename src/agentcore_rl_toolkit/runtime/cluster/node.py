@@ -71,7 +71,7 @@ class Node:
         return [(name.encode(), value.encode()) for name, value in made.items()]
 
     # -- agents
-    async def arn_of(self, agent: Agent, packed: bytes) -> str:
+    async def arn_of(self, agent: Agent, packed: tuple[str, bytes]) -> str:
         """Its ARN at the node, where it is loaded first if it is not. Raises: LocalRuntimeError."""
         key = (agent.runtime_id, agent.version)
         task = self._arns.get(key)
@@ -79,10 +79,10 @@ class Node:
             task = self._arns[key] = asyncio.create_task(self._load(agent, packed), name=f"load {agent.name}")
         return await asyncio.shield(task)
 
-    async def _load(self, agent: Agent, packed: bytes) -> str:
-        name = node_name(agent)
-        folder = await asyncio.wrap_future(self.actor.unpack.remote(packed, name).future())
-        script = Path(folder) / agent.script.name
+    async def _load(self, agent: Agent, packed: tuple[str, bytes]) -> str:
+        name, (path, data) = node_name(agent), packed
+        folder = await asyncio.wrap_future(self.actor.unpack.remote(data, name).future())
+        script = Path(folder) / path
         return await asyncio.to_thread(self.view.deploy, script, name, agent.env, fields=agent.fields)
 
     def path_of(self, arn: str, operation: str, query: Mapping[str, str]) -> str:

@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +46,14 @@ def cover(agent: Agent, config: IsolationConfig, root: Path) -> Cover:
     return Cover(agent.script, [*_shown(agent), *config.readable], config.writable_folders, config.hidden, root=root)
 
 
-def add(session: Session, settings: dict[str, Any], env: dict[str, str], cover: Cover) -> None:
+def add(
+    session: Session, settings: dict[str, Any], env: dict[str, str], cover: Cover, copied: Sequence[Path] = ()
+) -> None:
     """Add to a container's settings what makes it run the agent's script. Fills the session's folder, too. Blocks."""
     agent, directory = session.agent, session.directory
     (directory / "tmp").mkdir(mode=0o700)
     project = Project.of(agent.script)
-    link_files(project.shown, str(directory))
+    link_files(project.shown, str(directory), [*map(str, copied)])
     env |= {"HOME": str(directory), "PWD": str(directory), "TMPDIR": f"{directory}/tmp"}
     env.setdefault("PYTHONPATH", os.pathsep.join(project.import_paths))
     what = ["-m", project.module] if project.package else [str(agent.script)]

@@ -164,7 +164,7 @@ class ContainerNode:
         if agent.image is None:
             if (key := (agent.runtime_id, agent.version)) not in self._covers:
                 self._covers[key] = host_files.cover(agent, c, self._root)
-            host_files.add(session, settings, env, self._covers[key])
+            host_files.add(session, settings, env, self._covers[key], c.copied)
         else:
             env = {k: v for k, v in env.items() if k not in INHERITED or k in agent.env}
         settings["Env"] = [f"{k}={v}" for k, v in env.items()]

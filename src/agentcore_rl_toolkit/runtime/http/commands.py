@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import contextlib
 import json
 import struct
 import zlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from starlette.types import Send
+
 from ..._parsing import parse_json
-from ..sessions.session import Session, is_over
+from ..sessions.session import Session
 from ..wire import SESSION_HEADER, invalid
-from .responses import AWS_REQUEST_ID, Send, as_wire_error
+from .responses import AWS_REQUEST_ID, as_wire_error
 
 Emit = Callable[[Any], Awaitable[None]]
 MAX_COMMAND_CHARS = 65_536
@@ -108,8 +111,7 @@ async def _run(session: Session, text: str, timeout_s: float, emit: Emit) -> Non
 
 
 async def _ended(session: Session) -> bool:
-    """Whether the session is over. What it ran is killed before its own end is known."""
-    if not is_over(session):
-        await asyncio.wait([session.process.ended], timeout=SESSION_END_S)
-        await asyncio.sleep(0)
-    return is_over(session)
+    """Return True if the session is over. What it ran is killed before its own end is known."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(session.closed.wait(), SESSION_END_S)
+    return session.over

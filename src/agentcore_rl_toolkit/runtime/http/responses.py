@@ -1,4 +1,4 @@
-"""Reads a request's body and writes whole responses and errors, on plain ASGI."""
+"""Reads requests, and writes whole responses and errors, on plain ASGI."""
 
 from __future__ import annotations
 
@@ -6,19 +6,38 @@ import asyncio
 import json
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import parse_qs
 
+from starlette.types import Receive, Send
+
+from ..._parsing import parse_json
 from ..._servers.host_check import Refusal
 from ..._servers.process import break_off
 from ..sessions.connection import UpstreamLostError
 from ..wire import MAX_PAYLOAD_BYTES, REQUEST_ID_HEADER, WireError, invalid
 
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
 BROKEN_OFF = 499  # the status that metrics count where the caller was gone, or got no whole response
 AWS_REQUEST_ID = b"x-amzn-requestid"  # where every AWS client looks for it
 log = logging.getLogger(__name__)
+
+
+def query_of(scope: Mapping[str, Any]) -> dict[str, str]:
+    """The first value of each query parameter."""
+    found = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    return {name: values[0] for name, values in found.items()}
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """The request's JSON object; nothing is an empty one. Raises: WireError 400."""
+    try:
+        body = parse_json(data) if data else {}
+    except ValueError as e:
+        raise invalid(f"The body is not JSON: {e}", reason="CannotParse") from None
+    if not isinstance(body, dict):
+        raise invalid("The body must be a JSON object", reason="CannotParse")
+    return body
 
 
 def request_id_of(headers: Mapping[bytes, bytes]) -> str:

@@ -34,7 +34,8 @@ class TemplateSpec:
 
     ``mode`` is ``auto`` (fork where that is safe, else exec), ``fork`` or ``exec``. ``sandbox`` are the words in front of the
     command that make it run in a sandbox. ``memory_bytes`` bounds each process of a session. ``load_timeout_s`` bounds the
-    script's way to its server.
+    script's way to its server. ``project``: the folder of which each session gets a view of its own, None for no view;
+    ``copied``: files and folders in it that a session gets a copy of where it gets no view.
     """
 
     script: Path
@@ -45,6 +46,8 @@ class TemplateSpec:
     memory_bytes: int | None = None
     log_path: Path
     load_timeout_s: float = LOAD_TIMEOUT_S
+    project: Path | None = None
+    copied: Sequence[str] = ()
 
 
 class SessionProcess:
@@ -97,6 +100,7 @@ class TemplateProcess:
         self.mode = spec.mode
         self._shown = Project.of(spec.script).shown
         self.reason: str | None = None
+        self.no_view: str | None = None  # the reason, where sessions should get a view and do not
         self.pid: int | None = None
         self.closed = False
         self.sessions: dict[str, SessionProcess] = {}
@@ -122,6 +126,7 @@ class TemplateProcess:
             await self.close()
             raise
         self.mode, self.reason, self.pid = event["mode"], event.get("reason"), event["pid"]
+        self.no_view = event["no_view"]
 
     async def _launch(self, mode: str, reason: str | None = None) -> dict[str, Any]:
         ours, theirs = socket.socketpair()
@@ -150,7 +155,9 @@ class TemplateProcess:
         finally:
             theirs.close()
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=2**22)  # closes it where it is cancelled
-        self.send(script=str(self.spec.script), mode=mode, reason=reason, memory_bytes=self.spec.memory_bytes)
+        project = None if self.spec.project is None else str(self.spec.project)
+        options = {"memory_bytes": self.spec.memory_bytes, "project": project}
+        self.send(script=str(self.spec.script), mode=mode, reason=reason, **options)
         line = b""
         try:
             with contextlib.suppress(ConnectionError):  # it ended before it had read what it is to do
@@ -179,7 +186,9 @@ class TemplateProcess:
             raise LocalRuntimeError("the agent's template process is gone", session_id=session_id)
         process = self.sessions[session_id] = SessionProcess(self, session_id, socket_path)
         order = {"socket": socket_path, "dir": str(directory), "log": str(log), "links": self._shown}
-        self.send(op="spawn", id=session_id, **order)
+        viewed = self.spec.project if self.no_view is None else None
+        project = None if viewed is None else str(viewed)
+        self.send(op="spawn", id=session_id, project=project, copied=list(self.spec.copied), **order)
         return process
 
     def send(self, **order: Any) -> None:

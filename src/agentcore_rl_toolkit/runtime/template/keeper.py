@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from ...isolation import view
 from ...isolation.project import link_files
 from ..launcher import linux
 from ..launcher.linux import set_memory_limit
@@ -41,6 +42,8 @@ class Session:
         self.log_path: str = order["log"]
         self.socket_path: str = order["socket"]
         self.links: list[str] = order["links"]
+        self.copied: list[str] = order["copied"]
+        self.project: str | None = order["project"]  # None: the session has no view of its own
         self.listener: socket.socket
         self.pid = 0
 
@@ -87,8 +90,11 @@ def become_session(session: Session, template_pid: int, memory_bytes: int | None
     os.dup2(log, 2)
     os.close(log)
     os.mkdir(os.path.join(session.directory, "tmp"), 0o700)
+    if session.project is not None:
+        view.make(session.project, session.copied)
+        linux.die_with_parent(signal.SIGKILL)  # a process that changes its user namespace may lose this
     _settle(session)
-    link_files(session.links, session.directory)
+    link_files(session.links, session.directory, session.copied if session.project is None else ())
     tempfile.tempdir = None
     # CPython gives `random` a new seed in a forked child; numpy's global generator keeps the template's.
     numpy_random = sys.modules.get("numpy.random")
@@ -103,6 +109,9 @@ def become_command(command: Command, template_pid: int, memory_bytes: int | None
     _begin(template_pid, memory_bytes)
     for output, fd in zip(command.outputs, (1, 2), strict=True):
         os.dup2(output.fileno(), fd)
+    if command.session.project is not None:
+        view.join(command.session.pid)
+        linux.die_with_parent(signal.SIGKILL)
     _settle(command.session)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     os.execve("/bin/sh", ["/bin/sh", "-c", command.text], dict(os.environ))

@@ -6,8 +6,9 @@ every session is a fork that carries on from that point: imports and module stat
 In exec mode nothing is imported here, and each session runs the whole script from its start in a fresh fork. A script with
 threads, a running event loop, or an open connection cannot be forked safely.
 
-Orders: ``spawn`` {id, socket, dir, log, links}, ``stop`` {id, grace_s}, ``command`` {id, session, socket, command},
-``kill_command`` {id}. Reports: ``ready`` {mode, reason, pid}, ``unforkable`` {reason}, ``error`` {traceback},
+Orders: ``spawn`` {id, socket, dir, log, links, copied, project}, ``stop`` {id, grace_s},
+``command`` {id, session, socket, command}, ``kill_command`` {id}. Reports: ``ready`` {mode, reason, pid, no_view},
+``unforkable`` {reason}, ``error`` {traceback},
 ``spawned`` {id, pid}, ``failed`` {id, error}, ``exit`` {id, status, cpu_s, max_rss}, ``command_exit`` {id, status}.
 
 Nothing outlives its parent: when the control socket closes (the runtime is gone, by whatever signal), every process is killed.
@@ -31,6 +32,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from ...isolation import hints, view
 from ...isolation.hints import hint
 from ..launcher import linux
 from .keeper import Keeper, Session
@@ -88,6 +90,14 @@ class Template:
         except (BrokenPipeError, ConnectionResetError):
             return
 
+    def ready(self, options: dict[str, Any], **how: str | None) -> None:
+        """Report how sessions start, and why they get no view of the project, if they get none."""
+        project = options.get("project")
+        no_view = view.why_none(project) if project is not None else None
+        if no_view is not None:
+            hints.add(no_view=no_view)
+        self.report(ev="ready", pid=os.getpid(), no_view=no_view, **how)
+
     def loop(self, options: dict[str, Any], serve: Serve) -> None:
         """Serve orders until the runtime goes away. Forked sessions run ``serve`` and never come back."""
         linux.die_with_parent(0)  # from here on a closed control socket says it, and leaves time to end the sessions
@@ -144,7 +154,7 @@ def main(control: str) -> None:
     options = template.read_options()
     script = options["script"]
     if options["mode"] == "exec":
-        template.report(ev="ready", mode="exec", reason=options.get("reason"), pid=os.getpid())
+        template.ready(options, mode="exec", reason=options.get("reason"))
         template.loop(options, lambda session: session.run_cold(script))
 
     def take_over(app: Any, uvicorn_options: dict[str, Any]) -> None:
@@ -156,7 +166,7 @@ def main(control: str) -> None:
         gc.collect()
         gc.freeze()
         forced = reason and f"forced, although {reason}"
-        template.report(ev="ready", mode="fork", reason=forced, pid=os.getpid())
+        template.ready(options, mode="fork", reason=forced)
         template.loop(options, lambda session: session.serve(config))
 
     try:

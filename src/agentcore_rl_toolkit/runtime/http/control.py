@@ -5,108 +5,73 @@ Source: botocore service model `bedrock-agentcore-control` 2023-06-05. All paths
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from ..._parsing import parse_json
+from starlette.types import Scope, Send
+
 from ..agents.agent import NAME
-from ..agents.registry import DEFAULT, Endpoint, Record, Registry, Version
+from ..agents.registry import DEFAULT, Endpoint, Record, Version
 from ..agents.version_fields import check_fields, check_tags, lifecycle_on_the_wire
+from ..runtime import Runtime
 from ..wire import WireError, invalid, named
+from .responses import parse_object, query_of, reply_json
+
+Reply = tuple[int, dict[str, Any]]
+_ENDPOINTS = "/runtimes/{runtime}/runtime-endpoints"
 
 
 @dataclass(frozen=True)
 class Call:
-    """One control-plane request, its path matched and its body parsed."""
+    """One control-plane request."""
 
-    operation: str
     runtime: str
     endpoint: str
     query: Mapping[str, str]
     body: Mapping[str, Any]
 
 
-_RUNTIME, _ENDPOINTS = r"runtimes/(?P<runtime>[^/]+)", r"runtimes/(?P<runtime>[^/]+)/runtime-endpoints"
-_ENDPOINT = _ENDPOINTS + r"/(?P<endpoint>[^/]+)"
-_ROUTES = (
-    ("PUT", "runtimes", "CreateAgentRuntime"),
-    ("POST", "runtimes", "ListAgentRuntimes"),
-    ("GET", _RUNTIME, "GetAgentRuntime"),
-    ("PUT", _RUNTIME, "UpdateAgentRuntime"),
-    ("DELETE", _RUNTIME, "DeleteAgentRuntime"),
-    ("PUT", _ENDPOINTS, "CreateAgentRuntimeEndpoint"),
-    ("POST", _ENDPOINTS, "ListAgentRuntimeEndpoints"),
-    ("GET", _ENDPOINT, "GetAgentRuntimeEndpoint"),
-    ("PUT", _ENDPOINT, "UpdateAgentRuntimeEndpoint"),
-    ("DELETE", _ENDPOINT, "DeleteAgentRuntimeEndpoint"),
-    ("GET", "tags/(?P<runtime>.+)", "ListTagsForResource"),
-)
+def routes(runtime: Runtime) -> Iterator[tuple[str, str, str, Callable[[Scope, Send], Awaitable[None]]]]:
+    """Method, path, operation and endpoint of each."""
+    plane = ControlPlane(runtime)
+    for method, path, operation, answer in (
+        ("PUT", "/runtimes", "CreateAgentRuntime", plane.create),
+        ("POST", "/runtimes", "ListAgentRuntimes", plane.list),
+        ("GET", "/runtimes/{runtime}", "GetAgentRuntime", plane.get),
+        ("PUT", "/runtimes/{runtime}", "UpdateAgentRuntime", plane.update),
+        ("DELETE", "/runtimes/{runtime}", "DeleteAgentRuntime", plane.delete),
+        ("PUT", _ENDPOINTS, "CreateAgentRuntimeEndpoint", plane.create_endpoint),
+        ("POST", _ENDPOINTS, "ListAgentRuntimeEndpoints", plane.list_endpoints),
+        ("GET", _ENDPOINTS + "/{endpoint}", "GetAgentRuntimeEndpoint", plane.get_endpoint),
+        ("PUT", _ENDPOINTS + "/{endpoint}", "UpdateAgentRuntimeEndpoint", plane.update_endpoint),
+        ("DELETE", _ENDPOINTS + "/{endpoint}", "DeleteAgentRuntimeEndpoint", plane.delete_endpoint),
+        ("GET", "/tags/{runtime:path}", "ListTagsForResource", plane.list_tags),
+    ):
+        yield method, path, operation, _endpoint(answer)
 
 
-def match(method: str, path: Sequence[str]) -> tuple[str, str, str] | None:
-    """Operation, runtime id (of tags: the ARN) and endpoint name of a control-plane path, or None when it is none."""
-    joined = "/".join(path)
-    for verb, pattern, operation in _ROUTES:
-        found = re.fullmatch(pattern, joined) if verb == method else None
-        if found:
-            parts = found.groupdict()
-            return operation, parts.get("runtime", ""), parts.get("endpoint", "")
-    return None
+def _endpoint(answer: Callable[[Call], Awaitable[Reply]]) -> Callable[[Scope, Send], Awaitable[None]]:
+    async def respond(scope: Scope, send: Send) -> None:
+        found, body = scope["path_params"], parse_object(b"".join(scope["runtime.body"]))
+        call = Call(found.get("runtime", ""), found.get("endpoint", ""), query_of(scope), body)
+        status, content = await answer(call)
+        await reply_json(send, content, status)
 
-
-def parse_body(data: bytes) -> dict[str, Any]:
-    """The request's JSON object; nothing is an empty one. Raises: WireError 400."""
-    try:
-        body = parse_json(data) if data else {}
-    except ValueError as e:
-        raise invalid(f"The body is not JSON: {e}", reason="CannotParse") from None
-    if not isinstance(body, dict):
-        raise invalid("The body must be a JSON object", reason="CannotParse")
-    return body
+    return respond
 
 
 class ControlPlane:
-    """Answers control-plane calls over a registry. ``deploy`` loads a version, ``remove`` ends what runs of a deleted agent.
+    """Answers control-plane calls over the agents of a runtime. Each method raises WireError."""
 
-    ``idle_s`` and ``lifetime_s`` are the limits of sessions whose agent sets none.
-    """
-
-    def __init__(
-        self,
-        registry: Registry,
-        *,
-        deploy: Callable[[Record, Version], Awaitable[None]],
-        remove: Callable[[Record], Awaitable[None]],
-        idle_s: float,
-        lifetime_s: float,
-    ) -> None:
-        self.registry = registry
-        self._load, self._end = deploy, remove
-        self._idle_s, self._lifetime_s = idle_s, lifetime_s
-        self._handlers: dict[str, Callable[[Call], Awaitable[tuple[int, dict[str, Any]]]]] = {
-            "CreateAgentRuntime": self._create,
-            "GetAgentRuntime": self._get,
-            "UpdateAgentRuntime": self._update,
-            "DeleteAgentRuntime": self._delete,
-            "ListAgentRuntimes": self._list,
-            "CreateAgentRuntimeEndpoint": self._create_endpoint,
-            "GetAgentRuntimeEndpoint": self._get_endpoint,
-            "UpdateAgentRuntimeEndpoint": self._update_endpoint,
-            "DeleteAgentRuntimeEndpoint": self._delete_endpoint,
-            "ListAgentRuntimeEndpoints": self._list_endpoints,
-            "ListTagsForResource": self._list_tags,
-        }
-
-    async def call(self, call: Call) -> tuple[int, dict[str, Any]]:
-        """Status and JSON of the reply. Raises: WireError."""
-        return await self._handlers[call.operation](call)
+    def __init__(self, runtime: Runtime) -> None:
+        self.registry = runtime.registry
+        self._load, self._end, self._times = runtime.deploy, runtime.remove, runtime.config.times
 
     # -- runtimes
-    async def _create(self, call: Call) -> tuple[int, dict[str, Any]]:
+    async def create(self, call: Call) -> Reply:
         name = call.body.get("agentRuntimeName")
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise invalid(f"agentRuntimeName must match {NAME.pattern}", field="agentRuntimeName")
@@ -117,7 +82,7 @@ class ControlPlane:
         await self._load(record, version)
         return 202, reply
 
-    async def _update(self, call: Call) -> tuple[int, dict[str, Any]]:
+    async def update(self, call: Call) -> Reply:
         record = self.registry.get(call.runtime)
         version = self.registry.update(record, check_fields(call.body))
         reply = {
@@ -129,7 +94,7 @@ class ControlPlane:
         await self._load(record, version)
         return 202, reply
 
-    async def _get(self, call: Call) -> tuple[int, dict[str, Any]]:
+    async def get(self, call: Call) -> Reply:
         record = self.registry.get(call.runtime)
         version = record.version(_number(call.query["version"])) if "version" in call.query else record.latest
         reply = {
@@ -140,13 +105,15 @@ class ControlPlane:
             "status": version.status,
             "platformVersion": "V2",
             **version.fields,
-            "lifecycleConfiguration": lifecycle_on_the_wire(version.fields, self._idle_s, self._lifetime_s),
+            "lifecycleConfiguration": lifecycle_on_the_wire(
+                version.fields, self._times.idle_timeout_s, self._times.max_lifetime_s
+            ),
         }
         if version.failure is not None:
             reply["failureReason"] = version.failure
         return 200, reply
 
-    async def _delete(self, call: Call) -> tuple[int, dict[str, Any]]:
+    async def delete(self, call: Call) -> Reply:
         record = self.registry.get(call.runtime)
         if "version" in call.query:
             raise invalid("the local runtime deletes agent runtimes whole; leave version out", field="version")
@@ -154,7 +121,7 @@ class ControlPlane:
         await self._end(record)
         return 202, {"status": "DELETING", "agentRuntimeId": record.id}
 
-    async def _list(self, call: Call) -> tuple[int, dict[str, Any]]:
+    async def list(self, call: Call) -> Reply:
         records = sorted(self.registry.records.values(), key=lambda r: (-r.created_s, r.id))
         return 200, {"agentRuntimes": [self._summary(r, r.latest) for r in records]}
 
@@ -175,7 +142,7 @@ class ControlPlane:
         }
 
     # -- endpoints
-    async def _create_endpoint(self, call: Call) -> tuple[int, dict[str, Any]]:
+    async def create_endpoint(self, call: Call) -> Reply:
         name = call.body.get("name")
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise invalid(f"name must match {NAME.pattern}", field="name")
@@ -194,10 +161,10 @@ class ControlPlane:
             "createdAt": iso(now),
         }
 
-    async def _get_endpoint(self, call: Call) -> tuple[int, dict[str, Any]]:
+    async def get_endpoint(self, call: Call) -> Reply:
         return 200, self._describe(record := self.registry.get(call.runtime), record.endpoint(call.endpoint))
 
-    async def _update_endpoint(self, call: Call) -> tuple[int, dict[str, Any]]:
+    async def update_endpoint(self, call: Call) -> Reply:
         record = self.registry.get(call.runtime)
         endpoint = record.endpoint(call.endpoint)
         if call.endpoint == DEFAULT:
@@ -211,7 +178,7 @@ class ControlPlane:
         endpoint.updated_s = time.time()
         return 202, {**self._describe(record, endpoint), "status": "UPDATING"}
 
-    async def _delete_endpoint(self, call: Call) -> tuple[int, dict[str, Any]]:
+    async def delete_endpoint(self, call: Call) -> Reply:
         record = self.registry.get(call.runtime)
         record.endpoint(call.endpoint)
         if call.endpoint == DEFAULT:
@@ -219,12 +186,12 @@ class ControlPlane:
         del record.endpoints[call.endpoint]
         return 202, {"status": "DELETING", "agentRuntimeId": call.runtime, "endpointName": call.endpoint}
 
-    async def _list_endpoints(self, call: Call) -> tuple[int, dict[str, Any]]:
+    async def list_endpoints(self, call: Call) -> Reply:
         record = self.registry.get(call.runtime)
         endpoints = sorted(record.endpoints.values(), key=lambda e: e.created_s)
         return 200, {"runtimeEndpoints": [self._describe(record, e) for e in endpoints]}
 
-    async def _list_tags(self, call: Call) -> tuple[int, dict[str, Any]]:
+    async def list_tags(self, call: Call) -> Reply:
         resource = named(call.runtime, None)
         record = self.registry.find(resource)
         holder = record if resource.endpoint is None else record.endpoint(resource.endpoint)

@@ -1,0 +1,205 @@
+"""Gives a session its own writable view of the agent's project. Standard library only, Python 3.10.
+
+Theory of operation. In the sandbox the project is read-only and the same for all sessions of an agent version. A forked session
+makes a user namespace and a mount namespace, and builds the project again on a tmpfs of its own: an overlay for each folder, and
+a copy of each file that the sandbox mounts by itself. What the session writes stays on that tmpfs, which ends with the session.
+A folder is one overlay where no other mount lies below it. `Cover` mounts the entries of a folder with hidden files one by
+one, so such a folder is built entry by entry.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import shutil
+import struct
+import tempfile
+from collections.abc import Callable, Collection
+
+MAX_BYTES = 2**30  # of all that a session writes to its view
+MAX_COPIED_BYTES = 2**25  # a larger file that is a mount by itself stays read-only
+MAX_ENTRIES = 500  # a larger folder that has hidden files in it stays read-only
+_NEW_MOUNTS, _NEW_USERS = 0x00020000, 0x10000000  # CLONE_NEWNS, CLONE_NEWUSER
+_BIND, _RECURSIVE, _NOTHING_SET, _DETACH = 4096, 16384, 0, 2  # MS_BIND, MS_REC, no flag, MNT_DETACH
+_READ_ONLY = _BIND | 32 | 1  # MS_BIND | MS_REMOUNT | MS_RDONLY
+_DROP_FROM_BOUNDING_SET, _SYS_ADMIN = 24, 21  # PR_CAPBSET_DROP, CAP_SYS_ADMIN
+_CAPABILITY_VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def make(project: str, copied: Collection[str] = ()) -> None:
+    """Replace the project with a view of this process, which must have one thread. Raises: OSError.
+
+    ``copied``: files that are copied whatever their size.
+    """
+    folder = os.getcwd()
+    _enter_namespaces()
+    scratch = tempfile.mkdtemp(prefix="view-", dir="/tmp")
+    _mount("view", scratch, "tmpfs", _NOTHING_SET, f"size={MAX_BYTES},mode=700")
+    _Builder(scratch, _mount_points(project), copied).build(project, os.path.join(scratch, "view"))
+    _mount(os.path.join(scratch, "view"), project, None, _BIND | _RECURSIVE)
+    _call(_libc.umount2, os.fsencode(scratch), _DETACH)
+    os.rmdir(scratch)
+    os.chdir(folder)  # a folder in the project is another one now
+    _give_up_mounting()
+
+
+def join(pid: int) -> None:
+    """Enter the view of another process, a session. Raises: OSError."""
+    for name in ("user", "mnt"):
+        namespace = os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        _call(_libc.setns, namespace, 0)
+        os.close(namespace)
+    _give_up_mounting()
+
+
+def why_none(project: str) -> str | None:
+    """Return why the kernel allows no view of this project, found out in a child; None if it allows one."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            make(project)
+            os.write(writing, b"\0")
+        except BaseException as e:
+            os.write(writing, str(e)[:500].encode(errors="replace"))
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as answer:
+        text = answer.read()
+    os.waitpid(child, 0)
+    return None if text == b"\0" else text.decode(errors="replace") or "the kernel ended the attempt"
+
+
+class _Builder:
+    """Builds folders on a tmpfs. ``mounts``: the mount points of the project, and whether each is writable."""
+
+    def __init__(self, scratch: str, mounts: dict[str, bool], copied: Collection[str]) -> None:
+        self._scratch, self._mounts, self._copied = scratch, mounts, copied
+        self._overlays = 0
+
+    def build(self, path: str, target: str) -> None:
+        """Show ``path`` at ``target``, which does not exist yet."""
+        inner = any(name.startswith(f"{path}/") for name in self._mounts)
+        if os.path.islink(path):
+            os.symlink(os.readlink(path), target)
+        elif not os.path.isdir(path):
+            self._build_file(path, target)
+        elif self._mounts.get(path, False) or (inner and len(os.listdir(path)) > MAX_ENTRIES):
+            os.mkdir(target)
+            _mount(path, target, None, _BIND | _RECURSIVE)
+        elif inner:
+            os.mkdir(target)
+            shutil.copystat(path, target)
+            for name in os.listdir(path):
+                self.build(f"{path}/{name}", f"{target}/{name}")
+        else:
+            os.mkdir(target)
+            self._overlay(path, target)
+
+    def _build_file(self, path: str, target: str) -> None:
+        read_only = os.path.isfile(path) and not self._mounts.get(path, False)
+        if read_only and (path in self._copied or os.path.getsize(path) <= MAX_COPIED_BYTES):
+            with contextlib.suppress(PermissionError):  # the session may not read it either
+                shutil.copy2(path, target)
+                return
+        open(target, "w").close()
+        _mount(path, target, None, _BIND)
+
+    def _overlay(self, path: str, target: str) -> None:
+        self._overlays += 1
+        upper, work = (f"{self._scratch}/{kind}{self._overlays}" for kind in ("upper", "work"))
+        for made in (upper, work):
+            os.mkdir(made)
+        shutil.copystat(path, upper)
+        lower = os.open(path, os.O_PATH | os.O_CLOEXEC)  # a path in the options would need escapes
+        options = f"lowerdir=/proc/self/fd/{lower},upperdir={upper},workdir={work},userxattr"
+        try:
+            _mount("overlay", target, "overlay", _NOTHING_SET, options)
+        except OSError:
+            if self._overlays == 1:  # the kernel or this file system allows none
+                raise
+            _mount(path, target, None, _BIND | _RECURSIVE)
+        finally:
+            os.close(lower)
+
+
+def _mount_points(project: str) -> dict[str, bool]:
+    """The mount points at and below a folder, and whether each is writable."""
+    found = {}
+    with open("/proc/self/mountinfo", "rb") as table:
+        for line in table:
+            fields = line.split(b" ")
+            path = re.sub(rb"\\([0-7]{3})", lambda escape: bytes([int(escape[1], 8)]), fields[4])
+            name = os.fsdecode(path)
+            if name == project or name.startswith(f"{project}/"):
+                found[name] = b"rw" in fields[5].split(b",")
+    return found
+
+
+def _enter_namespaces() -> None:
+    """Enter a user namespace with the users of this one, and a mount namespace.
+
+    A child that stays outside writes the maps: only from there can root map all users.
+    """
+    parent = os.getpid()
+    ready, go = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.close(go)
+            os.read(ready, 1)
+            _write_maps(parent)
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(ready)
+    try:
+        _call(_libc.unshare, _NEW_USERS | _NEW_MOUNTS)
+    finally:
+        os.close(go)
+        _, status = os.waitpid(child, 0)
+    if status != 0:
+        raise OSError(f"the users of a namespace could not be mapped (status {status})")
+
+
+def _write_maps(pid: int) -> None:
+    if os.geteuid() != 0:
+        _write(f"/proc/{pid}/setgroups", "deny")  # the kernel's condition for a map of one group
+    for name in ("uid_map", "gid_map"):
+        with open(f"/proc/self/{name}") as table:
+            ranges = [line.split() for line in table]
+        _write(f"/proc/{pid}/{name}", "".join(f"{first} {first} {count}\n" for first, _, count in ranges))
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
+
+
+def _give_up_mounting() -> None:
+    """Lose the right to mount and unmount here: root could uncover hidden files with it. Others lose all rights."""
+    _call(_libc.prctl, _DROP_FROM_BOUNDING_SET, _SYS_ADMIN, 0, 0, 0)
+    header = ctypes.create_string_buffer(struct.pack("=Ii", _CAPABILITY_VERSION, 0))
+    data = ctypes.create_string_buffer(24)
+    _call(_libc.capget, header, data)
+    kept = ~(1 << _SYS_ADMIN) & 0xFFFFFFFF if os.geteuid() == 0 else 0
+    words = struct.unpack("=6I", data.raw[:24])
+    low, high = [word & kept for word in words[:3]], [word if kept else 0 for word in words[3:]]
+    _call(_libc.capset, header, ctypes.create_string_buffer(struct.pack("=6I", *low, *high)))
+
+
+def _mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    words = [None if word is None else os.fsencode(word) for word in (source, target, kind, options)]
+    _call(_libc.mount, words[0], words[1], words[2], ctypes.c_ulong(flags), words[3], path=target)
+
+
+def _call(function: Callable[..., int], *arguments: object, path: str | None = None) -> None:
+    if function(*arguments) != 0:
+        number = ctypes.get_errno()
+        name = getattr(function, "__name__", "a system call")
+        raise OSError(number, f"{name}: {os.strerror(number)}", path)

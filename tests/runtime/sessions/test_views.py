@@ -1,0 +1,75 @@
+"""Rollouts that write to the agent's project: each finds what it wrote itself."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.isolation import sandbox
+
+from ..conftest import Server
+
+needs_sandbox = pytest.mark.skipif(sandbox.no_sandbox() is not None, reason=f"no sandbox here: {sandbox.no_sandbox()}")
+AGENT = """
+import os, sqlite3
+from pathlib import Path
+from bedrock_agentcore.runtime import BedrockAgentCoreApp
+app = BedrockAgentCoreApp()
+FILE = Path({file})
+@app.entrypoint
+def visit(payload):
+    with sqlite3.connect(FILE) as database:
+        database.execute("insert into visits values (?)", [payload["name"]])
+    return {{"visits": [name for name, in database.execute("select name from visits")]}}
+app.run()
+"""
+
+
+def project(folder: Path, file: str) -> Path:
+    """Write an agent with a database beside its file; ``file`` is the expression that finds the database."""
+    (folder / "agent.py").write_text(AGENT.format(file=file))
+    with sqlite3.connect(folder / "visits.db") as database:
+        database.execute("create table visits (name)")
+    return folder / "agent.py"
+
+
+def visits_of(folder: Path) -> list[str]:
+    return [name for (name,) in sqlite3.connect(folder / "visits.db").execute("select name from visits")]
+
+
+@needs_sandbox
+def test_rollouts_write_to_a_database_of_the_project_and_read_only_their_own_rows(
+    start_server: Callable[..., Server], tmp_path: Path
+) -> None:
+    server = start_server(agent=project(tmp_path, "__file__).with_name('visits.db'"))
+    template = server.view.get("/_local/status")["templates"][0]
+    if template["no_view"] is not None:
+        pytest.skip(f"the kernel allows no view: {template['no_view']}")
+    first, second = new_session_id(), new_session_id()
+    assert server.invoke({"name": "alpha"}, first) == {"visits": ["alpha"]}
+    assert server.invoke({"name": "beta"}, second) == {"visits": ["beta"]}
+    assert server.invoke({"name": "gamma"}, first) == {"visits": ["alpha", "gamma"]}
+    assert visits_of(tmp_path) == []
+    reply = server.default_client.invoke_agent_runtime_command(
+        agentRuntimeArn=server.arn,
+        runtimeSessionId=first,
+        body={"command": f"grep -aoE 'alpha|beta|gamma' {tmp_path}/visits.db"},
+    )
+    text = "".join(
+        e["chunk"]["contentDelta"].get("stdout", "") for e in reply["stream"] if "contentDelta" in e["chunk"]
+    )
+    assert set(text.split()) == {"alpha", "gamma"}
+
+
+def test_without_a_view_each_rollout_gets_a_copy_of_what_the_option_names(
+    start_server: Callable[..., Server], tmp_path: Path
+) -> None:
+    agent = project(tmp_path, "'visits.db'")
+    server = start_server("--isolation", "none", "--copy", str(tmp_path / "visits.db"), agent=agent)
+    for name in ("a", "b"):
+        assert server.invoke({"name": name}) == {"visits": [name]}
+    assert visits_of(tmp_path) == []
