@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -34,13 +35,16 @@ class RecordedReplies:
 
     def find(self, store: _Store, session: int, reply_id: str) -> dict[str, Any] | None:
         """Return the message of a reply, by its id without the prefix of an API. None: the session has no such reply."""
-        if reply_id not in self._messages:
-            store.commit()  # only committed calls can be read
-            for number in store.reader.numbers(session):
-                if number > self._last_number:
-                    self._last_number = number
-                    self._add(store.reader, number)
-        return self._messages.get(reply_id)
+        return self._messages.get(reply_id) or self.all(store, session).get(reply_id)
+
+    def all(self, store: _Store, session: int) -> Mapping[str, dict[str, Any]]:
+        """Return the messages of all replies, by their ids."""
+        store.commit()  # only committed calls can be read
+        for number in store.reader.numbers(session):
+            if number > self._last_number:
+                self._last_number = number
+                self._add(store.reader, number)
+        return self._messages
 
     def _add(self, reader: _Reader, number: int) -> None:
         try:
