@@ -87,7 +87,7 @@ class UpstreamConfig:
 class Limits:
     """Bounds that keep one agent from hurting the others. Units: bytes, seconds."""
 
-    body_bytes: int = 64 * 2**20  # a chat of 128k tokens reaches 6 MB; this only stops accidents and abuse
+    body_bytes: int = 16 * 2**20  # a chat of 128k tokens reaches 6 MB; images may need more
     header_bytes: int = 64 * 2**10
     call_s: float | None = 1800.0
     connect_s: float = 5.0

@@ -319,6 +319,7 @@ def _report(
         side_calls=dict(side_calls),
         other_sampling=dict(other_sampling),
         unanswered_turns=sum(not turn.answered for turn in distinct),
+        left_out=dict(Counter(kind for turn in distinct for kind in turn.left_out)),
     )
 
 

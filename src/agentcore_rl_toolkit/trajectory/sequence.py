@@ -72,7 +72,8 @@ class FidelityReport:
     ``other_sampling`` are tokens that were sampled otherwise than the trainer reproduces, by how. Those of another temperature,
     or with penalties or a logit bias, are not trained, and are no side calls; those of a cut distribution (top_p, top_k, min_p)
     are trained.
-    ``unanswered_turns`` ended inside the policy's reasoning. Units: tokens."""
+    ``unanswered_turns`` ended inside the policy's reasoning. ``left_out`` are the turns whose model did not get the agent's
+    whole history, by the kind of what it did not get: a type of items, parts or fields that it cannot read. Units: tokens."""
 
     turns: int = 0
     sequences: int = 0
@@ -93,6 +94,7 @@ class FidelityReport:
     side_calls: dict[str, int] = field(default_factory=dict)
     other_sampling: dict[str, int] = field(default_factory=dict)
     unanswered_turns: int = 0
+    left_out: dict[str, int] = field(default_factory=dict)
 
     @property
     def side_call_tokens(self) -> int:

@@ -48,7 +48,8 @@ class Turn:
     ``tag`` is what the agent calls its role, ``system`` stands for the text of its leading system messages: calls of one agent
     have the same. ``sampling`` are the sampling parameters of the call, as far as it names any. ``answered`` False: the policy
     ended inside its reasoning, and the agent got a blank answer. ``reply_id`` is the id that the reply had in OpenAI's chat API.
-    ``feeds`` are the ids of later turns whose prompts have this answer, each with one of `FLOWS`.
+    ``feeds`` are the ids of later turns whose prompts have this answer, each with one of `FLOWS`. ``left_out`` counts, by kind,
+    the items, parts and fields of the agent's history that the model did not get as they were sent.
     None where it is not known. Units: unix seconds for ``*_s``.
 
     Raises: CaptureError when the lengths do not fit together.
@@ -83,6 +84,7 @@ class Turn:
     answered: bool = True
     reply_id: str | None = None
     feeds: Mapping[str, str] = field(default_factory=dict, repr=False)
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         sampled = len(self.completion_ids)

@@ -77,6 +77,7 @@ class Model:
             running.append(asyncio.ensure_future(call()))
             await until(lambda begun=begun: len(self.engine.calls) > begun)
         assert gate.gate is not None
+        await asyncio.sleep(0)  # the engine's last task waits at the gate, too, so that replies go out in this order
         gate.gate.set()
         await asyncio.gather(*running)
 
@@ -100,6 +101,54 @@ async def title_beside(model: Model) -> None:
         lambda: model.says("main", FOUND, said, "read"),
         lambda: model.says("-title", "Bridge", [system("Make a title."), user(TASK)]),
     )
+
+
+async def title_beside_in_words_of_the_task(model: Model) -> None:
+    """A later prompt repeats the task, in which the title's words were before the title."""
+    said = [system("You are a careful agent."), user(TASK)]
+    task = f"The user wants this: {TASK} Read the log for it."
+    await model.at_once(
+        lambda: model.says("main", calls("task", description=task), said, "task"),
+        lambda: model.says(
+            "-title", "Find out why the harbor bridge closed in March", [system("A title."), user(TASK)]
+        ),
+    )
+    await model.works("helper", "read", messages=[system("You help."), user(task)])
+
+
+async def evaluator_after_a_task(model: Model) -> None:
+    """CrewAI: between two tasks a call rates the first one and repeats its answer. Only the answer goes on."""
+    said = await model.works("research", "search")
+    await model.says("-rating", f"{FOUND} Rated 7 of 10.", [system("You rate."), *said[1:], user("Rate this.")])
+    await model.works("check", "verify", messages=[system("You check."), user(f"Check.\n\nContext:\n{FOUND}")])
+
+
+async def notes_in_the_system_text(model: Model) -> None:
+    """A memory: what another call noted is in the system text from then on, and the history is as long as before."""
+    said = [system("You are a careful agent. Notes: none."), user(TASK)]
+    said.append(await model.says("main", calls("read", path="/a"), said, "read"))
+    said.append(result(said[-1], "March 3: bolts cracked, tower north."))
+    await model.says("notes", SUMMARY, [system("Take notes."), user(json.dumps(said))])
+    said[0] = system(f"You are a careful agent. Notes: {SUMMARY}")
+    await model.says("main", FOUND, said, "read")
+
+
+async def a_result_nested_deeply(model: Model) -> None:
+    """A tool gives brackets that no JSON decoder follows to their end."""
+    said = [system("You are a careful agent."), user(TASK)]
+    said.append(await model.says("main", calls("read", path="/a"), said, "read"))
+    said.append(result(said[-1], "[" * 20_000 + "]" * 20_000))
+    await model.says("main", FOUND, said, "read")
+
+
+async def text_without_spaces(model: Model) -> None:
+    """Chinese: the answer is quoted inside sentences."""
+    found, task = "检查员在北塔发现了开裂的螺栓因此港口大桥于三月三日关闭", "查明港口大桥在三月关闭的原因并写出两句话"
+    said = [system("You manage."), user(task)]
+    said.append(await model.says("main", calls("delegate_work", task=task[:12]), said, "delegate_work"))
+    await model.works("worker", "search", messages=[system("专家"), user(f"请立即{task[:12]}谢谢")], final=found)
+    said.append(result(said[-1], f"同事的结果是{found}结束"))
+    await model.says("main", "螺栓", said, "delegate_work")
 
 
 async def form_first(model: Model) -> None:
@@ -264,6 +313,8 @@ async def no_tools_at_all(model: Model) -> None:
 
 
 ROWS = [
+    *(title_beside_in_words_of_the_task, evaluator_after_a_task, notes_in_the_system_text, a_result_nested_deeply),
+    text_without_spaces,
     *(title_first, title_beside, form_first, after_the_end, question_on_the_way, agents_as_tools, crew_in_sequence),
     *(crew_with_a_manager, handoff, supervisor_with_experts, planner_and_executor, sub_agents),
     *(summaries_of_their_own_prompt, final_answer_without_tools, final_answer_of_another, users_next_message),

@@ -265,7 +265,6 @@ def test_what_the_model_cannot_be_given_of_a_responses_request_is_a_function_or_
         "responses",
         input=[
             {"type": "compaction", "encrypted_content": "sealed elsewhere"},
-            {"type": "item_reference", "id": "x"},
             {"role": "user", "content": [{"type": "input_text", "text": "hi"}, {"type": "input_file", "file_id": "f"}]},
             {"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": "*** Begin\n"},
             {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"},

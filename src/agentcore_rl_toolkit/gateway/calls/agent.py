@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
@@ -17,9 +18,12 @@ import msgspec
 from ...errors import UpstreamError
 from ...messages.dialects import DIALECTS, Delta, Dialect, ModelRequest, RequestError, StreamEncoder
 from ...messages.dialects.canonical import new_id
+from ...messages.dialects.fields import read_body
 from ...messages.dialects.passthrough import Fields
-from ...messages.errors import NOT_JSON, error_body
-from ..capture.asked import wants_logprobs, wants_numbers
+from ...messages.dialects.responses import Recorded
+from ...messages.dialects.surrogates import HALF_SURROGATE
+from ...messages.errors import error_body
+from ..capture.asked import LEFT_OUT, wants_logprobs, wants_numbers
 from ..capture.events import DONE, gather
 from ..capture.prefix_index import Prefixes
 from ..capture.record import CallRecord, Captured
@@ -72,31 +76,36 @@ class AgentSide(ABC):
         self.held: list[bytes] | None = None
         self.written: list[bytes] = []  # of a stream
         self.finished: set[int] | None = None  # of several choices, those whose finish reason has been met
+        self.left_out: Counter[str] = Counter()  # by kind: parts of the history that the model does not get as sent
 
     # -- the request
 
     def receive(self, request: Request, session: Session) -> bytes:
         """Decode a request; what had to be decoded of its body. Raises: RequestError."""
         self.keep_alive = request.keep_alive
-        body = request.body
-        try:
-            long = self._long(body, session) if len(body) >= LONG else None
-            if long is None:
-                self.fields, self.digest = decoded(body), digest_of_body(body)
-            else:
-                self.long, self.fields, self.digest, body = long, long.fields, long.digest(), long.read
-        except NOT_JSON as e:
-            raise RequestError(f"the request body must be a JSON object: {e}") from e
+        body, halves = read_body(request.body, lambda body: self._read(body, session))
+        if halves:
+            self.left_out[HALF_SURROGATE] = halves
         stream = self.fields.get("stream")
         self.stream = stream is not None and bytes(stream) == b"true"
         if self.stream and self.conn is not None and self.conn.reader.http10():
             raise RequestError("a streamed reply needs HTTP/1.1", param="stream")
         return body
 
+    def _read(self, body: bytes, session: Session) -> bytes:
+        long = self._long(body, session) if len(body) >= LONG else None
+        if long is None:
+            self.fields, self.digest = decoded(body), digest_of_body(body)
+            return body
+        self.long, self.fields, self.digest = long, long.fields, long.digest()
+        return long.read
+
     def settle(self, fields: Fields) -> None:
         """This is the request, as the session's settings make it and as it is recorded."""
         self.fields = dict(fields)
         self.numbers = wants_numbers(fields)
+        if self.left_out:
+            self.fields[LEFT_OUT] = msgspec.Raw(_to_json(self.left_out))
 
     @abstractmethod
     def _long(self, body: bytes, session: Session) -> LongRequest | None:
@@ -314,6 +323,7 @@ class TranslatingAgent(AgentSide):
         known: Prefixes,
         as_sent: Callable[[list[dict[str, Any]]], list[dict[str, Any]]],
         allowed: Collection[str],
+        recorded: Recorded,
     ) -> None:
         """Read what is asked for. ``as_sent`` gives messages the form in which the server, and the record, has them. Fields that
         nothing here reads go to the engine if they are ``allowed``, and are left out else.
@@ -321,10 +331,12 @@ class TranslatingAgent(AgentSide):
         Raises: RequestError.
         """
         request, self.long = self.long, None
+        speaks = self.speaks.with_recorded(recorded)
         if request is None:
-            self.asked = self.speaks.parse_request(body)
+            self.asked = speaks.parse_request(body)
         else:
-            self.asked, self.long = translate(request, known, self.speaks, as_sent)
+            self.asked, self.long = translate(request, known, speaks, as_sent)
+        self.left_out += Counter(self.asked.left_out)
         self.n, self.reply_id, asked = self.asked.n, new_id("chatcmpl-"), self.asked
         asked.sampling.other |= {name: value for name, value in asked.unknown.items() if name in allowed}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +39,7 @@ class Translated(Seen):
     ``sent`` is their JSON without the closing bracket, ``sent_crc`` its CRC-32.
     """
 
-    __slots__ = ("lead", "messages", "own", "sent", "sent_crc")
+    __slots__ = ("lead", "left_out", "messages", "own", "sent", "sent_crc")
 
     def __init__(
         self,
@@ -48,6 +49,7 @@ class Translated(Seen):
         lead: bytes,
         own: int,
         messages: Messages,
+        left_out: dict[str, int],
         sent: bytes,
         sent_crc: int,
     ) -> None:
@@ -55,6 +57,7 @@ class Translated(Seen):
         self.lead = lead
         self.own = own
         self.messages: Messages | None = messages
+        self.left_out = left_out
         self.sent = sent
         self.sent_crc = sent_crc
 
@@ -85,8 +88,16 @@ def translate(
         more = b",%b" % _to_json(as_sent(asked.messages))[1:-1]
         sent, crc = before.sent + more, zlib.crc32(more, before.sent_crc)
         asked.messages = before.messages + asked.messages
+        asked.left_out = Counter(before.left_out) + Counter(asked.left_out)
     translated = Translated(
-        request.text, request.crc, lead=lead, own=own, messages=asked.messages, sent=sent, sent_crc=crc
+        request.text,
+        request.crc,
+        lead=lead,
+        own=own,
+        messages=asked.messages,
+        left_out=asked.left_out,
+        sent=sent,
+        sent_crc=crc,
     )
     known.add(translated, instead_of=request.seen)
     return asked, LongRequest({}, sent, crc)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -49,7 +50,9 @@ class RelayedChat:
     def understand(self, body: bytes) -> Fields:
         agent, context, translating = self._agent, self._context, self._translating
         if translating is not None:
-            translating.understand(body, self._session.texts.translated, _as_sent, context.allow_fields)
+            session, store = self._session, context.sessions.store
+            recorded = partial(session.replies.find, store, session.number)
+            translating.understand(body, session.texts.translated, _as_sent, context.allow_fields, recorded)
             return translating.as_chat(_as_sent)
         more = context.allow_fields if context.engine != "openai" else None
         agent.n = passthrough.check(body, agent.fields, more=more)

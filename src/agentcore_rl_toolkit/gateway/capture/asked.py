@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 TAG = "agentcore_rl_tag"  # among a recorded request's fields: the header or path segment; no engine gets it
+LEFT_OUT = "agentcore_rl_left_out"  # likewise: what of the history the model did not get as sent, counted by kind
 IMAGES = "images"  # the engine saw pixels that a trainer would not have
 
 # A content part that is no text. In a string of JSON its quotes would be escaped.
@@ -42,10 +43,11 @@ class _Sampling(msgspec.Struct):
     logit_bias: dict[str, float] | None = None
 
 
-class _Request(_Sampling, rename={"tag": TAG}):
+class _Request(_Sampling, rename={"tag": TAG, "left_out": LEFT_OUT}):
     tools: list[_Tool] | None = None
     tool_choice: Any = None
     tag: str | None = None
+    left_out: dict[str, int] = {}
 
 
 _decoder = msgspec.json.Decoder(_Request)
@@ -67,6 +69,7 @@ def read(request: bytes) -> dict[str, Any]:
     return {
         "tools": () if form else tools,
         "tag": asked.tag,
+        "left_out": asked.left_out,
         "sampling": {
             name: value for name in _Sampling.__struct_fields__ if (value := getattr(asked, name)) is not None
         },

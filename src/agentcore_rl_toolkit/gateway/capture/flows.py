@@ -1,8 +1,8 @@
 """Find which answers of a session a later request repeats or quotes.
 
-Theory of operation. Texts are compared as words, so that escapes, quotes and white space do not matter. An index has the runs of
-six words of every answer so far. Each message is looked up once, when a request brings it for the first time, so the cost is
-linear in the text of the session. A run that the answer copied from its own prompt proves nothing and is not in the index.
+Theory of operation. Texts are compared as words, so that escapes, quotes and white space do not matter. An answer is known by its
+runs of six words, every third of them. A run that the answer's own prompt has proves nothing and does not count. A message is
+searched when a request brings it for the first time. So it never quotes what was said after it, and the cost is linear.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from ...messages.errors import NOT_JSON
 from ...trajectory.turn import FLOWS
 
 _RUN = 6  # words in a row
@@ -22,109 +23,131 @@ _STEP = 3  # from one run of an answer to the next: a quote of 11 words has two
 _LETTERS = 12  # shorter texts turn up by chance: they count only as the whole result of a tool
 _AS_GOOD = 0.75  # of the best share: attempts at one prompt that a text quotes as much all count
 
-_WORD = re.compile(r"\w+")
+# A letter of a script without spaces (Thai to Khmer, kana, Han) is a word.
+_SCRIPTS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
+_WORD = re.compile(rf"[{_SCRIPTS}]|[^\W{_SCRIPTS}]+")
 _ESCAPE = re.compile(r"\\+(u[0-9a-fA-F]{4}|.)")
 
-Words = tuple[str, ...]
+
+class _Source(NamedTuple):
+    """A text that prompts may quote: an answer, or a string in its call's arguments. ``request`` is a hash of its messages."""
+
+    turn: str
+    how: str
+    request: int
+    runs: int
 
 
 class Flows:
     """The answers of a session so far, in the order in which its calls started."""
 
     def __init__(self) -> None:
-        self._answers: dict[str, list[str]] = {}  # the turns that gave exactly this answer, or made exactly this call
-        self._asked: dict[str, tuple[int, Any, Any]] = {}  # number of a turn's messages, the first and the last
-        self._runs: dict[int, dict[int, tuple[int, ...]]] = {}  # by length: the texts that have a run
-        self._texts: list[tuple[str, str, int, int]] = []  # turn, how a quote is called, its prompt, number of runs
-        self._found: dict[str, list[tuple[str, str]]] = {}  # what a text quotes
-        self._fresh: list[Words] = []  # texts that the last request brought
+        self._turns: dict[str, list[str]] = {}  # by what identifies their answer
+        self._requests: dict[str, tuple[int, Any, Any]] = {}  # number of a turn's messages, the first and the last
+        self._sources: list[_Source] = []
+        self._source_runs: dict[int, dict[int, list[int]]] = {}  # by length: the sources that have a run
+        self._texts: dict[str, int] = {}  # the texts of prompts, numbered
+        self._text_runs: dict[int, dict[int, list[int]]] = {}  # by length: the texts that have a run
+        self._prompt: set[int] = set()  # the texts of the last request
+        self._flows: dict[tuple[Any, str], list[tuple[str, str]]] = {}  # by message: what it quotes
 
     def into(self, asked: Sequence[dict[str, Any]]) -> dict[str, str]:
-        """Return the turns whose answers are in a request, each with one of `trajectory.turn.FLOWS`."""
-        self._fresh = []
+        """Return the turns whose answers are in a request, each with the strongest of `trajectory.turn.FLOWS`."""
+        self._prompt = {self._number(text) for message in asked for text in _texts(message)}
         last = next((at for at in reversed(range(len(asked))) if self._said(asked, at)), -1)
-        # The messages before the last answer are those of its own call, and were looked up with it.
-        known = last if last >= 0 and any(self._asked[turn][0] == last for turn in self._said(asked, last)) else 0
-        found: list[tuple[str, str]] = []
-        for at in range(known, len(asked)):
-            message = asked[at]
+        # Answers before the last one are in the history of its own request.
+        known = last >= 0 and any(self._requests[turn][0] == last for turn in self._said(asked, last))
+        found: dict[str, str] = {}
+        for at, message in enumerate(asked):
+            if known and at < last and message.get("role") == "assistant":
+                continue
+            flows = self._quoted(message)
             if turns := self._said(asked, at):
                 ended = not message.get("tool_calls") and at + 1 < len(asked) and asked[at + 1].get("role") == "user"
-                how = "history" if at < last else "reviewed" if ended else "continued"
-                found += ((turn, how) for turn in turns)
-            else:
-                found += self._quoted(message)
-        return dict(sorted(found, key=lambda flow: -FLOWS.index(flow[1])))
+                flows = [(turn, "history" if at < last else "reviewed" if ended else "continued") for turn in turns]
+            for turn, how in flows:
+                found[turn] = min(how, found.get(turn, how), key=FLOWS.index)
+        return found
 
-    def add(self, turn: str, message: Any, asked: Sequence[dict[str, Any]], prompt: int) -> None:
-        """Add an answer to the last request. ``prompt`` is a hash of its messages."""
-        self._asked[turn] = len(asked), asked[:1], asked[-1:]
+    def add(self, turn: str, message: Any, asked: Sequence[dict[str, Any]], request: int) -> None:
+        """Add an answer to the last request. ``request`` is a hash of its messages."""
+        self._requests[turn] = len(asked), asked[:1], asked[-1:]
         if not isinstance(message, dict):
             return
         for key in _keys(message):
-            self._answers.setdefault(key, []).append(turn)
-        texts = [("quoted", text.rpartition("</think>")[2]) for text in _texts(message)]
-        texts += [
-            ("called", text) for call in _calls(message) for text in (call["id"], *_strings(call.get("arguments")))
-        ]
-        for how, text in texts:
+            self._turns.setdefault(key, []).append(turn)
+        sources = [("quoted", text.rpartition("</think>")[2]) for text in _texts(message)]
+        sources += [("called", text) for call in _calls(message) for text in _strings(call.get("arguments"))]
+        for how, text in sources:
             words = _words(text)
             if sum(map(len, words)) < _LETTERS:
                 continue
             size = min(_RUN, len(words))
-            copied = {run for fresh in self._fresh for run in _runs(fresh, size)}
-            runs = set(islice(_runs(words, size), 0, None, _STEP)) - copied
-            known = self._runs.setdefault(size, {})
-            known.update((run, (*known.get(run, ()), len(self._texts))) for run in runs)
-            self._texts.append((turn, how, prompt, len(runs)))
+            texts = self._runs_of_texts(size)
+            runs = {r for r in islice(_runs(words, size), 0, None, _STEP) if self._prompt.isdisjoint(texts.get(r, ()))}
+            for run in runs:
+                self._source_runs.setdefault(size, {}).setdefault(run, []).append(len(self._sources))
+            self._sources.append(_Source(turn, how, request, len(runs)))
+
+    def _number(self, text: str) -> int:
+        if text not in self._texts:
+            self._texts[text] = len(self._texts)
+            for size, index in self._text_runs.items():
+                _index(text, self._texts[text], size, index)
+        return self._texts[text]
+
+    def _runs_of_texts(self, size: int) -> dict[int, list[int]]:
+        if size not in self._text_runs:
+            self._text_runs[size] = {}
+            for text, number in self._texts.items():
+                _index(text, number, size, self._text_runs[size])
+        return self._text_runs[size]
 
     def _said(self, asked: Sequence[dict[str, Any]], at: int) -> list[str]:
-        """The turns that gave exactly this assistant message. Of several, those that were asked with the messages before it."""
+        """Return the turns that gave this assistant message. Of several, those that were asked with the messages before it."""
         if asked[at].get("role") != "assistant":
             return []
-        turns = next((turns for key in _keys(asked[at]) if (turns := self._answers.get(key))), [])
-        if len(turns) > 1:
-            before = at, asked[:1], asked[at - 1 : at]
-            turns = [turn for turn in turns if self._asked[turn] == before] or turns[-1:]
-        return turns
+        turns = next((turns for key in _keys(asked[at]) if (turns := self._turns.get(key))), [])
+        before = at, asked[:1], asked[at - 1 : at]
+        return [turn for turn in turns if len(turns) == 1 or self._requests[turn] == before] or turns[-1:]
 
     def _quoted(self, message: dict[str, Any]) -> list[tuple[str, str]]:
         found: list[tuple[str, str]] = []
         tool = message.get("role") == "tool"
         for text in _texts(message):
-            if text not in self._found:
-                words = _words(text)
-                self._fresh.append(words)
-                self._found[text] = self._search(words)
-            found += self._found[text]
-            for whole in (text, *_strings(text)) if tool else (text,):
-                if tool or len(whole) >= _LETTERS:
-                    found += ((turn, "quoted") for turn in self._answers.get(whole.strip(), ()))
+            key = message.get("tool_call_id"), text
+            if key not in self._flows:
+                wholes = [text, *_strings(text)] if tool else [text] if len(text) >= _LETTERS else []
+                exact = [(turn, "quoted") for whole in wholes for turn in self._turns.get(whole.strip(), ())]
+                self._flows[key] = [*exact, *self._search(text)]
+            found += self._flows[key]
         return found
 
-    def _search(self, words: Words) -> list[tuple[str, str]]:
-        hits: Counter[int] = Counter()
-        for size, known in self._runs.items():
-            for run in known.keys() & set(_runs(words, size)):
-                hits.update(known[run])
-        shares: dict[int, float] = {}  # of the texts
-        best: dict[int, float] = {}  # of the attempts at a prompt
-        for text, count in hits.items():
-            _, how, prompt, total = self._texts[text]
-            if count >= min(2, total):
-                shares[text] = count / total
-                if how == "quoted":
-                    best[prompt] = max(best.get(prompt, 0.0), shares[text])
-        quotes = [(*self._texts[text][:3], share) for text, share in shares.items()]
+    def _search(self, text: str) -> list[tuple[str, str]]:
+        words, hits = _words(text), Counter[int]()
+        for size, index in self._source_runs.items():
+            for run in index.keys() & set(_runs(words, size)):
+                hits.update(index[run])
+        quotes = [
+            (source, count / source.runs)
+            for source, count in ((self._sources[at], count) for at, count in hits.items())
+            if count >= min(2, source.runs)
+        ]
+        best: dict[int, float] = {}  # of the attempts at a request
+        for source, share in quotes:
+            if source.how == "quoted":
+                best[source.request] = max(best.get(source.request, 0.0), share)
         return [
-            (turn, how) for turn, how, prompt, share in quotes if how == "called" or share >= _AS_GOOD * best[prompt]
+            (source.turn, source.how)
+            for source, share in quotes
+            if source.how == "called" or share >= _AS_GOOD * best[source.request]
         ]
 
 
-def _words(text: str) -> Words:
+def _words(text: str) -> list[str]:
     if "\\" in text:
         text = _ESCAPE.sub(_unescape, text)
-    return tuple(_WORD.findall(text)) or tuple(text.split())
+    return _WORD.findall(text) or text.split()
 
 
 def _unescape(match: re.Match[str]) -> str:
@@ -132,9 +155,14 @@ def _unescape(match: re.Match[str]) -> str:
     return chr(int(letter[1:], 16)) if len(letter) == 5 else " " if letter in "nrtbf" else letter
 
 
-def _runs(words: Words, size: int) -> Iterator[int]:
+def _runs(words: Sequence[str], size: int) -> Iterator[int]:
     """Hashes of so many words in a row: numbers cost the garbage collector nothing."""
     return map(hash, zip(*(words[i:] for i in range(size)), strict=False))
+
+
+def _index(text: str, number: int, size: int, index: dict[int, list[int]]) -> None:
+    for run in set(_runs(_words(text), size)):
+        index.setdefault(run, []).append(number)
 
 
 def _texts(message: dict[str, Any]) -> list[str]:
@@ -164,7 +192,7 @@ def _strings(text: Any) -> list[str]:
     """The strings of a JSON document; none of other text."""
     try:
         pending = [msgspec.json.decode(text)] if isinstance(text, str) and text.lstrip()[:1] in ("{", "[") else []
-    except msgspec.DecodeError:
+    except NOT_JSON:
         return []
     found: list[str] = []
     while pending:

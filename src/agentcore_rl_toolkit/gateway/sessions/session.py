@@ -17,6 +17,7 @@ from ...messages.dialects import passthrough
 from ...messages.dialects.passthrough import Fields
 from ...messages.errors import RequestError
 from ..capture.build import Texts
+from ..capture.replies import RecordedReplies
 from ..upstreams.router import Worker
 from .settings import SessionSettings
 
@@ -62,6 +63,7 @@ class Session:
         self.inflight: set[Any] = set()  # its running calls (`calls.running.RunningCall`)
         self.worker: Worker | None = None
         self.texts = Texts()
+        self.replies = RecordedReplies()
         self.recent: OrderedDict[int, Repeated] | None = OrderedDict()
 
     def use(self, settings: SessionSettings) -> None:

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import secrets
 from array import array
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -70,7 +71,8 @@ class TokenSampling:
     def understand(self, body: bytes) -> Fields:
         agent, session = self._agent, self._session
         allowed = self._context.allow_fields
-        agent.understand(body, session.texts.translated, list, allowed)
+        recorded = partial(session.replies.find, self._context.sessions.store, session.number)
+        agent.understand(body, session.texts.translated, list, allowed, recorded)
         asked = agent.asked
         self._live = agent.stream and self._engine.streams
         fields = agent.as_chat(list)

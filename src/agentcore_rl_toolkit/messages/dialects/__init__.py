@@ -11,7 +11,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -53,6 +54,12 @@ class Dialect:
     name: DialectName
     parse_request: Callable[[bytes | dict[str, Any]], ModelRequest]
     encoder: Callable[..., StreamEncoder]
+
+    def with_recorded(self, recorded: responses.Recorded) -> Dialect:
+        """Return this wire format with references to items of recorded replies resolved."""
+        if self.name != "responses":
+            return self
+        return replace(self, parse_request=partial(responses.parse_request, recorded=recorded))
 
     def encode_reply(self, reply: Reply, request: ModelRequest) -> bytes:
         """A whole answer, as a stream where the request asks for one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -16,13 +17,13 @@ from .canonical import (
     LENGTH,
     STOP,
     TOOL_CALLS,
-    UNREADABLE,
     Delta,
     ModelRequest,
     Usage,
     joined,
     own_id,
     text_of,
+    unreadable,
 )
 from .chat import named_tool
 from .fields import Fields, decode_body, text_member
@@ -54,8 +55,9 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Mo
     asked = fields.need("messages", list)
     if not asked:
         raise RequestError("messages must not be empty", param="messages")
+    left_out: Counter[str] = Counter()
     for i, message in enumerate(asked):
-        messages += _message(message, f"messages[{i}]")
+        messages += _message(message, f"messages[{i}]", left_out)
     if messages[-1]["role"] == "assistant":
         raise unsupported(
             f"messages[{len(asked) - 1}]", "an answer cannot be begun for the model; end with a user message"
@@ -86,6 +88,7 @@ def parse_request(body: bytes | dict[str, Any], *, counting: bool = False) -> Mo
         reasoning_effort=effort,
         template_kwargs=template_kwargs,
         lead=lead,
+        left_out=left_out,
     )
     request.unknown = fields.settle("anthropic")
     return request
@@ -135,7 +138,7 @@ def _text_blocks(blocks: list[Any], path: str) -> list[str]:
     return texts
 
 
-def _message(message: Any, path: str) -> list[dict[str, Any]]:
+def _message(message: Any, path: str, left_out: Counter[str]) -> list[dict[str, Any]]:
     """One Anthropic message -> canonical ones: tool results become messages of their own, in front of the user's
     text.
     """
@@ -148,7 +151,7 @@ def _message(message: Any, path: str) -> list[dict[str, Any]]:
     if not isinstance(content, list):
         raise RequestError(f"{path}.content must be a string or a list of blocks", param=f"{path}.content")
     if role == "assistant":
-        return [_assistant(content, path)]
+        return [_assistant(content, path, left_out)]
     if role == "system":
         return [{"role": "system", "content": "\n".join(_text_blocks(content, f"{path}.content"))}]
     results: list[dict[str, Any]] = []
@@ -157,29 +160,31 @@ def _message(message: Any, path: str) -> list[dict[str, Any]]:
         where = f"{path}.content[{i}]"
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "tool_result":
-            results.append(_tool_result(block, where))
+            results.append(_tool_result(block, where, left_out))
         else:
-            parts += _user_parts([block], where)
+            parts += _user_parts([block], where, left_out)
     if parts or not results:
         results.append({"role": role, "content": joined(parts, "\n")})
     return results
 
 
-def _tool_result(block: dict[str, Any], path: str) -> dict[str, Any]:
-    """Chat has no field for ``is_error``, and no chat template reads it: what failed is in the text. Without one a failure
-    would look like a success that found nothing.
+def _tool_result(block: dict[str, Any], path: str, left_out: Counter[str]) -> dict[str, Any]:
+    """Return a tool's message. No chat template reads ``is_error``, so a failure without a text gets one: it would look like a
+    success that found nothing.
     """
     call_id = text_member(block, "tool_use_id", path)
-    content = joined(_user_parts(block.get("content"), f"{path}.content"), "\n")
+    content = joined(_user_parts(block.get("content"), f"{path}.content", left_out), "\n")
     failed = block.get("is_error")
     if failed is not None and not isinstance(failed, bool):
         raise RequestError(f"{path}.is_error must be true or false", param=f"{path}.is_error")
     if failed and not text_of(content).strip():
         content = _FAILED
+    elif failed:
+        left_out["is_error"] += 1
     return {"role": "tool", "tool_call_id": call_id, "content": content}
 
 
-def _user_parts(content: Any, path: str) -> list[dict[str, Any]]:
+def _user_parts(content: Any, path: str, left_out: Counter[str]) -> list[dict[str, Any]]:
     if content is None:
         return []
     if isinstance(content, str):
@@ -196,26 +201,27 @@ def _user_parts(content: Any, path: str) -> list[dict[str, Any]]:
         elif kind == "tool_reference":
             parts.append({"type": "text", "text": f"The tool {block.get('tool_name')} is available now."})
         elif kind in ("document", "search_result"):
-            parts += _document(block, path)
+            parts += _document(block, path, left_out)
         elif kind is not None and kind != "text":
-            parts.append({"type": "text", "text": UNREADABLE.format(kind)})
+            parts.append(unreadable(kind, left_out))
         else:
             raise RequestError(f"{path} must be a list of blocks, text blocks with a text", param=path)
     return parts
 
 
-def _document(block: dict[str, Any], path: str) -> list[dict[str, Any]]:
-    """The text of a document, behind its title; of one that is no text (a PDF) a line that says so."""
+def _document(block: dict[str, Any], path: str, left_out: Counter[str]) -> list[dict[str, Any]]:
+    """Return the texts of a document, its title and context first. A document that is no text (a PDF) becomes a line."""
     source = block["source"] if isinstance(block.get("source"), dict) else {}
-    title = block.get("title")
-    found: list[dict[str, Any]] = [{"type": "text", "text": title}] if isinstance(title, str) else []
+    heads = [block.get("title"), block.get("context")]
+    found: list[dict[str, Any]] = [{"type": "text", "text": text} for text in heads if isinstance(text, str)]
     if block["type"] == "search_result":
-        return [*found, *_user_parts(block.get("content"), path)]
+        return [*found, *_user_parts(block.get("content"), path, left_out)]
     kind = source.get("type", "document")
     if kind == "text" and isinstance(source.get("data"), str):
         return [*found, {"type": "text", "text": source["data"]}]
     if kind == "content":
-        return [*found, *_user_parts(source.get("content"), f"{path}.source.content")]
+        return [*found, *_user_parts(source.get("content"), f"{path}.source.content", left_out)]
+    left_out["document"] += 1
     media = source.get("media_type", kind)
     why = f"[document ({media}): the model reads text only; extract the text with another tool]"
     return [*found, {"type": "text", "text": why}]
@@ -230,7 +236,7 @@ def _image_url(source: Any, path: str) -> str:
     raise unsupported(f"{path}.source", f"image sources of type {kind!r} are not taken")
 
 
-def _assistant(content: list[Any], path: str) -> dict[str, Any]:
+def _assistant(content: list[Any], path: str, left_out: Counter[str]) -> dict[str, Any]:
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
@@ -251,6 +257,8 @@ def _assistant(content: list[Any], path: str) -> dict[str, Any]:
             calls.append({"id": text_member(block, "id", where), "type": "function", "function": function})
         elif kind is None:
             raise RequestError(f"{where}.type is required", param=f"{where}.type")
+        else:
+            left_out[str(kind)] += 1  # another provider's reasoning, or a call of its own tools
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
     if thoughts:
         message["reasoning_content"] = "".join(thoughts)

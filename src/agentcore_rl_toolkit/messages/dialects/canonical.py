@@ -9,6 +9,7 @@ text>"}}], "tool_call_id", "reasoning_content"}`` and ``{"type": "function", "fu
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Collection
 from typing import Any, Literal
 
@@ -21,8 +22,6 @@ ParseStatus = Literal["none", "parsed", "unparsed"]
 
 # Canonical finish reasons; engines' other words are passed on as they are.
 STOP, LENGTH, TOOL_CALLS, CONTENT_FILTER = "stop", "length", "tool_calls", "content_filter"
-
-UNREADABLE = "[{}: the model reads text only]"  # in place of what it cannot be given
 
 
 def new_id(prefix: str) -> str:
@@ -122,6 +121,7 @@ class ModelRequest(msgspec.Struct, kw_only=True):
     echo_fields: dict[str, Any] = {}  # what the Responses dialect repeats in its answer
     forms: dict[str, ToolForm] = {}  # by name of the function: tools that the agent declared in another form
     lead: int = 0  # messages in front that stand for a field beside the list
+    left_out: dict[str, int] = {}  # by kind: items, parts and fields of the history that the model does not get as sent
     unknown: dict[str, Any] = {}  # fields that nothing here reads
 
     def template_options(self) -> dict[str, Any]:
@@ -280,6 +280,12 @@ def text_of(content: Any) -> str:
     if content is None:
         return ""
     return "".join(part.get("text") or "" for part in content if isinstance(part, dict))
+
+
+def unreadable(kind: Any, left_out: Counter[str]) -> dict[str, Any]:
+    """Return a text in place of a part that the model cannot read, and count the part."""
+    left_out[str(kind)] += 1
+    return {"type": "text", "text": f"[{kind}: the model reads text only]"}
 
 
 def joined(parts: list[dict[str, Any]], between: str = "") -> str | list[dict[str, Any]]:

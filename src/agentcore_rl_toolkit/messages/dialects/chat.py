@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,13 +12,14 @@ import msgspec
 from ..errors import RequestError, openai_error, unsupported
 from .builder import encode_event
 from .canonical import (
-    UNREADABLE,
     Delta,
     ModelRequest,
     Reply,
     ToolDelta,
     Usage,
     joined,
+    text_of,
+    unreadable,
 )
 from .fields import Fields, decode_body
 
@@ -27,7 +29,8 @@ _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
     """Read a chat completion request. Raises: RequestError that names the field."""
     fields = Fields(decode_body(body) if isinstance(body, bytes) else body)
-    messages = [check_message(m, f"messages[{i}]") for i, m in enumerate(fields.need("messages", list))]
+    left_out: Counter[str] = Counter()
+    messages = [_message(m, f"messages[{i}]", left_out) for i, m in enumerate(fields.need("messages", list))]
     if not messages:
         raise RequestError("messages must not be empty", param="messages")
     tools, tool_choice, parallel = parse_tools(fields)
@@ -45,10 +48,11 @@ def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
         n=fields.integer("n", 1, 128) or 1,
         logprobs=fields.take("logprobs", bool) or False,
         top_logprobs=fields.integer("top_logprobs", 0, 20) or 0,
-        response_format=check_response_format(fields.take("response_format", dict), "response_format"),
+        response_format=_response_format(fields.take("response_format", dict)),
         reasoning_effort=fields.take("reasoning_effort", str),
         template_kwargs=fields.template_kwargs(),
         sampling=fields.sampling(("max_completion_tokens", "max_tokens")),
+        left_out=left_out,
     )
     if request.top_logprobs and not request.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
@@ -56,8 +60,8 @@ def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
     return request
 
 
-def check_message(message: Any, path: str) -> dict[str, Any]:
-    """A message in canonical shape; unknown members are kept, they may mean something to the chat template."""
+def _message(message: Any, path: str, left_out: Counter[str]) -> dict[str, Any]:
+    """Return a message in canonical shape. Unknown members stay: the chat template may read them."""
     if not isinstance(message, dict):
         raise RequestError(f"{path} must be an object", param=path)
     role = message.get("role")
@@ -65,21 +69,57 @@ def check_message(message: Any, path: str) -> dict[str, Any]:
         raise RequestError(f"{path}.role must be one of {', '.join(_ROLES)}, got {role!r}", param=f"{path}.role")
     if role == "function":
         raise unsupported(f"{path}.role", "send tool results with the role 'tool'")
+    if message.get("function_call") is not None:
+        raise unsupported(f"{path}.function_call", "send calls as tool_calls")
+    canonical: dict[str, Any] = dict(message)
     content = message.get("content")
+    thoughts: list[str] = []
     if content is not None and not isinstance(content, str):
-        where = f"{path}.content"
-        parts = [_check_part(part, f"{where}[{i}]") for i, part in enumerate(_as_list(content, where))]
-        message = {**message, "content": joined(parts)}
-    calls = message.get("tool_calls")
-    if calls:
-        checked = [
-            _check_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(_as_list(calls, f"{path}.tool_calls"))
-        ]
-        message = {**message, "tool_calls": checked}
-    if message.get("reasoning_content") is None and isinstance(message.get("reasoning"), str):
-        message = {**message, "reasoning_content": message["reasoning"]}
-    checked_message: dict[str, Any] = message
-    return checked_message
+        parts: list[dict[str, Any]] = []
+        for i, part in enumerate(_as_list(content, f"{path}.content")):
+            kind = part.get("type") if isinstance(part, dict) else None
+            if role == "assistant" and kind in _THINKING:
+                thoughts.append(_thought(part, left_out))
+            else:
+                parts.append(_part(part, f"{path}.content[{i}]", left_out))
+        canonical["content"] = joined(parts)
+    if message.get("tool_calls"):
+        listed = _as_list(message["tool_calls"], f"{path}.tool_calls")
+        canonical["tool_calls"] = [_check_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(listed)]
+    if role == "assistant":
+        _keep_reasoning(canonical, thoughts, left_out)
+    return canonical
+
+
+# Content parts with the model's reasoning: of Mistral and of clients that speak to several providers.
+_THINKING = ("thinking", "redacted_thinking", "reasoning", "reasoning_text", "reasoning.text", "reasoning.encrypted")
+
+
+def _thought(part: dict[str, Any], left_out: Counter[str]) -> str:
+    text = part.get("thinking") or part.get("text") or part.get("reasoning")
+    if isinstance(text, list):
+        return text_of(text)
+    if not isinstance(text, str):
+        left_out[part["type"]] += 1  # encrypted by another provider
+        return ""
+    return text
+
+
+def _keep_reasoning(message: dict[str, Any], thoughts: list[str], left_out: Counter[str]) -> None:
+    """Give an assistant message its reasoning, under the name that chat templates read, and a refusal as its text."""
+    for name in ("thinking_blocks", "reasoning_details"):  # LiteLLM's name, OpenRouter's name
+        blocks = message.pop(name, None)
+        if not thoughts and isinstance(blocks, list):
+            thoughts = [_thought(b, left_out) for b in blocks if isinstance(b, dict) and b.get("type") in _THINKING]
+    if message.get("reasoning_content") is None:
+        reasoning = message.get("reasoning")
+        text = reasoning if isinstance(reasoning, str) else "".join(thoughts)
+        if text:
+            message["reasoning_content"] = text
+    if message.get("audio") is not None:
+        left_out["audio"] += 1
+    if isinstance(message.get("refusal"), str):
+        message["content"] = message.get("content") or message["refusal"]
 
 
 def _as_list(value: Any, path: str) -> list[Any]:
@@ -88,7 +128,7 @@ def _as_list(value: Any, path: str) -> list[Any]:
     return value
 
 
-def _check_part(part: Any, path: str) -> dict[str, Any]:
+def _part(part: Any, path: str, left_out: Counter[str]) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in ("text", "refusal"):
         text = part.get(kind)
@@ -102,7 +142,7 @@ def _check_part(part: Any, path: str) -> dict[str, Any]:
         raise RequestError(f"{path}.image_url.url must be a string", param=f"{path}.image_url")
     if kind is None:
         raise RequestError(f"{path}.type is required", param=f"{path}.type")
-    return {"type": "text", "text": UNREADABLE.format(kind)}
+    return unreadable(kind, left_out)
 
 
 def _check_call(call: Any, path: str) -> dict[str, Any]:
@@ -195,16 +235,16 @@ def named_tool(name: Any, tools: list[dict[str, Any]], path: str) -> str:
     return f"tool:{name}"
 
 
-def check_response_format(value: dict[str, Any] | None, path: str) -> dict[str, Any] | None:
+def _response_format(value: dict[str, Any] | None) -> dict[str, Any] | None:
     if value is None:
         return None
     kind = value.get("type")
     if kind not in ("text", "json_object", "json_schema"):
-        raise unsupported(f"{path}.type", "it must be text, json_object or json_schema")
-    if kind == "json_schema":
-        inner = value.get("json_schema")
-        if not isinstance(inner, dict) or not isinstance(inner.get("schema"), dict):
-            raise RequestError(f"{path}.json_schema.schema must be an object", param=f"{path}.json_schema")
+        raise unsupported("response_format.type", "it must be text, json_object or json_schema")
+    inner = value.get("json_schema")
+    if kind == "json_schema" and not (isinstance(inner, dict) and isinstance(inner.get("schema"), dict)):
+        where = "response_format.json_schema"
+        raise RequestError(f"{where}.schema must be an object", param=where)
     return value
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
 
 from ..errors import NOT_JSON, RequestError, unsupported
 from .canonical import Sampling
-from .rules import REFUSED
+from .rules import NOT_FOR_TEMPLATES, REFUSED
+from .surrogates import replace_half_surrogates
 
 T = TypeVar("T")
 
@@ -29,15 +30,33 @@ _ENGINE_PARAMETERS = """
 ENGINE_PARAMETERS = frozenset(_ENGINE_PARAMETERS.split())
 
 
+def read_body(body: bytes, read: Callable[[bytes], T]) -> tuple[T, int]:
+    """Read a request's body. If that fails, read it with U+FFFD in place of its half surrogates.
+
+    Returns: what ``read`` returns, and the number of half surrogates.
+    Raises: RequestError.
+    """
+    try:
+        return read(body), 0
+    except NOT_JSON as e:
+        body, halves = replace_half_surrogates(body)
+        if not halves:
+            raise RequestError(f"the request body must be a JSON object: {e}") from e
+    return read_body(body, read)[0], halves
+
+
 def decode_body(body: bytes) -> dict[str, Any]:
     """Raises: RequestError when the body is not a JSON object."""
-    try:
-        decoded = msgspec.json.decode(body)
-    except NOT_JSON as e:
-        raise RequestError(f"the body is not valid JSON: {e}") from e
+    decoded, _ = read_body(body, msgspec.json.decode)
     if not isinstance(decoded, dict):
         raise RequestError(f"the body must be a JSON object, not {_kind(decoded)}")
     return decoded
+
+
+def check_template_kwargs(given: Iterable[str]) -> None:
+    """Raises: RequestError for a variable that would replace a part of the request."""
+    for name in sorted(NOT_FOR_TEMPLATES.intersection(given)):
+        raise unsupported(f"chat_template_kwargs.{name}", "it is made from the request")
 
 
 def text_member(item: dict[str, Any], name: str, path: str) -> str:
@@ -148,8 +167,7 @@ class Fields:
     def template_kwargs(self) -> dict[str, Any]:
         """Variables for the chat template. Raises: RequestError when they would take the place of the request's own."""
         given = dict(self.take("chat_template_kwargs", dict) or {})
-        for name in _NOT_FOR_TEMPLATES & given.keys():
-            raise unsupported(self.name(f"chat_template_kwargs.{name}"), "it is made from the request")
+        check_template_kwargs(given)
         return given
 
     def sampling(self, max_tokens: tuple[str, ...], stop: str = "stop", *, max_temperature: float = 2.0) -> Sampling:
@@ -190,9 +208,6 @@ class Fields:
         return value
 
 
-_NOT_FOR_TEMPLATES = frozenset(
-    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "strftime_now"}
-)
 _NAMES: dict[type, str] = {
     str: "a string",
     int: "a number",

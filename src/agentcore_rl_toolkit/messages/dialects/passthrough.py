@@ -14,7 +14,7 @@ from collections.abc import Collection
 import msgspec
 
 from ..errors import NOT_JSON, RequestError, unsupported
-from .fields import ENGINE_PARAMETERS
+from .fields import ENGINE_PARAMETERS, check_template_kwargs
 from .rules import REFUSED
 
 Fields = dict[str, msgspec.Raw]
@@ -29,10 +29,10 @@ _OPENAI = """
     user
 """
 _VLLM = """
-    add_generation_prompt add_special_tokens cache_salt chat_template chat_template_kwargs continue_final_message documents
+    add_special_tokens cache_salt chat_template_kwargs documents
     guided_choice guided_decoding_backend guided_grammar guided_json guided_regex guided_whitespace_pattern
-    include_reasoning logprob_token_ids logits_processors media_io_kwargs min_p mm_processor_kwargs prompt_logprobs
-    repetition_detection repetition_penalty request_id return_prompt_text return_token_ids return_token_offsets
+    include_reasoning logprob_token_ids logits_processors media_io_kwargs min_p mm_processor_kwargs
+    repetition_detection repetition_penalty return_prompt_text return_token_ids return_token_offsets
     return_tokens_as_token_ids routed_experts_prompt_start session_id stream_interval structured_outputs
     top_k truncation_side vllm_xargs watermarking
 """
@@ -42,7 +42,8 @@ _SGLANG = frozenset(
 )
 KNOWN = ENGINE_PARAMETERS | _SGLANG | frozenset(f"{_OPENAI} {_VLLM}".split())
 
-_NOTHING = (b"null", b"false", b"[]", b"{}", b'""')
+_EMPTY = (b"null", b"[]", b"{}", b'""')
+_NOTHING = (*_EMPTY, b"false")
 _FORMS = frozenset(
     {"response_format", "structured_outputs", "guided_choice", "guided_grammar", "guided_json", "guided_regex"}
     | {"ebnf", "json_schema", "regex"}
@@ -68,8 +69,11 @@ def check(body: bytes, fields: Fields, *, more: Collection[str] | None) -> int:
             body.decode()
         except UnicodeDecodeError as e:
             raise RequestError(f"the request body is not UTF-8: {e.reason} at byte {e.start}") from e
-    if more is not None and not KNOWN.issuperset(fields):
-        _leave_out_the_unknown(fields, more)
+    if more is not None:
+        if not KNOWN.issuperset(fields):
+            _leave_out_the_unknown(fields, more)
+        if "chat_template_kwargs" in fields:
+            _check_template_kwargs(fields["chat_template_kwargs"])
     stream = fields.get("stream")
     if stream is not None and bytes(stream) not in (b"true", b"false", b"null"):
         raise RequestError("stream must be true or false", param="stream")
@@ -161,8 +165,15 @@ def number(value: msgspec.Raw) -> int | None:
     return int(text) if text.isdigit() and len(text) <= _LONGEST_NUMBER else None
 
 
+def _check_template_kwargs(given: msgspec.Raw) -> None:
+    try:
+        check_template_kwargs(msgspec.json.decode(given, type=Fields | None) or ())
+    except NOT_JSON as e:
+        raise RequestError("chat_template_kwargs must be an object", param="chat_template_kwargs") from e
+
+
 def _leave_out_the_unknown(fields: Fields, more: Collection[str]) -> None:
     for name in fields.keys() - KNOWN - set(more):
         value, refusal = bytes(fields.pop(name)), REFUSED["chat"].get(name)
-        if refusal is not None and value not in (*_NOTHING, *map(msgspec.json.encode, refusal.unless)):
+        if refusal is not None and value not in (*_EMPTY, *map(msgspec.json.encode, refusal.unless)):
             raise unsupported(name, refusal.why)

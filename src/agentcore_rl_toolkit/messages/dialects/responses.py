@@ -1,6 +1,6 @@
 """OpenAI responses. Source: platform.openai.com/docs/api-reference/responses
 
-Nothing is stored between calls here, so a reference to an earlier response is refused by name.
+A reference to an item of a recorded reply is resolved. References to whole responses and conversations are refused by name.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import base64
 import binascii
 import time
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +21,6 @@ from .builder import CollectedCalls, encode_event
 from .canonical import (
     CONTENT_FILTER,
     LENGTH,
-    UNREADABLE,
     Delta,
     ModelRequest,
     ToolCall,
@@ -27,12 +28,17 @@ from .canonical import (
     Usage,
     joined,
     own_id,
+    text_of,
+    unreadable,
 )
 from .chat import tool_choice
 from .fields import Fields, decode_body, text_member
 
+# The assistant message of a recorded reply, by the part of the reply's id that its items' ids share. None: not recorded.
+Recorded = Callable[[str], dict[str, Any] | None]
 
-def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
+
+def parse_request(body: bytes | dict[str, Any], *, recorded: Recorded = lambda _: None) -> ModelRequest:
     """Read a responses request. Raises: RequestError that names the field."""
     data = decode_body(body) if isinstance(body, bytes) else body
     fields = Fields(data)
@@ -43,10 +49,11 @@ def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
         messages.append({"role": "system", "content": instructions})
     lead = len(messages)
     asked = fields.need("input", str, list)
+    left_out: Counter[str] = Counter()
     if isinstance(asked, str):
         messages.append({"role": "user", "content": asked})
     else:
-        messages += input_messages(asked)
+        messages += _input_messages(asked, recorded, left_out)
     if not messages:
         raise RequestError("input must not be empty", param="input")
     tools: list[dict[str, Any]] = []
@@ -73,6 +80,7 @@ def parse_request(body: bytes | dict[str, Any]) -> ModelRequest:
         sampling=fields.sampling(("max_output_tokens",)),
         forms=forms,
         lead=lead,
+        left_out=left_out,
         echo_fields={name: data.get(name) for name in _ECHOED.split() if data.get(name) is not None},
     )
     request.unknown = fields.settle("responses")
@@ -85,8 +93,8 @@ _ECHOED = """
 """
 
 
-def input_messages(items: list[Any]) -> list[dict[str, Any]]:
-    """Input items -> canonical messages; items of other types are left out.
+def _input_messages(items: list[Any], recorded: Recorded, left_out: Counter[str]) -> list[dict[str, Any]]:
+    """Return the canonical messages of input items. Items of other types are counted.
 
     One turn of the model comes back as several items (reasoning, message, function calls); they are joined into one
     assistant message."""
@@ -105,8 +113,13 @@ def input_messages(items: list[Any]) -> list[dict[str, Any]]:
         if not isinstance(item, dict):
             raise RequestError(f"{path} must be an object", param=path)
         kind = str(item.get("type") or "message")
+        if kind == "item_reference":
+            item = _referenced(text_member(item, "id", path), path, recorded)
+            if item is None:
+                continue
+            kind = item["type"]
         if kind == "message" and item.get("role") == "assistant":
-            text = _content(item.get("content"), f"{path}.content")
+            text = _content(item.get("content"), f"{path}.content", left_out)
             message = assistant(fresh=bool(turn and (turn["content"] or "tool_calls" in turn)))
             message["content"] = text
         elif kind == "message":
@@ -114,9 +127,9 @@ def input_messages(items: list[Any]) -> list[dict[str, Any]]:
             role = item.get("role")
             if role not in ("user", "system", "developer"):
                 raise RequestError(f"{path}.role must be user, system, developer or assistant", param=f"{path}.role")
-            messages.append({"role": role, "content": _content(item.get("content"), f"{path}.content")})
+            messages.append({"role": role, "content": _content(item.get("content"), f"{path}.content", left_out)})
         elif kind == "reasoning":
-            thought = _reasoning_text(item)
+            thought = _reasoning_text(item, left_out)
             message = assistant(fresh=bool(turn and (turn["content"] or "tool_calls" in turn)))
             if thought:
                 message["reasoning_content"] = message.get("reasoning_content", "") + thought
@@ -128,9 +141,41 @@ def input_messages(items: list[Any]) -> list[dict[str, Any]]:
             turn = None
             if item.get("output") is None:
                 raise RequestError(f"{path}.output is required", param=f"{path}.output")
-            content = _content(item["output"], f"{path}.output")
+            content = _content(item["output"], f"{path}.output", left_out)
             messages.append({"role": "tool", "tool_call_id": text_member(item, "call_id", path), "content": content})
+        else:
+            left_out[kind] += 1
     return messages
+
+
+# The kinds of output items, by the beginning of their ids. The items of each kind are numbered.
+_REASONING, _MESSAGE, _CALL = "rs_", "msg_", "fc_"
+
+
+def _referenced(item_id: str, path: str, recorded: Recorded) -> dict[str, Any] | None:
+    """Return the output item with this id, as an agent would send it.
+
+    A reply may have several items of text. Its record has their text in one piece, so the first item stands for all, and the
+    others are None.
+    Raises: RequestError.
+    """
+    kind = next((kind for kind in (_REASONING, _MESSAGE, _CALL) if item_id.startswith(kind)), "")
+    reply, _, number = item_id.removeprefix(kind).rpartition("-")
+    message = recorded(reply) if kind and number.isdecimal() else None
+    calls = message.get("tool_calls") or [] if message is not None else []
+    if message is None or (kind == _CALL and int(number) >= len(calls)):
+        why = "no reply of this session has this item; let the client send whole items (`store: false`)"
+        raise RequestError(f"{path}: {item_id[:80]!r} is unknown: {why}", param=f"{path}.id")
+    if kind == _CALL:
+        call = calls[int(number)]
+        call_id = call.get("id") or own_id("call_", reply, int(number))
+        return {"type": "function_call", "call_id": call_id, **call["function"]}
+    if number != "0":
+        return None
+    if kind == _REASONING:
+        return {"type": "reasoning", "content": message.get("reasoning_content") or message.get("reasoning") or ""}
+    text = text_of(message.get("content")) or message.get("refusal") or ""
+    return {"type": "message", "role": "assistant", "content": text}
 
 
 # Nothing is secret here, but this is the member that clients carry from turn to turn: of a stream, langchain-openai keeps
@@ -142,28 +187,26 @@ def _sealed(text: str) -> str:
     return _SEAL + base64.b64encode(text.encode()).decode()
 
 
-def _unsealed(value: Any) -> str:
-    """The reasoning in ``encrypted_content``; nothing when it is another provider's."""
-    if not isinstance(value, str) or not value.startswith(_SEAL):
-        return ""
-    try:
-        return base64.b64decode(value[len(_SEAL) :], validate=True).decode()
-    except (binascii.Error, ValueError):
-        return ""
+def _unsealed(value: Any, left_out: Counter[str]) -> str:
+    """Return the reasoning in ``encrypted_content``. The reasoning of another provider is counted."""
+    if isinstance(value, str) and value.startswith(_SEAL):
+        try:
+            return base64.b64decode(value[len(_SEAL) :], validate=True).decode()
+        except (binascii.Error, ValueError):
+            pass
+    if value is not None:
+        left_out["encrypted_content"] += 1
+    return ""
 
 
-def _reasoning_text(item: dict[str, Any]) -> str:
+def _reasoning_text(item: dict[str, Any], left_out: Counter[str]) -> str:
     parts = item.get("content")
     if not parts:
-        parts = _unsealed(item.get("encrypted_content")) or item.get("summary")
-    if isinstance(parts, str):
-        return parts
-    if not isinstance(parts, list):
-        return ""
-    return "".join(str(part.get("text") or "") for part in parts if isinstance(part, dict))
+        parts = _unsealed(item.get("encrypted_content"), left_out) or item.get("summary")
+    return text_of(parts) if isinstance(parts, str | list) else ""
 
 
-def _content(content: Any, path: str) -> str | list[dict[str, Any]]:
+def _content(content: Any, path: str, left_out: Counter[str]) -> str | list[dict[str, Any]]:
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
@@ -182,7 +225,7 @@ def _content(content: Any, path: str) -> str | list[dict[str, Any]]:
                 image["detail"] = part["detail"]
             parts.append({"type": "image_url", "image_url": image})
         elif isinstance(part, dict):
-            parts.append({"type": "text", "text": UNREADABLE.format(kind)})
+            parts.append(unreadable(kind, left_out))
         else:
             raise RequestError(f"{where} must be an object", param=where)
     return joined(parts)
@@ -293,6 +336,7 @@ class Encoder:
         self._head = response_head(request, response_id=self._id, model=model, created=created or int(time.time()))
         self._number = 0
         self._output: list[dict[str, Any]] = []
+        self._numbers: Counter[str] = Counter()  # of the items so far, by kind
         self._open: _Item | None = None
         self._calls = CollectedCalls()
         self._usage: Usage | None = None
@@ -362,8 +406,9 @@ class Encoder:
         out, item = b"", self._open
         if item is None or item.kind != kind:
             out = self._close()
-            at = len(self._output)
-            item = _Item(kind, own_id("rs_" if kind == "reasoning_text" else "msg_", self._id, at), at)
+            at, group = len(self._output), _REASONING if kind == "reasoning_text" else _MESSAGE
+            item = _Item(kind, own_id(group, self._id, self._numbers[group]), at)
+            self._numbers[group] += 1
             self._open = item
             self._output.append(item.shown("in_progress"))
             out += self._event("response.output_item.added", {"output_index": at, "item": self._output[-1]})
@@ -386,7 +431,7 @@ class Encoder:
 
     def _write(self, call: ToolCall, number: int, status: str) -> bytes:
         form, at = self._request.forms.get(call.name), len(self._output)
-        item_id, call_id = own_id("fc_", self._id, at), call.id or own_id("call_", self._id, number)
+        item_id, call_id = own_id(_CALL, self._id, number), call.id or own_id("call_", self._id, number)
         empty = tool_forms.call_item(form, call_id, call.name, "", item_id, "in_progress")
         done = tool_forms.call_item(form, call_id, call.name, call.arguments, item_id, status)
         self._output.append(done)

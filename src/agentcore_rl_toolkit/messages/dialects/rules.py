@@ -17,7 +17,7 @@ class Refusal(NamedTuple):
 
 
 _ENGINES_OWN = """bootstrap_host bootstrap_port bootstrap_room custom_logit_processor data_parallel_rank disagg_prefill_dp_rank
-    ec_transfer_params kv_transfer_params lora_path rid routed_dp_rank session_params"""
+    ec_transfer_params kv_transfer_params lora_path request_id rid routed_dp_rank session_params"""
 _OUTPUTS = {
     "echo": Refusal("it would repeat the prompt inside the answer; leave it out", (False,)),
     "best_of": Refusal("every sample is returned; use n", (1,)),
@@ -29,6 +29,11 @@ _OUTPUTS = {
         Refusal("it reaches beyond this call, into the engine's own affairs; set it where the engine is started"),
     ),
 }
+# Variables of a chat template that are made from the request.
+NOT_FOR_TEMPLATES = frozenset(
+    {"messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message"}
+    | {"tokenize", "return_dict", "strftime_now"}
+)
 REFUSED: dict[str, dict[str, Refusal]] = {
     "chat": {
         **_OUTPUTS,

@@ -1,0 +1,147 @@
+"""Bodies over the limit are refused early, and large ones are parsed by another process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from agentcore_rl_toolkit.gateway.bodies import LARGE_BYTES, BodyParser, read_body
+from agentcore_rl_toolkit.messages.dialects import DIALECTS, RequestError
+
+TEXT = "word é " * 2000
+MESSAGES = [{"role": "user", "content": f"{n} {TEXT}"} for n in range(600)]
+BODIES = {
+    "chat": {"messages": MESSAGES, "temperature": 0.5},
+    "anthropic": {"messages": MESSAGES, "max_tokens": 5, "system": "be brief"},
+    "responses": {"input": MESSAGES, "instructions": "be brief"},
+}
+SMALL = json.dumps({"messages": MESSAGES[:1]}).encode()
+
+
+@pytest.fixture
+async def parser() -> AsyncIterator[BodyParser]:
+    parser = BodyParser()
+    yield parser
+    await parser.close()
+
+
+async def chunks(count: int, size: int) -> AsyncIterator[bytes]:
+    for _ in range(count):
+        yield b"x" * size
+    raise AssertionError("the body was read to its end")
+
+
+async def test_a_body_over_the_limit_is_refused_before_it_is_read_to_its_end() -> None:
+    for length in (None, 5, 101):  # a length may be absent, or wrong
+        with pytest.raises(RequestError, match="larger than 100 bytes") as caught:
+            await read_body(chunks(11, 10), length, 100)
+        assert caught.value.status == 413
+
+
+async def test_a_body_at_the_limit_is_read() -> None:
+    async def exact() -> AsyncIterator[bytes]:
+        yield b"x" * 60
+        yield b"y" * 40
+
+    assert await read_body(exact(), None, 100) == b"x" * 60 + b"y" * 40
+
+
+@pytest.mark.parametrize("dialect", BODIES)
+async def test_another_process_parses_a_body_as_this_one_would(dialect: str, parser: BodyParser) -> None:
+    body = json.dumps(BODIES[dialect]).encode()
+    assert len(body) > LARGE_BYTES
+    parsed = await parser.parse(body, dialect)
+    assert parsed.request == DIALECTS[dialect].parse_request(body)
+    assert [msgspec.json.decode(text) for text in parsed.texts] == parsed.request.messages
+    assert parser.pid not in (None, os.getpid())
+
+
+async def test_the_members_of_a_body_stay_as_they_were_sent(parser: BodyParser) -> None:
+    body = b'{"messages": [ {"content": "cut \\ud83d"}], "n":1 }'
+    fields, halves = await parser.fields(body)
+    assert {name: bytes(raw) for name, raw in fields.items()} == {
+        "messages": b'[ {"content": "cut \\ufffd"}]',
+        "n": b"1",
+    }
+    assert halves == 1
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b'{"messages": [{"content": "\xff"}]}'])
+async def test_a_body_that_is_no_json_object_is_refused(body: bytes, parser: BodyParser) -> None:
+    with pytest.raises(RequestError) as caught:
+        await parser.fields(body)
+    assert caught.value.status == 400
+
+
+async def test_a_refused_field_is_named_and_a_reference_is_resolved(parser: BodyParser) -> None:
+    with pytest.raises(RequestError) as caught:
+        await parser.parse(json.dumps({"messages": MESSAGES[:1], "n": "two"}).encode(), "chat")
+    assert (caught.value.param, caught.value.kind) == ("n", "invalid_request")
+    body = json.dumps({"input": [{"type": "item_reference", "id": "msg_abc-0"}]}).encode()
+    parsed = await parser.parse(body, "responses", {"abc": {"role": "assistant", "content": "hello"}})
+    assert parsed.request.messages == [{"role": "assistant", "content": "hello"}]
+    with pytest.raises(RequestError, match="store: false"):
+        await parser.parse(body, "responses")
+
+
+async def test_one_message_over_the_size_that_this_process_decodes_is_refused(parser: BodyParser) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "x" * (LARGE_BYTES + 1)}]}).encode()
+    with pytest.raises(RequestError, match=r"messages\[0\] is larger") as caught:
+        await parser.parse(body, "chat")
+    assert caught.value.status == 413
+
+
+async def test_bodies_at_the_same_time_get_their_own_results(parser: BodyParser) -> None:
+    bodies = [json.dumps({"messages": MESSAGES[n : n + 1]}).encode() for n in range(5)]
+    parsed = await asyncio.gather(*(parser.parse(body, "chat") for body in bodies))
+    assert [p.request.messages for p in parsed] == [MESSAGES[n : n + 1] for n in range(5)]
+
+
+async def test_a_cancelled_parse_leaves_nothing_for_the_next(parser: BodyParser) -> None:
+    await parser.parse(SMALL, "chat")
+    os.kill(parser.pid or 0, signal.SIGSTOP)  # so that the first is under way when it is cancelled
+    first = asyncio.ensure_future(parser.parse(json.dumps(BODIES["chat"]).encode(), "chat"))
+    await asyncio.sleep(0)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert (await parser.parse(SMALL, "chat")).request.messages == MESSAGES[:1]
+
+
+async def test_a_helper_that_hangs_or_dies_fails_one_body_and_the_next_gets_another() -> None:
+    parser = BodyParser(deadline_s=2.0)
+    for number, kind in ((signal.SIGSTOP, "timeout"), (signal.SIGKILL, "internal")):
+        async with asyncio.timeout(60):
+            while True:  # the start of a helper may take as long as the deadline on a busy machine
+                try:
+                    await parser.parse(SMALL, "chat")
+                    break
+                except RequestError as e:
+                    assert e.kind == "timeout"  # noqa: PT017
+        pid = parser.pid
+        os.kill(pid or 0, number)
+        with pytest.raises(RequestError) as caught:
+            await parser.parse(SMALL, "chat")
+        assert caught.value.kind == kind
+        assert parser.pid != pid
+    await parser.close()
+
+
+async def test_the_helper_ends_when_it_is_idle_and_when_the_parser_is_closed() -> None:
+    parser = BodyParser(idle_s=0.05)
+    await parser.parse(SMALL, "chat")
+    async with asyncio.timeout(60):
+        while parser.pid is not None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await parser.parse(SMALL, "chat")
+    pid = parser.pid
+    await parser.close()
+    assert pid is not None
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
