@@ -67,8 +67,8 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_local_agent_is_scored_and_a_run_that_goes_on_starts_nothing_again(folder: Path) -> None:
     with (folder / "data.jsonl").open("a") as rows:
-        rows.write('\n{"id": "p8", "answer": null}')
-    options = ("--agent", "agent.py", *COLD, "--concurrency", "4", "--for-training")
+        rows.write('\n{"id": "p8", "answer": null}\n{"id": "p9", "answer": 4}')
+    options = ("--agent", "agent.py", *COLD, "--concurrency", "4", "--for-training", "--limit", "9")
     done = run(folder, *options)
     assert done.returncode == 1, done.stderr
     assert f"reward {6 / 9:.4f}" in done.stdout

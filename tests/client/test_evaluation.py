@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.client import BatchItem, RolloutClient
-from agentcore_rl_toolkit.client.evaluation import change_of, interval, read_rows, summarise, write_results
+from agentcore_rl_toolkit.client.evaluation import change_of, interval, pass_rates, read_rows, summarise, write_results
 from agentcore_rl_toolkit.contract import Cause, Outcome, usual_cause
 from agentcore_rl_toolkit.errors import AgentError, ConfigError
 
@@ -120,6 +120,14 @@ def test_interval_holds_the_mean_and_a_small_change_of_a_value_changes_it_little
 def test_interval_of_zeros_and_ones_is_that_of_agresti_and_coull() -> None:
     assert interval([1.0] * 9 + [0.0]) == pytest.approx((0.574, 1.0), abs=1e-3)
     assert interval([1.0] * 30 + [0.0] * 70) == pytest.approx((0.2187, 0.3961), abs=1e-3)
+
+
+def test_pass_rates_count_solved_rollouts_of_an_input() -> None:
+    at, every = pass_rates([[1.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.5], [1.0, 1.0]])
+    assert at == pytest.approx({1: 0.5, 2: (1 - 1 / 6 + 0 + 1) / 3, 4: 0.5})
+    assert every == pytest.approx({1: 0.5, 2: (1 / 6 + 0 + 1) / 3, 4: 0.0})
+    assert pass_rates([[1.0], [0.0]]) == ({1: 0.5}, {1: 0.5})
+    assert pass_rates([]) == ({}, {})
 
 
 def test_results_are_written_in_order(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import functools
 import itertools
 import json
 import os
+import random
 import re
 import secrets
 import shlex
@@ -81,7 +82,11 @@ def with_agent(command: F) -> F:
 @click.command()
 @with_agent
 @click.option("--concurrency", default=16, show_default=True, type=click.IntRange(min=1), help="Rollouts at a time.")
-@click.option("--repeat", default=1, show_default=True, type=click.IntRange(min=1), help="Rollouts per line.")
+@click.option(
+    "--repeat", default=1, show_default=True, type=click.IntRange(min=1), help="Rollouts per line, for pass@k."
+)
+@click.option("--limit", type=click.IntRange(min=1), help="Take so many lines. [default: all]")
+@click.option("--shuffle", is_flag=True, help="Take the lines in a random order, which is the same each time.")
 @click.option("--base-url", help="Model endpoint; its key is AGENTCORE_RL_MODEL_API_KEY.")
 @click.option("--model-id", help="Model name handed to the agent.")
 @from_environment("--api-key", "AGENTCORE_RL_MODEL_API_KEY")
@@ -112,9 +117,23 @@ def command(**options: Any) -> None:
 
     check_options(options)
     rows = read_rows(options["data"])
+    if options["shuffle"]:
+        random.Random("eval").shuffle(rows)
+    rows = rows[: options["limit"]]
     exp_id, out = experiment(options)
     out.mkdir(parents=True, exist_ok=True)
-    shown = ["agent", "data", "model", "repeat", "model_id", "base_url", "sampling_params", "timeout"]
+    shown = [
+        "agent",
+        "data",
+        "model",
+        "repeat",
+        "limit",
+        "shuffle",
+        "model_id",
+        "base_url",
+        "sampling_params",
+        "timeout",
+    ]
     shown += ["judge", "judge_url", "judge_model", "judge_weight", "for_training"]
     write_config(out, {"kind": "eval", "exp_id": exp_id, **{n: options[n] for n in shown if options[n] is not None}})
     with locked(out), open_target(options, exp_id, out) as target:

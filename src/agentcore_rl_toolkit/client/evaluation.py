@@ -38,10 +38,10 @@ class EvalSummary:
     ``mean``, the headline, is over the ``scored`` rollouts: failures of the agent and of the policy count as 0, those of the
     infrastructure and cancelled ones do not count. ``mean_ok`` is over the ``rewarded`` ones: they ended `ok` with a reward.
     Both are means over inputs of the mean of an input's rollouts; ``low`` and ``high`` (and ``low_ok``, ``high_ok``) are their
-    95 % confidence intervals over inputs (`interval`). ``causes`` counts
-    failures by whose they are, ``policy_failures`` the policy's by what it failed at. ``solved_once`` is the share of inputs
-    with a reward of 1 or more among their scored rollouts. ``metrics`` are the means of the numbers which agents returned beside
-    the reward, ``errors`` counts exceptions by class. ``judge`` counts a judge's calls, tokens, cost and failures.
+    95 % confidence intervals over inputs (`interval`). ``causes`` counts failures by whose they are, ``policy_failures`` the
+    policy's by what it failed at. ``solved_once`` is the share of inputs with a reward of 1 or more among their scored rollouts
+    (coverage). ``pass_at`` and ``pass_all`` are `pass_rates`. ``metrics`` are the means of the numbers which agents returned
+    beside the reward, ``errors`` counts exceptions by class. ``judge`` counts a judge's calls, tokens, cost and failures.
     """
 
     rollouts: int
@@ -60,6 +60,8 @@ class EvalSummary:
     high_ok: float | None
     solved_once: float | None
     elapsed_s: float
+    pass_at: Mapping[int, float] = field(default_factory=dict)
+    pass_all: Mapping[int, float] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     errors: Mapping[str, int] = field(default_factory=dict)
     judge: Mapping[str, float] = field(default_factory=dict)
@@ -82,6 +84,9 @@ class EvalSummary:
         counts = ", ".join(f"{n} {name}" for name, n in sorted(self.outcomes.items()))
         extra = f", {self.without_reward} ok without a reward" if self.without_reward else ""
         text = f"{score}\n{self.rollouts} rollouts of {self.inputs} inputs in {self.elapsed_s:.0f} s: {counts}{extra}"
+        if len(self.pass_at) > 1:
+            for name, rates in (("pass@", self.pass_at), ("pass^", self.pass_all)):
+                text += "\n" + "  ".join(f"{name}{k} {rate:.4f}" for k, rate in rates.items())
         if self.metrics:
             text += f"\nmetrics, mean of those that ended ok: {metrics_line(self.metrics)}"
         for what, found in (("exceptions", self.errors), ("the policy failed", self.policy_failures)):
@@ -172,6 +177,7 @@ def summarise(
             rewards.setdefault(str(item.input_id), []).append(reward)
     mean, low, high = _with_interval(scores)
     mean_ok, low_ok, high_ok = _with_interval(rewards)
+    pass_at, pass_all = pass_rates(scores.values())
     return EvalSummary(
         rollouts=len(items),
         inputs=len({item.input_id for item in items}),
@@ -189,10 +195,30 @@ def summarise(
         high_ok=high_ok,
         solved_once=statistics.fmean(max(r) >= 1.0 for r in scores.values()) if scores else None,
         elapsed_s=elapsed_s,
+        pass_at=pass_at,
+        pass_all=pass_all,
         metrics=mean_metrics(metrics_of(item.result) for item in items if item.success),
         errors=dict(Counter(kind for item in items if (kind := error_type_of(item)) is not None)),
         judge=dict(judge),
     )
+
+
+def pass_rates(scores: Iterable[Sequence[float]]) -> tuple[dict[int, float], dict[int, float]]:
+    """pass@k and pass^k: the chance that one of k rollouts of an input is solved, and that all k are. Means over inputs.
+
+    A rollout is solved with a reward of 1 or more. k is 1, 2, 4 and so on, and the most that an input has. Each k is over the
+    inputs that have so many scored rollouts.
+    Source: the unbiased estimator of pass@k, arXiv:2107.03374; pass^k, arXiv:2406.12045.
+    """
+    counts = [(len(each), sum(score >= 1.0 for score in each)) for each in scores if each]
+    most = max((n for n, _ in counts), default=0)
+    at: dict[int, float] = {}
+    every: dict[int, float] = {}
+    for k in sorted({2**power for power in range(most.bit_length())} | {most} - {0}):
+        enough = [(n, solved) for n, solved in counts if n >= k]
+        at[k] = statistics.fmean(1 - math.comb(n - solved, k) / math.comb(n, k) for n, solved in enough)
+        every[k] = statistics.fmean(math.comb(solved, k) / math.comb(n, k) for n, solved in enough)
+    return at, every
 
 
 def mean_over_inputs(values: Iterable[Sequence[float]]) -> float | None:
