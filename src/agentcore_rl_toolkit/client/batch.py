@@ -7,11 +7,12 @@ import concurrent.futures
 import dataclasses
 import functools
 import logging
+import math
 import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -356,21 +357,35 @@ class _Reporter:
 
 
 def open_ledger(
-    dispatcher: Dispatcher, ledger: FileLedger, resume: bool | Literal["retry_failed"], total: int | None
+    dispatcher: Dispatcher,
+    ledger: FileLedger,
+    resume: bool | Literal["retry_failed"],
+    rows: Sequence[Mapping[str, Any]] | None,
 ) -> dict[int | None, Attempt]:
     """Open a ledger, and stop the sessions in it that no row waits for. Returns the last attempt of each row.
 
-    Without `resume` the ledger is only written.
+    Without `resume` the ledger is only written. Raises: ConfigError when one of `rows` is another one in the ledger.
     """
+    total = math.inf if rows is None else len(rows)
     lines = ledger.open()
     attempts = attempts_of(lines) if resume else {}
     last = {attempt.index: attempt for attempt in attempts.values()}
+    for index, attempt in last.items():
+        if rows is not None and index is not None and index < total:
+            _check_same(attempt, index, rows[index])
     for attempt in attempts.values():
-        row_waits = attempt.outcome is None and attempt is last[attempt.index]
-        row_waits = row_waits and (total is None or attempt.index is None or attempt.index < total)
+        row_waits = attempt.outcome is None and attempt is last[attempt.index] and (attempt.index or 0) < total
         if not attempt.stopped and not row_waits:
             dispatcher.stop(attempt.session_id, ledger)
     return last
+
+
+def _check_same(known: Attempt, index: int | None, payload: Mapping[str, Any]) -> None:
+    if fingerprint(payload) != known.payload:
+        raise ConfigError(
+            f"row {index} is not the one in the ledger (its payload differs); resume with the same rows in the same order, or "
+            "use another exp_id or ledger"
+        )
 
 
 def continue_from(
@@ -380,11 +395,7 @@ def continue_from(
 
     Raises: ConfigError when the row is another one.
     """
-    if fingerprint(rollout.payload) != known.payload:
-        raise ConfigError(
-            f"row {rollout.index} is not the one in the ledger (its payload differs); resume with the same rows in the same "
-            "order, or use another exp_id or ledger"
-        )
+    _check_same(known, rollout.index, rollout.payload)
     if fixed_input and str(rollout.input_id) != str(known.input_id):
         raise ConfigError(f"row {rollout.index} has input id {rollout.input_id!r}, the ledger {known.input_id!r}")
     rollout.input_id = known.input_id

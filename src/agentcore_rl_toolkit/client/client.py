@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import itertools
 import os
 import threading
 import uuid
@@ -33,6 +32,7 @@ from .settings import (
     WatchSettings,
     check_choice,
     check_number,
+    check_payload,
     for_the_agent,
 )
 from .transport import Transport, in_thread
@@ -50,8 +50,8 @@ class RolloutClient:
         s3_bucket: where agents store results: a bucket name or a store URL (``s3://bucket/prefix``, ``file:///dir``).
             It is sent to the agent as it is.
         exp_id: experiment; first part of every key.
-        max_retry_attempts: how often an invoke that did not reach the runtime is sent. Refusals (429, 402) are waited
-            out instead.
+        max_retry_attempts: how often an invoke that did not reach the runtime is sent (the published name). Refusals (429,
+            402) are waited out instead.
         tps_limit: requests per second (invokes; stops have the same limit of their own).
         max_pool_connections: connections and threads for invokes. Left at 10, it follows `tps_limit`.
         base_url, model_id: passed to the agent.
@@ -61,9 +61,8 @@ class RolloutClient:
         sessions_per_minute: new sessions per minute. AgentCore allows container agents 400.
         endpoint_url: another AgentCore data plane, such as a local runtime. Default: the environment, then AWS.
         qualifier: endpoint name of the agent.
-        on_failure: "return" hands out the record of a failed agent, "raise" raises, "retry" runs another session first
-            (see `retries`).
-        retries: additional sessions after lost, timed out or throttled ones; default 1 with "retry", else 0.
+        on_failure: "return" hands out the record of a failed agent, "raise" raises. "retry" is "return" with ``retries=1``.
+        retries: additional sessions after lost, timed out or throttled ones. A batch may have another number.
         deadlines: of the stages.
         watch: how results are noticed, and what they must prove.
         turns_of: ``turns_of(session_id)`` gives the model calls of a session so far (a number, or an awaitable of one). With it,
@@ -256,24 +255,31 @@ class RolloutClient:
         if resume and ledger is None:
             ledger = Path("runs") / self.exp_id / "ledger.jsonl"
         book = None if ledger is None else self._ledger(ledger)
-        dispatcher, rows, numbers = self._dispatcher, _Rows(payloads), itertools.count()
+        listed = payloads if isinstance(payloads, Sequence) else None
+        for payload in listed or ():
+            check_payload(payload)
+        for input_id in input_ids or ():
+            check_id(input_id or "made up", "input_id")
+        dispatcher, rows = self._dispatcher, enumerate(payloads)
+        end: Any = object()
         attempts: dict[int | None, Attempt] | None = None
 
         async def next_rollout() -> Rollout | None:
             nonlocal attempts
             if attempts is None:
-                attempts = {} if book is None else open_ledger(dispatcher, book, resume, total)
-            payload = await rows.take()
-            if payload is rows.END:
+                attempts = {} if book is None else open_ledger(dispatcher, book, resume, listed)
+            # A generator of the caller's may block, so it is advanced in threads.
+            row = await in_thread(next, rows, end) if listed is None else next(rows, end)
+            if row is end:
                 return None
-            index = next(numbers)
+            index, payload = row
             rollout = self._rollout(
                 payload,
                 None,
                 input_ids[index] if input_ids is not None else None,
                 (overrides[index] if overrides is not None else None) or {},
-                timeout=timeout,
-                retries=retries,
+                timeout_s=timeout,
+                retries=self.retries if retries is None else retries,
                 prepare=prepare,
                 index=index,
                 ledger=book,
@@ -451,59 +457,30 @@ class RolloutClient:
         made = ledger if isinstance(ledger, FileLedger) else FileLedger(ledger)
         return self._ledgers.setdefault(os.fspath(made.path), made)
 
-    def _config(self, input_id: IdValue, overrides: Mapping[str, Any]) -> dict[str, Any]:
-        """The `_rollout` block; later entries win: ids, `extra_config`, base_url and model_id, overrides."""
-        config = {"exp_id": self.exp_id, "input_id": input_id, "s3_bucket": self.s3_bucket, **self.extra_config}
-        if self.base_url:
-            config["base_url"] = self.base_url
-        if self.model_id:
-            config["model_id"] = self.model_id
-        config.update(overrides)
-        return config
-
     def _rollout(
         self,
         payload: Mapping[str, Any],
         session_id: str | None,
         input_id: IdValue | None,
         overrides: Mapping[str, Any],
-        *,
-        timeout: float | None = None,
-        retries: int | None = None,
-        prepare: Prepare | None = None,
-        index: int | None = None,
-        ledger: FileLedger | None = None,
+        **options: Any,
     ) -> Rollout:
-        if not isinstance(payload, Mapping):
-            raise ConfigError(f"a payload must be a mapping, got {type(payload).__name__}")
+        """Make a rollout; ``options`` are other fields of it."""
+        check_payload(payload)
         if input_id is None or input_id == "":
             input_id = str(uuid.uuid4())
         check_id(input_id, "input_id")
+        # Later entries win.
+        config = {"exp_id": self.exp_id, "input_id": input_id, "s3_bucket": self.s3_bucket, **self.extra_config}
+        config |= {"base_url": self.base_url} if self.base_url else {}
+        config |= {"model_id": self.model_id} if self.model_id else {}
         return Rollout(
             shared=self._dispatcher,
             payload=payload,
             input_id=input_id,
             session_id=session_id or new_session_id(),
-            config=self._config(input_id, overrides),
+            config={**config, **overrides},
             deadlines=self.deadlines,
             on_failure=self.on_failure,
-            retries=self.retries if retries is None else retries,
-            timeout_s=timeout,
-            prepare=prepare,
-            index=index,
-            ledger=ledger,
+            **{"retries": self.retries, **options},
         )
-
-
-class _Rows:
-    """The payloads of a batch, one at a time. A generator of the caller's may block, so it is advanced in threads."""
-
-    END: Any = object()
-
-    def __init__(self, payloads: Iterable[Mapping[str, Any]]) -> None:
-        self._blocks = not isinstance(payloads, Sequence)
-        self._rows = iter(payloads)
-
-    async def take(self) -> Any:
-        """The next payload, or END."""
-        return await in_thread(next, self._rows, self.END) if self._blocks else next(self._rows, self.END)

@@ -94,7 +94,7 @@ class Pacer:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a client that the collector finds leaves in the middle of anything
         self._members: weakref.WeakSet[PaceLimits] = weakref.WeakSet()
         self._invokes = RateBucket(1.0)
         self._stops = RateBucket(1.0)

@@ -132,7 +132,7 @@ class Rollout:
             on_end()
             if self.stop is None and self.known is not None and self.known.outcome is None:
                 self.stop = self.shared.stop(self.session_id, self.ledger)  # cancelled before its first step
-            cancelled = Verdict.of(RolloutCancelledError("the client's loop ended"))
+            cancelled = Verdict.of(RolloutCancelledError("the client was closed"))
             self.finish(cancelled if task.cancelled() else task.result())
 
         self.task = asyncio.create_task(self._run())
@@ -287,7 +287,11 @@ class Rollout:
                     text = f"the runtime refused the credentials for {deadlines.start_s:g} s: {error}"
                     raise RolloutLostError(text, code=error.code) from error.__cause__
             elif not self._sends_left():
-                raise self._unreachable(error) from error.__cause__
+                if error.status == 409:
+                    text = f"refused {self.shared.max_attempts} times: {error}"
+                    raise RolloutThrottledError(text, code=error.code) from error.__cause__
+                text = f"the runtime could not be reached in {self.shared.max_attempts} tries: {error}"
+                raise RolloutLostError(text, code=error.code) from error.__cause__
 
     def _accepted(self, reply: dict[str, Any]) -> None:
         self.shared.accepted_s = time.monotonic()
@@ -329,12 +333,6 @@ class Rollout:
         last = self.errors[-1]
         alike = [e for e in self.errors if e.server_error == last.server_error and not (e.throttled or e.credentials)]
         return len(alike) < self.shared.max_attempts
-
-    def _unreachable(self, error: CallError) -> RolloutError:
-        if error.status == 409:
-            return RolloutThrottledError(f"refused {self.shared.max_attempts} times: {error}", code=error.code)
-        text = f"the runtime could not be reached in {self.shared.max_attempts} tries: {error}"
-        return RolloutLostError(text, code=error.code)
 
     def _server_error_pause_s(self) -> float:
         times = sum(error.server_error for error in self.errors)
@@ -679,11 +677,9 @@ class Dispatcher:
         self._last = asyncio.create_task(finish())
 
     def _launch(self, rollout: Rollout, session_id: str) -> None:
-        if self._closing or rollout.future.done():
-            del self._rollouts[session_id]
-            rollout.finish(Verdict.of(RolloutCancelledError("the client was closed")))
-            return
         rollout.start(lambda: self._rollouts.pop(session_id, None))
+        if self._closing or rollout.future.done():
+            rollout.cancel()
 
     async def wait_for_turn(self) -> None:
         """Wait for a connection and for the pace, first come, first served. The caller sends one invoke at once."""

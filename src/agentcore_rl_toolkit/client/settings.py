@@ -74,6 +74,12 @@ def check_number(
     raise ConfigError(f"{name} must be a {kind}{bound}{' or None' if optional else ''}, got {value!r}")
 
 
+def check_payload(payload: Any) -> None:
+    """Raises: ConfigError unless it is a mapping."""
+    if not isinstance(payload, Mapping):
+        raise ConfigError(f"a payload must be a mapping, got {type(payload).__name__}")
+
+
 def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
     """Raises: ConfigError unless it is one of these."""
     if value not in choices:

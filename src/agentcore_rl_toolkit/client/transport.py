@@ -170,11 +170,13 @@ class Transport:
         except (BotoCoreError, ValueError) as e:
             raise ConfigError(f"boto3 could not make a {service} client: {e}", code=type(e).__name__) from e
 
-    def _renew(self) -> None:
+    def _renew(self, client: Any) -> None:
         """Use fresh credentials from the next call on. A session with keys from the program itself has no others."""
         import boto3
 
         with self._lock:
+            if self._client is not client:  # another call did it
+                return
             session, self._client, self._session = self._session, None, find_session()
             if self._session is session and getattr(session.get_credentials(), "method", "") != "explicit":
                 self._session = boto3.Session(profile_name=session.profile_name)
@@ -192,7 +194,7 @@ class Transport:
                 runtimeSessionId=session_id, contentType="application/json", payload=payload, **self._address
             )
         except Exception as e:
-            raise self._error(e, session_id) from e
+            raise self._error(e, client, session_id) from e
         try:
             body: bytes = response["response"].read(MAX_REPLY_BYTES + 1)
         except Exception as e:
@@ -213,7 +215,7 @@ class Transport:
         try:
             client.stop_runtime_session(runtimeSessionId=session_id, **self._address)
         except Exception as e:
-            error = self._error(e, session_id)
+            error = self._error(e, client, session_id)
             if error.code == "ResourceNotFoundException":
                 return False
             raise error from e
@@ -258,13 +260,13 @@ class Transport:
 
     # ---- errors
 
-    def _error(self, error: Exception, session_id: str) -> AgentCoreRLError:
-        """The error to raise for an exception of boto3."""
+    def _error(self, error: Exception, client: Any, session_id: str) -> AgentCoreRLError:
+        """The error to raise for an exception of this boto3 client."""
         fault = look_up(error) or Fault(fate=Fate.FINAL, code=type(error).__name__)
-        if fault.fate is Fate.FINAL and self._has_new_local_key():
+        if fault.fate is Fate.FINAL and self._has_new_local_key(client):
             fault = Fault(fate=Fate.TRANSIENT, code=fault.code, status=fault.status, credentials=True)
         if fault.credentials:
-            self._renew()
+            self._renew(client)
         response = getattr(error, "response", None)
         message = response.get("Error", {}).get("Message", error) if isinstance(response, Mapping) else error
         text = f"{fault.code}: {message}"
@@ -283,11 +285,11 @@ class Transport:
             return ConfigError(f"no credentials: {HOW_TO_HAVE_THEM}", **about)
         return ConfigError(f"the runtime does not accept this request: {text}", **about)
 
-    def _has_new_local_key(self) -> bool:
+    def _has_new_local_key(self, client: Any) -> bool:
         """Return True if a local runtime was started again on its address since its key was read."""
-        if self._client is None or self._local_key is None:
+        if self._local_key is None:
             return False
-        return credential_of_runtime(self._client.meta.endpoint_url) not in (None, self._local_key)
+        return credential_of_runtime(client.meta.endpoint_url) not in (None, self._local_key)
 
 
 def is_aws(url: str) -> bool:

@@ -38,7 +38,7 @@ REQUESTS_AT_ONCE = 32
 LOOK_TIMEOUT_S = 15.0  # one look; a store that is down longer shows in the log and is asked again
 UNLISTABLE_S = 60.0  # if listing fails for good, keys are read for so long, then it is tried again
 LONGEST_PAUSE_S = 5.0  # between two rounds that failed
-CHECK_S = 1.0  # between two checks for silence, in long pauses
+CHECK_S = 0.5  # between two checks for silence
 ENDINGS_S = 0.5  # between two questions to a local runtime; ten times as long after one that failed
 MOST_ASKED = 5_000  # sessions in one question; a runtime takes twice as many
 LATE_S = 2.0  # a round this late means that the process did not run, and as a rule its agents did not either
@@ -71,6 +71,7 @@ class Waiter:
     """One rollout in flight. ``found`` ends with True when the record exists, or with an error."""
 
     key: str
+    prefix: str  # the folder of its input, with the final slash
     found: asyncio.Future[bool]
     expects_life: bool  # its agent promised heartbeats for this session
     silence_s: float  # without a new sign of life for this long, it is lost
@@ -78,11 +79,6 @@ class Waiter:
     seen_life: asyncio.Event = field(default_factory=asyncio.Event)  # or its end
     stamp: object = None  # of the heartbeat when last seen
     ended: bool = False  # its session has ended, and its record was looked for once since then
-
-    @property
-    def prefix(self) -> str:
-        """The folder of its input, with the final slash."""
-        return self.key.rpartition("/")[0] + "/"
 
     @property
     def session_id(self) -> str:
@@ -133,7 +129,8 @@ class Watcher:
     def add(self, key: str, *, expects_life: bool, silence_s: float) -> Waiter:
         """Start looking for a record."""
         found: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        waiter = self._waiters[key] = Waiter(key, found, expects_life, silence_s, time.monotonic())
+        prefix = key.rpartition("/")[0] + "/"
+        waiter = self._waiters[key] = Waiter(key, prefix, found, expects_life, silence_s, time.monotonic())
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
         return waiter
@@ -162,14 +159,15 @@ class Watcher:
     # ---- rounds
 
     async def _run(self) -> None:
-        round_s, late_s = 0.0, math.inf
+        round_s, check_s, late_s = 0.0, 0.0, math.inf
         while self._waiters:
             began_s = time.monotonic()
             self._unseen = self._unseen or began_s > late_s
             if began_s >= round_s:
                 round_s = began_s + await self._try_round(began_s)
-            if not self._unseen:
+            if began_s >= check_s and not self._unseen:
                 await self._check_silence(began_s)
+                check_s = began_s + CHECK_S
             await self._ask_runtime(began_s)
             now_s = time.monotonic()
             pause_s = min(max(0.0, round_s - now_s), max(CHECK_S, self._interval_s))

@@ -1,14 +1,15 @@
-"""S3 over boto3, for processes that were forked after obstore was used: its runtime does not survive a fork.
+"""S3 over boto3, for processes that were forked after obstore was used, and for agents with a client of their own.
 
-boto3 costs ten times the CPU of obstore, and a forked child (a worker of a DataLoader, of `multiprocessing`) makes few requests.
+boto3 costs ten times the CPU of obstore. A forked child (a worker of a DataLoader, of `multiprocessing`) makes few requests.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
-from ..aws_errors import Fate, look_up
+from ..aws_errors import Fate, Fault, look_up
 from ..errors import AgentCoreRLError, ObjectExistsError, ObjectNotFoundError, StoreError, StorePermissionError
 from .base import ObjectInfo, ObjectStore, check_size
 from .retry import TransientStoreError
@@ -29,8 +30,9 @@ class BotoStore(ObjectStore):
 
     async def _get(self, key: str, max_bytes: int | None) -> bytes:
         answer = await self._call(key, "get_object")
-        with answer["Body"] as body:
-            check_size(key, self.url, answer["ContentLength"], max_bytes)
+        with contextlib.closing(answer["Body"]) as body:
+            if max_bytes is not None:
+                check_size(key, self.url, answer["ContentLength"], max_bytes)
             return bytes(await asyncio.to_thread(body.read))
 
     async def _head(self, key: str) -> ObjectInfo:
@@ -63,9 +65,7 @@ class BotoStore(ObjectStore):
             raise self._error(key, e) from e
 
     def _error(self, key: str | None, e: Exception) -> AgentCoreRLError:
-        fault = look_up(e)
-        if fault is None:
-            raise e
+        fault = look_up(e) or Fault(fate=Fate.UNCERTAIN, code=type(e).__name__)  # a client of another make
         where = self.url if key is None else f"{key!r} in {self.url}"
         if fault.code in ("NoSuchKey", "404"):
             return ObjectNotFoundError(f"no object {where}", key=key)
