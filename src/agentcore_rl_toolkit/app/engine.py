@@ -31,11 +31,11 @@ from ..store import ObjectStore, open_store, url_matches
 from .record import RolloutInfo, find_secrets
 from .rollout import Rollout, RolloutFunction
 from .runner import AgentRunner, keep_running
-from .sagemaker.job import JobRollout, job_rollout
+from .sagemaker.job import job_rollout
 from .settings import AgentSettings
 
 if TYPE_CHECKING:
-    from .sagemaker.relay import Relay
+    from .sagemaker.jobs import Jobs
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Engine:
         self._stores: dict[str, ObjectStore] = {}
         self._accepted: OrderedDict[Identity, None] = OrderedDict()
         self._live: set[Rollout] = set()
-        self._relay: Relay | None = None
+        self._sagemaker: Jobs | None = None
         self._closing = ""
 
     @property
@@ -121,7 +121,7 @@ class Engine:
             return await probe.answer(payload, session_id, settings, self.store_for)
         job = job_rollout(payload)
         if job is not None:
-            return await self._accept_for_job(job, function, context, session_id)
+            return await self._jobs().accept(job, function, context, session_id, settings)
         config = RolloutConfig.from_payload(payload)
         settings.check_base_url(config and config.base_url)
         seen = payload if config is None or config.proof_key is None else _without_proof_key(payload)
@@ -171,59 +171,12 @@ class Engine:
                 return self._refuse(rollout, config, identity, refusal)
         return reply
 
-    async def _accept_for_job(
-        self,
-        job: JobRollout,
-        function: RolloutFunction,
-        context: Any,
-        session_id: str,
-    ) -> dict[str, Any]:
-        """Run a rollout for a multi-turn RL job, and answer when its reward is reported.
+    def _jobs(self) -> Jobs:
+        from .sagemaker.jobs import Jobs  # only rollouts of jobs pay for what it loads
 
-        Raises: AgentCoreRLError when it could not be reported.
-        """
-        from .sagemaker.relay import Relay  # only rollouts of jobs pay for what it loads
-        from .sagemaker.runtime import JobRewards, JobRuntime
-
-        settings, identity = self.settings, (job.arn, job.key, 1)
-        settings.check_base_url(job.endpoint)
-        runtime = JobRuntime(job)
-        rollout = next((r for r in self._live if r.label == job.key), None)
-        if self._is_new(identity):
-            relay = self._relay = self._relay or Relay()
-            api_key = relay.open(runtime)
-            payload = job.payload(relay.base_url, api_key)
-            config = RolloutConfig.from_dict(payload[ROLLOUT_FIELD])
-            info = RolloutInfo(
-                config=config,
-                session_id=session_id,
-                result_key=job.key,
-                payload=None,
-                secrets=find_secrets(config),
-                started_s=time.time(),
-            )
-            rewards = JobRewards(
-                job, runtime, failures=settings.sagemaker_failures, turn_rewards=settings.sagemaker_turn_rewards
-            )
-            rollout = Rollout(
-                function=function,
-                args=function.arguments(payload, context),
-                settings=settings,
-                session_id=session_id,
-                config=config,
-                info=info,
-                store=rewards,
-            )
-            rollout.done.add_done_callback(lambda _: relay.close(api_key))
-            rollout.done.add_done_callback(lambda _: rewards.reported or self._accepted.pop(identity, None))
-            self._begin(rollout)
-        if settings.sagemaker_background:
-            return {"status": "in_progress"}
-        if rollout is not None:
-            await asyncio.wrap_future(rollout.done)
-        if identity not in self._accepted:
-            raise AgentCoreRLError(f"the reward of {job.key} could not be reported; the agent's log says why")
-        return {"status": "completed"}
+        with self._lock:
+            self._sagemaker = self._sagemaker or Jobs(self._begin)
+            return self._sagemaker
 
     def _is_new(self, identity: Identity) -> bool:
         """Whether an invocation is delivered for the first time; from now on it is not."""

@@ -39,7 +39,7 @@ def hint(error: BaseException, environment: Mapping[str, str] = os.environ) -> s
         return None
     writing = f"Sessions write to their own folder, to the store and to: {', '.join(writable) or 'nothing else'}"
     no_view = shown.get("no_view")
-    copy = "Give each session a copy with --copy PATH, or let all sessions share a folder with --writable DIR."
+    copy = "Give each session a copy with --copy PATH of `runtime serve`, or let all sessions share a folder with --writable DIR."
     shared = (
         f"The agent's project is read-only, because the kernel gives sessions no view of their own ({no_view}). {copy}"
     )

@@ -35,7 +35,6 @@ from .wire import Target, WireError, invalid, not_found
 
 log = logging.getLogger(__name__)
 LOCAL_ROLE = "arn:aws:iam::{account}:role/local"
-_PATHS = {"MCP": b"/mcp", "A2A": b"/"}  # where the protocols other than HTTP and AGUI take their requests
 ASKS_FOR_A_RECORD = f'"{ROLLOUT_FIELD}"'.encode()
 
 
@@ -305,9 +304,6 @@ def _agent_of(record: Record, version: Version, config: RuntimeConfig) -> Agent:
     if image is None and (version.script is None or version.python is None):
         raise AgentLoadError(f"agent {record.name} has no script")
     idle_s, lifetime_s = lifecycle_of(version.fields, config.times.idle_timeout_s, config.times.max_lifetime_s)
-    headers = version.fields.get("requestHeaderConfiguration", {}).get("requestHeaderAllowlist", [])
-    protocol = version.fields.get("protocolConfiguration", {})
-    path = protocol.get("path")
     return Agent(
         runtime_id=record.id,
         version=version.number,
@@ -316,10 +312,6 @@ def _agent_of(record: Record, version: Version, config: RuntimeConfig) -> Agent:
         python=Path(version.python or ""),
         image=image,
         fields=version.fields,
-        env=version.fields.get("environmentVariables", {}),
-        header_allowlist=frozenset(h.lower().encode() for h in headers),
         idle_timeout_s=idle_s,
         max_lifetime_s=lifetime_s,
-        invocation_path=path.encode() if path else _PATHS.get(protocol.get("serverProtocol", "HTTP"), b"/invocations"),
-        pinged=protocol.get("serverProtocol") != "MCP",
     )

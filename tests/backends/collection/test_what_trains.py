@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.backends import CollectConfig, GroupRequest, collect, summarize
-from agentcore_rl_toolkit.backends.collection.judge import facts_of
+from agentcore_rl_toolkit.backends.collection.judge import ended_by, facts_of, judge
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
 from agentcore_rl_toolkit.backends.slime import trained as slimes_trainer
 from agentcore_rl_toolkit.backends.slime.convert import to_slime
 from agentcore_rl_toolkit.backends.training.loop import update
 from agentcore_rl_toolkit.backends.trl.convert import SEQUENCE_KEY, to_trl
 from agentcore_rl_toolkit.backends.verl.convert import to_verl
-from agentcore_rl_toolkit.contract import Cause, Outcome, verdict
-from agentcore_rl_toolkit.errors import ConfigError
+from agentcore_rl_toolkit.contract import Cause, Outcome, Stage, verdict
+from agentcore_rl_toolkit.errors import ConfigError, RolloutTimeoutError
 from agentcore_rl_toolkit.trajectory import Turn
 
 from ..recorded import Episode, Replay
@@ -198,3 +198,13 @@ def test_a_session_of_many_calls_is_bounded_and_logged(caplog: pytest.LogCapture
     collect([GroupRequest(input_id="a", payload={})], client=replay.client, gateway=replay.gateway, config=config)
     assert "made 2 model calls (max_turns ends a session at 2000)" in caplog.text
     assert CollectConfig().warn_turns == 200
+
+
+@pytest.mark.parametrize(("last_call_s", "cause"), [(995.0, Cause.AGENT), (600.0, Cause.INFRASTRUCTURE)])
+def test_a_deadline_that_passes_while_calls_continue_is_the_agents(last_call_s: float, cause: Cause) -> None:
+    late = RolloutTimeoutError("no record within 900 s", stage="run", session_id="s", input_id="a")
+    end = replace(ended_by(late, stage=Stage.RUN), ended_s=1_000.0)
+    capture = SimpleNamespace(turns=[replace(TASK, finished_s=last_call_s)], errors=[], train=None)
+    found = judge(end, captured=True, capture=capture, fetch_error=None, config=CollectConfig(), weight_version=None)
+    assert (found.outcome, found.cause, found.mask_reason) == (Outcome.TIMEOUT, cause, "outcome")
+    assert ("still making model calls, 1 in all" in str(found.error)) == (cause is Cause.AGENT)

@@ -73,3 +73,10 @@ def test_without_a_view_each_rollout_gets_a_copy_of_what_the_option_names(
     for name in ("a", "b"):
         assert server.invoke({"name": name}) == {"visits": [name]}
     assert visits_of(tmp_path) == []
+
+
+def test_sessions_of_one_agent_can_read_each_others_folders(server: Server) -> None:
+    """The sandbox is one per agent version: the security page says so."""
+    first, second = new_session_id(), new_session_id()
+    folder = server.invoke({"do": "where"}, first)["cwd"]
+    assert server.invoke({"do": "read", "path": f"{folder}/note"}, second) == {"read": "mine"}

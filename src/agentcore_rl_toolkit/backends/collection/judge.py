@@ -33,6 +33,7 @@ from ...errors import (
     InvalidResultError,
     RolloutError,
     RolloutLostError,
+    RolloutTimeoutError,
 )
 from ...trajectory import SIDE_CALLS, Trajectory, build_trajectory
 from .groups import CollectConfig, CollectedRollout, MaskReason, Reward, read_reward
@@ -42,6 +43,7 @@ log = logging.getLogger(__name__)
 
 # Types of the gateway's refusals that are the policy's failures, and what the policy failed at.
 LIMITS = {"turn_limit": "turns", "context_overflow": "context"}
+STILL_CALLING_S = 30.0  # between the last model call and the deadline of an agent that still works
 # Whatever their record says: what the policy did is with the gateway, and an agent whose model calls fail has not failed itself.
 _TAKEN_BY_A_LOST_GATEWAY = (Outcome.OK, Outcome.AGENT_ERROR, Outcome.INVALID)
 
@@ -132,6 +134,9 @@ def _judged(
         _, cause, failure = verdict(record, facts)
         if cause is Cause.POLICY:
             record = {"rewards": record.get(INFO_FIELD, {}).get(POLICY_REWARD_FIELD)}
+    if outcome is Outcome.TIMEOUT and end.stage is Stage.RUN and _still_calling(end, capture):
+        cause, why = Cause.AGENT, f"the agent was still making model calls, {calls} in all, when its time was over"
+        error = RolloutTimeoutError(f"{error}; {why}", stage=Stage.RUN, session_id=session_id, input_id=input_id)
     reward: Reward | None = None
     if outcome is Outcome.OK and end.record is not None:
         required = config.require_reward if config.judged_by is None else config.judged_by.judge_weight < 1
@@ -179,6 +184,12 @@ def _judged(
         weight_version_max=versions[1] if versions else None,
         mask_reason=reason,
     )
+
+
+def _still_calling(end: CollectedRollout, capture: Any) -> bool:
+    """Return True if a model call had ended shortly before the rollout did: then neither engine nor gateway was at fault."""
+    finished_s = max((turn.finished_s or 0.0 for turn in capture.turns), default=0.0) if capture is not None else 0.0
+    return end.ended_s is not None and end.ended_s - finished_s <= STILL_CALLING_S
 
 
 def facts_of(capture: Any) -> SessionFacts:

@@ -8,6 +8,7 @@ import string
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,14 @@ NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]{0,47}")
 _ALPHABET = string.ascii_letters + string.digits
 
 
+_PATHS = {"MCP": b"/mcp", "A2A": b"/"}  # where the protocols other than HTTP and AGUI take their requests
+
+
 @dataclass(frozen=True, kw_only=True)
 class Agent:
-    """One version of one agent.
+    """One version of one agent. ``fields``: AWS's request fields that it was deployed with.
 
-    ``image``: a container image that is the agent; ``script`` and ``python`` are then not used. ``fields``: as it was deployed.
+    ``image``: a container image that is the agent; ``script`` and ``python`` are then not used.
     """
 
     runtime_id: str
@@ -30,14 +34,32 @@ class Agent:
     script: Path
     python: Path = Path(sys.executable)
     image: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
     fields: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    header_allowlist: frozenset[bytes] = frozenset()
     idle_timeout_s: float = 900.0
     max_lifetime_s: float = 28_800.0
-    invocation_path: bytes = b"/invocations"
-    pinged: bool = True  # False: its protocol has no /ping (MCP), so any answer to one is healthy
     warned: list[str] = field(default_factory=list, repr=False, compare=False)  # of its /ping
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        found: Mapping[str, str] = self.fields.get("environmentVariables", {})
+        return found
+
+    @cached_property
+    def header_allowlist(self) -> frozenset[bytes]:
+        """The request headers that it gets beside the usual ones, in lower case."""
+        names = self.fields.get("requestHeaderConfiguration", {}).get("requestHeaderAllowlist", [])
+        return frozenset(name.lower().encode() for name in names)
+
+    @cached_property
+    def invocation_path(self) -> bytes:
+        protocol = self.fields.get("protocolConfiguration", {})
+        path = protocol.get("path")
+        return path.encode() if path else _PATHS.get(protocol.get("serverProtocol", "HTTP"), b"/invocations")
+
+    @property
+    def pinged(self) -> bool:
+        """False if its protocol has no /ping (MCP): then any answer to one is healthy."""
+        return bool(self.fields.get("protocolConfiguration", {}).get("serverProtocol") != "MCP")
 
     @property
     def folder(self) -> str:

@@ -25,6 +25,7 @@ class ActivityClock:
     last_ping_s: float | None = None
     inflight: int = 0
     busy: bool = False
+    last_answer: tuple[str, object] | None = None  # status and time of the last ping
 
     def __post_init__(self) -> None:
         self.last_active_s = self.born_s

@@ -74,8 +74,8 @@ class Session:
         spawn: Callable[[Session], Awaitable[Any]],
         on_end: Callable[[Session], None],
     ) -> None:
-        self.key, self.agent, self.name = key, agent, str(number)
-        self.directory = folders.sessions / agent.folder / self.name
+        self.key, self.agent = key, agent
+        self.directory = folders.sessions / agent.folder / str(number)
         self.log_path = folders.logs / agent.name / f"{log_name(key[2], endpoint=key[1])}.log"
         self.socket_path = str(folders.sockets / agent.folder / f"{number}.s")
         self.clock = ActivityClock(time.monotonic(), agent.idle_timeout_s, agent.max_lifetime_s)
@@ -85,18 +85,21 @@ class Session:
         self.process: Any = None
         self.start_s: float | None = None
         self.invocations = 0
-        self.error: str | None = None
+        self.error: str | None = None  # while it starts: what the last ping got
         self.closed = asyncio.Event()  # set when it is over
         self.ending: dict[str, Any] | None = None  # its description then; what its process used is added later
-        self.pings: tuple[str, Any] | None = None  # status and time of the last one
         self._times, self._spawn, self._on_end = times, spawn, on_end
         self._exit_status: int | None = None
-        self._refusal: str | None = None  # what a ping got while the session was not healthy
         self._changed = asyncio.Event()
 
     @property
     def id(self) -> str:
         return self.key[2]
+
+    @property
+    def name(self) -> str:
+        """Of this start: unique among its agent version's, not the caller's id."""
+        return self.directory.name
 
     @property
     def over(self) -> bool:
@@ -155,7 +158,7 @@ class Session:
                 await self._first_ping()
         except TimeoutError:
             limit = self._times.init_timeout_s
-            last_answer = f", the last one was {self._refusal}" if self._refusal is not None else ""
+            last_answer = f", the last one was {self.error}" if self.error is not None else ""
             self._fail(INIT_LATE.format(limit), f"no healthy answer to /ping within {limit:g} s{last_answer}")
         except (LocalRuntimeError, UpstreamLostError, OSError) as e:
             if self.process is not None and not self.over:
@@ -167,7 +170,7 @@ class Session:
         else:
             if not _is_over(self):
                 now = time.monotonic()
-                self.start_s, self.state = round(now - self.clock.born_s, 4), "ready"
+                self.start_s, self.state, self.error = round(now - self.clock.born_s, 4), "ready", None
                 self.clock.last_active_s = now
                 self.ready.set_result(None)
 
@@ -178,13 +181,13 @@ class Session:
             try:
                 code, body = await self.ask()
             except (UpstreamLostError, OSError) as e:
-                self._refusal = str(e) or type(e).__name__
+                self.error = str(e) or type(e).__name__
             else:
                 if code == 200 or not self.agent.pinged:
                     self.clock.saw_ping(ping_status(body)[0] if code == 200 else None, time.monotonic())
                     self.clock.last_ping_s = None
                     return
-                self._refusal = str(code)
+                self.error = str(code)
             await asyncio.wait([self.process.ended], timeout=pause_s)
             if self.process.ended.done():
                 status = self.process.ended.result()
@@ -236,7 +239,7 @@ class Session:
 
     def _compare_ping(self, status: str, stamp: Any) -> None:
         """Warn once per agent of a /ping that AgentCore takes differently. Sessions are idle here by the status only."""
-        last, self.pings = self.pings, (status, stamp)
+        last, self.clock.last_answer = self.clock.last_answer, (status, stamp)
         problem = None
         if status == "HealthyBusy" and stamp is None:
             problem = "has no time_of_last_update: AgentCore then ignores HealthyBusy and ends the session as idle"
@@ -254,6 +257,8 @@ class Session:
         """End the session for this reason: SIGTERM now, SIGKILL after the grace. A second call changes nothing."""
         if self.over:
             return
+        if self.state == "starting" and reason != "failed_to_start":
+            self.error = None
         self.state = reason
         if not self.ready.done():
             self.ready.set_exception(_ended_while_starting(reason))
