@@ -49,7 +49,7 @@ class Flows:
         self._texts: dict[str, int] = {}  # the texts of prompts, numbered
         self._text_runs: dict[int, dict[int, list[int]]] = {}  # by length: the texts that have a run
         self._prompt: set[int] = set()  # the texts of the last request
-        self._flows: dict[tuple[Any, str], list[tuple[str, str]]] = {}  # by message: what it quotes
+        self._flows: dict[tuple[str, str], list[tuple[str, str]]] = {}  # by message: what it quotes
 
     def into(self, asked: Sequence[dict[str, Any]]) -> dict[str, str]:
         """Return the turns whose answers are in a request, each with the strongest of `trajectory.turn.FLOWS`."""
@@ -115,7 +115,7 @@ class Flows:
         found: list[tuple[str, str]] = []
         tool = message.get("role") == "tool"
         for text in _texts(message):
-            key = message.get("tool_call_id"), text
+            key = str(message.get("tool_call_id")), text
             if key not in self._flows:
                 wholes = [text, *_strings(text)] if tool else [text] if len(text) >= _LETTERS else []
                 exact = [(turn, "quoted") for whole in wholes for turn in self._turns.get(whole.strip(), ())]
@@ -174,7 +174,8 @@ def _texts(message: dict[str, Any]) -> list[str]:
 
 
 def _calls(message: dict[str, Any]) -> list[dict[str, Any]]:
-    calls = [call for call in message.get("tool_calls") or () if isinstance(call, dict)]
+    listed = message.get("tool_calls")
+    calls = [call for call in listed if isinstance(call, dict)] if isinstance(listed, list) else []
     return [{**call["function"], "id": str(call.get("id"))} for call in calls if isinstance(call.get("function"), dict)]
 
 
