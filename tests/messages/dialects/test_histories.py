@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agentcore_rl_toolkit.messages.dialects import DIALECTS, ModelRequest, RequestError
+from agentcore_rl_toolkit.messages.dialects import DIALECTS, Delta, ModelRequest, RequestError, ToolDelta
 from agentcore_rl_toolkit.messages.dialects.fields import read_body
 from agentcore_rl_toolkit.messages.dialects.surrogates import replace_half_surrogates
 
@@ -196,3 +196,17 @@ def test_a_reference_to_another_item_is_refused(item_id: str) -> None:
     assert caught.value.param == "input[1].id"
     with pytest.raises(RequestError, match="store: false"):
         parse("responses", [{"type": "item_reference", "id": "msg_r-0"}])
+
+
+def test_references_to_a_reply_whose_text_came_in_pieces_stand_for_all_of_it() -> None:
+    encoder = DIALECTS["responses"].encoder(parse("responses", [USER]), reply_id="chatcmpl-r")
+    encoder.start()
+    for piece in ({"reasoning": "a"}, {"text": "b"}, {"reasoning": "c"}, {"refusal": "d"}, {"text": "e"}):
+        encoder.feed(Delta(**piece))
+    calls = [ToolDelta(index=0, id="c1", name="f", arguments="{}"), ToolDelta(index=1, name="g", arguments="[]")]
+    encoder.feed(Delta(tool_calls=calls, finish_reason="tool_calls"))
+    encoder.finish()
+    ids = [item["id"] for item in encoder.body["output"]]
+    assert ids == ["rs_r-0", "msg_r-0", "rs_r-1", "msg_r-1", "msg_r-2", "fc_r-0", "fc_r-1"]
+    [message] = resolved(*ids)
+    assert message == resolved("rs_r-0", "msg_r-0", "fc_r-0", "fc_r-1")[0]
