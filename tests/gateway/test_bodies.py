@@ -72,6 +72,14 @@ async def test_the_members_of_a_body_stay_as_they_were_sent(parser: BodyParser) 
     assert halves == 1
 
 
+async def test_half_surrogates_of_a_parsed_body_are_counted(parser: BodyParser) -> None:
+    body = b'{"messages": [{"role": "user", "content": "cut \\ud83d"}]}'
+    parsed = await parser.parse(body, "chat")
+    assert (parsed.request.messages[0]["content"], parsed.request.left_out) == ("cut \ufffd", {"half surrogate": 1})
+    with pytest.raises(RequestError, match="object"):
+        await parser.parse(b"[1]", "chat")
+
+
 @pytest.mark.parametrize("body", [b"{", b"[]", b'{"messages": [{"content": "\xff"}]}'])
 async def test_a_body_that_is_no_json_object_is_refused(body: bytes, parser: BodyParser) -> None:
     with pytest.raises(RequestError) as caught:

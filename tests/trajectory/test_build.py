@@ -167,6 +167,15 @@ def test_of_two_equal_answers_the_one_that_arrived_is_gone_on_from() -> None:
     assert result.report.untrainable_reasons == {"not_delivered": 1}
 
 
+@pytest.mark.parametrize("parent", ["t0", "t1"])
+def test_of_two_equal_answers_the_one_that_the_gateway_names_is_continued(parent: str) -> None:
+    turns = [turn(0, PROMPT, [20]), turn(1, PROMPT, [20]), turn(2, [*PROMPT, 20, 30], [21], parent_turn=parent)]
+    result = build_trajectory("s", turns)
+    assert {s.turn_ids[0] for s in result.sequences if "t2" in s.turn_ids} == {parent}
+    unnamed = build_trajectory("s", [*turns[:2], turn(2, [*PROMPT, 20, 30], [21])])
+    assert [s.turn_ids for s in unnamed.sequences] == [["t0", "t2"], ["t1"]]
+
+
 def test_a_parent_whose_only_continuation_was_superseded_is_still_trained() -> None:
     parent = turn(0, PROMPT, [20])
     dropped = turn(1, [*PROMPT, 20, 30], [21])
@@ -187,6 +196,10 @@ def test_a_side_conversation_is_told_from_a_rewritten_history() -> None:
     back = turn(2, [*PROMPT, 20, 30], [21])
     assert cause(main, side) == {"history_rewritten": 1}
     assert cause(main, side, back) == {"sub_agent": 1}
+    named = turn(1, side.prompt_ids, [40], branch_reason="history_rewritten")
+    assert cause(main, named, back) == {"history_rewritten": 1}
+    beside = turn(1, side.prompt_ids, [40], started_s=0.0, finished_s=2.0)
+    assert cause(turn(0, PROMPT, [20], started_s=1.0, finished_s=3.0), beside, back) == {"parallel_calls": 1}
 
 
 def test_tools_that_the_agent_loaded_are_told_from_a_sub_agent() -> None:

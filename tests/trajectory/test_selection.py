@@ -79,6 +79,7 @@ def test_side_calls_do_not_train_and_sub_agents_do() -> None:
     assert report.train == "task"
     assert report.side_calls == {"no_flow": 50}
     assert report.sequences == 2
+    assert report.sequence_tokens == (4 + 20) + 20 + 5 + 20 + (30 + 10)
     assert report.trained_tokens == 50
     assert report.trained_token_share == 1.0
     assert [s.side_call for s in session.built().sequences] == [None, None, "no_flow", "no_flow"]

@@ -22,6 +22,7 @@ import msgspec
 
 from ..messages.dialects import DIALECTS, ModelRequest, RequestError
 from ..messages.dialects.fields import read_body as read_json
+from ..messages.dialects.surrogates import HALF_SURROGATE
 
 LARGE_BYTES = 4 * 2**20  # decoding as much takes some 20 ms
 DEADLINE_S = 60.0  # for one body, with the wait for those before it
@@ -189,6 +190,9 @@ def _done(head: dict[str, Any], body: bytes) -> tuple[dict[str, Any], list[bytes
             read_json(body, msgspec.json.decode)  # bytes that are not UTF-8
         return {"names": list(fields), "halves": halves}, [bytes(raw) for raw in fields.values()]
     dialect = DIALECTS[head["dialect"]].with_recorded(head["recorded"].get)
-    request = dialect.parse_request(body)
+    data, halves = read_json(body, msgspec.json.decode)
+    request = dialect.parse_request(data)
+    if halves:
+        request.left_out[HALF_SURROGATE] = halves
     messages, request.messages = request.messages, []
     return {}, [msgspec.msgpack.encode(request), *map(msgspec.json.encode, messages)]

@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,12 @@ async def serve(
     parent_pid: int | None = None,
     extra: dict[str, Any] | None = None,
     make_key: bool = True,
+    prepare: Callable[[Gateway], None] = lambda gateway: None,
 ) -> None:
     """Run a gateway until SIGTERM or SIGINT (or until `parent_pid` is gone).
 
     ``make_key``: without an admin key in its settings it makes one and leaves it to its user's clients (`_servers.keys`).
+    ``prepare`` is called with the gateway before it starts.
     Raises: ConfigError.
     """
     raise_file_limit()
@@ -57,6 +60,7 @@ async def serve(
     if ready_file is not None:
         check_ready(ready_file)
     gateway = Gateway(config)
+    prepare(gateway)
     await gateway.start()
     settle_memory()
     stop = process.stop_event(parent_pid)

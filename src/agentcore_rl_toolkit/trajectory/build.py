@@ -55,13 +55,13 @@ def branch_cause(turn: Turn, match: Match) -> str | None:
 
 
 def _more_tools(turn: Turn, rival: Turn) -> bool:
-    """Does the same agent offer tools that it loaded since, in a conversation that has grown?"""
+    """Return True if the same agent offers more tools than before, in a conversation that has grown."""
     grown = len(turn.prompt_ids) > len(rival.prompt_ids) and set(turn.tools or ()) > set(rival.tools or ())
     return grown and bool(rival.tools) and turn.system is not None and turn.system == rival.system
 
 
 def _same_text(turn: Turn, rival: Turn, shared: int) -> bool:
-    """Does the prompt repeat the rest of the rival's completion in other tokens?"""
+    """Return True if the prompt repeats the rest of the rival's completion in other tokens."""
     rest = rival.completion_ids[shared - len(rival.prompt_ids) :]
     window = turn.prompt_ids[shared : shared + 2 * len(rest) + 2 * _TAIL]
     tail = list(rest[-_TAIL:])
@@ -176,7 +176,7 @@ def _choose_parent(candidates: list[Placed], turn: Turn) -> Placed:
 
 
 def _drop_unused_retries(placed: list[Placed]) -> None:
-    """Of the answers to one retried call keep those that the agent went on from; if it did from none, the last one."""
+    """Keep the answers to a retried call that the agent continued, otherwise the last one."""
     original = {node.turn.turn_id: node.turn.retry_of for node in placed}
     groups: dict[str, list[Placed]] = {}
     for node in placed:

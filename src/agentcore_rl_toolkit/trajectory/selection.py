@@ -1,4 +1,4 @@
-"""Which turns of a session train, and why the others do not.
+"""Select the turns of a session that train, and give the other turns their reason.
 
 A conversation is a tree of turns, with the branches that the same agent opened: a rewritten history, another attempt, what
 follows a compaction. The root is the first conversation that offers tools, or the first one if none does. The rule of a session
@@ -163,7 +163,7 @@ class _Conversation:
     trains: bool = False
 
     def agents(self) -> set[Any]:
-        """What conversations of one agent share: all tools, or the system text and a tool."""
+        """Return keys that conversations of one agent share: all tools, or the system text and a tool."""
         system = self.nodes[0].turn.system
         return {(system, tool) for tool in self.tools} | ({frozenset(self.tools)} if self.tools else set())
 

@@ -1,4 +1,4 @@
-"""Which earlier turn does a prompt continue, and where does it leave the others?
+"""Find the earlier turn that a prompt continues, and where the prompt leaves the other turns.
 
 Theory of operation. Every trainable turn is kept as the token string ``prompt + completion``, packed to four bytes a token, in
 a sorted list. Strings with a common beginning stand side by side there, so a new prompt shares most with one of its two

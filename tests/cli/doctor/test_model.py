@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from agentcore_rl_toolkit.cli.doctor import model
 from agentcore_rl_toolkit.cli.doctor.command import command
+from agentcore_rl_toolkit.cli.doctor.template import NO_TOOLS
 from agentcore_rl_toolkit.cli.training.stack import MODEL, start
-from agentcore_rl_toolkit.messages.render import NO_TOOLS
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR, loading
 
 PLAIN = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import importlib
+import io
+import json
 import os
 import re
 import signal
@@ -14,13 +18,17 @@ from types import ModuleType
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import pytest
 
 from agentcore_rl_toolkit.errors import ConfigError
+from agentcore_rl_toolkit.gateway import Gateway
+from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 
-from ..asking import Start, until
+from ..asking import Start, attempt, opened, until
+from ..stores import locked, spoil
 
 USER = [{"role": "user", "content": "hello there"}]
 
@@ -41,11 +49,56 @@ def rllm() -> Iterator[ModuleType]:
             del sys.modules[name]
 
 
+@pytest.fixture
+def start_rllm(start_gateway: Start, rllm: ModuleType) -> Start:
+    """Start a gateway with rLLM's routes."""
+
+    async def start(*engines: ScriptedEngine, **settings: Any) -> Gateway:
+        gateway = await start_gateway(*engines, **settings)
+        importlib.import_module("rllm_model_gateway.routes").add_routes(gateway)
+        return gateway
+
+    return start
+
+
+async def test_a_gateway_without_this_distribution_has_no_such_routes(gateway: Gateway) -> None:
+    async with httpx.AsyncClient(base_url=gateway.url) as http:
+        assert (await http.post("/sessions", json={})).status_code == 404
+        assert (await http.get("/sessions/s/traces")).status_code == 404
+
+
+async def test_a_wrong_request_is_refused(start_rllm: Start) -> None:
+    async with httpx.AsyncClient(base_url=(await start_rllm()).url) as http:
+        for path, body in (
+            ("/sessions/batch_delete", {"session_ids": {"a": 1}}),
+            ("/sessions", {"session_id": 1}),
+            ("/sessions", {"session_id": 0}),
+            ("/sessions", {"sampling_params": {"temperature": "hot"}}),
+        ):
+            assert (await http.post(path, json=body)).status_code == 400, (path, body)
+        assert (await http.post("/sessions", json={"session_id": "s", "session_ids": 1})).status_code == 200
+
+
+@pytest.mark.parametrize("batch", [False, True])
+async def test_a_deletion_is_answered_when_it_is_stored(
+    start_rllm: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: bool
+) -> None:
+    gateway = await start_rllm(store_dir=str(tmp_path))
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as http:
+        await http.post("/sessions", json={"session_id": "s"})
+        with locked(tmp_path, monkeypatch):
+            path, body = ("/sessions/batch_delete", {"session_ids": ["s"]}) if batch else ("/sessions/s", None)
+            reply = asyncio.ensure_future(http.request("POST" if batch else "DELETE", path, json=body))
+            done, _ = await asyncio.wait({reply}, timeout=0.5)
+            assert not done
+        assert (await reply).status_code == 200
+
+
 async def test_a_trainer_creates_a_session_reads_its_traces_and_deletes_it(
-    engine: ScriptedEngine, start_gateway: Start, rllm: ModuleType
+    engine: ScriptedEngine, start_rllm: Start, rllm: ModuleType
 ) -> None:
     engine.weight_version = None
-    gateway = await start_gateway(session_keys=False)
+    gateway = await start_rllm(session_keys=False)
     sync = rllm.GatewayClient(gateway.url)
     try:
         assert (await asyncio.to_thread(sync.health))["status"] == "ok"
@@ -174,9 +227,9 @@ async def test_an_application_that_others_can_reach_wants_an_admin_key(
 
 
 async def test_a_late_reply_does_not_bring_a_deleted_session_back(
-    engine: ScriptedEngine, start_gateway: Start, rllm: ModuleType
+    engine: ScriptedEngine, start_rllm: Start, rllm: ModuleType
 ) -> None:
-    gateway = await start_gateway(engine, session_keys=False)
+    gateway = await start_rllm(engine, session_keys=False)
     gate = asyncio.Event()
     engine.faults.append(Fault(gate=gate))
     async with rllm.AsyncGatewayClient(gateway.url) as client:
@@ -240,9 +293,9 @@ async def test_a_worker_is_called_below_its_api_path(
 
 
 async def test_traces_of_sessions_that_nobody_knows_are_none(
-    engine: ScriptedEngine, start_gateway: Start, rllm: ModuleType
+    engine: ScriptedEngine, start_rllm: Start, rllm: ModuleType
 ) -> None:
-    gateway = await start_gateway(engine, session_keys=False)
+    gateway = await start_rllm(engine, session_keys=False)
     async with rllm.AsyncGatewayClient(gateway.url) as client:
         assert await client.get_session_traces("nobody") == []
         assert await client.get_session_traces("nobody") == []
@@ -268,3 +321,39 @@ async def test_an_evaluation_run_asks_its_provider_for_nothing_extra(rllm: Modul
             answer = await http.post("/sessions/s1/v1/chat/completions", json={"model": "m", "messages": USER})
             assert answer.status_code == 200
         assert provider.calls[0].body == {"model": "m", "messages": USER}
+
+
+async def test_traces_of_other_calls_are_given_beside_a_damaged_one(engine: ScriptedEngine, start_rllm: Start) -> None:
+    gateway = await start_rllm(engine)
+    damaged, whole = await opened(gateway), await opened(gateway)
+    for session in (damaged, whole):
+        for seed in range(2):
+            await attempt(session, seed=seed)
+    spoil(gateway, damaged.session_id, 1)
+    traces = {}
+    for session in (damaged, whole):
+        status, reply = await request("GET", f"{gateway.url}/sessions/{session.session_id}/traces")
+        traces[session.session_id] = json.loads(reply)
+        assert status == 200
+    assert [len(traces[s.session_id]) for s in (damaged, whole)] == [1, 2]
+
+
+async def test_traces_have_the_routing_with_its_shape(engine: ScriptedEngine, start_rllm: Start) -> None:
+    gateway = await start_rllm(engine)
+    session = await opened(gateway)
+    experts = np.arange(91, 91 + 12, dtype=np.int16).reshape(3, 2, 2)
+    file = io.BytesIO()
+    np.save(file, experts)
+
+    def edit(reply: dict[str, Any]) -> dict[str, Any]:
+        reply["choices"][0]["routed_experts"] = base64.b64encode(file.getvalue()).decode()
+        return reply
+
+    engine.faults.append(Fault(edit=edit))
+    await attempt(session)
+    status, body = await request("GET", f"{gateway.url}/sessions/{session.session_id}/traces")
+    assert status == 200
+    [trace] = json.loads(body)
+    head, data = trace["routing_matrices"]
+    assert json.loads(head) == {"shape": [2, 2], "dtype": "int32"}
+    assert np.array_equal(np.frombuffer(base64.b64decode(data), "<i4").reshape(3, 2, 2), experts)

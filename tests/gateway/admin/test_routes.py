@@ -51,11 +51,6 @@ async def test_a_session_is_found_however_its_request_names_it(engine: ScriptedE
     assert statuses == {b"HTTP/1.1 200 OK\r\n": 2 * 6}
     found = await client.fetch_async([s.session_id for s in sessions], close=False)
     assert [len(c.turns) for c in found.values()] == [2] * 6
-    for name in parted:
-        for written in (name, name.replace("/", "%2F")):
-            status, reply = await request("GET", f"{url}/sessions/{written}/traces")
-            assert (status, len(json.loads(reply))) == (200, 2)
-            assert {trace["session_id"] for trace in json.loads(reply)} == {name}
     for bad in ("a//b", "/a", "a/", "a/../b", "v1/a", "a/v1", "a/traces"):
         with pytest.raises(GatewayError, match="session id"):
             await client.create_sessions_async([bad])
@@ -73,9 +68,6 @@ async def test_a_request_that_is_wrong_is_refused_and_opens_nothing(start_gatewa
         ("/admin/sessions", {"session_ids": [1]}),
         ("/admin/delete", {"session_ids": "ab"}),
         ("/admin/fetch", {}),
-        ("/sessions/batch_delete", {"session_ids": {"a": 1}}),
-        ("/sessions", {"session_id": 1}),
-        ("/sessions", {"session_id": 0}),
     ]
     for path, body in wrong:
         assert (await request("POST", url + path, body=body))[0] == 400, (path, body)
@@ -85,10 +77,8 @@ async def test_a_request_that_is_wrong_is_refused_and_opens_nothing(start_gatewa
         (b"/admin/sessions", deep, b"HTTP/1.1 400 Bad Request\r\n"),
     ):
         assert await raw(url, b"POST " + target + b" HTTP/1.1", content) == line
-    status, _ = await request("POST", url + "/sessions", body={"session_id": "s", "session_ids": 1})
-    assert status == 200
     listed = await request("GET", url + "/admin/stats")
-    assert json.loads(listed[1])["sessions"] == 1
+    assert json.loads(listed[1])["sessions"] == 0
 
 
 async def test_a_session_that_is_deleted_during_its_fetch_is_not_reported_as_damaged(
@@ -134,8 +124,6 @@ async def test_a_fetch_of_large_records_takes_little_memory_and_stops_no_call(tm
             async for piece in answer:
                 got += len(piece)
             assert got > calls * size
-            status, traces = await request("GET", f"{gateway.url}/sessions/{large.session_id}/traces", key=key)
-            assert (status, len(json.loads(traces))) == (200, calls)
             assert peak() - before < calls * size  # not several copies of everything
         finally:
             gateway.kill()

@@ -18,7 +18,6 @@ import pytest
 
 from agentcore_rl_toolkit.gateway import Gateway, SessionHandle
 from agentcore_rl_toolkit.gateway.capture.reply import read_reply
-from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 from agentcore_rl_toolkit.trajectory.experts import read
 
@@ -221,27 +220,6 @@ def test_routing_that_cannot_be_read_makes_the_turn_invalid_and_says_why(expecte
     captured = read_reply(routed(expected))
     assert captured.choices[0].routed_experts is None
     assert "routed_experts" in (captured.problem or "")
-
-
-async def test_rllms_traces_have_the_routing_with_its_shape(
-    engine: ScriptedEngine, gateway: Gateway, session: SessionHandle
-) -> None:
-    experts = np.arange(91, 91 + 12, dtype=np.int16).reshape(3, 2, 2)
-    file = io.BytesIO()
-    np.save(file, experts)
-
-    def edit(reply: dict[str, Any]) -> dict[str, Any]:
-        reply["choices"][0]["routed_experts"] = base64.b64encode(file.getvalue()).decode()
-        return reply
-
-    engine.faults.append(Fault(edit=edit))
-    await attempt(session)
-    status, body = await request("GET", f"{gateway.url}/sessions/{session.session_id}/traces")
-    assert status == 200
-    [trace] = json.loads(body)
-    head, data = trace["routing_matrices"]
-    assert json.loads(head) == {"shape": [2, 2], "dtype": "int32"}
-    assert np.array_equal(np.frombuffer(base64.b64decode(data), "<i4").reshape(3, 2, 2), experts)
 
 
 @pytest.mark.parametrize("key", [None, "k1"])

@@ -10,14 +10,13 @@ import pytest
 
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import GatewayClient
-from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
 from ..asking import Start
 from ..stores import locked
 
 
-@pytest.mark.parametrize("how", ["fetch", "delete", "rllm", "rllm batch"])
+@pytest.mark.parametrize("how", ["fetch", "delete"])
 async def test_nobody_is_told_that_a_session_is_closed_before_that_is_stored(
     engine: ScriptedEngine, start_gateway: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
@@ -28,8 +27,6 @@ async def test_nobody_is_told_that_a_session_is_closed_before_that_is_stored(
     work: Any = {
         "fetch": lambda: client.fetch_async([name]),
         "delete": lambda: client.delete_async([name]),
-        "rllm": lambda: request("DELETE", f"{gateway.url}/sessions/{name}"),
-        "rllm batch": lambda: request("POST", f"{gateway.url}/sessions/batch_delete", body={"session_ids": [name]}),
     }
     with locked(tmp_path, monkeypatch):
         reply = asyncio.ensure_future(work[how]())

@@ -70,8 +70,6 @@ async def test_a_bad_setting_is_named_when_the_session_is_opened(client: Gateway
         with pytest.raises(GatewayError, match=rf"sampling_params.*{next(iter(params))}") as caught:
             await client.create_sessions_async([new_session_id()], sampling_params=params)
         assert caught.value.status == 400
-        status, body = await request("POST", client.url + "/sessions", body={"sampling_params": params})
-        assert (status, next(iter(params)).encode() in body) == (400, True)
     for settings in BAD_SETTINGS:
         with pytest.raises(GatewayError, match=next(iter(settings))) as caught:
             await client.create_sessions_async([new_session_id()], **settings)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
 
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient
-from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
 from ..asking import Start, ask, attempt, captured, opened
@@ -41,23 +39,6 @@ async def test_after_a_restart_damage_is_passed_over_and_the_calls_beside_it_are
     found = await captured(gateway, session)
     assert [t.completion_ids for t in found.turns][-1] == list(engine.calls[-1].completion_ids[0])
     assert [t.prompt_ids for t in found.turns][-1] == list(engine.calls[-1].prompt_ids)
-
-
-async def test_traces_of_other_calls_are_told_beside_a_damaged_one(
-    engine: ScriptedEngine, start_gateway: Start
-) -> None:
-    gateway = await start_gateway(engine)
-    damaged, whole = await opened(gateway), await opened(gateway)
-    for session in (damaged, whole):
-        for seed in range(2):
-            await attempt(session, seed=seed)
-    spoil(gateway, damaged.session_id, 1)
-    traces = {}
-    for session in (damaged, whole):
-        status, reply = await request("GET", f"{gateway.url}/sessions/{session.session_id}/traces")
-        traces[session.session_id] = json.loads(reply)
-        assert status == 200
-    assert [len(traces[s.session_id]) for s in (damaged, whole)] == [1, 2]
 
 
 async def test_a_call_whose_fields_are_stored_with_a_damaged_one_is_no_turn(

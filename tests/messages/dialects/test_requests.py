@@ -420,3 +420,37 @@ def test_no_usage_is_negative() -> None:
     assert anthropic_usage(usage)["input_tokens"] == 0
     for shown in (chat_usage(usage)["prompt_tokens_details"], responses_usage(usage)["input_tokens_details"]):
         assert shown["cached_tokens"] == 10
+
+
+@pytest.mark.parametrize(
+    ("dialect", "field", "lowest", "highest"),
+    [
+        ("chat", "top_logprobs", 0, 20),
+        ("chat", "n", 1, 128),
+        ("chat", "temperature", 0, 2),
+        ("chat", "top_p", 0, 1),
+        ("chat", "min_p", 0, 1),
+        ("chat", "presence_penalty", -2, 2),
+        ("chat", "frequency_penalty", -2, 2),
+        ("chat", "max_tokens", 1, 2**63 - 1),
+        ("chat", "top_k", -1, 2**63 - 1),
+        ("responses", "top_logprobs", 0, 20),
+        ("responses", "max_output_tokens", 1, 2**63 - 1),
+        ("anthropic", "temperature", 0, 1),
+        ("anthropic", "max_tokens", 1, 2**63 - 1),
+    ],
+)
+def test_numbers_are_taken_up_to_their_bounds(dialect: str, field: str, lowest: int, highest: int) -> None:
+    for value in (lowest, highest):
+        parse(dialect, logprobs=True, **{field: value})
+    for value in (lowest - 1, highest + 1):
+        assert refused(dialect, logprobs=True, **{field: value}).param == field
+
+
+def test_images_are_an_ability_of_engines() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:x"}}
+    for parts, wanted in (([image], True), ([{"type": "text", "text": "x"}, image], True), ("text", False)):
+        asked = parse("chat", messages=[{"role": "user", "content": parts}])
+        assert ("images" in asked.features()) is wanted
+    with pytest.raises(RequestError, match="messages"):
+        parse("chat", messages=[{"role": "user", "content": [image]}]).require(set(), engine="e")

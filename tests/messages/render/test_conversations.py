@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import agentcore_rl_toolkit
-from agentcore_rl_toolkit.messages.render import PastCall, Renderer, examine, replay
+from agentcore_rl_toolkit.cli.doctor.template import examine
+from agentcore_rl_toolkit.messages.render import PastCall, Renderer, replay
 from agentcore_rl_toolkit.trajectory import Turn, build_trajectory
 
 FAMILIES = ["hermes", "qwen3", "qwen_coder", "glm", "harmony", "deepseek_v3", "deepseek_r1", "deepseek_dsml"]

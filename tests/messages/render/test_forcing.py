@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from agentcore_rl_toolkit.cli.doctor.template import sampled_body
 from agentcore_rl_toolkit.messages.render import Renderer, call_format
-from agentcore_rl_toolkit.messages.render.doctor import sampled_body
 
 FORCED = ["hermes", "qwen3", "qwen_coder", "llama3"]
 NO_ARGUMENTS = {"type": "function", "function": {"name": "now"}}

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.messages.render import Renderer, examine
-from agentcore_rl_toolkit.messages.render.doctor import sampled_body
+from agentcore_rl_toolkit.cli.doctor.template import examine, sampled_body
+from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.messages.render.template import ChatTemplate, Habits
 
 from .conftest import TEMPLATES

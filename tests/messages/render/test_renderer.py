@@ -12,16 +12,15 @@ from typing import Any
 
 import pytest
 
+from agentcore_rl_toolkit.cli.doctor.template import examine, sampled_body
 from agentcore_rl_toolkit.errors import CaptureError
 from agentcore_rl_toolkit.messages.dialects import RequestError
 from agentcore_rl_toolkit.messages.render import (
     ChatTemplate,
     PastCall,
     Renderer,
-    examine,
     replay,
 )
-from agentcore_rl_toolkit.messages.render.doctor import sampled_body
 
 USER = {"role": "user", "content": "hello there"}
 SYSTEM = {"role": "system", "content": "be brief"}

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.messages.render import Renderer, examine
-from agentcore_rl_toolkit.messages.render.doctor import sampled_body
+from agentcore_rl_toolkit.cli.doctor.template import examine, sampled_body
+from agentcore_rl_toolkit.messages.render import Renderer
 
 ROOT = Path(__file__).parents[3]
 ARCHIVE = "llama-cpp-python==0.3.36"

@@ -13,6 +13,7 @@ from agentcore_rl_toolkit.errors import AgentCoreRLError
 from agentcore_rl_toolkit.gateway import serve
 
 from .models import GatewayConfig
+from .routes import add_routes
 from .server import our_config, upstreams_of
 
 
@@ -50,7 +51,8 @@ def main() -> None:
         except ImportError:
             runner = asyncio.Runner()
         with runner:
-            runner.run(serve(our_config(config, port=config.port, host=config.host, upstreams=upstreams_of(config))))
+            ours = our_config(config, port=config.port, host=config.host, upstreams=upstreams_of(config))
+            runner.run(serve(ours, prepare=add_routes))
     except (AgentCoreRLError, ValueError) as e:
         parser.exit(2, f"rllm-model-gateway: error: {e}\n")
 

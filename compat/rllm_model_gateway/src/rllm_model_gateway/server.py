@@ -22,6 +22,7 @@ from agentcore_rl_toolkit.gateway import Gateway, UpstreamConfig
 from agentcore_rl_toolkit.gateway import GatewayConfig as OurConfig
 
 from .models import ADMIN_KEY_ENV, GatewayConfig
+from .routes import add_routes
 
 log = logging.getLogger(__name__)
 
@@ -188,6 +189,7 @@ class _App:
         # Whoever reaches the application reaches the gateway behind it, so what holds for its own address holds here.
         outside = our_config(self._config, port=0, host=self._config.host, upstreams=upstreams)
         self._gateway = Gateway(dataclasses.replace(outside, host="127.0.0.1"))
+        add_routes(self._gateway)
         await self._gateway.start()
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._http = httpx.AsyncClient(base_url=self._gateway.url, timeout=None, limits=limits)

@@ -58,7 +58,8 @@ def _memory(folder: Path) -> Finding:
 
 
 def _template(folder: Path) -> list[Finding]:
-    from ...messages.render import NO_TOOLS, Renderer, examine
+    from ...messages.render import Renderer
+    from .template import NO_TOOLS, examine
 
     renderer = Renderer.from_path(folder)
     report = examine(renderer)

@@ -14,11 +14,12 @@ from ..options import from_environment, settings_of, settings_option, with_serve
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Rare:
-    """Settings of `gateway serve --set`. Units: seconds. The second group is `GatewayConfig`'s."""
+    """Settings of `gateway serve --set`. Units: seconds, MiB. The second group is `GatewayConfig`'s."""
 
     call_timeout: float = 1800.0
     outage_timeout: float = 120.0
     default_max_tokens: int = 4096
+    max_body_mb: int = 16
 
     train_constrained: bool = False
     context_tokens: int | None = None
@@ -88,10 +89,10 @@ def serve(
     --engine tinker also TINKER_API_KEY).
 
     --set takes call_timeout (seconds a model call may take; 0: no limit), outage_timeout (seconds a call may wait while no
-    inference server is up), default_max_tokens (for requests without max_tokens, with --model), context_tokens (the model's
-    window, with --model), train_constrained=yes (train replies that were held to a schema, grammar or tool call), allow_fields
-    (request fields of your engine that agents may use, with commas) and fsync=yes (wait for the disk before an agent gets the
-    end of a reply).
+    inference server is up), default_max_tokens (for requests without max_tokens, with --model), max_body_mb (a larger request
+    is refused with 413), context_tokens (the model's window, with --model), train_constrained=yes (train replies that were held
+    to a schema, grammar or tool call), allow_fields (request fields of your engine that agents may use, with commas) and
+    fsync=yes (wait for the disk before an agent gets the end of a reply).
     """
     import asyncio
 
@@ -120,6 +121,7 @@ def serve(
             call_s=rare.call_timeout or None,
             outage_s=rare.outage_timeout,
             default_max_tokens=rare.default_max_tokens,
+            body_bytes=rare.max_body_mb * 2**20,
         ),
         **options,
     )

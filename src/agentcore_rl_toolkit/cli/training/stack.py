@@ -221,7 +221,8 @@ def start(
 
     variables = parse_environment(session_env)
     if model is not None and not without_model:
-        from ...messages.render import NO_TOOLS, Renderer
+        from ...messages.render import Renderer
+        from ..doctor.template import NO_TOOLS
 
         if not Renderer.from_path(model).facts.tools_shown:
             report(MODEL, NO_TOOLS)

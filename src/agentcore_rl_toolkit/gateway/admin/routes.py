@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -15,7 +16,6 @@ from ..http.messages import Request, decode_body, reply
 from ..sessions.settings import SessionSettings
 from .answers import Answers, Handler
 from .models import ModelRoutes
-from .rllm import RLLMRoutes
 from .sessions import SessionRoutes
 from .state import Parts
 
@@ -122,7 +122,7 @@ class Admin:
         self.answers = Answers()
         self.sessions = SessionRoutes(parts.sessions, self._check_sampling)
         self.models = ModelRoutes(parts)
-        self._rllm = RLLMRoutes(parts.sessions, self.sessions)
+        self.find_more: Callable[[Request], Handler | None] = lambda request: None  # routes of other distributions
         self._routes: dict[tuple[bytes, bytes], Handler] = {
             (b"POST", b"/admin/sessions"): self.sessions.create,
             (b"GET", b"/admin/sessions"): self.sessions.list_all,
@@ -173,7 +173,7 @@ class Admin:
     def _by_prefix(self, request: Request) -> Handler | None:
         if request.method == b"DELETE" and request.path.startswith(b"/admin/workers/"):
             return self._remove_worker
-        return self._rllm.find(request)
+        return self.find_more(request)
 
     def _health(self) -> dict[str, Any]:
         parts = self._parts

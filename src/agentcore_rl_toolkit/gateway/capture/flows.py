@@ -19,9 +19,9 @@ from ...messages.errors import NOT_JSON
 from ...trajectory.turn import FLOWS
 
 _RUN = 6  # words in a row
-_STEP = 3  # from one run of an answer to the next: a quote of 11 words has two
+_STEP = 3  # words from one run of an answer to the next: a quote of 11 words has two runs
 _LETTERS = 12  # shorter texts turn up by chance: they count only as the whole result of a tool
-_AS_GOOD = 0.75  # of the best share: attempts at one prompt that a text quotes as much all count
+_AS_GOOD = 0.75  # share of the best attempt at a prompt: a text that quotes attempts alike quotes them all
 
 # A letter of a script without spaces (Thai to Khmer, kana, Han) is a word.
 _SCRIPTS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
@@ -49,7 +49,7 @@ class Flows:
         self._texts: dict[str, int] = {}  # the texts of prompts, numbered
         self._text_runs: dict[int, dict[int, list[int]]] = {}  # by length: the texts that have a run
         self._prompt: set[int] = set()  # the texts of the last request
-        self._flows: dict[tuple[Any, str], list[tuple[str, str]]] = {}  # by message: what it quotes
+        self._flows: dict[tuple[str, str], list[tuple[str, str]]] = {}  # by message: what it quotes
 
     def into(self, asked: Sequence[dict[str, Any]]) -> dict[str, str]:
         """Return the turns whose answers are in a request, each with the strongest of `trajectory.turn.FLOWS`."""
@@ -115,7 +115,7 @@ class Flows:
         found: list[tuple[str, str]] = []
         tool = message.get("role") == "tool"
         for text in _texts(message):
-            key = message.get("tool_call_id"), text
+            key = str(message.get("tool_call_id")), text
             if key not in self._flows:
                 wholes = [text, *_strings(text)] if tool else [text] if len(text) >= _LETTERS else []
                 exact = [(turn, "quoted") for whole in wholes for turn in self._turns.get(whole.strip(), ())]
@@ -174,12 +174,13 @@ def _texts(message: dict[str, Any]) -> list[str]:
 
 
 def _calls(message: dict[str, Any]) -> list[dict[str, Any]]:
-    calls = [call for call in message.get("tool_calls") or () if isinstance(call, dict)]
+    listed = message.get("tool_calls")
+    calls = [call for call in listed if isinstance(call, dict)] if isinstance(listed, list) else []
     return [{**call["function"], "id": str(call.get("id"))} for call in calls if isinstance(call.get("function"), dict)]
 
 
 def _keys(message: dict[str, Any]) -> list[str]:
-    """What identifies an answer: its calls and their ids, either of them, else its text."""
+    """Return what identifies an answer: its calls and their ids, either of them, or its text if it has no calls."""
     if calls := _calls(message):
         made = "".join(f"{call.get('name')}{call.get('arguments')}" for call in calls)
         made, ids = "".join(made.split()), " ".join(call["id"] for call in calls)
@@ -189,7 +190,7 @@ def _keys(message: dict[str, Any]) -> list[str]:
 
 
 def _strings(text: Any) -> list[str]:
-    """The strings of a JSON document; none of other text."""
+    """Return the strings of a JSON document. Other text has none."""
     try:
         pending = [msgspec.json.decode(text)] if isinstance(text, str) and text.lstrip()[:1] in ("{", "[") else []
     except NOT_JSON:

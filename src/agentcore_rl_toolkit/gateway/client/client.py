@@ -25,7 +25,7 @@ _portal = Portal("agentcore-rl-gateway-client")
 T = TypeVar("T")
 Urls = str | Sequence[str]
 
-REST_S = 5.0  # until an away gateway is looked at again
+REST_S = 5.0  # pause before an away gateway is asked again
 LOOK_S = 3.0  # what a gateway may take to say that it is there
 _LOOK_EVERY_S = 1.0  # a trainer collects many groups at a time, and all of them ask
 _ELSEWHERE = (None, 429, 502, 503, 504)  # answers after which another gateway may take a session
@@ -262,7 +262,7 @@ class GatewayClient:
         return dict(answers[self.url]) if len(self.urls) == 1 else {"gateways": answers}
 
     async def health_async(self) -> dict[str, Any]:
-        """How the gateway is. Of several: "ok" when all are, and each one's own answer under ``gateways``, by its URL."""
+        """Return the gateway's status. With several gateways it is "ok" if all are, and ``gateways`` has each answer by URL."""
         answers = await self._everywhere("say how it is", lambda g: g.call("GET", "/healthz"))
         if len(self.urls) == 1:
             return dict(answers[self.url])
@@ -287,7 +287,7 @@ class GatewayClient:
         return shares
 
     def _by_owner(self, session_ids: Iterable[str]) -> dict[OneGateway, list[str]]:
-        """Which gateway to ask about which sessions: all of them about a session that none is known to have."""
+        """Return the sessions to ask each gateway for. If no gateway is known to have a session, all are asked."""
         shares: dict[OneGateway, list[str]] = {}
         for session_id in session_ids:
             owner = self._owners.get(session_id)
@@ -409,7 +409,7 @@ class GatewayClient:
         return answers, failures
 
     async def aclose(self) -> None:
-        """Nothing is kept open between requests; here for symmetry with other clients."""
+        """Do nothing: no connection is kept open between requests."""
 
     async def __aenter__(self) -> GatewayClient:
         return self

@@ -239,7 +239,7 @@ class ScriptedEngine:
         return choices
 
     def _sampled(self, seen: Seen, prompt: str, limit: str) -> list[tuple[list[int], str, str | None]]:
-        """What a route that takes token ids answers with; the names are its own."""
+        """Sample the reply of a route that takes token ids. ``prompt`` and ``limit`` are the route's names for them."""
         sampling = seen.body["sampling_params"]
         seen.prompt_ids = list(seen.body[prompt])
         sampled = []

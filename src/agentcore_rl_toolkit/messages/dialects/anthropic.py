@@ -245,6 +245,8 @@ def _assistant(content: list[Any], path: str, left_out: Counter[str]) -> dict[st
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "text":
             texts.append(str(block.get("text") or ""))
+            if block.get("citations"):
+                left_out["citations"] += 1
         elif kind == "thinking":
             thoughts.append(str(block.get("thinking") or ""))
         elif kind == "tool_use":

@@ -47,7 +47,7 @@ def own_id(prefix: str, reply_id: str, place: int | None = None) -> str:
 
 
 class ToolForm(msgspec.Struct, frozen=True):
-    """How an agent declared a tool that the model knows as a function (`dialects.tool_forms`)."""
+    """The form in which an agent declared a tool. The model knows the tool as a function (`dialects.tool_forms`)."""
 
     kind: str
     name: str
@@ -73,7 +73,7 @@ class Sampling(msgspec.Struct, kw_only=True, omit_defaults=True):
     other: dict[str, Any] = {}
 
     def to_dict(self) -> dict[str, Any]:
-        """Only what was given, under the names vLLM uses for its sampling parameters."""
+        """Return the given parameters, under vLLM's names."""
         given: dict[str, Any] = msgspec.to_builtins(self)
         given.pop("other", None)
         return {**given, **self.other}
@@ -117,11 +117,11 @@ class ModelRequest(msgspec.Struct, kw_only=True):
     response_format: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     template_kwargs: dict[str, Any] = {}
-    counted: Usage | None = None  # of the prompt, where it is rendered here
+    counted: Usage | None = None  # the size of the prompt, if the gateway renders it
     echo_fields: dict[str, Any] = {}  # what the Responses dialect repeats in its answer
-    forms: dict[str, ToolForm] = {}  # by name of the function: tools that the agent declared in another form
+    forms: dict[str, ToolForm] = {}  # tools that the agent declared in another form, by the name of their function
     lead: int = 0  # messages in front that stand for a field beside the list
-    left_out: dict[str, int] = {}  # by kind: items, parts and fields of the history that the model does not get as sent
+    left_out: dict[str, int] = {}  # items, parts and fields of the history that the model does not get as sent, by kind
     unknown: dict[str, Any] = {}  # fields that nothing here reads
 
     def template_options(self) -> dict[str, Any]:

@@ -59,8 +59,9 @@ _SUBJECTS = (
 
 
 def check(body: bytes, fields: Fields, *, more: Collection[str] | None) -> int:
-    """How many choices are asked for. ``more`` are fields to let pass beside the known ones, None lets all pass; the others
-    are taken out of ``fields``.
+    """Return the number of choices that a request asks for, and remove unknown fields from ``fields``.
+
+    Args: ``more`` are further fields that may pass. None lets all fields pass.
 
     Raises: RequestError that names the field.
     """
@@ -90,7 +91,7 @@ def check(body: bytes, fields: Fields, *, more: Collection[str] | None) -> int:
 
 
 def constrained(fields: Fields) -> bool:
-    """Whether the answer is held to a form, so that its logprobs are of the tokens that the form left over."""
+    """Return True if the reply must have a form: its logprobs are those of the tokens that the form allows."""
     return _forces(fields.get("tool_choice")) or bool(forms(fields))
 
 
@@ -105,7 +106,7 @@ def forms(fields: Fields) -> list[str]:
 
 
 def _forces(choice: msgspec.Raw | None) -> bool:
-    """Whether a tool choice requires a call."""
+    """Return True if a tool choice requires a call."""
     return choice is not None and (bytes(choice) == b'"required"' or bytes(choice)[:1] == b"{")
 
 

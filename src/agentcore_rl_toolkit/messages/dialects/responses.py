@@ -217,6 +217,8 @@ def _content(content: Any, path: str, left_out: Counter[str]) -> str | list[dict
         where = f"{path}[{i}]"
         if kind in ("input_text", "output_text", "text"):
             parts.append({"type": "text", "text": str(part.get("text") or "")})
+            if part.get("annotations"):
+                left_out["annotations"] += 1
         elif kind == "refusal":
             parts.append({"type": "text", "text": str(part.get("refusal") or "")})
         elif kind == "input_image" and isinstance(part.get("image_url"), str):

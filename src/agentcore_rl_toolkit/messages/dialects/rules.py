@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 
 class Refusal(NamedTuple):
-    """Why a field is refused. ``unless`` are values under which it asks for nothing."""
+    """The reason why a field is refused. A field with one of the values in ``unless`` is not refused."""
 
     why: str
     unless: tuple[Any, ...] = ()

@@ -3,7 +3,6 @@ token.
 """
 
 from .conversation import Conversation
-from .doctor import NO_TOOLS, examine
 from .forcing import call_format
 from .parsers import GRAMMARS, Grammar, grammar_named, new_parser
 from .renderer import RenderedPrompt, Renderer
@@ -14,7 +13,6 @@ from .tokens import TextDecoder
 
 __all__ = [
     "GRAMMARS",
-    "NO_TOOLS",
     "ChatTemplate",
     "Conversation",
     "Grammar",
@@ -24,7 +22,6 @@ __all__ = [
     "ReplyStream",
     "TextDecoder",
     "call_format",
-    "examine",
     "grammar_named",
     "new_parser",
     "replay",

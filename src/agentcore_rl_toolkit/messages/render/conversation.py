@@ -76,7 +76,7 @@ def _calls_key(message: Mapping[str, Any]) -> Digest | None:
 
 
 def _filled_in(sampled: Sequence[Any], message: Mapping[str, Any]) -> bool:
-    """Whether the message's calls are the sampled ones with members added, as agents do that fill in defaults."""
+    """Return True if the message has the sampled calls with added members. Some agents fill in defaults."""
     calls = message.get("tool_calls") or ()
     if len(sampled) != len(calls):
         return False
@@ -211,7 +211,7 @@ class Conversation:
         del self._lists[:-_KEEP_LISTS]
 
     def branch_reason(self, match: Match, root: Digest, messages: list[dict[str, Any]]) -> str | None:
-        """Why a prompt made here does not simply go on (one of `trajectory.BRANCH_REASONS`), None when it does."""
+        """Return why a prompt does not continue its parent (one of `trajectory.BRANCH_REASONS`). None: it does."""
         again = self.asked.get(match.digest)
         if again is not None:
             return "parallel_calls" if again.running else "resampled"

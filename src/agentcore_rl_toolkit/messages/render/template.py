@@ -169,7 +169,7 @@ class ChatTemplate:
     def _writes(
         self, messages: list[dict[str, Any]], *words: str, offers: list[dict[str, Any]] | None = None, **options: Any
     ) -> bool:
-        """Whether the template takes the messages and writes the words in this order."""
+        """Return True if the template accepts the messages and writes the words in this order."""
         try:
             text = self.render(messages, tools=offers, options=options, now=0.0)
         except RequestError:

@@ -92,7 +92,7 @@ def schemas_of(tools: Sequence[dict[str, Any]] | None) -> dict[str, Mapping[str,
 
 
 def held_back(text: str, markers: Sequence[str]) -> int:
-    """How many characters at the end of ``text`` could be the beginning of a marker."""
+    """Return the number of characters at the end of ``text`` that could begin a marker."""
     first = {marker[0] for marker in markers}
     longest = min(len(text), max(map(len, markers), default=1) - 1)
     for size in range(longest, 0, -1):

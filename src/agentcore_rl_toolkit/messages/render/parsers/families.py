@@ -200,7 +200,7 @@ def _deepseek_block(inner: str, _schemas: Schemas) -> list[Call] | None:
 
 
 def _inside_string(inner: str) -> bool:
-    """Whether JSON text ends inside a string."""
+    """Return True if JSON text ends inside a string."""
     return len(re.findall(r'(?<!\\)(?:\\\\)*"', inner)) % 2 == 1
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from ...errors import AgentCoreRLError
-from .renderer import Renderer
-from .template import EFFORTS
+from ...messages.render import Renderer
+from ...messages.render.template import EFFORTS
 
 _TOOLS: list[dict[str, Any]] = [
     {

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from agentcore_rl_toolkit.messages.render import examine
+from agentcore_rl_toolkit.cli.doctor.template import examine
 
 
 def test_every_family_passes_its_self_test(family, renderer):

@@ -14,17 +14,27 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from ...contract import new_session_id
-from ...trajectory import Turn
-from ...trajectory import experts as routing
-from ..capture.record import OK, UNTRAINABLE, CallRecord, ChoiceRecord, decode, decode_small, expand, whole_messages
-from ..http.messages import Request, decode_body
-from ..sessions.registry import Sessions
-from ..sessions.session import Session
-from ..sessions.settings import SessionSettings
-from ..store.reader import Reader
-from .answers import Handler
-from .sessions import Names, SessionRoutes
+from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.gateway import Gateway
+from agentcore_rl_toolkit.gateway.admin.answers import Handler
+from agentcore_rl_toolkit.gateway.admin.sessions import Names, SessionRoutes
+from agentcore_rl_toolkit.gateway.capture.record import (
+    OK,
+    UNTRAINABLE,
+    CallRecord,
+    ChoiceRecord,
+    decode,
+    decode_small,
+    expand,
+    whole_messages,
+)
+from agentcore_rl_toolkit.gateway.http.messages import Request, decode_body
+from agentcore_rl_toolkit.gateway.sessions.registry import Sessions
+from agentcore_rl_toolkit.gateway.sessions.session import Session
+from agentcore_rl_toolkit.gateway.sessions.settings import SessionSettings
+from agentcore_rl_toolkit.gateway.store.reader import Reader
+from agentcore_rl_toolkit.trajectory import Turn
+from agentcore_rl_toolkit.trajectory import experts as routing
 
 _NUMBERS_BYTES = 3 * 2**18  # of expert routing that are written at a time; base64 takes three bytes at a time
 
@@ -33,6 +43,11 @@ class _Create(msgspec.Struct):
     session_id: str | None = None
     metadata: dict[str, Any] | None = None
     sampling_params: dict[str, Any] | None = None
+
+
+def add_routes(gateway: Gateway) -> None:
+    """Let a gateway serve rLLM's routes beside its own."""
+    gateway.admin.find_more = RLLMRoutes(gateway.sessions, gateway.admin.sessions).find
 
 
 class RLLMRoutes:
