@@ -1,0 +1,1 @@
+"""The agent's side of a call: requests in, replies out."""
