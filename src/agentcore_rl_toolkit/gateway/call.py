@@ -70,7 +70,7 @@ class Call:
     """A model call: its request, its reply so far, and its connections.
 
     ``reply`` is the buffer for the agent. ``ended``: nothing is added to it any more. ``error`` is why the agent gets no (more)
-    reply. ``recorded`` is the reply as the session remembers it, once it is stored.
+    reply, and ``cut`` tells that it did not end by itself. ``recorded`` is the reply as the session remembers it, once it is stored.
     """
 
     def __init__(self, context: Context, session: Session, request: CallRequest, writer: Writer) -> None:
@@ -94,6 +94,7 @@ class Call:
         self.reply = bytearray()
         self.ended = False
         self.error: RequestError | None = None
+        self.cut = False
         self.error_headers: Mapping[str, str] | None = None
         self.recorded: RecordedReply | None = None
         self.connections = 0
@@ -134,12 +135,13 @@ class Call:
         except asyncio.CancelledError:
             if self._aborted is None:
                 raise
-            self._fail(self._aborted)
+            self._fail(self._aborted, kind=self._aborted.code if self._aborted.code == AGENT_GONE else None)
         except TimeoutError:
             self._fail(self._too_late())
         except StatusError as e:
+            error = upstream_error(e.code, e.body)
             headers = {name: value for name, value in passed(e.headers).items() if name != "content-type"}
-            self._fail(upstream_error(e.code, e.body), headers)
+            self._fail(error, headers, kind=error.code or error.kind)
         except RequestError as e:
             self._fail(e)
         except (CaptureError, UpstreamError, ServerLostError) as e:
@@ -162,7 +164,10 @@ class Call:
                 async for deltas in blocks:
                     self._add(deltas)
             self.enter("recording", None)
-            record, captured = await store_reply(self, engine, self._context)
+            self._complete(*await store_reply(self, engine, self._context))
+
+    def _complete(self, record: CallRecord, captured: Captured) -> None:
+        """Give the agent the end of a recorded reply."""
         broken = self.writer.broken(captured, begun=bool(self.reply))
         if broken is not None:
             self._end_with(broken)
@@ -170,6 +175,8 @@ class Call:
             self.reply += b"".join(self._end or ()) + self.writer.finish(record)
         else:
             self.reply += self.writer.whole(record, captured)
+        self.ended = True
+        self._wake()
 
     def enter(self, stage: str, limit_s: float | None) -> None:
         """Begin a stage of the call, which has its own deadline."""
@@ -229,13 +236,17 @@ class Call:
         why = f"the gateway could not handle this call ({type(error).__name__}); see its log"
         return RequestError(why, kind="internal")
 
-    def _fail(self, error: RequestError, headers: Mapping[str, str] | None = None) -> None:
+    def _fail(
+        self, error: RequestError, headers: Mapping[str, str] | None = None, *, kind: str | None = None
+    ) -> None:
+        """The reply cannot be completed. ``kind`` is how the record names the error, if not by the error's kind."""
         if self.reply and error.code != AGENT_GONE:
             error = RequestError(str(error), kind="upstream")
         if not self.stored:
-            store_failure(self, error, self._context)
+            store_failure(self, error, kind or error.kind, self._context)
         self.error_headers = headers
         self._end_with(error)
+        self.cut = True
 
     def _end_with(self, error: RequestError) -> None:
         """Let the agent have an error in place of the reply, or of its rest."""
@@ -311,12 +322,11 @@ async def answer(call: Call, request: web.BaseRequest) -> web.StreamResponse:
             if not (call.reply or call.ended):
                 await response.write(call.writer.ping())
             await _write_stream(call, response)
-        if call.error is not None:
-            if request.transport is not None:
-                request.transport.close()  # a client that counts on an end mark sees that there is none
+        if call.cut and request.transport is not None:
+            request.transport.close()  # without the mark of HTTP that the reply has ended
             return response
         await response.write_eof()
-        whole = request.transport is not None and not request.transport.is_closing()
+        whole = call.error is None and request.transport is not None and not request.transport.is_closing()
         return response
     finally:
         call.disconnect(whole=whole)

@@ -60,6 +60,10 @@ class Dispatch:
             self._check_host(http)
             if http.method == "HEAD":
                 return _head(raw)
+            if http.method == "CONNECT":
+                response = error_response(dialect, RequestError("this server is no proxy", kind="method_not_allowed"))
+                response.force_close()
+                return response
             encoding = http.headers.get("content-encoding", "identity")
             if encoding.lower() != "identity":
                 why = "send the request body as it is: this server takes no content-encoding"

@@ -94,8 +94,8 @@ async def _committed(call: Call, record: CallRecord, context: Context) -> OSErro
     return error
 
 
-def store_failure(call: Call, error: RequestError, context: Context) -> None:
-    """Store a failed call as an event of the session, never as a turn."""
+def store_failure(call: Call, error: RequestError, kind: str, context: Context) -> None:
+    """Store a failed call as an event of the session, never as a turn. ``kind`` is the name of the error."""
     session, begun = call.session, bool(call.reply)
     session.started_turns -= 1
     status = PARTIAL if begun else ERROR
@@ -104,7 +104,7 @@ def store_failure(call: Call, error: RequestError, context: Context) -> None:
     context.counters["turns_" + status] += 1
     if session.recent is not None and not begun:  # clients that have the head of a reply do not try again
         session.repeats_of(call.request.digest).failed += 1
-    _store_error(call, status, error, str(error), context)
+    _store_error(call, status, error, kind, str(error), context)
 
 
 def store_refusal(call: Call, error: RequestError, context: Context) -> None:
@@ -118,18 +118,20 @@ def store_refusal(call: Call, error: RequestError, context: Context) -> None:
     session.next_index += 1
     call.request.fields, call.request.long = {}, None
     if error.kind == "internal":
-        _store_error(call, ERROR, error, str(error), context)
+        _store_error(call, ERROR, error, error.kind, str(error), context)
     else:
-        _store_error(call, REFUSED, error, f"{error.param or ''}: {error}", context)
+        _store_error(call, REFUSED, error, error.kind, f"{error.param or ''}: {error}", context)
 
 
-def _store_error(call: Call, status: str, error: RequestError, message: str, context: Context) -> None:
+def _store_error(
+    call: Call, status: str, error: RequestError, kind: str, message: str, context: Context
+) -> None:
     session = call.session
     session.errors += 1
     if session.closed:
         return
     record = _build(call, status, Captured(choices=[]))
-    record.http_status, record.error_type, record.error = error.status or 500, error.code or error.kind, message[:4000]
+    record.http_status, record.error_type, record.error = error.status or 500, kind, message[:4000]
     session.append()
     context.sessions.store.append(session, record)
 

@@ -34,7 +34,7 @@ MEMORY_S = 600.0  # how long a received reply may be asked for again
 def running_call(session: Session, request: CallRequest) -> Call | None:
     """The running call that a request joins."""
     for call in session.inflight:
-        if call.request.digest == request.digest and (request.keyed or not call.connections):
+        if call.request.digest == request.digest and not call.ended and (request.keyed or not call.connections):
             return call
     return None
 

@@ -14,8 +14,8 @@ import io
 import logging
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from socket import socket
 from typing import Any
@@ -126,7 +126,8 @@ class Worker:
         try:
             response = await self._sent(path, body, headers, timeout)
             try:
-                yield response
+                with _watched(response):
+                    yield response
             finally:
                 response.release()
         except aiohttp.SocketTimeoutError as e:
@@ -293,6 +294,25 @@ class Router:
 
     async def close(self) -> None:
         await self.http.close()
+
+
+@contextmanager
+def _watched(response: aiohttp.ClientResponse) -> Iterator[None]:
+    """End the reading of a response whose connection is closed. aiohttp 3.14 lets the reader wait when a chunk is no HTTP."""
+    closed = None if response.connection is None else response.connection.protocol.closed  # type: ignore[union-attr]
+
+    def end(closed: asyncio.Future[None]) -> None:
+        closed.exception()
+        if not response.content.is_eof():
+            response.content.set_exception(aiohttp.ClientPayloadError("the response is not complete"))
+
+    if closed is not None:
+        closed.add_done_callback(end)
+    try:
+        yield
+    finally:
+        if closed is not None:
+            closed.remove_done_callback(end)
 
 
 async def checked(response: aiohttp.ClientResponse, most: int) -> aiohttp.ClientResponse:
