@@ -14,18 +14,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing
-from typing import Protocol
+from collections.abc import Mapping
+from contextlib import aclosing
 
 from aiohttp import web
 
 from ..errors import CaptureError, UpstreamError
 from ..messages.dialects import Delta
-from ..messages.dialects.passthrough import Fields
 from ..messages.errors import RequestError
 from .capture.record import CallRecord, Captured
 from .context import Context
+from .engine import Engine
 from .engines.errors import upstream_error
 from .failover import sample
 from .http.messages import error_response, passed
@@ -38,39 +37,11 @@ from .wire.writers import Writer
 log = logging.getLogger(__name__)
 
 
-class Engine(Protocol):
-    """Samples one call: writes its request for servers, and reads their replies as deltas.
-
-    ``version`` is that of the weights, if it is known beforehand. ``pings``: a stream gets comments before its first delta.
-    """
-
-    version: int | None
-    pings: bool
-
-    def understand(self) -> Fields:
-        """The request as a server gets it. Raises: RequestError."""
-
-    def compose(self, fields: Fields) -> None:
-        """Write the request, once the session's settings are in it. Raises: RequestError."""
-
-    def prompt(self, call: Call) -> AbstractAsyncContextManager[None]:
-        """Make the prompt. Leaving the block adds the answers to the session's history."""
-
-    def sample(self, worker: Worker) -> AsyncGenerator[list[Delta], None]:
-        """Sample at a server. Raises: ServerLostError, StatusError, RequestError, CaptureError, UpstreamError."""
-
-    def captured(self) -> Captured:
-        """The content of the complete reply. Raises: CaptureError."""
-
-    def reset(self) -> None:
-        """Drop the part of a reply that was read: another one comes."""
-
-
 class Call:
     """A model call: its request, its reply so far, and its connections.
 
-    ``reply`` is the buffer for the agent. ``ended``: nothing is added to it any more. ``error`` is why the agent gets no (more)
-    reply, and ``cut`` tells that it did not end by itself. ``recorded`` is the reply as the session remembers it, once it is stored.
+    ``reply`` is the buffer for the agent, and ``ended`` tells that it is complete. ``error`` is why the agent gets no reply, or
+    no more of it; ``cut``: it did not end by itself. ``recorded`` is the stored reply, as the session remembers it.
     """
 
     def __init__(self, context: Context, session: Session, request: CallRequest, writer: Writer) -> None:
@@ -85,6 +56,7 @@ class Call:
         self.state = "rendering"
         self.worker: Worker | None = None
         self.versions: tuple[int | None, int | None] = (None, None)
+        self.changed = False  # whether weights may have been changed while it was sampled
         self.stored = False
         self._engine: Engine | None = None
         self._task: asyncio.Task[None] | None = None
@@ -94,6 +66,7 @@ class Call:
         self.reply = bytearray()
         self.ended = False
         self.error: RequestError | None = None
+        self.error_event = b""
         self.cut = False
         self.error_headers: Mapping[str, str] | None = None
         self.recorded: RecordedReply | None = None
@@ -236,9 +209,7 @@ class Call:
         why = f"the gateway could not handle this call ({type(error).__name__}); see its log"
         return RequestError(why, kind="internal")
 
-    def _fail(
-        self, error: RequestError, headers: Mapping[str, str] | None = None, *, kind: str | None = None
-    ) -> None:
+    def _fail(self, error: RequestError, headers: Mapping[str, str] | None = None, *, kind: str | None = None) -> None:
         """The reply cannot be completed. ``kind`` is how the record names the error, if not by the error's kind."""
         if self.reply and error.code != AGENT_GONE:
             error = RequestError(str(error), kind="upstream")
@@ -251,8 +222,7 @@ class Call:
     def _end_with(self, error: RequestError) -> None:
         """Let the agent have an error in place of the reply, or of its rest."""
         self.error = error
-        if self.reply:
-            self.reply += self.writer.error(error)
+        self.error_event = self.writer.error(error) if self.request.stream else b""
 
     # -- connections
 
@@ -322,6 +292,8 @@ async def answer(call: Call, request: web.BaseRequest) -> web.StreamResponse:
             if not (call.reply or call.ended):
                 await response.write(call.writer.ping())
             await _write_stream(call, response)
+            if call.error_event:
+                await response.write(call.error_event)
         if call.cut and request.transport is not None:
             request.transport.close()  # without the mark of HTTP that the reply has ended
             return response

@@ -16,10 +16,11 @@ from ..messages.dialects import passthrough
 from ..messages.errors import RequestError
 from .admin.answers import respond
 from .admin.routes import Admin
-from .call import Call, Engine, answer
+from .call import Call, answer
 from .capture.asked import TAG
 from .config import GatewayConfig
 from .context import Context
+from .engine import Engine
 from .http.connection import read_body
 from .http.messages import Request, error_response
 from .record import store_refusal

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from ..messages.dialects import Delta
 from ..messages.errors import RequestError
 from .context import Context
+from .engine import Engine
 from .router import ServerLostError, StatusError, Worker
 
 if TYPE_CHECKING:
-    from .call import Call, Engine
+    from .call import Call
 
 MAX_TRIES = 4
 _TRY_ELSEWHERE = frozenset({429, 502, 503, 504})
@@ -35,7 +36,7 @@ async def sample(call: Call, engine: Engine, context: Context) -> AsyncGenerator
             )
         worker.inflight += 1
         worker.calls += 1
-        begun = running.weight_version
+        begun, changes = running.weight_version, running.changes
         try:
             async with aclosing(engine.sample(worker)) as blocks:
                 async for deltas in blocks:
@@ -68,8 +69,8 @@ async def sample(call: Call, engine: Engine, context: Context) -> AsyncGenerator
                 raise
         else:
             worker.succeeded()
-            fixed = engine.version
-            call.versions = (begun, running.weight_version) if fixed is None else (fixed, fixed)
+            call.versions = engine.versions(begun, running.weight_version)
+            call.changed = running.changes != changes
             return
         finally:
             worker.inflight -= 1

@@ -23,10 +23,11 @@ from .capture.record import (
 )
 from .capture.versions import bounds
 from .context import Context
+from .engine import Engine
 from .sessions.session import RecordedReply
 
 if TYPE_CHECKING:
-    from .call import Call, Engine
+    from .call import Call
 
 AGENT_GONE = "agent_gone"  # the code of the error of a call whose agent hung up
 _FEW = 3  # running calls up to which waiting for others to commit with would only be waiting
@@ -123,9 +124,7 @@ def store_refusal(call: Call, error: RequestError, context: Context) -> None:
         _store_error(call, REFUSED, error, error.kind, f"{error.param or ''}: {error}", context)
 
 
-def _store_error(
-    call: Call, status: str, error: RequestError, kind: str, message: str, context: Context
-) -> None:
+def _store_error(call: Call, status: str, error: RequestError, kind: str, message: str, context: Context) -> None:
     session = call.session
     session.errors += 1
     if session.closed:
@@ -144,7 +143,7 @@ def _build(call: Call, status: str, captured: Captured) -> CallRecord:
         texts=call.session.texts,
         fields=request.fields,
         long=None if long is None else (long.text, long.crc, long.seen),
-        versions=bounds(captured, *call.versions, stream=request.stream),
+        versions=bounds(captured, *call.versions, changed=call.changed, stream=request.stream),
         call_id=call.call_id,
         index=call.index,
         dialect=request.dialect,

@@ -39,7 +39,6 @@ class RelayedChat:
     ``passes``: the agent speaks the servers' dialect and gets their bytes. ``headers`` and ``body`` are the server's reply.
     """
 
-    version: int | None = None
     pings = False
 
     def __init__(self, context: Context, session: Session, request: CallRequest) -> None:
@@ -78,6 +77,9 @@ class RelayedChat:
         yield
 
     # -- the reply
+
+    def versions(self, begun: int | None, ended: int | None) -> tuple[int | None, int | None]:
+        return begun, ended
 
     def reset(self) -> None:
         self._reader = None

@@ -9,6 +9,7 @@ tried anyway: it may be back.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import io
 import logging

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class RunningCalls:
-    """The running calls of a gateway. ``waiting`` are those that a pause holds."""
+    """The running calls of a gateway. ``waiting`` are those that a pause holds.
+
+    ``changes`` counts the moments from which on other weights may answer running calls.
+    """
 
     def __init__(self, limits: Limits, counters: Counter[str]) -> None:
         self.limits = limits
@@ -24,6 +27,7 @@ class RunningCalls:
         self.waiting: set[Call] = set()
         self.paused = False
         self.weight_version: int | None = None
+        self.changes = 0
         self._watchers: set[asyncio.Event] = set()  # of those who wait for a call to end, or for the pause to end
 
     def __len__(self) -> int:
@@ -66,6 +70,7 @@ class RunningCalls:
     def publish(self, version: int) -> None:
         """Other weights answer from now on."""
         self.weight_version = version
+        self.changes += 1
 
     # -- pausing
 
@@ -94,6 +99,7 @@ class RunningCalls:
                 call.abort(RequestError("the policy is being updated; try again", kind="overloaded"))
         if in_flight != "continue":  # of aborted ones those are left whose record the disk is about to take
             await self.until(lambda: not self._active() or not self.paused, timeout_s)
+        self.changes += bool(self._active())
         return {"paused": True, "in_flight": self._active()}
 
     def _active(self) -> int:

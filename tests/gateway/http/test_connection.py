@@ -154,7 +154,7 @@ async def test_http_1_0_is_answered_whole_and_never_in_chunks(gateway: Gateway, 
         assert (await line.answer())[0] == 200
         assert await line.is_closed()
     streamed = json.dumps({**json.loads(BODY), "stream": True}).encode()
-    status, headers, reply = await ask(gateway, post(session, streamed, version="1.0"))
+    status, _, reply = await ask(gateway, post(session, streamed, version="1.0"))
     assert (status, json.loads(reply)["error"]["param"]) == (400, "stream")
 
 

@@ -58,17 +58,20 @@ def put(captured: Captured, found: Iterable[Versions]) -> None:
         captured.weight_version_first, captured.weight_version_last = min(firsts), max(lasts)
 
 
-def bounds(captured: Captured, begun: int | None, ended: int | None, *, stream: bool) -> tuple[int | None, int | None]:
+def bounds(
+    captured: Captured, begun: int | None, ended: int | None, *, changed: bool, stream: bool
+) -> tuple[int | None, int | None]:
     """The versions at the first and the last token of a call; what its choices say is adjusted to it.
 
-    ``begun`` and ``ended`` are the published ones of when it was sent and of when its reply was whole.
+    ``begun`` and ``ended`` are the published ones of when it was sent and of when its reply was whole. ``changed``: weights may
+    have been changed in between.
     """
     first_named, last_named = captured.weight_version_first, captured.weight_version_last
     if first_named is None and last_named is None:
         return begun, ended
     if stream or captured.first_named or begun is None or first_named is None or begun >= first_named:
         return first_named, last_named
-    if begun == ended:  # no change of weights was published: the engine counts by itself
+    if not changed:  # the engine counts by itself
         return first_named, last_named
     for choice in captured.choices:  # one reply in one piece names the weights that ended it
         if choice.weight_version_first is not None:

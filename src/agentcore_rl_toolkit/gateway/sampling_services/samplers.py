@@ -118,15 +118,19 @@ class ServiceSampling(TokenSampling):
     ) -> None:
         super().__init__(context, session, request, mode)
         self._samplers = samplers
+        self._version: int | None = None
+
+    def versions(self, begun: int | None, ended: int | None) -> tuple[int | None, int | None]:
+        return self._version, self._version
 
     async def sample(self, worker: Worker) -> AsyncGenerator[list[Delta], None]:
         # However long the call waits: no other weights have a part in its answer.
-        sampler, self.version = await self._samplers.current()
+        sampler, self._version = await self._samplers.current()
         asked = msgspec.json.decode(self._body, type=Asked)
         try:
             pieces = await sampler.sample(asked)
             for piece in pieces:
-                piece.weight_version = self.version
+                piece.weight_version = self._version
                 self._context.counters["tokens_cut"] += cut(piece, asked, self._mode.renderer.decode)
         except Exception as e:
             found = self._samplers.service.for_agent(e)

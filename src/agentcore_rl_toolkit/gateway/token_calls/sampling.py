@@ -42,7 +42,6 @@ _to_json = msgspec.json.Encoder().encode
 class TokenSampling:
     """An `Engine`, over servers that take and give token ids."""
 
-    version: int | None = None
     pings = False
 
     def __init__(self, context: Context, session: Session, request: CallRequest, mode: TokenMode) -> None:
@@ -144,6 +143,9 @@ class TokenSampling:
         return min(bound, room)
 
     # -- the reply
+
+    def versions(self, begun: int | None, ended: int | None) -> tuple[int | None, int | None]:
+        return begun, ended
 
     def reset(self) -> None:
         self._reader = self._reply = None
