@@ -8,9 +8,9 @@ import time
 from collections import Counter
 
 from .config import GatewayConfig
-from .outage import Outage
-from .router import Router
-from .running import RunningCalls
+from .routing.outage import Outage
+from .routing.router import Router
+from .routing.running import RunningCalls
 from .sessions.registry import Sessions
 
 

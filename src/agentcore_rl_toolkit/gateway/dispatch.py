@@ -16,19 +16,19 @@ from ..messages.dialects import passthrough
 from ..messages.errors import RequestError
 from .admin.answers import respond
 from .admin.routes import Admin
-from .call import Call, answer
+from .call import Call, RecordedCall, answer
 from .capture.asked import TAG
 from .config import GatewayConfig
 from .context import Context
 from .engine import Engine
 from .http.connection import read_body
 from .http.messages import Request, error_response
-from .record import store_refusal
+from .record import Recorder
 from .retries import recorded_reply, running_call
 from .sessions.session import Session
 from .sessions.settings import SessionSettings
 from .wire.request import CallRequest, empty_request, read_request
-from .wire.writers import writer_of
+from .writers import writer_of
 
 log = logging.getLogger(__name__)
 
@@ -135,12 +135,13 @@ class Dispatch:
         return await answer(call, http)
 
     def _refused(self, session: Session, wanted: CallRequest, error: RequestError) -> web.StreamResponse:
-        store_refusal(Call(self._context, session, wanted, writer_of(wanted, None)), error, self._context)
+        self._counters["refused"] += 1
+        Recorder(self._context, session, wanted).store_refusal(error)
         return error_response(wanted.dialect, error)
 
     def _find_or_start(
         self, request: Request, session: Session, dialect: str, tag: str | None, *, chunks: bool
-    ) -> Call:
+    ) -> Call | RecordedCall:
         """The call that answers a request. ``chunks``: the client understands a stream. Raises: RequestError."""
         context = self._context
         wanted = read_request(
@@ -153,10 +154,11 @@ class Dispatch:
         # A repetition uses up no turn, so it comes before the session's limits.
         if (running := running_call(session, wanted)) is not None:
             self._counters["turns_joined"] += 1
-            return running
+            joined: Call = running
+            return joined
         if (found := recorded_reply(context, session, wanted)) is not None:
             self._counters["turns_joined"] += 1
-            return Call.replayed(context, session, wanted, writer_of(wanted, engine), found)
+            return RecordedCall(wanted, writer_of(wanted, engine), found)
         session.hold_to_settings(fields)
         if "n" in session.overrides:
             wanted.n = passthrough.number(fields["n"]) or 1
@@ -164,9 +166,7 @@ class Dispatch:
         if tag is not None:
             wanted.fields[TAG] = msgspec.Raw(b'"%b"' % tag.encode())
         engine.compose(fields)
-        call = Call(context, session, wanted, writer_of(wanted, engine))
-        call.start(engine)
-        return call
+        return Call(context, session, wanted, engine, writer_of(wanted, engine))
 
     def _session(self, name: bytes, request: Request) -> Session:
         """The session of a request that shows its key. Raises: RequestError."""

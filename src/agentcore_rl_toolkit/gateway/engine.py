@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ..messages.dialects import Delta
 from ..messages.dialects.passthrough import Fields
 from .capture.record import Captured
-from .router import Worker
-
-if TYPE_CHECKING:
-    from .call import Call
+from .routing.router import Worker
 
 
 class Engine(Protocol):
@@ -29,7 +26,7 @@ class Engine(Protocol):
     def compose(self, fields: Fields) -> None:
         """Write the request, once the session's settings are in it. Raises: RequestError."""
 
-    def prompt(self, call: Call) -> AbstractAsyncContextManager[None]:
+    def prompt(self, call_id: str) -> AbstractAsyncContextManager[None]:
         """Make the prompt. Leaving the block adds the answers to the session's history."""
 
     def sample(self, worker: Worker) -> AsyncGenerator[list[Delta], None]:

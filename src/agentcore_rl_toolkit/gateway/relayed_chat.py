@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -19,12 +19,9 @@ from .capture.reply import read_reply
 from .capture.stream import StreamReader
 from .context import Context
 from .http.messages import passed
-from .router import Worker, checked, too_large, whole
+from .routing.router import Worker, checked, too_large, whole
 from .sessions.session import Session
 from .wire.request import CallRequest
-
-if TYPE_CHECKING:
-    from .call import Call
 
 log = logging.getLogger(__name__)
 _images = WarnsOnceAMinute(log)
@@ -73,7 +70,7 @@ class RelayedChat:
         self._sent = _to_json(fields) if long is None else b"".join(long.pieces(fields))
 
     @asynccontextmanager
-    async def prompt(self, call: Call) -> AsyncIterator[None]:
+    async def prompt(self, call_id: str) -> AsyncIterator[None]:
         yield
 
     # -- the reply

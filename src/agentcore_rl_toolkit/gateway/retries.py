@@ -15,26 +15,27 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ..errors import CaptureError, GatewayError
 from .capture.record import TURNS, CallRecord, decode
+from .context import Context
 from .sessions.session import REMEMBERED, RecordedReply, Repeats, Session
 from .wire.request import CallRequest
-
-if TYPE_CHECKING:
-    from .call import Call
-    from .context import Context
 
 log = logging.getLogger(__name__)
 
 MEMORY_S = 600.0  # how long a received reply may be asked for again
 
 
-def running_call(session: Session, request: CallRequest) -> Call | None:
-    """The running call that a request joins."""
+def running_call(session: Session, request: CallRequest) -> Any:
+    """The running call (`Call`) that a request joins."""
     for call in session.inflight:
-        if call.request.digest == request.digest and not call.ended and (request.keyed or not call.connections):
+        if (
+            call.request.digest == request.digest
+            and not call.reply.ended
+            and (request.keyed or not call.reply.connections)
+        ):
             return call
     return None
 

@@ -21,8 +21,8 @@ from .context import Context
 from .dispatch import Dispatch, MakeEngine
 from .http.connection import Server
 from .relayed_chat import RelayedChat
-from .router import Router
-from .running import RunningCalls
+from .routing.router import Router
+from .routing.running import RunningCalls
 from .sessions.registry import Sessions, store_secret
 from .store.writer import Store
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..config import GatewayConfig
-from ..outage import Outage
-from ..router import Router
-from ..running import RunningCalls
+from ..routing.outage import Outage
+from ..routing.router import Router
+from ..routing.running import RunningCalls
 from ..sessions.registry import Sessions
 from ..store.writer import Store
 

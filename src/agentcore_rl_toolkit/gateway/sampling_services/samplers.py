@@ -22,7 +22,7 @@ from ...messages.errors import RequestError
 from ..context import Context
 from ..engines import Piece
 from ..engines.sampling_service import Asked
-from ..router import Worker
+from ..routing.router import Worker
 from ..sessions.session import Session
 from ..token_calls.mode import TokenMode
 from ..token_calls.sampling import TokenSampling

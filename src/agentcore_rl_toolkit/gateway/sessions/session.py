@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 import msgspec
 
@@ -16,11 +16,8 @@ from ...messages.dialects import passthrough
 from ...messages.dialects.passthrough import Fields
 from ...messages.errors import RequestError
 from ..capture.build import Texts
-from ..router import Worker
+from ..routing.router import Worker
 from .settings import SessionSettings
-
-if TYPE_CHECKING:
-    from ..call import Call
 
 _LENGTHS = ("max_tokens", "max_completion_tokens")
 _to_json = msgspec.json.Encoder().encode
@@ -61,7 +58,7 @@ class Session:
         self.turns = 0
         self.errors = 0
         self.refused = 0  # requests that are entries of it and no calls
-        self.inflight: set[Call] = set()  # its running calls
+        self.inflight: set[Any] = set()  # its running calls (`Call`)
         self.worker: Worker | None = None
         self.texts = Texts()
         self.recent: OrderedDict[int, Repeats] | None = OrderedDict()  # by digest of the request

@@ -15,7 +15,7 @@ from ...messages.errors import unsupported
 from ...messages.render import Renderer, call_format
 from ..config import GatewayConfig
 from ..engines import TOKEN_ENGINES, TokenEngine, constraints
-from ..router import Worker
+from ..routing.router import Worker
 from ..sessions.registry import Sessions
 from ..store.writer import Store
 from .histories import Histories

@@ -14,7 +14,7 @@ import secrets
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -25,14 +25,11 @@ from ...messages.render import Conversation, RenderedPrompt
 from ..capture.record import CONSTRAINED, Captured
 from ..context import Context
 from ..engines import TOKEN_ENGINES, GenerationStream, Piece, constraints
-from ..router import Worker, checked, whole
+from ..routing.router import Worker, checked, whole
 from ..sessions.session import Session
 from ..wire.request import CallRequest
 from .mode import TokenMode
 from .reply import TokenReply
-
-if TYPE_CHECKING:
-    from ..call import Call
 
 log = logging.getLogger(__name__)
 
@@ -76,9 +73,9 @@ class TokenSampling:
             self._request.asked.model = self._session.settings.model_id
 
     @asynccontextmanager
-    async def prompt(self, call: Call) -> AsyncIterator[None]:
+    async def prompt(self, call_id: str) -> AsyncIterator[None]:
         """Render the prompt when the session's calls before this one are rendered. The answers become part of the history."""
-        mode, self._call_id = self._mode, call.call_id
+        mode, self._call_id = self._mode, call_id
         history = mode.histories.pin(self._session)
         try:
             async with history.order:

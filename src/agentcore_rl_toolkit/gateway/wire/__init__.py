@@ -1,1 +1,1 @@
-"""The agent's side of a call: requests in, replies out."""
+"""Requests of model calls."""

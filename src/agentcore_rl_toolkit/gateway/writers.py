@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ...messages.dialects import DIALECTS, Delta, ModelRequest, RequestError, StreamEncoder
-from ...messages.errors import error_body
-from ..capture.record import CallRecord, Captured
-from ..capture.replay import replay
-from ..engines.errors import event_error
-from ..http.messages import JSON
-from ..relayed_chat import RelayedChat
-from .request import CallRequest
+from ..messages.dialects import DIALECTS, Delta, ModelRequest, RequestError, StreamEncoder
+from ..messages.errors import error_body
+from .capture.record import CallRecord, Captured
+from .capture.replay import replay
+from .engines.errors import event_error
+from .http.messages import JSON
+from .relayed_chat import RelayedChat
+from .wire.request import CallRequest
 
 _EVENTS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 _JSON = {"content-type": JSON}

@@ -5,13 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from ..messages.errors import RequestError
-from .config import Limits
+from ...messages.errors import RequestError
+from ..config import Limits
 
-if TYPE_CHECKING:
-    from .call import Call
+
+class RunningCall(Protocol):
+    """A model call that is under way."""
+
+    def enter(self, stage: str, limit_s: float | None) -> None:
+        """Begin a stage of the call, which has its own deadline."""
+
+    def abort(self, error: RequestError) -> None:
+        """Cancel the call."""
+
+    def ping(self, now: float) -> None:
+        """Let a silent stream show that it is alive."""
 
 
 class RunningCalls:
@@ -23,8 +33,8 @@ class RunningCalls:
     def __init__(self, limits: Limits, counters: Counter[str]) -> None:
         self.limits = limits
         self.counters = counters
-        self.calls: set[Call] = set()
-        self.waiting: set[Call] = set()
+        self.calls: set[RunningCall] = set()
+        self.waiting: set[RunningCall] = set()
         self.paused = False
         self.weight_version: int | None = None
         self.changes = 0
@@ -33,13 +43,10 @@ class RunningCalls:
     def __len__(self) -> int:
         return len(self.calls)
 
-    def __iter__(self) -> Iterator[Call]:
+    def __iter__(self) -> Iterator[RunningCall]:
         return iter(self.calls)
 
-    def add(self, call: Call) -> None:
-        self.calls.add(call)
-
-    def discard(self, call: Call) -> None:
+    def discard(self, call: RunningCall) -> None:
         """The call has ended."""
         self.calls.discard(call)
         self._changed()
@@ -74,7 +81,7 @@ class RunningCalls:
 
     # -- pausing
 
-    async def resumed(self, call: Call) -> None:
+    async def resumed(self, call: RunningCall) -> None:
         """Hold a call that arrives during a pause. Its own time begins when the pause ends."""
         if not self.paused:
             return

@@ -12,10 +12,10 @@ import logging
 
 import msgspec
 
-from .._servers.tasks import Tasks
-from ..errors import GatewayError
-from ..messages.errors import NOT_JSON, RequestError
-from .config import Limits
+from ..._servers.tasks import Tasks
+from ...errors import GatewayError
+from ...messages.errors import NOT_JSON, RequestError
+from ..config import Limits
 from .router import Router, Worker
 
 log = logging.getLogger(__name__)

@@ -24,10 +24,10 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
-from ..errors import ConfigError, GatewayError
-from ..messages.errors import RequestError
-from .config import Limits, UpstreamConfig
-from .http.connection import keep_alive
+from ...errors import ConfigError, GatewayError
+from ...messages.errors import RequestError
+from ..config import Limits, UpstreamConfig
+from ..http.connection import keep_alive
 
 log = logging.getLogger(__name__)
 
@@ -192,6 +192,24 @@ class Worker:
                 "trained until weights are published again",
                 self.config.url,
             )
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """Count a call of this server, and how it ends."""
+        self.inflight += 1
+        self.calls += 1
+        try:
+            yield
+            self.succeeded()
+        except StatusError as e:
+            if e.code >= 500:
+                self.failed(unreachable=False, why=str(e))
+            raise
+        except ServerLostError as e:
+            self.failed(unreachable=True, why=str(e.__cause__ or e))
+            raise
+        finally:
+            self.inflight -= 1
 
     def succeeded(self) -> None:
         self.failures = 0
