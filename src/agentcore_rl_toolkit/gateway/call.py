@@ -109,7 +109,7 @@ class Call:
         tried: tuple[Worker, ...] = ()
         second = False  # whether the only server has been given a second chance
         until: float | None = None  # when the call has waited long enough for a server to come up
-        self.enter("sampling", call_s)
+        self.state = "sampling"
         while True:
             await running.resumed(self)
             worker = session.worker = recorder.worker = router.pick(session.worker, tried)

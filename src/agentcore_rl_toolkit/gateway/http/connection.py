@@ -79,6 +79,8 @@ class Connection(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """Answer what is no HTTP, and end the connection."""
+        if isinstance(exc, ConnectionError):  # the client went away
+            raise exc
         if status == 500:
             log.error("a request failed", exc_info=exc)
             error = RequestError("the gateway could not handle this request; see its log", kind="internal")
@@ -143,8 +145,11 @@ async def read_body(request: web.BaseRequest, limits: Limits) -> bytes:
         raise _too_large(limits)
     while not content.at_eof():
         try:
-            async with asyncio.timeout(limits.idle_connection_s):
-                part = await content.readany()
+            if content.total_bytes > size:  # more has come than was read
+                part = content.read_nowait()
+            else:
+                async with asyncio.timeout(limits.idle_connection_s):
+                    part = await content.readany()
         except TimeoutError:
             raise RequestError("the request body did not come in time", kind="timeout", status=408) from None
         except web.RequestPayloadError as e:
