@@ -261,13 +261,13 @@ async def test_a_fault_of_the_gateway_while_it_writes_the_reply_is_a_500_and_the
     assert [turn.delivered for turn in (await captured(gateway, session)).turns] == [False]
 
 
-async def test_a_fault_of_the_gateway_while_it_reads_a_replys_head_is_no_fault_of_the_server(
+async def test_a_fault_of_the_gateway_while_it_reads_a_reply_is_no_fault_of_the_server(
     engine: ScriptedEngine, gateway: Gateway, session: SessionHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fault = raises(TypeError("cannot count"))
-    monkeypatch.setattr("agentcore_rl_toolkit.gateway.calls.engine.WeightSpan.sampled", fault)
+    monkeypatch.setattr("agentcore_rl_toolkit.gateway.relayed_chat.passed", raises(TypeError("cannot read")))
     assert await status_of(session) == 500
     assert len(engine.calls) == 1
+    assert [worker.total_failures for worker in gateway.router.workers.values()] == [0]
     [error] = (await captured(gateway, session)).errors
     assert error["http_status"] == 500
 

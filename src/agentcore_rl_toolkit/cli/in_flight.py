@@ -107,9 +107,9 @@ def _in_gateway(rollout: Mapping[str, Any], gateway: Mapping[str, Any], state: s
     seconds, left = _span(call["seconds"]), "" if call["left_s"] is None else f", {_span(call['left_s'])} left"
     if call["state"] == "held":
         return "weights", f"the gateway holds its model call for {seconds}: the trainer has paused it{left}"
-    if call["state"] in ("routed", "sent", "relaying"):
+    if call["state"] == "sampling":
         server = known["server"] or "the inference server"
-        return "model", f"{server} has a model call of it for {seconds} ({call['state']}{left})"
+        return "model", f"{server} has a model call of it for {seconds}{left}"
     return "gateway", f"its model call is {call['state']} for {seconds}{left}"
 
 

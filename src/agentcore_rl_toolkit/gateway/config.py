@@ -88,15 +88,19 @@ class Limits:
     """Bounds that keep one agent from hurting the others. Units: bytes, seconds."""
 
     body_bytes: int = 16 * 2**20  # a chat of 128k tokens reaches 6 MB; images may need more
-    header_bytes: int = 64 * 2**10
+    reply_bytes: int = 64 * 2**20  # a longer reply fails its call
+    header_bytes: int = 64 * 2**10  # one header
     call_s: float | None = 1800.0
     connect_s: float = 5.0
-    idle_connection_s: float = 300.0
-    head_s: float = 30.0  # from the first byte of a request to the last of its headers
+    idle_connection_s: float = (
+        300.0  # between two requests of a client, for the head of a request, and for a part of its body
+    )
+    stream_idle_s: float = 600.0  # how long an engine's stream may be silent
+    orphan_s: float = 20.0  # how long a call goes on after its agent hung up: the agent may ask again
     connections: int | None = None  # of clients; one more is answered 503. None: three quarters of the open files
     hold_s: float = 600.0  # how long a call may wait while the gateway is paused
     outage_s: float = 0.0  # how long a call may wait while no server is up; 0: it fails at once
-    keep_alive_s: float = 15.0  # between comment lines of a stream that waits for an engine that answers whole
+    keep_alive_s: float = 15.0  # of silence until a stream gets a comment or a ping
 
     default_max_tokens: int = 4096  # of a request without max_tokens, where prompts are rendered here
     history_bytes: int = 128 * 2**20  # of quiet sessions' histories in memory; the others are read from the store again

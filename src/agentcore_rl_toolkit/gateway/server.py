@@ -11,23 +11,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._servers.host_check import HostCheck
 from .._servers.process import BACKLOG, listen, stop_listening, url_of
 from ..errors import ConfigError, GatewayError
 from ..messages.errors import RequestError
 from .admin.routes import Admin
 from .admin.state import Lag, Parts, StoredState
-from .calls.context import Context
-from .calls.running import RunningCalls
 from .config import SAMPLING_SERVICES, GatewayConfig, UpstreamConfig
-from .dispatch import Dispatch, MakeCall
-from .http.connection import AgentConnection, OpenConnections
+from .context import Context
+from .dispatch import Dispatch, MakeEngine
+from .http.connection import Server
+from .relayed_chat import RelayedChat
+from .routing.router import Router
+from .routing.running import RunningCalls
 from .sessions.registry import Sessions, store_secret
 from .store.writer import Store
-from .upstreams.router import Router
 
 if TYPE_CHECKING:
-    from .sampling_services.exchange import Samplers, SamplingService
+    from .sampling_services.samplers import Samplers, SamplingService
     from .token_calls.mode import TokenMode
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,6 @@ class Gateway:
     def __init__(self, config: GatewayConfig, *, connect: Callable[[], Any] | None = None) -> None:
         self.config = config
         self.counters: Counter[str] = Counter()
-        self.connections = OpenConnections(config.limits, HostCheck((config.host,), config.allowed_hosts))
         self.lag = Lag()
         self.url = ""
         directory = None if config.store_dir is None else Path(config.store_dir)
@@ -63,52 +62,54 @@ class Gateway:
         except GatewayError as e:
             self.store.close()
             raise ConfigError(str(e)) from e
-        self.router = Router(config.upstreams, connect_s=config.limits.connect_s)
+        self.router = Router(config.upstreams, config.limits)
         self.calls = Context(config, counters=self.counters, sessions=self.sessions, router=self.router)
+        self.outage = self.calls.outage
         self.token_mode: TokenMode | None = None
         self.samplers: Samplers | None = None
         try:
-            token_call = self._load_model(connect)
+            make_engine = self._load_model(connect)
         except BaseException:
             self.store.close()
             raise
         self.state = StoredState(self.store)
-        self.state.take_up(config, self.calls.running, self.samplers)
-        self.admin = Admin(
-            Parts(
-                config=config,
-                counters=self.counters,
-                sessions=self.sessions,
-                router=self.router,
-                running=self.calls.running,
-                outage=self.calls.outage,
-                connections=self.connections,
-                lag=self.lag,
-                token_mode=self.token_mode,
-                samplers=self.samplers,
-                state=self.state,
-            )
+        self.state.take_up(config, self.running, self.samplers)
+        self._parts = Parts(
+            config=config,
+            counters=self.counters,
+            sessions=self.sessions,
+            router=self.router,
+            running=self.running,
+            outage=self.outage,
+            connections=(),
+            lag=self.lag,
+            token_mode=self.token_mode,
+            samplers=self.samplers,
+            state=self.state,
         )
-        self._dispatch = Dispatch(config, self.calls, self.admin, token_call)
+        self._dispatch = Dispatch(config, self.calls, Admin(self._parts), make_engine, relayed=self.token_mode is None)
         self._server: asyncio.Server | None = None
         self._ticker: asyncio.Task[None] | None = None
 
-    def _load_model(self, connect: Callable[[], Any] | None) -> MakeCall | None:
-        """Get the tokenizer and template, if the gateway is to do the tokenising. Raises: ConfigError, MissingExtraError."""
+    def _load_model(self, connect: Callable[[], Any] | None) -> MakeEngine:
+        """Returns what samples a call. The tokenizer and template are loaded if the gateway is to do the tokenising.
+
+        Raises: ConfigError, MissingExtraError.
+        """
         config, calls = self.config, self.calls
         if config.model_dir is None:
-            return None
+            return lambda session, request: RelayedChat(calls, session, request)
         from .token_calls.mode import load
-        from .token_calls.sampling import token_call
+        from .token_calls.sampling import TokenSampling
 
         mode = self.token_mode = load(config.model_dir, config, self.sessions)
         if not any(u.engine in SAMPLING_SERVICES for u in config.upstreams):
-            return lambda conn, session, dialect: token_call(calls, conn, session, dialect, mode)
-        from .sampling_services.exchange import Samplers, service_call
+            return lambda session, request: TokenSampling(calls, session, request, mode)
+        from .sampling_services.samplers import Samplers, ServiceSampling
 
         wanted = None if config.sampler is None else (config.sampler, None)
         samplers = self.samplers = Samplers(_service(config.upstreams[0], connect, mode), wanted)
-        return lambda conn, session, dialect: service_call(calls, conn, session, dialect, mode, samplers)
+        return lambda session, request: ServiceSampling(calls, session, request, mode, samplers)
 
     @property
     def running(self) -> RunningCalls:
@@ -126,11 +127,11 @@ class Gateway:
             self.store.close()
             raise
         self.url = url_of(listening)
-        self._server = await loop.create_server(
-            lambda: AgentConnection(self.connections, self._dispatch), sock=listening, backlog=BACKLOG
-        )
+        self.router.start()
+        self.connections = self._parts.connections = Server(self._dispatch.handle, self.config.limits)
+        self._server = await loop.create_server(self.connections, sock=listening, backlog=BACKLOG)
         self._ticker = loop.create_task(self._tick())
-        self.calls.outage.begin()
+        self.outage.begin()
 
     async def stop(self, *, grace_s: float = 5.0) -> None:
         """Stop listening, let running calls finish for `grace_s`, close the store. A second call does nothing."""
@@ -138,46 +139,42 @@ class Gateway:
             return
         server, self._server = self._server, None
         await stop_listening(server)
-        for conn in self.connections:
-            conn.finish()
+        self.connections.pre_shutdown()
         await self.running.until(lambda: not len(self.running), grace_s)
         for call in list(self.running):
             call.abort(RequestError("the gateway is stopping", kind="overloaded"))
-        for conn in self.connections:
-            conn.transport.close()
-        await asyncio.sleep(0)
+        await self.running.until(lambda: not len(self.running), grace_s)
+        await self.connections.shutdown(grace_s)
         if self._ticker is not None:
             self._ticker.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._ticker
-        await self.calls.outage.close()
-        self.admin.answers.close()
+        await self.outage.close()
         if self.samplers is not None:
             await self.samplers.close()
         if self.token_mode is not None:
             self.token_mode.executor.shutdown(wait=False, cancel_futures=True)
-        self.router.close()
+        await self.router.close()
         await self.store.stop()
 
     async def _tick(self) -> None:
-        """Deadlines, idle connections, loop lag: everything that is looked at now and then, in one place."""
-        looks: tuple[Callable[[float], None], ...] = (
-            self.running.expire,
-            self.connections.sweep,
-            self.router.sweep,
-            lambda now: self.store.tend(),
-        )
+        """What is done now and then, in one place: silent streams, stalled readers, drained servers, the store, loop lag."""
         due = time.monotonic() + TICK_S
         while True:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             now = time.monotonic()
             self.lag.saw(max(0.0, now - due))
             due = now + TICK_S
-            for look in looks:
+            for work in (self._ping, self.connections.sweep, self.router.sweep, self.store.tend):
                 try:
-                    look(now)
-                except Exception:  # of one of them: the others are needed all the same, and every later look
+                    work()
+                except Exception:  # the others are needed all the same, and every later turn
                     log.exception("looking after the gateway failed")
+
+    def _ping(self) -> None:
+        now = time.monotonic()
+        for call in self.running:
+            call.ping(now)
 
 
 def _service(upstream: UpstreamConfig, connect: Callable[[], Any] | None, mode: TokenMode) -> SamplingService:

@@ -72,11 +72,9 @@ async def test_a_request_that_is_wrong_is_refused_and_opens_nothing(start_gatewa
     for path, body in wrong:
         assert (await request("POST", url + path, body=body))[0] == 400, (path, body)
     deep = b'{"session_ids": ["a"], "settings": {"metadata": {"a": ' + b"[" * 100_000
-    for target, content, line in (
-        (b"*", b"", b"HTTP/1.1 404 Not Found\r\n"),
-        (b"/admin/sessions", deep, b"HTTP/1.1 400 Bad Request\r\n"),
-    ):
-        assert await raw(url, b"POST " + target + b" HTTP/1.1", content) == line
+    assert await raw(url, b"POST /admin/sessions HTTP/1.1", deep) == b"HTTP/1.1 400 Bad Request\r\n"
+    status, _ = await request("POST", url + "/sessions", body={"session_id": "s", "session_ids": 1})
+    assert status == 200
     listed = await request("GET", url + "/admin/stats")
     assert json.loads(listed[1])["sessions"] == 0
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentcore_rl_toolkit.gateway.calls.incremental import understand
 from agentcore_rl_toolkit.gateway.capture.prefix_index import Prefixes, Seen
+from agentcore_rl_toolkit.gateway.wire.long_requests import understand
 
 TEXTS = st.text(max_size=12) | st.sampled_from(['"messages":[', "],", '"messages":[{"role":"user"}]', "\\", '"', "é"])
 MESSAGES = st.lists(

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentcore_rl_toolkit.gateway.calls.incremental import LISTS, Translated, translate, understand
 from agentcore_rl_toolkit.gateway.capture.prefix_index import Budget, Prefixes
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+from agentcore_rl_toolkit.gateway.wire.long_requests import LISTS, Translated, translate, understand
 from agentcore_rl_toolkit.messages.dialects import DIALECTS, Dialect, RequestError
 
 from ..asking import MODEL, Start, captured, opened
@@ -194,7 +194,7 @@ async def test_prompts_rendered_here_are_the_same_whether_or_not_only_the_new_is
 ) -> None:
     sent: list[list[list[int]]] = []
     for least in (32 * 2**10, 10**12):
-        monkeypatch.setattr("agentcore_rl_toolkit.gateway.calls.agent.LONG", least)
+        monkeypatch.setattr("agentcore_rl_toolkit.gateway.wire.request.LONG", least)
         async with ScriptedEngine() as engine:
             gateway = await start_gateway(engine, engine="vllm", model_dir=str(MODEL))
             session = await opened(gateway)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
 
-from agentcore_rl_toolkit.gateway import SessionHandle
-from agentcore_rl_toolkit.gateway.calls import agent
+from agentcore_rl_toolkit.gateway import Limits, SessionHandle
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
-from agentcore_rl_toolkit.messages.dialects import Delta
+
+from ..asking import Start, opened
 
 OWN = '{"x":  NaN, "y": [-Infinity, 1e999, 1.50], "text": "NaN \\" Infinity", "big": 12345678901234567890}'
 MEANT = {"x": "NaN", "y": ["-Infinity", "Infinity", 1.5], "text": 'NaN " Infinity', "big": 12345678901234567890}
@@ -37,39 +37,31 @@ async def test_anthropics_bodies_are_json_to_every_reader(
         assert msgspec.json.decode(reply)["content"][0]["input"] == MEANT
 
 
-class Deltas:
-    """An engine side whose reply comes as these, one list at a time."""
-
-    def __init__(self, *deltas: list[Delta]) -> None:
-        self._deltas = list(deltas)
-
-    def feed(self, data: bytes) -> list[Delta]:
-        return self._deltas.pop(0)
-
-
-class Connection:
-    def __init__(self) -> None:
-        self.written = b""
-
-    def write(self, data: bytes) -> None:
-        self.written += data
-
-
 @pytest.mark.parametrize(
-    ("dialect", "ping"),
-    [("chat", b": more"), ("responses", b"event: response.in_progress\n"), ("anthropic", b"event: ping\n")],
+    ("wire", "ping"),
+    [
+        ("chat/completions", b": waiting"),
+        ("responses", b"event: response.in_progress\n"),
+        ("messages", b"event: ping\n"),
+    ],
 )
-@pytest.mark.parametrize(("silent_s", "pings"), [(agent.PING_S - 1, 0), (agent.PING_S + 1, 1)])
-def test_an_agent_hears_that_its_stream_goes_on_while_a_call_is_written(
-    dialect: str, ping: bytes, silent_s: float, pings: int, monkeypatch: pytest.MonkeyPatch
+async def test_a_silent_stream_shows_that_it_is_alive(
+    engine: ScriptedEngine, start_gateway: Start, wire: str, ping: bytes
 ) -> None:
-    conn, now = Connection(), 100.0
-    monkeypatch.setattr(agent.time, "monotonic", lambda: now)
-    these: Any = agent.TranslatingAgent(cast(Any, conn), dialect)
-    engine = Deltas([Delta(text="I look.")], [], [])  # a parser waits for the end of a call
-    these.take(b"", engine)
-    conn.written = b""
-    now += silent_s
-    these.take(b"", engine)
-    these.take(b"", engine)
-    assert conn.written.count(ping) == pings
+    """The model may write a long call, of which an agent gets nothing until it is whole."""
+    gateway = await start_gateway(engine, limits=Limits(connect_s=60.0, keep_alive_s=0.1))
+    session = await opened(gateway)
+    engine.tokens, engine.token_s = 2, 1.0
+    asked = {
+        "model": "m",
+        "stream": True,
+        "max_tokens": 9,
+        "input": "x",
+        "messages": [{"role": "user", "content": "x"}],
+    }
+    asked.pop("messages" if wire == "responses" else "input")
+    if wire == "responses":
+        del asked["max_tokens"]
+    status, reply = await request("POST", f"{session.base_url}/{wire}", body=asked, key=session.api_key)
+    assert status == 200
+    assert reply.count(ping) >= 2

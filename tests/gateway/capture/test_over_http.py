@@ -122,17 +122,3 @@ async def test_a_closed_session_takes_no_late_turn(client: GatewayClient, sessio
         with pytest.raises(openai.NotFoundError):
             await llm.chat.completions.create(model="m", messages=USER)
     assert await client.fetch_async([session.session_id]) == {}
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_calls_one_after_the_other_share_one_connection_to_the_engine(
-    engine: ScriptedEngine, gateway: Gateway, session: SessionHandle, stream: bool
-) -> None:
-    async with agent(session) as llm:
-        for _ in range(5):
-            reply = await llm.chat.completions.create(model="m", messages=USER, stream=stream)
-            if stream:
-                async for _ in reply:
-                    pass
-    [worker] = gateway.router.workers.values()
-    assert len(worker.pool.idle) == 1

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from agentcore_rl_toolkit.errors import CaptureError
 from agentcore_rl_toolkit.gateway.capture.record import Captured, unpack_ids, unpack_logprobs
 from agentcore_rl_toolkit.gateway.capture.reply import read_reply
-from agentcore_rl_toolkit.gateway.capture.stream import read_stream
 from agentcore_rl_toolkit.gateway.capture.token_numbers import parse_ids
+
+from .reading import read_stream
 
 
 def chunks(texts: list[str]) -> list[dict[str, Any]]:

@@ -12,8 +12,10 @@ from agentcore_rl_toolkit.errors import CaptureError, UpstreamError
 from agentcore_rl_toolkit.gateway.capture.record import CallRecord, Captured, unpack_ids, unpack_logprobs
 from agentcore_rl_toolkit.gateway.capture.replay import replay
 from agentcore_rl_toolkit.gateway.capture.reply import read_reply
-from agentcore_rl_toolkit.gateway.capture.stream import StreamReader, read_stream
+from agentcore_rl_toolkit.gateway.capture.stream import StreamReader
 from agentcore_rl_toolkit.messages.dialects import DIALECTS, ModelRequest
+
+from .reading import read_stream
 
 
 def chunk(**body: object) -> bytes:
@@ -70,12 +72,11 @@ def test_where_only_tokens_are_at_fault_the_agent_gets_its_text(entries: bool) -
 
 
 def test_an_end_is_seen_in_an_event_that_cannot_be_read() -> None:
-    reader = StreamReader()
+    reader = StreamReader(relayed=True)
     parts = [{"type": "text", "text": "Hi"}]
     choice = {"index": 0, "delta": {"content": parts}, "finish_reason": "stop"}
-    [(_, _, event)] = reader.read(chunk(choices=[choice]))
-    assert event is not None
-    assert [c.finish_reason for c in event.choices] == ["stop"]
+    [passed] = reader.feed(chunk(choices=[choice]))
+    assert passed.final
     with pytest.raises(CaptureError, match="cannot be read"):
         reader.captured()
 

@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.gateway.capture.reply import read_reply
-from agentcore_rl_toolkit.gateway.capture.stream import StreamReader, read_stream
+from agentcore_rl_toolkit.gateway.capture.stream import StreamReader
+
+from .reading import read_stream
 
 NUMBERS = ("prompt_token_ids", "token_ids", "logprobs")
 TEXTS = st.text(max_size=8) | st.sampled_from(
@@ -58,8 +60,8 @@ def test_all_else_of_a_reply_stays_as_it_is(
 
     events = [{"id": "r", "prompt_token_ids": prompt, "choices": [data.draw(choices("delta"))]} for _ in range(3)]
     stream = b"".join(b"data: %b\n\n" % written(event) for event in events)
-    lines = [found for found, *_ in StreamReader().read(stream, plain=True)]
-    assert [json.loads(line.removeprefix(b"data: ")) for line in lines] == [without(event) for event in events]
+    passed = StreamReader(relayed=True, plain=True).feed(stream)
+    assert [json.loads(delta.event.removeprefix(b"data: ")) for delta in passed] == [without(event) for event in events]
     [record] = read_stream([stream]).choices
     entries = [e for event in events for e in event["choices"][0]["logprobs"]["content"]]
     assert record.logprobs == struct.pack(f"<{len(entries)}f", *[entry["logprob"] for entry in entries])
@@ -101,7 +103,7 @@ def test_an_event_of_several_lines_or_another_kind_stays_as_it_is() -> None:
         b'data: {"choices":[{"delta":{"content":"\\"token_ids\\":[1,2,3]"}}]}',
         b"data: [DONE]",
     ):
-        assert [lines for lines, *_ in StreamReader().read(event + b"\n\n", plain=True)] == [event]
+        assert [d.event for d in StreamReader(relayed=True, plain=True).feed(event + b"\n\n")] == [event + b"\n\n"]
     named = b'event: x\ndata: {"choices":[{"token_ids":[1,2]}]}'
-    [(lines, *_)] = StreamReader().read(named + b"\n\n", plain=True)
-    assert lines == b'event: x\ndata: {"choices":[{}]}'
+    [passed] = StreamReader(relayed=True, plain=True).feed(named + b"\n\n")
+    assert passed.event == b'event: x\ndata: {"choices":[{}]}\n\n'

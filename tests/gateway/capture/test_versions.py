@@ -17,10 +17,11 @@ import agentcore_rl_toolkit
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, UpstreamConfig
 from agentcore_rl_toolkit.gateway.capture.reply import read_reply
-from agentcore_rl_toolkit.gateway.capture.stream import read_stream
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine, logprob_of
 from agentcore_rl_toolkit.trajectory import Turn, build_trajectory
+
+from .reading import read_stream
 
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
 USER = [{"role": "user", "content": "hello there"}]
@@ -85,66 +86,31 @@ async def call(gateway: Gateway, **fields: Any) -> list[Turn]:
     return (await client.fetch_async([session.session_id]))[session.session_id].turns
 
 
-async def arrived(gateway: Gateway, size: int) -> None:
-    """Return when the gateway has read so much of a reply."""
-    async with asyncio.timeout(30):
-        while not any(running.engine.incoming.received >= size for running in gateway.running):  # noqa: ASYNC110  (a socket)
-            await asyncio.sleep(0.002)
-
-
 MODES: list[dict[str, Any]] = [{}, {"model_dir": str(MODEL)}]
 
 
 @pytest.mark.parametrize("settings", MODES, ids=["relayed", "rendered"])
-@pytest.mark.parametrize(
-    ("where", "found"),
-    [("middle", (1, 2)), ("last token", (1, 1)), ("finish reason", (1, 1)), ("changed and not said", (1, None))],
-)
-async def test_the_last_tokens_version_is_that_of_its_arrival(
-    settings: dict[str, Any], where: str, found: tuple[int, int | None]
+@pytest.mark.parametrize("published", [False, True])
+async def test_tokens_count_as_sampled_by_the_older_version_if_the_engine_names_none(
+    settings: dict[str, Any], published: bool
 ) -> None:
-    """The engine names none, and others are published in the middle of a reply, behind its last token, or behind its end."""
+    """Other weights are published during the reply, or they are about to be."""
     gateway: Gateway
 
     async def step(write: Callable[[bytes], Awaitable[None]]) -> None:
         client = GatewayClient(gateway.url)
-        pieces = [event(301, prompt=True), event(302), event(303), event(finish="stop")]
-        at = {"middle": 2, "last token": 3, "finish reason": 4, "changed and not said": 2}[where]
-        for piece in pieces[:at]:
-            await write(piece)
-        await arrived(gateway, sum(map(len, pieces[:at])))
-        if where == "changed and not said":
-            await client.pause_async(in_flight="continue")
-        else:
+        await write(event(301, prompt=True) + event(302))
+        await client.pause_async(in_flight="continue")
+        if published:
             await client.set_weight_version_async(2)
-        for piece in pieces[at:]:
-            await write(piece)
+        await write(event(303) + event(finish="stop"))
 
     async with scripted(step, **settings) as gateway:
         [turn] = await call(gateway, stream=True)
-    assert (turn.weight_version_first, turn.weight_version_last) == found
+    assert (turn.weight_version_first, turn.weight_version_last) == (1, 2 if published else 1)
     made = build_trajectory("s", [turn])
-    assert [v for v in made.sequences[0].weight_versions if v is not None] == [1, 1, 1]  # bounds are all that is known
-    assert made.report.mixed_version_turns == (where == "middle")
-
-
-@pytest.mark.parametrize("settings", MODES, ids=["relayed", "rendered"])
-async def test_what_waits_unread_when_others_are_published_was_sampled_before(settings: dict[str, Any]) -> None:
-    gateway: Gateway
-
-    async def step(write: Callable[[bytes], Awaitable[None]]) -> None:
-        first = event(301, prompt=True)
-        await write(first)
-        await arrived(gateway, len(first))
-        [running] = gateway.running
-        running.agent_slow()  # as for an agent that reads slowly, or a loop with too much to do
-        await write(event(302) + event(303, finish="stop"))
-        await GatewayClient(gateway.url).set_weight_version_async(2)
-        running.agent_ready()
-
-    async with scripted(step, **settings) as gateway:
-        [turn] = await call(gateway, stream=True)
-    assert (turn.weight_version_first, turn.weight_version_last) == (1, 1)
+    assert [v for v in made.sequences[0].weight_versions if v is not None] == [1, 1, 1]
+    assert made.report.mixed_version_turns == published
 
 
 @pytest.mark.parametrize("settings", MODES, ids=["relayed", "rendered"])

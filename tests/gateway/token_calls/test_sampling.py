@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.gateway import Gateway
+from agentcore_rl_toolkit.gateway import Gateway, Limits
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 
 from ..asking import MODEL, Start, ask, hang_up, opened, until
@@ -29,7 +29,7 @@ def start(engine: ScriptedEngine, start_gateway: Start) -> Start:
 async def test_sglang_is_told_by_name_when_the_agent_hangs_up(
     engine: ScriptedEngine, start: Start, stream: bool
 ) -> None:
-    session = await opened(await start("sglang"))
+    session = await opened(await start("sglang", limits=Limits(connect_s=60.0, orphan_s=0.1)))
     engine.tokens, engine.token_s = 50, 0.05
     engine.faults.append(Fault(delay_s=0 if stream else 5))
     await hang_up(engine, session, stream=stream)
@@ -41,7 +41,7 @@ async def test_sglang_is_told_by_name_when_the_agent_hangs_up(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_vllm_ends_a_call_when_its_connection_closes(engine: ScriptedEngine, start: Start, stream: bool) -> None:
-    session = await opened(await start("vllm"))
+    session = await opened(await start("vllm", limits=Limits(connect_s=60.0, orphan_s=0.1)))
     engine.tokens, engine.token_s = 50, 0.05
     engine.faults.append(Fault(delay_s=0 if stream else 5))
     await hang_up(engine, session, stream=stream)

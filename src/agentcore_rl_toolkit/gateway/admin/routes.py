@@ -6,15 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from aiohttp import web
 
 from ...messages.dialects import ModelRequest
 from ...messages.dialects.passthrough import check_session
 from ...messages.errors import RequestError
 from ..config import SAMPLING_SERVICES, Engine, UpstreamConfig
-from ..http.connection import AgentConnection
-from ..http.messages import Request, decode_body, reply
+from ..http.messages import Request, decode_body
 from ..sessions.settings import SessionSettings
-from .answers import Answers, Handler
+from .answers import Handler, respond
 from .models import ModelRoutes
 from .sessions import SessionRoutes
 from .state import Parts
@@ -119,7 +119,6 @@ class Admin:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self.answers = Answers()
         self.sessions = SessionRoutes(parts.sessions, self._check_sampling)
         self.models = ModelRoutes(parts)
         self.find_more: Callable[[Request], Handler | None] = lambda request: None  # routes of other distributions
@@ -137,31 +136,24 @@ class Admin:
             (b"POST", b"/admin/workers"): self._add_worker,
         }
 
-    def dispatch(self, conn: AgentConnection, request: Request, *, known: bool) -> None:
-        """``known``: the request carries the administrator's key."""
+    async def respond(self, http: web.BaseRequest, request: Request, *, known: bool) -> web.StreamResponse:
+        """Answer a request. ``known``: it carries the administrator's key."""
+        return await respond(self._answer(request, known), http)
+
+    async def _answer(self, request: Request, known: bool) -> Any:
         path = request.path
         if path in (b"/healthz", b"/health"):
-            self.answers.answer(conn, request, self._health())
-            return
+            return self._health()
         if not known:
-            self.answers.refuse(conn, request, RequestError("the admin key is missing or wrong", kind="authentication"))
-            return
+            raise RequestError("the admin key is missing or wrong", kind="authentication")
         if path == b"/metrics":
-            text = exposition(self._parts)
-            conn.write(reply(200, text, content_type=b"text/plain; version=0.0.4", keep_alive=request.keep_alive))
-            conn.done(keep_alive=request.keep_alive)
-            return
+            return web.Response(body=exposition(self._parts), headers={"content-type": "text/plain; version=0.0.4"})
         handler = self._routes.get((request.method, path)) or self._by_prefix(request)
-        if handler is None:
-            known = any(p == path for _, p in self._routes)
-            error = (
-                RequestError(f"{request.method.decode()} is not for this route", kind="method_not_allowed")
-                if known
-                else RequestError(f"there is no route {path.decode('utf-8', 'replace')[:100]!r}", kind="not_found")
-            )
-            self.answers.refuse(conn, request, error)
-            return
-        self.answers.start(handler(request), conn, request)
+        if handler is not None:
+            return await handler(request)
+        if any(p == path for _, p in self._routes):
+            raise RequestError(f"{request.method.decode()} is not for this route", kind="method_not_allowed")
+        raise RequestError(f"there is no route {path.decode('utf-8', 'replace')[:100]!r}", kind="not_found")
 
     def _check_sampling(self, settings: SessionSettings, asked: ModelRequest) -> None:
         """Check that the engine keeps a session's sampling parameters. Raises: RequestError."""

@@ -156,7 +156,7 @@ def described(session: Session, now_s: float) -> dict[str, Any]:
         "calls": [
             {
                 "state": str(call.state),
-                "seconds": time.time() - call.started_s,
+                "seconds": time.time() - call.recorder.started_s,
                 "left_s": None if call.deadline is None else call.deadline - now_s,
             }
             for call in session.inflight

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..calls.outage import Outage
-from ..calls.running import RunningCalls
 from ..config import GatewayConfig
+from ..routing.outage import Outage
+from ..routing.router import Router
+from ..routing.running import RunningCalls
 from ..sessions.registry import Sessions
 from ..store.writer import Store
-from ..upstreams.router import Router
 
 if TYPE_CHECKING:
-    from ..sampling_services.exchange import Samplers
+    from ..sampling_services.samplers import Samplers
 
 _STATE = "state"
 

@@ -1,8 +1,8 @@
-"""Reads a stream: joins chat completion events into whole choices as they come.
+"""Reads a stream of chat completion events: makes deltas of them, and joins them into whole choices.
 
-Each event is decoded once, with its numbers as they came. For an agent that speaks the servers' dialect the reader hands on the
-event's own lines (`StreamReader.read`), for others it makes deltas of them (`StreamReader.feed`). Events are joined a block at a
-time: each kind of content in a pass of its own, with few objects alive meanwhile.
+Each event is decoded once, with its numbers as they came. A delta for an agent that speaks the servers' dialect carries the
+event's own bytes, a delta for others carries its content. Events are joined a block at a time: each kind of content in a pass of
+its own, with few objects alive meanwhile.
 """
 
 from __future__ import annotations
@@ -68,39 +68,41 @@ _encode = msgspec.json.Encoder().encode
 _BLOCK = 64  # events
 
 
-def read_stream(pieces: list[bytes], *, entries: bool = False) -> Captured:
-    """Decode a streamed reply from the body pieces it came in, however they are cut. ``entries``: the agent asked for
-    logprobs, which are kept in the engine's words.
-
-    A stream that broke off gives what had arrived, with ``complete`` False. Raises: CaptureError when an event is not
-    JSON of this kind.
-    """
-    reader, carry = StreamReader(entries=entries), list[bytes]()
-    for piece in pieces:
-        reader.read(gather(carry, piece))
-    if not reader.begun and (sent := b"".join(pieces).strip()).startswith((b"{", b"[", b"<")):
-        raise CaptureError(f"the engine was asked for a stream and sent something else: {sent[:100]!r}")
-    return reader.captured()
-
-
 class StreamReader:
-    """Reads a stream's events. ``begun``: one has been read; ``unread`` says why one could not be. ``entries``: the agent asked
-    for logprobs.
+    """Reads a stream's events. ``begun``: one has been read; ``unread`` says why one could not be.
+
+    ``entries``: the agent asked for logprobs. ``n`` is the number of choices. ``relayed``: the agent gets the events as they are;
+    with ``plain`` they have null for token ids and logprobs.
     """
 
-    def __init__(self, *, entries: bool = False) -> None:
+    def __init__(self, *, entries: bool = False, n: int = 1, relayed: bool = False, plain: bool = False) -> None:
         self.unread: str | None = None
+        self.begun = False
+        self.ended = False  # whether some choice has ended
+        self.carry: list[bytes] = []  # of an event that is not whole yet
         self._captured = Captured(choices=[])
         self._entries = entries
+        self._n = n
+        self._relayed = relayed
+        self._plain = plain
         self._parts: dict[int, _Parts] = {}
-        self.begun = False
+        self._finished: set[int] = set()
         self._block: list[Event] = []  # of which the parts do not know yet
 
-    def read(self, block: bytes, *, plain: bool = False) -> list[tuple[bytes, bytes | None, Event | None]]:
-        """Read whole events: of each its lines, its data, and what that says, if it is an event of this kind.
+    def feed(self, data: bytes) -> list[Delta]:
+        """Read a piece of the stream. Raises: UpstreamError on an event that the agent could not read either."""
+        block = gather(self.carry, data)
+        if not block:
+            return []
+        events = self._read(block)
+        if self._relayed:
+            return [delta for lines, said, event in events for delta in self._passed(lines, said, event)]
+        if self.unread is not None:
+            raise UpstreamError(self.unread)
+        return [delta for *_, event in events if event is not None for delta in self._deltas(event)]
 
-        ``plain``: the lines have null for token ids and logprobs.
-        """
+    def _read(self, block: bytes) -> list[tuple[bytes, bytes | None, Event | None]]:
+        """Read whole events: of each its lines, its data, and its content, if it is an event of this kind."""
         found: list[tuple[bytes, bytes | None, Event | None]] = []
         captured, decoded = self._captured, self._block
         for lines, data in split(block):
@@ -117,7 +119,7 @@ class StreamReader:
                 if not self.begun or (captured.prompt is None and (prompt or event.prompt_token_ids is not ABSENT)):
                     self._begin(text, event, prompt)
                 decoded.append(event)
-                text = without_numbers(text, event.choices, event.prompt_token_ids) if plain else data
+                text = without_numbers(text, event.choices, event.prompt_token_ids) if self._plain else data
             except NOT_JSON as e:
                 event, text = _endings(data), data
                 self.unread = self.unread or f"the engine's stream cannot be read: {e}"
@@ -127,19 +129,55 @@ class StreamReader:
         return found
 
     def _begin(self, text: bytes, event: Event, prompt: bytes | None) -> None:
-        """Note what is said once in a stream."""
+        """Keep what a stream states once."""
         captured = self._captured
         if not self.begun:
             origin = _origin.decode(text)
             captured.reply_id, captured.model, self.begun = origin.id, origin.model, True
         captured.prompt = brackets(event.prompt_token_ids) if prompt is None else prompt
 
-    def feed(self, data: bytes) -> list[Delta]:
-        """Read whole events of a stream; what is new in them. Raises: UpstreamError on an event that is not JSON of this kind."""
-        events = self.read(data)
-        if self.unread is not None:
-            raise UpstreamError(self.unread)
-        return [delta for *_, event in events if event is not None for delta in _deltas(event, entries=self._entries)]
+    def _final(self, choice: Choice) -> bool:
+        """Return True if this piece ends its choice, and all other choices have ended."""
+        if choice.finish_reason is None:
+            return False
+        self.ended = True
+        self._finished.add(choice.index)
+        return len(self._finished) >= self._n
+
+    def _passed(self, lines: bytes, said: bytes | None, event: Event | None) -> Iterator[Delta]:
+        """An event as it is. Raises: UpstreamError when it is no event of any kind."""
+        if event is None and said not in (None, DONE) and said.lstrip()[:1] != b"{":
+            raise UpstreamError("the inference server sent something else in the middle of its reply")
+        final = said == DONE
+        for choice in event.choices if event is not None else ():
+            final = self._final(choice) or final
+        if event is not None and event.error is not ABSENT and raw(event.error) is not None:
+            final = True
+        yield Delta(event=lines + b"\n\n", final=final)
+
+    def _deltas(self, event: Event) -> Iterator[Delta]:
+        """The content of an event. Raises: UpstreamError."""
+        if event.error is not ABSENT and raw(event.error) is not None:
+            return
+        for choice in event.choices:
+            piece = choice.delta or _NO_DELTA
+            delta = Delta(
+                choice=choice.index,
+                text=piece.content or "",
+                reasoning=piece.reasoning_content or piece.reasoning or "",
+                refusal=piece.refusal or "",
+                finish_reason=choice.finish_reason,
+                final=self._final(choice),
+            )
+            if piece.tool_calls:
+                delta.tool_calls = [_tool_piece(place, call) for place, call in enumerate(piece.tool_calls)]
+            if self._entries:
+                delta.logprob_entries = own_words(choice.logprobs)
+            if choice.finish_reason is not None:
+                delta.stop_sequence = stop_sequence(choice.stop_reason)
+            yield delta
+        if event.usage is not ABSENT and (counted := raw(event.usage)) is not None:
+            yield Delta(choice=event.choices[-1].index if event.choices else 0, usage=usage_of(counted))
 
     def _fold(self) -> None:
         """Put together what the last events say."""
@@ -173,6 +211,8 @@ class StreamReader:
         """The events so far, as a whole reply. Raises: CaptureError when some event could not be read."""
         if self.unread is not None:
             raise CaptureError(self.unread)
+        if not self.begun and (sent := b"".join(self.carry).strip()).startswith((b"{", b"[", b"<")):
+            raise CaptureError(f"the engine was asked for a stream and sent something else: {sent[:100]!r}")
         self._fold()
         captured, parts = self._captured, self._parts
         for index in sorted(parts):
@@ -188,30 +228,6 @@ def _endings(data: bytes) -> Event | None:
         return Event([Choice(index=c.index, finish_reason=c.finish_reason) for c in _ended.decode(data).choices])
     except NOT_JSON:
         return None
-
-
-def _deltas(event: Event, *, entries: bool) -> Iterator[Delta]:
-    """The deltas of an event, for the agent. Raises: UpstreamError."""
-    if event.error is not ABSENT and raw(event.error) is not None:
-        return
-    for choice in event.choices:
-        piece = choice.delta or _NO_DELTA
-        delta = Delta(
-            choice=choice.index,
-            text=piece.content or "",
-            reasoning=piece.reasoning_content or piece.reasoning or "",
-            refusal=piece.refusal or "",
-            finish_reason=choice.finish_reason,
-        )
-        if piece.tool_calls:
-            delta.tool_calls = [_tool_piece(place, call) for place, call in enumerate(piece.tool_calls)]
-        if entries:
-            delta.logprob_entries = own_words(choice.logprobs)
-        if choice.finish_reason is not None:
-            delta.stop_sequence = stop_sequence(choice.stop_reason)
-        yield delta
-    if event.usage is not ABSENT and (counted := raw(event.usage)) is not None:
-        yield Delta(choice=event.choices[-1].index if event.choices else 0, usage=usage_of(counted))
 
 
 def _tool_piece(place: int, call: ToolPiece) -> ToolDelta:

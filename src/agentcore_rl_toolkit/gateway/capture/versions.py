@@ -3,19 +3,15 @@
 An engine that names a version is believed, choice by choice. A version in an event without tokens belongs to a moment without
 sampling, so it counts only if no other event names one.
 
-Without a named version there are bounds only: the version that was published when the call was sent, and the one that was
-published when the last token arrived (unknown while weights are being changed under running calls). Every token then counts
-as sampled by the first, so that it is never taken for younger than it is.
+Without a named version there are bounds only: the versions that were published when the call was sent and when its reply was
+whole. Every token then counts as sampled by the older one, so that it is never taken for younger than it is.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from .record import Captured
-
-_TOKENS = re.compile(rb'"token_ids"[ \n\r\t]*:[ \n\r\t]*\[[ \n\r\t]*[0-9]')
 
 
 def version_of(value: int | str | None) -> int | None:
@@ -63,26 +59,21 @@ def put(captured: Captured, found: Iterable[Versions]) -> None:
 
 
 def bounds(
-    captured: Captured, begun: int | None, last: int | None, *, changed: bool, stream: bool
+    captured: Captured, begun: int | None, ended: int | None, *, changed: bool, stream: bool
 ) -> tuple[int | None, int | None]:
     """The versions at the first and the last token of a call; what its choices say is adjusted to it.
 
-    ``begun`` and ``last`` are the published ones of when it was asked for and of when its last token came. ``changed``: weights
-    may have been changed in between.
+    ``begun`` and ``ended`` are the published ones of when it was sent and of when its reply was whole. ``changed``: weights may
+    have been changed in between.
     """
     first_named, last_named = captured.weight_version_first, captured.weight_version_last
     if first_named is None and last_named is None:
-        return begun, last
+        return begun, ended
     if stream or captured.first_named or begun is None or first_named is None or begun >= first_named:
         return first_named, last_named
-    if not changed:  # no change of weights was published: the engine counts by itself
+    if not changed:  # the engine counts by itself
         return first_named, last_named
     for choice in captured.choices:  # one reply in one piece names the weights that ended it
         if choice.weight_version_first is not None:
             choice.weight_version_first = min(begun, choice.weight_version_first)
     return begun, last_named
-
-
-def brings_tokens(data: bytes) -> bool:
-    """Whether there are token ids in these bytes of a chat completion's stream."""
-    return _TOKENS.search(data) is not None

@@ -1,130 +1,77 @@
-"""HTTP/1.1 towards agents: requests, the bytes of replies, and errors in each dialect's own shape."""
+"""Requests of agents and trainers, and errors in the shape that each dialect's clients read."""
 
 from __future__ import annotations
 
-import fcntl
 import hmac
-import http
-import os
-import socket
-import sys
-import termios
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
+from aiohttp import web
 
 from ...messages.errors import NOT_JSON, RequestError, error_body
 
-_REASONS = {status.value: status.phrase.encode() for status in http.HTTPStatus}
-_LINES = {code: b"HTTP/1.1 %d %b\r\n" % (code, reason) for code, reason in _REASONS.items()}
-
-JOINED_BYTES = 32 * 2**10  # up to here one buffer costs less than two
-LAST_CHUNK = b"0\r\n\r\n"
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-JSON = b"application/json"
-
-# The headers of an upstream's reply that reach the agent. The others are about the upstream's connection.
-PASSED_HEADERS = frozenset(
-    {b"content-type", b"x-request-id", b"retry-after", b"retry-after-ms", b"openai-processing-ms", b"cache-control"}
+# The headers of an inference server's reply that reach the agent. The others are about the server's connection.
+PASSED_HEADERS = (
+    "content-type",
+    "x-request-id",
+    "retry-after",
+    "retry-after-ms",
+    "openai-processing-ms",
+    "cache-control",
 )
+JSON = "application/json"
 
-
+_PASSING = frozenset({"overloaded", "upstream", "rate_limit"})
+_FINAL = frozenset({"turn_limit", "permission"})
 _T = TypeVar("_T")
 
 
 @dataclass(slots=True)
 class Request:
-    """One whole request of an agent or a trainer."""
+    """One request of an agent or a trainer. ``path`` is as it was sent: ids contain ``/`` and ``%``."""
 
     method: bytes
     path: bytes
     query: bytes
-    headers: dict[bytes, bytes]
-    body: bytes
-    keep_alive: bool
+    headers: Mapping[str, str]
+    body: bytes = b""
 
-    def key(self) -> bytes:
-        """The credential: `Authorization: Bearer`, or Anthropic's `x-api-key`."""
-        authorization = self.headers.get(b"authorization")
-        if authorization is not None:
-            return authorization[7:] if authorization[:7].lower() == b"bearer " else authorization
-        return self.headers.get(b"x-api-key", b"")
+    def _header(self, name: str) -> bytes:
+        return self.headers.get(name, "").encode("utf-8", "surrogateescape")
 
     def shows(self, key: bytes) -> bool:
-        """Whether one of its credentials is this key: Anthropic's client sends both when its environment has another's."""
-        if hmac.compare_digest(self.key(), key):
-            return True
-        return hmac.compare_digest(self.headers.get(b"x-api-key", b""), key)
+        """Return True if one of its credentials is this key. Anthropic's client sends two when its environment has another."""
+        authorization, other = self._header("authorization"), self._header("x-api-key")
+        bearer = authorization[7:] if authorization[:7].lower() == b"bearer " else authorization
+        return hmac.compare_digest(bearer, key) or hmac.compare_digest(other, key)
+
+    def shows_admin(self, key: bytes) -> bool:
+        """Return True if it carries the administrator's key."""
+        if "x-admin-key" in self.headers:
+            return hmac.compare_digest(self._header("x-admin-key"), key)
+        return self.shows(key)
 
 
-def status_line(status: int) -> bytes:
-    return _LINES.get(status) or b"HTTP/1.1 %d Status\r\n" % status
+def passed(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers of a server's reply that the agent gets."""
+    return {name: headers[name] for name in PASSED_HEADERS if name in headers}
 
 
-def reply(
-    status: int,
-    body: bytes,
-    *,
-    content_type: bytes = JSON,
-    headers: tuple[tuple[bytes, bytes], ...] | list[tuple[bytes, bytes]] = (),
-    keep_alive: bool = True,
-) -> bytes:
-    """A whole response with its length."""
-    return reply_head(status, len(body), content_type=content_type, headers=headers, keep_alive=keep_alive) + body
-
-
-def reply_head(
-    status: int,
-    size: int,
-    *,
-    content_type: bytes = JSON,
-    headers: tuple[tuple[bytes, bytes], ...] | list[tuple[bytes, bytes]] = (),
-    keep_alive: bool = True,
-) -> bytes:
-    """The head of a body of `size` bytes."""
-    head = [status_line(status), b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type, size)]
-    head.extend(b"%b: %b\r\n" % pair for pair in headers)
-    head.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
-    return b"".join(head)
-
-
-def stream_head(
-    status: int, headers: list[tuple[bytes, bytes]] | tuple[tuple[bytes, bytes], ...], *, keep_alive: bool = True
-) -> bytes:
-    """The head of a chunked response."""
-    lines = [status_line(status), b"transfer-encoding: chunked\r\n"]
-    lines.extend(b"%b: %b\r\n" % pair for pair in headers)
-    lines.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
-    return b"".join(lines)
-
-
-def chunk(data: bytes) -> bytes:
-    """One chunk of a chunked body; nothing for nothing, as an empty one would be the last."""
-    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
-
-
-def passed(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    return [pair for pair in headers if pair[0] in PASSED_HEADERS]
-
-
-def error_reply(
-    dialect: str, error: RequestError, *, headers: tuple[tuple[bytes, bytes], ...] = (), keep_alive: bool = True
-) -> bytes:
-    """An error in the shape that the dialect's clients read."""
+def error_response(dialect: str, error: RequestError, headers: Mapping[str, str] | None = None) -> web.Response:
+    """An error in the shape that the dialect's clients read. Without ``headers``, a passing error has a retry-after."""
+    own = dict(retry_after(error) if headers is None else headers)
     if error.kind in _FINAL:
-        headers = (*headers, (b"x-should-retry", b"false"))  # OpenAI's and Anthropic's clients honour it
-    body = error_body(dialect, error)
-    return reply(error.status or 500, body, headers=headers, keep_alive=keep_alive)
+        own["x-should-retry"] = "false"  # OpenAI's and Anthropic's clients honor it
+    return web.Response(
+        status=error.status or 500, body=error_body(dialect, error), content_type=JSON, headers=own or None
+    )
 
 
-def retry_after(error: RequestError) -> tuple[tuple[bytes, bytes], ...]:
+def retry_after(error: RequestError) -> dict[str, str]:
     """The header for errors that may be over soon."""
-    return ((b"retry-after", b"1"),) if error.kind in _PASSING or error.status == 503 else ()
-
-
-_PASSING = frozenset({"overloaded", "upstream", "rate_limit"})
-_FINAL = frozenset({"turn_limit", "permission"})
+    return {"retry-after": "1"} if error.kind in _PASSING or error.status == 503 else {}
 
 
 def decode_body(body: bytes, kind: type[_T]) -> _T:
@@ -133,35 +80,3 @@ def decode_body(body: bytes, kind: type[_T]) -> _T:
         return msgspec.json.decode(body or b"{}", type=kind)
     except NOT_JSON as e:
         raise RequestError(f"the request body does not fit: {e}") from e
-
-
-def unconfirmed(transport: Any) -> int:
-    """How many written bytes the peer's system has not confirmed; 0 where ours does not tell."""
-    waiting: int = transport.get_write_buffer_size()
-    try:
-        counted = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
-    except (AttributeError, OSError, ValueError):
-        return waiting
-    return waiting + int.from_bytes(counted, sys.byteorder)
-
-
-def unread(transport: Any) -> int:
-    """How many bytes of the peer's lie with our system."""
-    try:
-        counted = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.FIONREAD, bytes(4))
-    except (AttributeError, OSError, ValueError):
-        return 0
-    return int.from_bytes(counted, sys.byteorder)
-
-
-def hung_up(transport: Any) -> bool:
-    """Whether the peer closed its side, also when the event loop has not reported it yet."""
-    if transport.is_closing():
-        return True
-    try:
-        with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as peer:
-            return peer.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True

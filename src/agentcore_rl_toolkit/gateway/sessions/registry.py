@@ -150,7 +150,7 @@ class Sessions:
         if self.closing is not None:
             self.closing(session)
 
-    def took(self, session: Session, call: int, whole: bool) -> None:
+    def deliver(self, session: Session, call: int, whole: bool) -> None:
         """Store whether an agent has the whole reply of a call; one that none has uses up no turn."""
         undelivered = session.stored.undelivered
         if whole == (call not in undelivered) or self.by_id.get(session.id_bytes) is not session:

@@ -1,5 +1,5 @@
 """One session: its key and settings, its calls under way, what of it is stored, and its last replies, for requests that are
-sent again (`calls.dedup`).
+sent again (`gateway.retries`).
 """
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -18,7 +17,7 @@ from ...messages.dialects.passthrough import Fields
 from ...messages.errors import RequestError
 from ..capture.build import Texts
 from ..capture.replies import RecordedReplies
-from ..upstreams.router import Worker
+from ..routing.router import Worker
 from .settings import SessionSettings
 
 _LENGTHS = ("max_tokens", "max_completion_tokens")
@@ -60,11 +59,12 @@ class Session:
         self.turns = 0
         self.errors = 0
         self.refused = 0  # requests that are entries of it and no calls
-        self.inflight: set[Any] = set()  # its running calls (`calls.running.RunningCall`)
+        self.inflight: set[Any] = set()  # its running calls (`Call`)
         self.worker: Worker | None = None
         self.texts = Texts()
         self.replies = RecordedReplies()
-        self.recent: OrderedDict[int, Repeated] | None = OrderedDict()
+        self.recent: OrderedDict[int, Repeats] | None = OrderedDict()  # by digest of the request
+        self.recalled = False  # whether `recent` has the replies of an earlier process
 
     def use(self, settings: SessionSettings) -> None:
         self.settings = settings
@@ -87,6 +87,19 @@ class Session:
                 if asked is None or asked > settings.max_tokens:
                     fields[key] = msgspec.Raw(b"%d" % settings.max_tokens)
 
+    def repeats_of(self, digest: int) -> Repeats:
+        """The replies to a request; only the last few requests of a session are kept."""
+        if self.recent is None:
+            return Repeats()
+        known = self.recent.get(digest)
+        if known is None:
+            known = self.recent[digest] = Repeats()
+            if len(self.recent) > REMEMBERED:
+                self.recent.popitem(last=False)
+        else:
+            self.recent.move_to_end(digest)
+        return known
+
     def append(self) -> None:
         """A call of the session is to be stored."""
         self.stored.records += 1
@@ -105,66 +118,44 @@ class Session:
         return self.stored.number
 
 
-Took = Callable[[Session, int, bool], None]  # `Sessions.took`
+Deliver = Callable[[Session, int, bool], None]  # `Sessions.deliver`
 
 
 class RecordedReply:
-    """The recorded reply of a call. ``taken_by`` counts the connections that carry it, or carried it to the end."""
+    """A recorded reply. ``received``: an agent has all of it. ``connections`` counts those that it is being sent on."""
 
-    __slots__ = ("call_id", "digest", "finished", "position", "session", "taken_by", "took")
+    __slots__ = ("_deliver", "connections", "position", "received", "session")
 
-    def __init__(self, took: Took, session: Session, position: int, call_id: str, digest: int) -> None:
-        self.took = took
+    def __init__(
+        self, deliver: Deliver, session: Session, position: int, *, received: bool = False, connections: int = 0
+    ) -> None:
+        self._deliver = deliver
         self.session = session
         self.position = position
-        self.call_id = call_id
-        self.digest = digest
-        self.taken_by = 0
-        self.finished = time.monotonic()
+        self.received = received
+        self.connections = connections
+        if not received and not connections:
+            deliver(session, position, False)
 
-    def old(self, limit_s: float) -> bool:
-        return time.monotonic() - self.finished > limit_s
-
-    def carried(self) -> None:
-        """A connection carries it from now on."""
-        self.taken_by += 1
-
-    def not_taken(self, *, sure: bool) -> None:
-        """A connection that carried it ended too early. ``sure``: its agent cannot have got it whole."""
-        self.taken_by -= 1
-        if not self.taken_by:
-            self.lost(sure=sure)
-
-    def lost(self, *, sure: bool) -> None:
-        """No agent took it."""
-        session = self.session
-        if session.recent is not None:
-            lost = repeats_of(session.recent, self.digest).lost
-            if self not in lost:
-                lost.append(self)
-                del lost[:-REMEMBERED]
-        if sure:
-            self.took(session, self.position, False)
+    def sent(self, *, whole: bool) -> None:
+        """A connection has ended. ``whole``: it has sent the reply to its end."""
+        self.connections -= 1
+        if whole and not self.received:
+            self.received = True
+            self._deliver(self.session, self.position, True)
+        elif not self.received and not self.connections:
+            self._deliver(self.session, self.position, False)
 
 
-@dataclass(slots=True)
-class Repeated:
-    """The calls of one body that may be asked for again: the last one that was answered, those that no agent took
-    whole, oldest first, and how many failed before their reply began and were not asked for again.
-    """
+class Repeats:
+    """The replies to one request of a session, oldest first, and how many calls failed before their reply began."""
 
-    last: RecordedReply | None = None
-    lost: list[RecordedReply] = field(default_factory=list)
-    failed: int = 0
+    __slots__ = ("failed", "replies")
 
+    def __init__(self) -> None:
+        self.failed = 0
+        self.replies: list[RecordedReply] = []
 
-def repeats_of(recent: OrderedDict[int, Repeated], digest: int) -> Repeated:
-    """The known calls with this body; only the last few bodies of a session are kept."""
-    known = recent.get(digest)
-    if known is None:
-        known = recent[digest] = Repeated()
-        if len(recent) > REMEMBERED:
-            recent.popitem(last=False)
-    else:
-        recent.move_to_end(digest)
-    return known
+    def add(self, reply: RecordedReply) -> None:
+        self.replies.append(reply)
+        del self.replies[:-REMEMBERED]

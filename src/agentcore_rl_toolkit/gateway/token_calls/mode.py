@@ -15,9 +15,9 @@ from ...messages.errors import unsupported
 from ...messages.render import Renderer, call_format
 from ..config import GatewayConfig
 from ..engines import TOKEN_ENGINES, TokenEngine, constraints
+from ..routing.router import Worker
 from ..sessions.registry import Sessions
 from ..store.writer import Store
-from ..upstreams.router import Worker
 from .histories import Histories
 
 log = logging.getLogger(__name__)

@@ -84,7 +84,12 @@ class TokenReply:
         deltas += self._entries(piece.choice, sampled)
         if piece.finish_reason is not None:
             parsed = sampled.parsed = self._parsed(sampled, piece)
-            end = Delta(choice=piece.choice, finish_reason=parsed.finish_reason, stop_sequence=parsed.stop_sequence)
+            end = Delta(
+                choice=piece.choice,
+                finish_reason=parsed.finish_reason,
+                stop_sequence=parsed.stop_sequence,
+                final=self.finished,
+            )
             deltas.append(end)
             if self.finished:
                 deltas.append(Delta(choice=piece.choice, usage=self.usage()))

@@ -260,6 +260,8 @@ class ToolDelta(msgspec.Struct, kw_only=True):
 class Delta(msgspec.Struct, kw_only=True):
     """A piece of a streamed answer. Only what changed is set; ``usage`` comes at the end, without regard to
     ``choice``.
+
+    ``final``: all choices have ended with this piece. ``event`` is the server's own event, for an agent that gets it unchanged.
     """
 
     choice: int = 0
@@ -271,6 +273,8 @@ class Delta(msgspec.Struct, kw_only=True):
     stop_sequence: str | None = None
     logprob_entries: list[dict[str, Any]] | None = None
     usage: Usage | None = None
+    final: bool = False
+    event: bytes = b""
 
 
 def text_of(content: Any) -> str:

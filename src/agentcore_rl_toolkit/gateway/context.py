@@ -7,11 +7,11 @@ import secrets
 import time
 from collections import Counter
 
-from ..config import GatewayConfig
-from ..sessions.registry import Sessions
-from ..upstreams.router import Router
-from .outage import Outage
-from .running import RunningCalls
+from .config import GatewayConfig
+from .routing.outage import Outage
+from .routing.router import Router
+from .routing.running import RunningCalls
+from .sessions.registry import Sessions
 
 
 class Context:
@@ -28,7 +28,7 @@ class Context:
         self.sessions = sessions
         self.router = router
         self.running = RunningCalls(config.limits, counters)
-        self.outage = Outage(router, self.running, config.limits)
+        self.outage = Outage(router, config.limits)
         self.started_s = time.time()
         prefix = secrets.token_hex(5)  # ids of one run of the gateway must not meet those of the last one
         self.call_ids = (f"{prefix}-{n:x}" for n in itertools.count())

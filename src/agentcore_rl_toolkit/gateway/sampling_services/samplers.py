@@ -1,4 +1,4 @@
-"""Calls that a sampling service answers: the weights in use, and the `Transport` of a call to them.
+"""Calls that a sampling service answers: the weights in use, and the `Engine` of a call to them.
 
 A sampler stands for fixed weights, so a turn has its sampler's version. New weights are a new sampler; running calls end on
 the old one. The adapter waits for its service and tries again by itself. An answer reaches the agent when it is whole.
@@ -11,32 +11,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Protocol
 
 import msgspec
 
+from ...messages.dialects import Delta
 from ...messages.dialects.canonical import LENGTH, STOP
 from ...messages.errors import RequestError
-from ..calls.agent import TranslatingAgent
-from ..calls.call import Call
-from ..calls.context import Context
-from ..calls.exchange import Transport
-from ..calls.running import RunningCall
-from ..calls.states import State
+from ..context import Context
 from ..engines import Piece
 from ..engines.sampling_service import Asked
-from ..http.connection import AgentConnection
+from ..routing.router import Worker
 from ..sessions.session import Session
 from ..token_calls.mode import TokenMode
 from ..token_calls.sampling import TokenSampling
-from ..upstreams.router import Worker
+from ..wire.request import CallRequest
 
 log = logging.getLogger(__name__)
 
 CLOSE_S = 5.0
-COMMENT = b": waiting for the model\n\n"
 
 
 class Sampler(Protocol):
@@ -114,84 +108,37 @@ class Samplers:
                 await self.service.close()
 
 
-class ServiceExchange(Transport):
-    """A call's way to a sampling service. ``decode``: token ids to text, markers shown."""
+class ServiceSampling(TokenSampling):
+    """An `Engine` that samples by a service. A stream gets comments while the service samples."""
+
+    pings = True
 
     def __init__(
-        self,
-        owner: RunningCall,
-        engine: TokenSampling,
-        context: Context,
-        session: Session,
-        samplers: Samplers,
-        *,
-        stream: bool,
-        decode: Callable[[Sequence[int]], str],
+        self, context: Context, session: Session, request: CallRequest, mode: TokenMode, samplers: Samplers
     ) -> None:
-        super().__init__(owner, engine, context, session)
-        self._sampling = engine
+        super().__init__(context, session, request, mode)
         self._samplers = samplers
-        self._decode = decode
-        self._task: asyncio.Task[None] | None = None
-        self._comments: asyncio.TimerHandle | None = None
-        if stream:
-            self._comment_later()
+        self._version: int | None = None
 
-    def route(self) -> None:
-        if (worker := self._enter()) is not None:
-            self._task = asyncio.ensure_future(self._ask(worker))
+    def versions(self, begun: int | None, ended: int | None) -> tuple[int | None, int | None]:
+        return self._version, self._version
 
-    async def _ask(self, worker: Worker) -> None:
-        try:
-            self._sampling.whole = await self._sampled(worker)
-            self._leave()
-            worker.succeeded()
-        except Exception as e:
-            self._failed(worker, e)
-            return
-        self._incoming.status, self._incoming.first_token_s = 200, time.time()
-        try:
-            self._owner.complete()
-        except Exception as e:
-            self._owner.broke(e)
-
-    async def _sampled(self, worker: Worker) -> list[Piece]:
-        sampler, version = await self._samplers.current()
-        asked = msgspec.json.decode(self._engine.request_for(worker)[1][0], type=Asked)
+    async def sample(self, worker: Worker) -> AsyncGenerator[list[Delta], None]:
         # However long the call waits: no other weights have a part in its answer.
-        self._incoming.span.fix(version)
-        self._owner.become(State.SENT)
-        pieces = await sampler.sample(asked)
-        for piece in pieces:
-            piece.weight_version = version
-            self._context.counters["tokens_cut"] += cut(piece, asked, self._decode)
-        return pieces
-
-    def _failed(self, worker: Worker, error: Exception) -> None:
-        self._leave()
-        found = error if isinstance(error, RequestError) else self._samplers.service.for_agent(error)
-        if found.kind == "upstream":
-            worker.failed(time.monotonic(), unreachable=False, why=repr(error))
-            log.warning("sampling failed: %r", error)
-        self._owner.fail(found)
-
-    # -- from the call
-
-    def stop(self) -> None:
-        if self._task is not None and self._task is not asyncio.current_task():
-            self._task.cancel()
-        self._leave()
-
-    def close(self) -> None:
-        if self._comments is not None:
-            self._comments.cancel()
-
-    def _comment_later(self) -> None:
-        self._comments = asyncio.get_running_loop().call_later(self._context.limits.keep_alive_s, self._comment)
-
-    def _comment(self) -> None:
-        if self._owner.comment(COMMENT):
-            self._comment_later()
+        sampler, self._version = await self._samplers.current()
+        asked = msgspec.json.decode(self._body, type=Asked)
+        try:
+            pieces = await sampler.sample(asked)
+            for piece in pieces:
+                piece.weight_version = self._version
+                self._context.counters["tokens_cut"] += cut(piece, asked, self._mode.renderer.decode)
+        except Exception as e:
+            found = self._samplers.service.for_agent(e)
+            if found.kind == "upstream":
+                worker.failed(unreachable=False, why=repr(e))
+                log.warning("sampling failed: %r", e)
+            raise found from e
+        yield self._take(None, pieces)
 
 
 def cut(piece: Piece, asked: Asked, decode: Callable[[Sequence[int]], str]) -> int:
@@ -228,17 +175,3 @@ def _end(piece: Piece, length: int, reason: str) -> None:
     piece.ids, piece.finish_reason = piece.ids[:length], reason
     if piece.logprobs is not None:
         piece.logprobs = piece.logprobs[:length]
-
-
-def service_call(
-    context: Context, conn: AgentConnection, session: Session, dialect: str, mode: TokenMode, samplers: Samplers
-) -> Call:
-    """A call over a sampling service, in any dialect."""
-    agent = TranslatingAgent(conn, dialect)
-    engine = TokenSampling(context, session, agent, mode)
-
-    def make(owner: RunningCall, stream: bool) -> Transport:
-        decode = mode.renderer.decode
-        return ServiceExchange(owner, engine, context, session, samplers, stream=stream, decode=decode)
-
-    return Call(context, session, agent, engine, make)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 
 import msgspec
 
@@ -17,9 +16,7 @@ from ..._servers.tasks import Tasks
 from ...errors import GatewayError
 from ...messages.errors import NOT_JSON, RequestError
 from ..config import Limits
-from ..upstreams.router import Router, Worker
-from .running import RunningCall, RunningCalls
-from .states import State
+from .router import Router, Worker
 
 log = logging.getLogger(__name__)
 
@@ -35,16 +32,16 @@ class _WeightInfo(msgspec.Struct):
 class Outage:
     """Lets calls wait and probes the servers. Without `Limits.outage_s` calls fail at once and no server is probed."""
 
-    def __init__(self, router: Router, running: RunningCalls, limits: Limits) -> None:
+    def __init__(self, router: Router, limits: Limits) -> None:
         self._router = router
-        self._running = running
         self._limits = limits
-        self._waiting: dict[RunningCall, float] = {}  # until when
-        self._looking: asyncio.Task[None] | None = None
+        self._waiting = 0
+        self._back = asyncio.Event()
+        self._probing: asyncio.Task[None] | None = None
         self._tasks = Tasks()
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return self._waiting
 
     @property
     def problem(self) -> str | None:
@@ -56,43 +53,37 @@ class Outage:
             return "an inference server was started again and has not the published weights"
         return None
 
-    def hold(self, call: RunningCall, until: float | None) -> float | None:
-        """Let a call wait that no server took. ``until``: it has waited before, and may wait that long.
-
-        Returns until when it waits, None when it is not to: some server is only busy, or its time is over.
-        """
-        now = time.monotonic()
+    def waits(self) -> bool:
+        """Return True if a call that no server took should wait. Otherwise some server is only busy."""
         workers = [worker for worker in self._router.workers.values() if not worker.draining]
-        if not self._limits.outage_s or any(not worker.resting_until for worker in workers):
-            return None
-        until = now + self._limits.outage_s if until is None else until
-        if now >= until:
-            return None
-        if self._looking is None or self._looking.done():
-            log.warning("no inference server is up: calls wait for up to %g s", self._limits.outage_s)
-            self._looking = self._tasks.start(self._look())
-        call.become(State.HELD)
-        self._waiting[call] = until
-        return until
+        return bool(self._limits.outage_s) and all(worker.resting_until for worker in workers)
 
-    async def _look(self) -> None:
-        """While calls wait: end what has waited too long, and look whether a server is back."""
+    async def over(self, until: float) -> None:
+        """Return when a server is back. ``until`` is on the event loop's clock. Raises: RequestError."""
+        if self._probing is None or self._probing.done():
+            log.warning("no inference server is up: calls wait for up to %g s", self._limits.outage_s)
+            self._back.clear()
+            self._probing = self._tasks.start(self._probe())
+        self._waiting += 1
+        try:
+            async with asyncio.timeout_at(until):
+                await self._back.wait()
+        except TimeoutError:
+            why = f"no inference server has been up for {self._limits.outage_s:g} s; try again later"
+            raise RequestError(why, kind="overloaded") from None
+        finally:
+            self._waiting -= 1
+
+    async def _probe(self) -> None:
         while self._waiting:
             await asyncio.sleep(min(LOOK_EVERY_S, self._limits.outage_s))
-            for call in [call for call, until in self._waiting.items() if call.ended or time.monotonic() >= until]:
-                del self._waiting[call]
-                why = f"no inference server has been up for {self._limits.outage_s:g} s; try again later"
-                call.abort(RequestError(why, kind="overloaded"))
             workers = list(self._router.workers.values())
             answers = await asyncio.gather(*map(self._is_up, workers))  # one that hangs delays no other
             back = [worker for worker, up in zip(workers, answers, strict=True) if up]
-            if not back or self._running.paused:
-                continue
-            waiting, self._waiting = list(self._waiting), {}
-            log.warning("inference server %s is back; %d calls go on", back[0].config.url, len(waiting))
-            for call in waiting:
-                if not call.ended:
-                    call.route()
+            if back:
+                log.warning("inference server %s is back; %d calls go on", back[0].config.url, self._waiting)
+                self._back.set()
+                return
 
     async def _is_up(self, worker: Worker) -> bool:
         try:

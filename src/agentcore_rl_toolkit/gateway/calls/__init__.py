@@ -1,1 +1,0 @@
-"""One model call, from an agent's request to its response and its record."""

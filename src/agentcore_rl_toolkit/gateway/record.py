@@ -1,0 +1,163 @@
+"""Stores what became of a call: a turn, a failure, or a refused request."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from ..errors import CaptureError
+from ..messages.errors import RequestError
+from .capture.build import build
+from .capture.record import (
+    ABORTED,
+    ERROR,
+    INVALID,
+    LOST_WEIGHTS,
+    OK,
+    PARTIAL,
+    REFUSED,
+    TURNS,
+    UNTRAINABLE,
+    CallRecord,
+    Captured,
+)
+from .capture.versions import bounds
+from .context import Context
+from .engine import Engine
+from .reply import Reply
+from .routing.router import Worker
+from .sessions.session import RecordedReply, Session
+from .wire.request import CallRequest
+
+AGENT_GONE = "agent_gone"  # the code of the error of a call whose agent hung up
+_FEW = 3  # running calls up to which waiting for others to commit with would only be waiting
+_MOST_REFUSED = 50  # requests of one session that are entries of it: an agent may repeat one forever
+
+
+class Recorder:
+    """Stores the record of one call, and holds the facts for it. ``changed``: weights may have been changed meanwhile."""
+
+    def __init__(self, context: Context, session: Session, request: CallRequest) -> None:
+        self._context = context
+        self._session = session
+        self._request = request
+        self.call_id = next(context.call_ids)
+        self.index = session.next_index
+        session.next_index += 1
+        self.started_s = time.time()
+        self.first_token_s: float | None = None
+        self.worker: Worker | None = None
+        self.versions: tuple[int | None, int | None] = (None, None)
+        self.changed = False
+        self._stored = False
+
+    async def store_reply(self, engine: Engine, reply: Reply) -> tuple[CallRecord, Captured]:
+        """Store a complete reply. Raises: RequestError when the disk refuses it."""
+        session, context = self._session, self._context
+        try:
+            captured = engine.captured()
+        except CaptureError as e:
+            captured = Captured(choices=[], complete=True, problem=str(e))
+        status = _status(captured, context.engine)
+        if self.worker is not None and self.worker.forgot:
+            captured.untrainable = LOST_WEIGHTS
+        record = self._build(status, captured)
+        error = await self._committed(record, reply)
+        self._stored = True
+        if error is None and status in TURNS:
+            session.turns += 1
+            context.sessions.turns += 1
+        else:
+            session.errors += 1
+            session.started_turns -= 1
+        if status not in TURNS:
+            context.counters["turns_" + status] += 1
+        if error is not None:
+            context.counters["store_failures"] += 1
+            raise RequestError("the gateway could not store this call; try again", kind="overloaded")
+        return record, captured
+
+    async def _committed(self, record: CallRecord, reply: Reply) -> OSError | None:
+        """Return when the record is committed, or why it is not. The records of a closed session are not kept."""
+        session, context = self._session, self._context
+        if session.closed:
+            return None
+        committed: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
+
+        def done(error: OSError | None) -> None:
+            if not committed.done():
+                committed.set_result(error)
+
+        session.append()
+        alone = len(context.running) <= _FEW
+        position = context.sessions.store.append(session, record, done, alone=alone)
+        error = await committed
+        if error is None and record.status in TURNS:
+            deliver, connections = context.sessions.deliver, reply.connections
+            reply.recorded = RecordedReply(deliver, session, position, connections=connections)
+            session.repeats_of(record.digest).add(reply.recorded)
+        return error
+
+    def store_failure(self, error: RequestError, kind: str, *, begun: bool) -> None:
+        """Store a failed call as an event of the session, never as a turn. ``kind`` is the name of the error."""
+        if self._stored:
+            return
+        session = self._session
+        session.started_turns -= 1
+        status = ABORTED if error.code == AGENT_GONE else PARTIAL if begun else ERROR
+        self._context.counters["turns_" + status] += 1
+        if session.recent is not None and not begun:  # clients that have the head of a reply do not try again
+            session.repeats_of(self._request.digest).failed += 1
+        self._store_error(status, error, kind, str(error))
+
+    def store_refusal(self, error: RequestError) -> None:
+        """Store a request that never became a call: when it was, its status, the field at fault and why."""
+        session = self._session
+        if session.closed or session.refused >= _MOST_REFUSED:
+            return
+        session.refused += 1
+        if error.kind == "internal":
+            self._store_error(ERROR, error, error.kind, str(error))
+        else:
+            self._store_error(REFUSED, error, error.kind, f"{error.param or ''}: {error}")
+
+    def _store_error(self, status: str, error: RequestError, kind: str, message: str) -> None:
+        session = self._session
+        session.errors += 1
+        if session.closed:
+            return
+        record = self._build(status, Captured(choices=[]))
+        record.http_status, record.error_type, record.error = error.status or 500, kind, message[:4000]
+        session.append()
+        self._context.sessions.store.append(session, record)
+
+    def _build(self, status: str, captured: Captured) -> CallRecord:
+        request, long = self._request, self._request.long
+        return build(
+            status,
+            captured,
+            texts=self._session.texts,
+            fields=request.fields,
+            long=None if long is None else (long.text, long.crc, long.seen),
+            versions=bounds(captured, *self.versions, changed=self.changed, stream=request.stream),
+            call_id=self.call_id,
+            index=self.index,
+            dialect=request.dialect,
+            started_s=self.started_s,
+            first_token_s=self.first_token_s,
+            digest=request.digest,
+            upstream=None if self.worker is None else self.worker.id,
+        )
+
+
+def _status(captured: Captured, engine: str) -> str:
+    if captured.error is not None or not captured.complete:
+        return PARTIAL
+    if captured.problem is not None:
+        return INVALID
+    if captured.has_tokens:
+        return OK
+    if engine == "openai":
+        return UNTRAINABLE
+    captured.problem = "the engine returned no token ids; it must honour return_token_ids (vLLM does since 0.10.2)"
+    return INVALID

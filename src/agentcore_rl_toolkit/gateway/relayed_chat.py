@@ -1,0 +1,132 @@
+"""Samples a call by a server's own chat completions: the request is passed on, with the fields that the capture needs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+
+from ..logs import WarnsOnceAMinute
+from ..messages.dialects import Delta, passthrough
+from ..messages.dialects.passthrough import Fields
+from ..messages.errors import unsupported
+from .capture.asked import IMAGES, has_images
+from .capture.record import CONSTRAINED, Captured
+from .capture.reply import read_reply
+from .capture.stream import StreamReader
+from .context import Context
+from .http.messages import passed
+from .routing.router import Worker, checked, too_large, whole
+from .sessions.session import Session
+from .wire.request import CallRequest
+
+log = logging.getLogger(__name__)
+_images = WarnsOnceAMinute(log)
+_to_json = msgspec.json.Encoder().encode
+_TRUE = msgspec.Raw(b"true")
+_ROUTE = b"/v1/chat/completions"
+
+
+class RelayedChat:
+    """An `Engine`. A translated request is written as a chat completion, so every dialect leaves the same records.
+
+    ``passes``: the agent speaks the servers' dialect and gets their bytes. ``headers`` and ``body`` are the server's reply.
+    """
+
+    pings = False
+
+    def __init__(self, context: Context, session: Session, request: CallRequest) -> None:
+        self._context = context
+        self._session = session
+        self._request = request
+        self.passes = request.dialect == "chat"
+        self.plain_endpoint = context.engine == "openai"
+        self.headers: Mapping[str, str] = {}
+        self.body = b""
+        self._sent = b""
+        self._reader: StreamReader | None = None
+
+    # -- the request
+
+    def understand(self) -> Fields:
+        request, context = self._request, self._context
+        if not self.passes:
+            return request.translate(self._session, _as_sent, context)
+        more = context.allow_fields if context.engine != "openai" else None
+        request.n = passthrough.check(request.body, request.fields, more=more)
+        return request.fields
+
+    def compose(self, fields: Fields) -> None:
+        """Ask for the tokens whatever the agent asked for; a plain OpenAI endpoint has none to give."""
+        context, long = self._context, self._request.long
+        field = passthrough.foreign(fields, context.allow_fields) if context.engine == "vllm" else None
+        if field is not None:
+            raise unsupported(field, f"the inference engine ({context.engine}) has no such ability")
+        if context.engine != "openai":
+            fields["logprobs"] = fields["return_token_ids"] = _TRUE
+        self._sent = _to_json(fields) if long is None else b"".join(long.pieces(fields))
+
+    @asynccontextmanager
+    async def prompt(self, call_id: str) -> AsyncIterator[None]:
+        yield
+
+    # -- the reply
+
+    def versions(self, begun: int | None, ended: int | None) -> tuple[int | None, int | None]:
+        return begun, ended
+
+    def reset(self) -> None:
+        self._reader = None
+
+    async def sample(self, worker: Worker) -> AsyncGenerator[list[Delta], None]:
+        request, most = self._request, self._context.limits.reply_bytes
+        async with worker.post(_ROUTE, self._sent, session=self._session.id, stream=request.stream) as response:
+            await checked(response, most)
+            self.headers = passed(response.headers)
+            if not request.stream:
+                self.body = await whole(response, most)
+                return
+            plain = not request.numbers and not self.plain_endpoint  # the agent did not ask for the numbers
+            reader = self._reader = StreamReader(
+                entries=request.logprobs, n=request.n, relayed=self.passes, plain=plain
+            )
+            received = 0
+            async for data in response.content.iter_any():
+                received += len(data)
+                if received > most:
+                    raise too_large(most)
+                yield reader.feed(data)
+
+    @property
+    def leftover(self) -> bytes:
+        """The end of a stream that is no whole event."""
+        return b"".join(self._reader.carry) if self._reader is not None else b""
+
+    @property
+    def ended(self) -> bool:
+        """Whether some choice of a stream has ended."""
+        return self._reader is not None and self._reader.ended
+
+    def captured(self) -> Captured:
+        request, reader = self._request, self._reader
+        captured = read_reply(self.body, entries=request.logprobs) if reader is None else reader.captured()
+        if not self._context.train_constrained and passthrough.constrained(request.fields):
+            captured.untrainable = CONSTRAINED
+        if has_images(request.messages):
+            captured.untrainable = IMAGES
+            _images.warning(
+                "session %s sends images or sound: the trainer would get neither, so these calls and those that go on from them "
+                "are recorded and not trained",
+                self._session.id,
+            )
+        if not self.passes:
+            captured.reply_id = request.reply_id  # what the agent gets, now and when it asks again
+        return captured
+
+
+def _as_sent(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A developer's messages under the name that chat templates have for it: most leave out roles they do not know."""
+    return [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]

@@ -1,0 +1,92 @@
+"""Decides when a request repeats an earlier one of its session.
+
+An idempotency key identifies its call. Without a key the first rule that applies decides for a request with the same body:
+
+1. It joins a running call whose connection is gone.
+2. It gets a recorded reply that no agent has received whole.
+3. With a retry count it gets a received reply that is at most ten minutes old, unless a call with this body failed before its
+   reply began: then the repetition is of that call, which is sampled again.
+4. It is a separate sample: agents sample one prompt several times on purpose.
+
+A reply is received when its last write was drained and no disconnect was seen before.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from ..errors import CaptureError, GatewayError
+from .capture.record import TURNS, CallRecord, decode
+from .context import Context
+from .sessions.session import REMEMBERED, RecordedReply, Repeats, Session
+from .wire.request import CallRequest
+
+log = logging.getLogger(__name__)
+
+MEMORY_S = 600.0  # how long a received reply may be asked for again
+
+
+def running_call(session: Session, request: CallRequest) -> Any:
+    """The running call (`Call`) that a request joins."""
+    for call in session.inflight:
+        if (
+            call.request.digest == request.digest
+            and not call.reply.ended
+            and (request.keyed or not call.reply.connections)
+        ):
+            return call
+    return None
+
+
+def recorded_reply(context: Context, session: Session, request: CallRequest) -> tuple[RecordedReply, CallRecord] | None:
+    """The recorded reply that a request gets. A damaged record counts as none."""
+    known = _repeats(context, session, request.digest)
+    if known is None:
+        return None
+    lost = next((reply for reply in known.replies if not (reply.received or reply.connections)), None)
+    if lost is None and not request.keyed:
+        if not request.again:
+            return None
+        if known.failed:
+            known.failed -= 1
+            return None
+    reply = lost or (known.replies[-1] if known.replies else None)
+    if reply is None:
+        return None
+    try:
+        record = decode(context.sessions.store.reader.call(reply.position))
+    except (GatewayError, CaptureError) as e:
+        log.error("session %s: a call that is asked for again cannot be read: %s", session.id, e)
+        return None
+    if lost is None and time.time() - record.finished_s > MEMORY_S:
+        return None
+    return reply, record
+
+
+def _repeats(context: Context, session: Session, digest: int) -> Repeats | None:
+    """The recorded replies to requests with this digest."""
+    if session.recent is None:
+        return None
+    if not session.recalled:
+        session.recalled = True
+        if session.records:
+            _recall(context, session)
+    return session.recent.get(digest)
+
+
+def _recall(context: Context, session: Session) -> None:
+    """Read which of the session's last calls an earlier process answered."""
+    store = context.sessions.store
+    try:
+        last = store.reader.last_calls(session.number, REMEMBERED)
+    except GatewayError as e:
+        log.error("session %s: calls that may be asked for again cannot be read: %s", session.id, e)
+        return
+    for position, digest, status, delivered in reversed(last):
+        if position < store.first_call and status in TURNS:
+            if not delivered:
+                session.stored.undelivered.add(position)
+            reply = RecordedReply(context.sessions.deliver, session, position, received=delivered)
+            session.repeats_of(digest).add(reply)

@@ -1,1 +1,0 @@
-"""Chooses the inference server and the connection of a call."""

@@ -1,0 +1,129 @@
+"""The request of a model call, as far as it is the same for all engines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from ...messages.dialects import DIALECTS, ModelRequest
+from ...messages.dialects.canonical import new_id
+from ...messages.dialects.fields import read_body
+from ...messages.dialects.passthrough import Fields
+from ...messages.dialects.surrogates import HALF_SURROGATE
+from ..capture.asked import wants_logprobs, wants_numbers
+from ..context import Context
+from ..sessions.session import Session
+from .long_requests import LISTS, LONG, LongRequest, decoded, digest_of, digest_of_body, translate, understand
+
+Messages = list[dict[str, Any]]
+_to_json = msgspec.json.Encoder().encode
+
+
+@dataclass(slots=True)
+class CallRequest:
+    """What an agent asks for.
+
+    ``fields`` are the members of the request, as the server gets them and the record has them. A long request has its messages
+    in ``long``. ``digest`` is the same for the same request. ``asked`` is the canonical request, of calls whose reply is
+    encoded here. ``again``: the client reports that it repeats a request; ``keyed``: it identifies the request by a key.
+    ``left_out`` counts the parts of the history that the model does not get as sent, by kind.
+    """
+
+    dialect: str
+    body: bytes  # the part that was decoded
+    fields: Fields
+    long: LongRequest | None
+    digest: int
+    stream: bool
+    again: bool
+    keyed: bool
+    n: int = 1
+    asked: ModelRequest = field(default_factory=lambda: ModelRequest(dialect="chat", model=""))
+    reply_id: str = ""
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def logprobs(self) -> bool:
+        """Whether the agent asked for logprobs."""
+        return wants_logprobs(self.fields)
+
+    @property
+    def numbers(self) -> bool:
+        """Whether the agent asked for token ids or logprobs."""
+        return wants_numbers(self.fields)
+
+    @property
+    def messages(self) -> bytes:
+        """The messages as JSON."""
+        return self.long.text if self.long is not None else bytes(self.fields.get("messages", b""))
+
+    def translate(self, session: Session, as_sent: Callable[[Messages], Messages], context: Context) -> Fields:
+        """Read the request into its canonical form. Returns it as a chat completion, without messages if they are in `long`.
+
+        ``as_sent`` gives messages the form in which the server, and the record, has them. Fields that nothing here reads go to
+        the engine if the gateway's settings allow them, and are left out otherwise.
+
+        Raises: RequestError.
+        """
+        recorded = partial(session.replies.find, context.sessions.store, session.number)
+        dialect, request, allowed = DIALECTS[self.dialect].with_recorded(recorded), self.long, context.allow_fields
+        if request is None:
+            asked = dialect.parse_request(self.body)
+        else:
+            asked, self.long = translate(request, session.texts.translated, dialect, as_sent)
+        self.asked, self.n, self.reply_id = asked, asked.n, new_id("chatcmpl-")
+        self.left_out += Counter(asked.left_out)
+        asked.sampling.other |= {name: value for name, value in asked.unknown.items() if name in allowed}
+        body = asked.to_chat_body()
+        if self.long is not None:
+            del body["messages"]
+        else:
+            body["messages"] = as_sent(body["messages"])
+        return {name: msgspec.Raw(_to_json(value)) for name, value in body.items()}
+
+
+def empty_request(dialect: str) -> CallRequest:
+    """Stands for a request that was not read."""
+    return CallRequest(
+        dialect=dialect, body=b"", fields={}, long=None, digest=0, stream=False, again=False, keyed=False
+    )
+
+
+def read_request(
+    body: bytes, headers: Mapping[str, str], session: Session, dialect: str, *, tag: str | None, as_they_are: bool
+) -> CallRequest:
+    """Decode a request. ``as_they_are``: the server gets the messages unchanged. Raises: RequestError."""
+
+    def read(body: bytes) -> tuple[LongRequest | None, Fields, int, bytes]:
+        long = _long(body, session, dialect, as_they_are=as_they_are) if len(body) >= LONG else None
+        if long is None:
+            return None, decoded(body), digest_of_body(body), body
+        return long, long.fields, long.digest(), long.read
+
+    (long, fields, digest, decoded_body), halves = read_body(body, read)
+    key = headers.get("idempotency-key")
+    digest = digest_of(dialect.encode(), (tag or "").encode(), (key or "").encode(), b"%d" % digest)
+    stream = fields.get("stream")
+    return CallRequest(
+        dialect=dialect,
+        body=decoded_body,
+        fields=fields,
+        long=long,
+        digest=digest,
+        stream=stream is not None and bytes(stream) == b"true",
+        again=headers.get("x-stainless-retry-count", "0") != "0",
+        keyed=key is not None,
+        left_out=Counter({HALF_SURROGATE: halves} if halves else {}),
+    )
+
+
+def _long(body: bytes, session: Session, dialect: str, *, as_they_are: bool) -> LongRequest | None:
+    """A long request in two parts. Raises: msgspec.DecodeError, RecursionError when it is not a JSON object."""
+    if as_they_are:
+        return understand(body, session.texts.messages)
+    return understand(body, session.texts.translated, LISTS[dialect])

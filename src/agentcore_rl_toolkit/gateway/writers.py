@@ -1,0 +1,159 @@
+"""Write a reply for its agent: the server's own bytes, or a dialect's encoding of its deltas."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ..messages.dialects import DIALECTS, Delta, ModelRequest, RequestError, StreamEncoder
+from ..messages.errors import error_body
+from .capture.record import CallRecord, Captured
+from .capture.replay import replay
+from .engines.errors import event_error
+from .http.messages import JSON
+from .relayed_chat import RelayedChat
+from .wire.request import CallRequest
+
+_EVENTS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+_JSON = {"content-type": JSON}
+COMMENT = b": waiting for the model\n\n"
+
+
+class Writer(Protocol):
+    """Writes one reply."""
+
+    def headers(self) -> dict[str, str]:
+        """The headers of the reply."""
+
+    def write(self, delta: Delta) -> bytes:
+        """A part of a stream."""
+
+    def ping(self) -> bytes:
+        """A sign in a stream that more is coming."""
+
+    def finish(self, record: CallRecord) -> bytes:
+        """The end of a stream."""
+
+    def error(self, error: RequestError) -> bytes:
+        """The end of a stream that cannot be completed."""
+
+    def broken(self, captured: Captured, *, begun: bool) -> RequestError | None:
+        """Return why the agent must not take the reply for complete. ``begun``: a part has been sent."""
+
+    def whole(self, record: CallRecord, captured: Captured) -> bytes:
+        """A reply that is not streamed. Raises: RequestError, UpstreamError."""
+
+    def replayed(self, record: CallRecord) -> bytes:
+        """The reply that a recorded call got, for a repeated request. Raises: UpstreamError."""
+
+    def reset(self) -> None:
+        """Another reply comes. Nothing of this one has been sent."""
+
+
+class PassingWriter:
+    """Writes a server's bytes, for an agent that speaks its dialect."""
+
+    def __init__(self, request: CallRequest, engine: RelayedChat) -> None:
+        self._request = request
+        self._engine = engine
+        self._numbers = request.numbers
+
+    def headers(self) -> dict[str, str]:
+        return {**(_EVENTS if self._request.stream else _JSON), **self._engine.headers}
+
+    def write(self, delta: Delta) -> bytes:
+        return delta.event
+
+    def ping(self) -> bytes:
+        return COMMENT
+
+    def finish(self, record: CallRecord) -> bytes:
+        return self._engine.leftover
+
+    def error(self, error: RequestError) -> bytes:
+        return b"data: " + error_body("chat", error) + b"\n\n"
+
+    def broken(self, captured: Captured, *, begun: bool) -> RequestError | None:
+        stream = self._request.stream
+        if captured.error is not None:
+            seen = begun or (not stream and captured.choices)
+            return None if seen else event_error(captured.error)
+        if not stream:
+            if captured.choices:
+                return None
+            why = captured.problem or "it has no choices"
+            return RequestError(f"the inference server answered 200 with no reply: {why}", kind="upstream")
+        if captured.complete and captured.choices:
+            return None
+        if captured.problem is not None and self._engine.ended and self._engine.plain_endpoint:
+            return None  # the agent may understand such an endpoint although nothing can be recorded of it
+        return RequestError("the inference server ended its reply before it was whole", kind="upstream")
+
+    def whole(self, record: CallRecord, captured: Captured) -> bytes:
+        body = self._engine.body
+        return body if self._numbers else captured.plain or body
+
+    def replayed(self, record: CallRecord) -> bytes:
+        fields = self._request.fields
+        options = fields.get("stream_options")
+        usage = options is not None and b"true" in bytes(options)
+        asked = ModelRequest(dialect="chat", model="", stream=self._request.stream, include_usage=usage, logprobs=True)
+        return replay(DIALECTS["chat"], asked, record)
+
+    def reset(self) -> None: ...
+
+
+class EncodingWriter:
+    """Encodes deltas in the agent's dialect."""
+
+    def __init__(self, request: CallRequest) -> None:
+        self._request = request
+        self._dialect = DIALECTS[request.dialect]
+        self._encoder: StreamEncoder | None = None
+
+    def headers(self) -> dict[str, str]:
+        return _EVENTS if self._request.stream else _JSON
+
+    def _make(self) -> StreamEncoder:
+        asked = self._request.asked
+        return self._dialect.encoder(asked, reply_id=self._request.reply_id, model=asked.model)
+
+    def write(self, delta: Delta) -> bytes:
+        if self._encoder is None:
+            self._encoder = self._make()
+            return self._encoder.start() + self._encoder.feed(delta)
+        return self._encoder.feed(delta)
+
+    def ping(self) -> bytes:
+        return COMMENT if self._encoder is None else self._encoder.ping()
+
+    def finish(self, record: CallRecord) -> bytes:
+        return replay(self._dialect, self._request.asked, record) if self._encoder is None else self._encoder.finish()
+
+    def error(self, error: RequestError) -> bytes:
+        return (self._encoder or self._make()).error(error)
+
+    def broken(self, captured: Captured, *, begun: bool) -> RequestError | None:
+        if captured.error is not None:
+            return event_error(captured.error)
+        if captured.complete and captured.choices:
+            return None
+        why = "ended its reply before it was whole"
+        if not self._request.stream and not captured.choices:
+            why = f"answered 200 with no reply: {captured.problem or 'it has no choices'}"
+        return RequestError(f"the inference server {why}", kind="upstream")
+
+    def whole(self, record: CallRecord, captured: Captured) -> bytes:
+        return self.replayed(record)
+
+    def replayed(self, record: CallRecord) -> bytes:
+        return replay(self._dialect, self._request.asked, record)
+
+    def reset(self) -> None:
+        self._encoder = None
+
+
+def writer_of(request: CallRequest, engine: object) -> Writer:
+    """The writer of a call's reply."""
+    if isinstance(engine, RelayedChat) and engine.passes:
+        return PassingWriter(request, engine)
+    return EncodingWriter(request)
