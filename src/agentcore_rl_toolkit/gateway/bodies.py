@@ -72,6 +72,7 @@ class BodyParser:
         self._turn = asyncio.Lock()
         self._helper: asyncio.subprocess.Process | None = None
         self._idle: asyncio.TimerHandle | None = None
+        self._ended: list[asyncio.subprocess.Process] = []
 
     @property
     def pid(self) -> int | None:
@@ -102,12 +103,11 @@ class BodyParser:
         return ParsedBody(request, texts)
 
     async def close(self) -> None:
-        """End the helper."""
+        """End the helper, and wait for all that ended before."""
         if self._idle is not None:
             self._idle.cancel()
-        helper = self._kill()
-        if helper is not None:
-            await helper.wait()
+        self._kill()
+        await asyncio.gather(*(helper.communicate() for helper in self._ended))
 
     async def _ask(self, job: dict[str, Any], body: bytes) -> tuple[dict[str, Any], list[bytes]]:
         try:
@@ -147,12 +147,12 @@ class BodyParser:
         answer = msgspec.msgpack.decode(await reader.readexactly(*_HEAD.unpack(await reader.readexactly(_HEAD.size))))
         return answer, [await reader.readexactly(size) for size in answer["sizes"]]
 
-    def _kill(self) -> asyncio.subprocess.Process | None:
+    def _kill(self) -> None:
         helper, self._helper = self._helper, None
         if helper is not None:
             with contextlib.suppress(ProcessLookupError):
                 helper.kill()
-        return helper
+            self._ended = [each for each in self._ended if each.returncode is None] + [helper]
 
 
 def _framed(head: dict[str, Any]) -> bytes:
