@@ -5,7 +5,7 @@ contexts, members of groups), because frameworks wrap the client's exception. In
 infrastructure outweighs one of the policy: a model call that never reached the model says nothing about the policy.
 
 Sources: strands.types.exceptions, langgraph.errors, langchain_core.exceptions, agents.exceptions (OpenAI Agents SDK), the
-exception modules of openai, anthropic, litellm, httpx, requests and aiohttp. `aws_errors` has those of botocore and urllib3.
+exception modules of openai, anthropic, litellm, httpx, requests, aiohttp, urllib3 and botocore.
 """
 
 from __future__ import annotations
