@@ -115,6 +115,12 @@ def test_an_agents_own_call_that_aws_throttles_is_not_the_agents_failure(code: s
     assert blame(answered(400, "ValidationException")).cause is Cause.AGENT
 
 
+def test_a_conversation_that_bedrock_finds_too_long_is_the_policys_failure() -> None:
+    response = {"Error": {"Code": "ValidationException", "Message": "Input is too long for requested model."}}
+    found = blame(boto.ClientError({**response, "ResponseMetadata": {"HTTPStatusCode": 400}}, "Converse"))
+    assert (found.cause, found.failure) == (Cause.POLICY, "context")
+
+
 # ---- exceptions of real connections
 
 

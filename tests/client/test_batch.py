@@ -188,6 +188,15 @@ def test_wrong_settings_end_a_batch_at_its_first_answers(
     assert runtime.requests["invoke"] <= 12
 
 
+def test_a_runtime_that_cannot_be_reached_ends_a_batch(make_client: MakeClient) -> None:
+    client = make_client(endpoint_url="http://127.0.0.1:9", max_retry_attempts=1, deadlines=Deadlines(stop_s=0.5))
+    items: list[Any] = []
+    with pytest.raises(ConfigError, match="could not be reached") as caught:
+        items.extend(client.run_batch(rows(50), 4))
+    assert 1 <= len(items) <= 12
+    assert caught.value.code == "EndpointConnectionError"
+
+
 def test_a_refusal_after_a_success_is_one_items_failure(client: RolloutClient, runtime: ScriptedRuntime) -> None:
     runtime.faults.extend([None, "403"])
     items = client.map(rows(4), 1)

@@ -43,9 +43,11 @@ def remote(scripted: Any) -> ObjectStore:
         (429, b""),
         (408, s3_error("RequestTimeout")),
         (409, s3_error("ConditionalRequestConflict")),
+        (400, s3_error("ThrottlingException")),
+        (403, s3_error("RequestTimeTooSkewed")),
         None,
     ],
-    ids=["500", "slow-down", "503-plain", "429", "408", "409-conflict", "hang-up"],
+    ids=["500", "slow-down", "503-plain", "429", "408", "409-conflict", "400-throttling", "clock", "hang-up"],
 )
 @pytest.mark.parametrize("create_only", [False, True])
 async def test_a_passing_fault_is_retried(scripted: Any, remote: ObjectStore, fault: Any, create_only: bool) -> None:

@@ -82,6 +82,7 @@ _ANSWERS = frozenset(
         ("httpx", "HTTPStatusError"),
         ("requests", "HTTPError"),
         ("aiohttp", "ClientResponseError"),
+        ("botocore", "ClientError"),
         ("urllib", "HTTPError"),
     }
 )

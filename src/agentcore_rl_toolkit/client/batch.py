@@ -28,11 +28,11 @@ logger = logging.getLogger(__name__)
 
 LINE_CHARS = 1_000  # of an error: some agents put a whole page into their exception's text
 LEAST_WAIT_S = 30.0  # a resumed session whose time is up gets this long: its record may already be there
-# If these are the first answers, the ARN, the bucket, the region or the credentials are wrong for every rollout.
+# If these are the first results of a batch, the ARN, the bucket, the region or the credentials are wrong for every rollout.
 WRONG_SETTINGS = frozenset(
     {
         *("ResourceNotFoundException", "AccessDeniedException", "UnrecognizedClientException"),
-        *("InvalidSignatureException", "InvalidClientTokenId", "NoCredentialsError"),
+        *("InvalidSignatureException", "InvalidClientTokenId", "NoCredentialsError", "EndpointConnectionError"),
         *(STORE_REFUSED, "NoSuchBucket", "PermanentRedirect", "AuthorizationHeaderMalformed"),
     }
 )

@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..contract import (
@@ -240,28 +240,31 @@ async def replayed(
 
 
 async def _one(reader: RecordReader, key: str, exp_id: str, reward: Reward | None) -> Replayed:
-    input_id, _, name = key.removeprefix(f"{exp_id}/").rpartition("/")
-    found = Replayed(
-        key=key, input_id=input_id, session_id=name.removesuffix(RECORD_SUFFIX), outcome=Outcome.LOST, record=None
-    )
     try:
-        verdict = await reader.read(key, REPLAY_READ_S)
+        verdict = await reader.read(key, REPLAY_READ_S) or Verdict(outcome=Outcome.LOST)
     except AgentCoreRLError as e:
         verdict = Verdict.of(e)
-    if verdict is None:
-        return replace(found, cause=Cause.INFRASTRUCTURE)
-    found = replace(found, outcome=verdict.outcome, record=verdict.record, cause=verdict.cause, error=verdict.error)
-    if verdict.outcome is not Outcome.OK or verdict.record is None:
-        return found
-    found = replace(found, stored=extract_reward(verdict.record))
-    if reward is None:
-        return found
-    try:
-        return replace(found, reward=await _score(reward, verdict.record))
-    except Exception as e:  # the reward is user code: one record it fails on is data
-        error = AgentError(f"the reward raised {type(e).__name__}: {e}", error_type=type(e).__name__, key=key)
-        error.__cause__ = e
-        return replace(found, error=error)
+    stored = scored = None
+    error = verdict.error
+    if verdict.outcome is Outcome.OK and verdict.record is not None:
+        stored = extract_reward(verdict.record)
+        try:
+            scored = None if reward is None else await _score(reward, verdict.record)
+        except Exception as e:  # the reward is user code: one record it fails on is data
+            error = AgentError(f"the reward raised {type(e).__name__}: {e}", error_type=type(e).__name__, key=key)
+            error.__cause__ = e
+    input_id, _, name = key.removeprefix(f"{exp_id}/").rpartition("/")
+    return Replayed(
+        key=key,
+        input_id=input_id,
+        session_id=name.removesuffix(RECORD_SUFFIX),
+        outcome=verdict.outcome,
+        record=verdict.record,
+        cause=verdict.cause,
+        stored=stored,
+        reward=scored,
+        error=error,
+    )
 
 
 async def _score(reward: Reward, record: Mapping[str, Any]) -> float:

@@ -6,12 +6,15 @@ import itertools
 import secrets
 import time
 from collections import Counter
+from functools import partial
 
+from ..messages.dialects.responses import Recorded
 from .config import GatewayConfig
 from .routing.outage import Outage
 from .routing.router import Router
 from .routing.running import RunningCalls
 from .sessions.registry import Sessions
+from .sessions.session import Session
 
 
 class Context:
@@ -32,3 +35,7 @@ class Context:
         self.started_s = time.time()
         prefix = secrets.token_hex(5)  # ids of one run of the gateway must not meet those of the last one
         self.call_ids = (f"{prefix}-{n:x}" for n in itertools.count())
+
+    def replies_of(self, session: Session) -> Recorded:
+        """Return what finds a recorded reply of a session by its id."""
+        return partial(session.replies.find, self.sessions.store, session.number)

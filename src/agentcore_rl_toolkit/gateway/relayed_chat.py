@@ -54,7 +54,7 @@ class RelayedChat:
     def understand(self) -> Fields:
         request, context = self._request, self._context
         if not self.passes:
-            return request.translate(self._session, _as_sent, context)
+            return request.translate(self._session, _as_sent, context.allow_fields, context.replies_of(self._session))
         more = context.allow_fields if context.engine != "openai" else None
         request.n = passthrough.check(request.body, request.fields, more=more)
         return request.fields

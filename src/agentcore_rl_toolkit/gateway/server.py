@@ -87,7 +87,8 @@ class Gateway:
             samplers=self.samplers,
             state=self.state,
         )
-        self._dispatch = Dispatch(config, self.calls, Admin(self._parts), make_engine, relayed=self.token_mode is None)
+        self.admin = Admin(self._parts)
+        self._dispatch = Dispatch(config, self.calls, self.admin, make_engine, relayed=self.token_mode is None)
         self._server: asyncio.Server | None = None
         self._ticker: asyncio.Task[None] | None = None
 

@@ -17,6 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from ..aws_errors import CODES, CREDENTIAL_CODES, STATUSES
 from ..errors import (
     AgentCoreRLError,
     ConfigError,
@@ -33,10 +34,7 @@ T = TypeVar("T")
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
-# Refused now, but by something that passes: throttling, a conditional write that met another one, a request that took too long.
-_PASSING_STATUS = {408, 409, 425, 429}
 _TYPES = {".json": "application/json", ".alive": "application/json", ".jsonl": "application/x-ndjson"}
-_EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
 
 
 # botocore renews temporary credentials 10 to 15 minutes before they expire, so asking it every 5 minutes never yields dead ones.
@@ -271,9 +269,10 @@ class RemoteStore(ObjectStore):
         if code == "NoSuchBucket":
             text = f"{self.url} does not exist: create the bucket or correct its name"
             return StoreError(text, key=key, code=code, permanent=True)
-        if code in _EXPIRED:
+        if code in CREDENTIAL_CODES:
             self._opened = None  # the next try asks for fresh credentials
-            return TransientStoreError(f"{where}: the AWS credentials have expired", ambiguous=False, key=key)
+            text = f"{where}: the AWS credentials have expired, or this machine's clock is wrong ({code})"
+            return TransientStoreError(text, ambiguous=False, key=key)
         if status == 409:
             return TransientStoreError(f"{where}: another write is under way", key=key)
         if isinstance(e, FileNotFoundError):
@@ -291,7 +290,8 @@ class RemoteStore(ObjectStore):
         if isinstance(e, exceptions.UnknownConfigurationKeyError):
             return ConfigError(f"{self.url}: {text}", key=key)
         # 501: the store knows no conditional writes, which it will not learn
-        if status is not None and (400 <= status < 500 or status == 501) and status not in _PASSING_STATUS:
+        lasts = status is not None and (400 <= status < 500 or status == 501)
+        if lasts and status not in STATUSES and code not in CODES:
             return StoreError(f"{where}: {text}", key=key, code=code, permanent=True)
         return TransientStoreError(f"{where}: {text}", ambiguous=status is None or status >= 500, key=key)
 

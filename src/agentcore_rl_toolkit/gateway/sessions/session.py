@@ -47,7 +47,6 @@ class Session:
     ) -> None:
         self.stored = stored
         self.id = session_id
-        self.id_bytes = session_id.encode()
         self.key = key
         self.use(settings)
         self.created_s = created_s
@@ -65,6 +64,10 @@ class Session:
         self.replies = RecordedReplies()
         self.recent: OrderedDict[int, Repeats] | None = OrderedDict()  # by digest of the request
         self.recalled = False  # whether `recent` has the replies of an earlier process
+
+    @property
+    def id_bytes(self) -> bytes:
+        return self.id.encode()
 
     def use(self, settings: SessionSettings) -> None:
         self.settings = settings

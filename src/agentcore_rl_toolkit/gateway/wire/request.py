@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,9 +13,9 @@ from ...messages.dialects import DIALECTS, ModelRequest
 from ...messages.dialects.canonical import new_id
 from ...messages.dialects.fields import read_body
 from ...messages.dialects.passthrough import Fields
+from ...messages.dialects.responses import Recorded
 from ...messages.dialects.surrogates import HALF_SURROGATE
 from ..capture.asked import wants_logprobs, wants_numbers
-from ..context import Context
 from ..sessions.session import Session
 from .long_requests import LISTS, LONG, LongRequest, decoded, digest_of, digest_of_body, translate, understand
 
@@ -62,16 +61,21 @@ class CallRequest:
         """The messages as JSON."""
         return self.long.text if self.long is not None else bytes(self.fields.get("messages", b""))
 
-    def translate(self, session: Session, as_sent: Callable[[Messages], Messages], context: Context) -> Fields:
+    def translate(
+        self,
+        session: Session,
+        as_sent: Callable[[Messages], Messages],
+        allowed: Collection[str],
+        recorded: Recorded,
+    ) -> Fields:
         """Read the request into its canonical form. Returns it as a chat completion, without messages if they are in `long`.
 
         ``as_sent`` gives messages the form in which the server, and the record, has them. Fields that nothing here reads go to
-        the engine if the gateway's settings allow them, and are left out otherwise.
+        the engine if they are ``allowed``, and are left out otherwise. ``recorded`` finds a reply that the request refers to.
 
         Raises: RequestError.
         """
-        recorded = partial(session.replies.find, context.sessions.store, session.number)
-        dialect, request, allowed = DIALECTS[self.dialect].with_recorded(recorded), self.long, context.allow_fields
+        dialect, request = DIALECTS[self.dialect].with_recorded(recorded), self.long
         if request is None:
             asked = dialect.parse_request(self.body)
         else:
