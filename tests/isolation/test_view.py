@@ -14,6 +14,7 @@ from agentcore_rl_toolkit.isolation import sandbox
 from agentcore_rl_toolkit.isolation.cover import Cover
 from agentcore_rl_toolkit.isolation.hints import VARIABLE, describe, hint
 from agentcore_rl_toolkit.isolation.sandbox import no_sandbox
+from agentcore_rl_toolkit.isolation.view import MAX_COPIED_BYTES
 
 from .test_sandbox import NESTED, USERS, command_of
 from .test_sandbox import folders as folders
@@ -46,6 +47,10 @@ for me in (0, 1):
             tricks = 'umount "$0" || umount -l "$0"; cat "$0/.env"; mount -t tmpfs x "$0/package"'
             subprocess.run(["sh", "-c", tricks, project], stderr=subprocess.DEVNULL)
             nested = subprocess.run(os.environ["NESTED"], shell=True, capture_output=True, text=True).stdout.split()
+            try:
+                open(os.path.join(project, "zeros"), "a")
+            except OSError as e:
+                found.append(e.strerror)
             print(me, found, sorted(os.listdir(project)), nested, flush=True)
         finally:
             os._exit(0)
@@ -66,6 +71,7 @@ def test_two_sessions_write_the_same_files_and_each_reads_its_own(
     for name in (*files, ".env", "hidden/answers"):
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text("outside")
+    (project / "zeros").write_bytes(bytes(MAX_COPIED_BYTES))
     for path in [project, *project.rglob("*")]:
         path.chmod(0o700 if path.is_dir() else 0o600)
         if user:
@@ -81,9 +87,9 @@ def test_two_sessions_write_the_same_files_and_each_reads_its_own(
     )
     if "no view" in done.stderr:
         pytest.skip(done.stderr.strip())
-    shown = [".env", "hidden", "new", "package", "rows.db"]
+    shown = [".env", "hidden", "new", "package", "rows.db", "zeros"]
     for me in (0, 1):
-        found = [f"outside {me}"] * len(files) + [f" {me}"] * 2
+        found = [f"outside {me}"] * len(files) + [f" {me}"] * 2 + ["Read-only file system"]
         assert f"{me} {found} {shown} ['0']" in done.stdout.splitlines(), (done.stdout, done.stderr)
     assert {(project / name).read_text() for name in files} == {"outside"}
     assert not (project / "new").exists()

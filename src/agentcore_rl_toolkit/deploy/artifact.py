@@ -94,13 +94,13 @@ def put_wheel_beside(folder: Path) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Engine:
+class ImageBuilder:
     """Docker or Podman, by its command."""
 
     command: str
 
     @classmethod
-    def find(cls) -> Engine:
+    def find(cls) -> ImageBuilder:
         """Raises: ConfigError when there is none."""
         for found in filter(None, map(shutil.which, ("docker", "podman"))):
             if subprocess.run([found, "ps"], capture_output=True, check=False).returncode == 0:

@@ -19,7 +19,7 @@ from ..contract import Outcome
 from ..errors import AgentCoreRLError, ConfigError
 from . import iam
 from .agent import AgentRuntime, Deployed
-from .artifact import Engine, digest_of, image_digest, make_archive, put_wheel_beside
+from .artifact import ImageBuilder, digest_of, image_digest, make_archive, put_wheel_beside
 from .calls import Calls
 from .settings import TAG, Settings
 
@@ -120,7 +120,7 @@ class Deployment:
         elif self._call.rehearse:
             self._say(f"would build {s.folder} for {s.platform} and push {image}")
         else:
-            engine = Engine.find()
+            engine = ImageBuilder.find()
             put_wheel_beside(s.folder)
             self._say(f"image {tag}: is built for {s.platform}")
             engine.build(s.folder, uri=image, target=s.platform)

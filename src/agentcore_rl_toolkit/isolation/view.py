@@ -19,11 +19,10 @@ import tempfile
 from collections.abc import Callable, Collection
 
 MAX_BYTES = 2**30  # of all that a session writes to its view
-MAX_COPIED_BYTES = 2**25  # a larger file that is a mount by itself stays read-only
+MAX_COPIED_BYTES = 2**25  # of all files of a session that are copied; the others stay read-only
 MAX_ENTRIES = 500  # a larger folder that has hidden files in it stays read-only
 _NEW_MOUNTS, _NEW_USERS = 0x00020000, 0x10000000  # CLONE_NEWNS, CLONE_NEWUSER
 _BIND, _RECURSIVE, _NOTHING_SET, _DETACH = 4096, 16384, 0, 2  # MS_BIND, MS_REC, no flag, MNT_DETACH
-_READ_ONLY = _BIND | 32 | 1  # MS_BIND | MS_REMOUNT | MS_RDONLY
 _DROP_FROM_BOUNDING_SET, _SYS_ADMIN = 24, 21  # PR_CAPBSET_DROP, CAP_SYS_ADMIN
 _CAPABILITY_VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -79,7 +78,7 @@ class _Builder:
 
     def __init__(self, scratch: str, mounts: dict[str, bool], copied: Collection[str]) -> None:
         self._scratch, self._mounts, self._copied = scratch, mounts, copied
-        self._overlays = 0
+        self._overlays, self._bytes_left = 0, MAX_COPIED_BYTES
 
     def build(self, path: str, target: str) -> None:
         """Show ``path`` at ``target``, which does not exist yet."""
@@ -94,18 +93,20 @@ class _Builder:
         elif inner:
             os.mkdir(target)
             shutil.copystat(path, target)
-            for name in os.listdir(path):
+            for name in sorted(os.listdir(path)):
                 self.build(f"{path}/{name}", f"{target}/{name}")
         else:
             os.mkdir(target)
             self._overlay(path, target)
 
     def _build_file(self, path: str, target: str) -> None:
-        read_only = os.path.isfile(path) and not self._mounts.get(path, False)
-        if read_only and (path in self._copied or os.path.getsize(path) <= MAX_COPIED_BYTES):
-            with contextlib.suppress(PermissionError):  # the session may not read it either
-                shutil.copy2(path, target)
-                return
+        if os.path.isfile(path) and not self._mounts.get(path, False):
+            size = os.path.getsize(path)
+            if path in self._copied or size <= self._bytes_left:
+                with contextlib.suppress(PermissionError):  # the session may not read it either
+                    shutil.copy2(path, target)
+                    self._bytes_left -= size
+                    return
         open(target, "w").close()
         _mount(path, target, None, _BIND)
 

@@ -67,12 +67,12 @@ class LocalNode:
         else:
             await self._template(agent)
 
-    async def start_session(self, session: Session) -> Any:
+    async def spawn(self, session: Session) -> Any:
         """Fork a session, or start a container. Raises: AgentLoadError, LocalRuntimeError."""
         for path in (session.log_path, session.directory, Path(session.socket_path)):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._in_container(session.agent):
-            return await self._containers().start_session(session)
+            return await self._containers().spawn(session)
         template = await self._template(session.agent)
         return template.spawn(session.name, session.socket_path, session.directory, session.log_path)
 

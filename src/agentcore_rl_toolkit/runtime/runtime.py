@@ -94,7 +94,7 @@ class Runtime:
         local = LocalNode(config, state_dir=self.state_dir, sessions=sessions, root=self.root)
         self.node: LocalNode | Cluster = cluster or local
         self.table = SessionTable(
-            local.start_session,
+            local.spawn,
             config,
             SessionFolders(sessions, logs=self.state_dir / "logs", sockets=self.root / "s"),
             self.metrics,

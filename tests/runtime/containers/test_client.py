@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from agentcore_rl_toolkit.errors import ConfigError, MissingExtraError
-from agentcore_rl_toolkit.runtime.containers.client import Engine
+from agentcore_rl_toolkit.runtime.containers.client import ContainerEngine
 from serving import answering
 
 
 async def test_the_engine_that_docker_host_names_is_asked_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("aiodocker")
-    podman = {"ApiVersion": "1.41", "Components": [{"Name": "Podman Engine"}]}
+    podman = {"ApiVersion": "1.41", "Components": [{"Name": "Podman ContainerEngine"}]}
     with answering(lambda _: (200, podman, {"content-type": "application/json"})) as url:
         monkeypatch.setenv("DOCKER_HOST", url.replace("http", "tcp"))
-        engine = Engine()
+        engine = ContainerEngine()
         await engine.start()
         await engine.close()
         assert engine.name == "podman"
@@ -34,10 +34,10 @@ async def test_without_an_engine_the_error_says_what_to_start(tmp_path: Path, mo
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with pytest.raises(ConfigError, match=r"there is no socket.*podman system service"):
-        await Engine().start()
+        await ContainerEngine().start()
 
 
 def test_without_aiodocker_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "aiodocker", None)
     with pytest.raises(MissingExtraError, match=r"\[containers\]"):
-        Engine()
+        ContainerEngine()

@@ -37,7 +37,7 @@ def image_of(fields: Mapping[str, Any]) -> str | None:
     return None if uri is None or uri.startswith(LOCAL_ARTIFACT) else str(uri)
 
 
-async def fetch(engine: Engine, name: str) -> str:
+async def fetch(engine: ContainerEngine, name: str) -> str:
     """The id of an image, pulled when the engine does not have it. Raises: EngineError with the reason."""
     found = await engine.image(name)
     if found is None and not name.startswith(_BUILT_HERE):
@@ -59,7 +59,7 @@ class EngineError(LocalRuntimeError):
         self.status = status
 
 
-class Engine:
+class ContainerEngine:
     """The first engine that answers. ``await start()`` first. ``name``: docker or podman.
 
     Raises: MissingExtraError without aiodocker.

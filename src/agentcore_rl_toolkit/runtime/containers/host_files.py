@@ -18,7 +18,7 @@ from ...isolation.sandbox import interpreter_paths, project_of
 from ..agents.agent import Agent
 from ..config import IsolationConfig
 from ..sessions.session import Session
-from .client import Engine, fetch
+from .client import ContainerEngine, fetch
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 IMAGE = "localhost/agentcore-rl/host:2"
@@ -34,7 +34,7 @@ _ETC = (
 )
 
 
-async def prepare(engine: Engine) -> str:
+async def prepare(engine: ContainerEngine) -> str:
     """The id of the empty image. Raises: EngineError."""
     if await engine.image(IMAGE) is None:
         await engine.load_image(_image(_empty_layer(), IMAGE))

@@ -23,7 +23,7 @@ from ..agents.agent import Agent
 from ..config import IsolationConfig
 from ..sessions.session import INHERITED, Session
 from . import host_files
-from .client import Engine, fetch
+from .client import ContainerEngine, fetch
 from .process import AGENT_PORT, ContainerProcess
 
 log = logging.getLogger(__name__)
@@ -43,13 +43,13 @@ class ContainerNode:
         self._root = root
         self._environment = environment
         self._covers: dict[tuple[str, int], Cover] = {}
-        self._engine: Engine | None = None
+        self._engine: ContainerEngine | None = None
         self._opening = asyncio.Lock()
         self._images: dict[tuple[str, int], str] = {}
         self._running: set[ContainerProcess] = set()
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> ContainerEngine:
         if self._engine is None:
             raise LocalRuntimeError("no container engine was opened yet")
         return self._engine
@@ -59,7 +59,7 @@ class ContainerNode:
         async with self._opening:
             if self._engine is not None:
                 return
-            engine = Engine()
+            engine = ContainerEngine()
             try:
                 await engine.start()
                 if engine.name == "podman" and self._config.container_runtime is not None:
@@ -72,7 +72,7 @@ class ContainerNode:
                 raise
             self._engine = engine
 
-    async def _sweep(self, engine: Engine) -> None:
+    async def _sweep(self, engine: ContainerEngine) -> None:
         for found in await engine.with_labels([f"{MACHINE_LABEL}={_machine()}"]):
             root = Path(found["Labels"].get(RUNTIME_LABEL, ""))
             if root.parent == self._root.parent and not await asyncio.to_thread(root.exists):
@@ -91,7 +91,7 @@ class ContainerNode:
             raise AgentLoadError(f"agent {agent.name}: {e}") from e
         self._images[agent.runtime_id, agent.version] = found
 
-    async def start_session(self, session: Session) -> ContainerProcess:
+    async def spawn(self, session: Session) -> ContainerProcess:
         """Start a container. Raises: AgentLoadError."""
         key = (session.agent.runtime_id, session.agent.version)
         if key not in self._images:

@@ -15,7 +15,7 @@ from ...errors import LocalRuntimeError
 from ..launcher.command_output import CommandEnd, Write
 from ..sessions.connection import Streams
 from ..sessions.session import Session
-from .client import Engine, EngineError
+from .client import ContainerEngine, EngineError
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ _PID_LINE = re.compile(rb"(\d+)\n")
 class ContainerCommand:
     """A command beside a session."""
 
-    def __init__(self, engine: Engine, container: str, text: str, write: Write) -> None:
+    def __init__(self, engine: ContainerEngine, container: str, text: str, write: Write) -> None:
         self._engine, self._container, self._text, self._write = engine, container, text, write
         self._inner_pid: int | None = None
 
@@ -84,7 +84,7 @@ class ContainerProcess:
     """A container session. ``started`` resolves once it runs, ``ended`` to its exit status (negative: the signal that killed it,
     None: unknown). ``death`` says why it ended by itself. ``settings`` are the engine's, for the container."""
 
-    def __init__(self, engine: Engine, session: Session, settings: Mapping[str, Any], name: str) -> None:
+    def __init__(self, engine: ContainerEngine, session: Session, settings: Mapping[str, Any], name: str) -> None:
         loop = asyncio.get_running_loop()
         self.started: asyncio.Future[int] = loop.create_future()
         self.ended: asyncio.Future[int | None] = loop.create_future()

@@ -33,7 +33,7 @@ END_TIMEOUT_S = 20.0
 GC_THRESHOLDS = (5_000, 20, 20)
 
 
-class Session:
+class Fork:
     """One session process as its template and the process itself see it."""
 
     def __init__(self, order: dict[str, Any]) -> None:
@@ -63,7 +63,7 @@ class Session:
 class Command:
     """A shell command beside a session. Its output goes to two connections to the runtime's socket."""
 
-    def __init__(self, order: dict[str, Any], session: Session) -> None:
+    def __init__(self, order: dict[str, Any], session: Fork) -> None:
         self.id: str = order["id"]
         self.socket_path: str = order["socket"]
         self.text: str = order["command"]
@@ -82,7 +82,7 @@ class Command:
             output.close()
 
 
-def become_session(session: Session, template_pid: int, memory_bytes: int | None) -> None:
+def become_session(session: Fork, template_pid: int, memory_bytes: int | None) -> None:
     """Detach from the template: own process group, environment, folder, log, random numbers, and the memory limit."""
     _begin(template_pid, memory_bytes)
     log = os.open(session.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -126,7 +126,7 @@ def _begin(template_pid: int, memory_bytes: int | None) -> None:
     set_memory_limit(memory_bytes)
 
 
-def _settle(session: Session) -> None:
+def _settle(session: Fork) -> None:
     """Environment, folder and temporary folder."""
     os.chdir(session.directory)
     os.environ["TMPDIR"] = os.path.join(session.directory, "tmp")
@@ -140,17 +140,17 @@ class Keeper:
         self,
         memory_bytes: int | None,
         report: Report,
-        serve: Callable[[Session], None],
+        serve: Callable[[Fork], None],
         release: Callable[[], None],
     ) -> None:
         self._memory_bytes = memory_bytes
         self._report = report
         self._serve = serve
         self._release = release
-        self._sessions: dict[int, Session] = {}  # by process id
-        self._by_id: dict[str, Session] = {}
+        self._sessions: dict[int, Fork] = {}  # by process id
+        self._by_id: dict[str, Fork] = {}
         self._commands: dict[int, Command] = {}
-        self._orphans: dict[int, Session] = {}  # of commands that have ended
+        self._orphans: dict[int, Fork] = {}  # of commands that have ended
         self._deadlines: list[tuple[float, str]] = []
         self._pid = os.getpid()
         self._agents_own = set(linux.children())  # helpers that the agent's module code has started
@@ -170,7 +170,7 @@ class Keeper:
 
     # -- starting
     def _spawn(self, order: dict[str, Any]) -> None:
-        session = Session(order)
+        session = Fork(order)
         try:
             os.mkdir(session.directory, 0o700)
             session.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -185,7 +185,7 @@ class Keeper:
         self._sessions[pid] = self._by_id[session.id] = session
         self._report(ev="spawned", id=session.id, pid=pid)
 
-    def _be_session(self, session: Session) -> None:
+    def _be_session(self, session: Fork) -> None:
         become_session(session, self._pid, self._memory_bytes)
         self._serve(session)
 
@@ -272,7 +272,7 @@ class Keeper:
         for stray in self._strays():
             _kill(stray)
 
-    def _bury(self, session: Session) -> None:
+    def _bury(self, session: Fork) -> None:
         """Kill what an ended session left behind; what has detached itself is a stray now."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(session.pid, signal.SIGKILL)

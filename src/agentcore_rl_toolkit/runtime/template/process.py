@@ -35,12 +35,12 @@ from typing import Any
 from ...isolation import hints, view
 from ...isolation.hints import hint
 from ..launcher import linux
-from .keeper import Keeper, Session
+from .keeper import Fork, Keeper
 from .script import run_script
 from .serve import make_config
 from .shared import shared_by_forks
 
-Serve = Callable[[Session], None]
+Serve = Callable[[Fork], None]
 ENDING_THREAD_S = 0.5  # the kernel lists a thread a moment longer than `join` waits for it
 # Loaded library -> modules it imports on first use.
 LATE_IMPORTS = {
