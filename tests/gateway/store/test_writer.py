@@ -117,6 +117,29 @@ def test_calls_of_a_pass_are_one_transaction(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.parametrize("refused", [False, True])
+async def test_a_callback_that_raises_strands_no_other(tmp_path: Path, refused: bool) -> None:
+    store = Store(tmp_path)
+    session = put(store, "one")
+    store.commit()
+    reply: list[str] = []
+
+    def fault(error: OSError | None) -> None:
+        raise TypeError("a fault of a caller")
+
+    store.append(session, record("a"), fault)
+    store.append(session, record("b"), lambda error: reply.append("b"))
+    kept = asyncio.ensure_future(store.kept())
+    await asyncio.sleep(0)
+    if refused:
+        store._database.execute("PRAGMA query_only=ON")
+    store.commit()
+    async with asyncio.timeout(30):
+        assert (await kept is None) is not refused
+    assert reply == ["b"]
+    store.close()
+
+
 def test_a_second_gateway_on_a_store_is_refused(tmp_path: Path) -> None:
     store = Store(tmp_path)
     with pytest.raises(ConfigError, match="is in use by another gateway"):

@@ -14,12 +14,15 @@ from ..options import from_environment, settings_of, settings_option, with_serve
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Rare:
-    """Settings of `gateway serve --set`. Units: seconds, MiB. The second group is `GatewayConfig`'s."""
+    """Settings of `gateway serve --set`. Units: seconds, megabytes. The second group is `GatewayConfig`'s."""
 
     call_timeout: float = 1800.0
     outage_timeout: float = 120.0
+    stream_timeout: float = 600.0
+    orphan_timeout: float = 20.0
+    body_mb: int = 16
+    reply_mb: int = 64
     default_max_tokens: int = 4096
-    max_body_mb: int = 16
 
     train_constrained: bool = False
     context_tokens: int | None = None
@@ -89,10 +92,11 @@ def serve(
     --engine tinker also TINKER_API_KEY).
 
     --set takes call_timeout (seconds a model call may take; 0: no limit), outage_timeout (seconds a call may wait while no
-    inference server is up), default_max_tokens (for requests without max_tokens, with --model), max_body_mb (a larger request
-    is refused with 413), context_tokens (the model's window, with --model), train_constrained=yes (train replies that were held
-    to a schema, grammar or tool call), allow_fields (request fields of your engine that agents may use, with commas) and
-    fsync=yes (wait for the disk before an agent gets the end of a reply).
+    inference server is up), stream_timeout (seconds a server's stream may be silent), orphan_timeout (seconds a call goes on
+    when its agent has hung up: the agent may ask again), body_mb and reply_mb (the largest request and reply),
+    default_max_tokens (for requests without max_tokens, with --model), context_tokens (the model's window, with --model),
+    train_constrained=yes (train replies that were held to a schema, grammar or tool call), allow_fields (request fields of
+    your engine that agents may use, with commas) and fsync=yes (wait for the disk before an agent gets the end of a reply).
     """
     import asyncio
 
@@ -120,8 +124,11 @@ def serve(
         limits=Limits(
             call_s=rare.call_timeout or None,
             outage_s=rare.outage_timeout,
+            stream_idle_s=rare.stream_timeout,
+            orphan_s=rare.orphan_timeout,
+            body_bytes=rare.body_mb * 2**20,
+            reply_bytes=rare.reply_mb * 2**20,
             default_max_tokens=rare.default_max_tokens,
-            body_bytes=rare.max_body_mb * 2**20,
         ),
         **options,
     )

@@ -276,11 +276,8 @@ class Store:
             log.warning("the gateway's store takes calls again")
             self.failed = None
             self.set("probe", None)
-        for call in calls:
-            if call.done is not None:
-                call.done(None)
-        for done in after:
-            done(None)
+        for done in (*(call.done for call in calls), *after):
+            _report(done, None)
 
     def _failed(self, calls: list[QueuedCall], error: sqlite3.Error) -> None:
         """A transaction was refused."""
@@ -300,14 +297,12 @@ class Store:
 
     def _refuse(self, calls: list[QueuedCall], error: OSError) -> None:
         queue = self._queue
+        after, queue.after = queue.after, []
         for call in calls:
             if self.on_refused is not None:
                 self.on_refused(call.session)
-            if call.done is not None:
-                call.done(error)
-        after, queue.after = queue.after, []
-        for done in after:
-            done(error)
+        for done in (*(call.done for call in calls), *after):
+            _report(done, error)
 
     async def kept(self) -> OSError | None:
         """Return when everything appended so far is committed (with ``fsync``: on the disk), or why it is not."""
@@ -384,6 +379,15 @@ class Store:
         if self._private is not None:
             shutil.rmtree(self._private, ignore_errors=True)
         os.close(self._lock)
+
+
+def _report(done: Done | None, error: OSError | None) -> None:
+    """Run a callback. A fault in it must not keep the others from running."""
+    try:
+        if done is not None:
+            done(error)
+    except Exception:
+        log.exception("a call is stored, and what was to follow failed")
 
 
 def _pieces(items: Iterator[bytes]) -> Iterator[bytes]:
