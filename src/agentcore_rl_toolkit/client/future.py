@@ -46,7 +46,7 @@ class RolloutFuture:
         self._created_s = time.monotonic()
         self._ended_s: float | None = None
         self._verdict: Verdict | None = None  # the first one; `_done` follows on the client's thread
-        self._verdict_lock = threading.Lock()
+        self._verdict_lock = threading.RLock()  # a batch that the collector finds cancels in the middle of anything
         self._done: concurrent.futures.Future[Verdict] = concurrent.futures.Future()
         self._accepted: concurrent.futures.Future[None] = concurrent.futures.Future()
 
@@ -216,15 +216,15 @@ class RolloutFuture:
 
     def _claim(self, verdict: Verdict) -> Verdict:
         """Set the verdict unless there is one. Returns the one that counts."""
+        error = verdict.error
+        if isinstance(error, AgentCoreRLError):
+            error.session_id = error.session_id or self.session_id
+            error.input_id = self.input_id if error.input_id is None else error.input_id
+            error.key = error.key or self.result_key or None
+        now_s = time.monotonic()
         with self._verdict_lock:
             if self._verdict is None:
-                error = verdict.error
-                if isinstance(error, AgentCoreRLError):
-                    error.session_id = error.session_id or self.session_id
-                    error.input_id = self.input_id if error.input_id is None else error.input_id
-                    error.key = error.key or self.result_key or None
-                self._ended_s = time.monotonic()
-                self._verdict = verdict
+                self._ended_s, self._verdict = now_s, verdict
             return self._verdict
 
     def _accept(self) -> None:
