@@ -230,6 +230,9 @@ def test_other_tokens_for_the_same_words_are_a_retokenisation() -> None:
     rewritten = turn(1, [*PROMPT, 50, 70, 71, 72, 73, 74, 75], [21])
     assert cause(answer, drifted) == {"retokenised": 1}
     assert cause(answer, rewritten) == {"history_rewritten": 1}
+    lone = turn(1, [*PROMPT, 60, 52, 70], [21])  # a lone token proves something only of an answer of two
+    assert cause(turn(0, PROMPT, [51, 52]), lone) == {"retokenised": 1}
+    assert cause(turn(0, PROMPT, [50, 51, 52]), lone) == {"history_rewritten": 1}
 
 
 def test_weight_versions_are_per_token() -> None:

@@ -454,3 +454,17 @@ def test_images_are_an_ability_of_engines() -> None:
         assert ("images" in asked.features()) is wanted
     with pytest.raises(RequestError, match="messages"):
         parse("chat", messages=[{"role": "user", "content": [image]}]).require(set(), engine="e")
+
+
+@pytest.mark.parametrize(
+    ("dialect", "tool", "choice"),
+    [
+        ("chat", CHAT_TOOL, {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": []}}),
+        ("responses", RESPONSES_TOOL, {"type": "allowed_tools", "mode": "required", "tools": []}),
+    ],
+)
+def test_allowed_tools_are_required_where_their_mode_says_so(dialect: str, tool: Any, choice: Any) -> None:
+    assert parse(dialect, tools=[tool], tool_choice=choice).tool_choice == "required"
+    assert parse(dialect, tool_choice=choice).tool_choice == "auto"
+    free = json.loads(json.dumps(choice).replace("required", "auto"))
+    assert parse(dialect, tools=[tool], tool_choice=free).tool_choice == "auto"
