@@ -150,7 +150,10 @@ def standstill(server: Server, megabytes: int) -> dict[str, float]:
                 sock.sendall(head.encode() + b"\r\n\r\n" + body)
                 got = b""
                 while b"\r\n0\r\n\r\n" not in got[-64:]:
-                    got = got[-64:] + sock.recv(2**16)
+                    data = sock.recv(2**16)
+                    if not data:
+                        raise SystemExit("the stream broke off")
+                    got = got[-64:] + data
                     time.sleep(0.02)
 
         def send_long_prompts() -> None:
