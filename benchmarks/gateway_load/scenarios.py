@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
+import threading
 import time
 import urllib.parse
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from agentcore_rl_toolkit.gateway import GatewayClient
 
@@ -105,6 +108,68 @@ def rendering(server: Server, turns: int, tokens: int) -> dict[str, float]:
             messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
     early, late, length = median(spent[1:8]), median(spent[-7:]), answer["usage"]["prompt_tokens"]
     return {"turn_2_cpu_ms": early, f"turn_{turns}_cpu_ms": late, "ratio": late / early, "prompt_tokens": length}
+
+
+def standstill(server: Server, megabytes: int) -> dict[str, float]:
+    """The longest time in which the event loop answers no other request, by a client that asks for its health all the time.
+
+    Meanwhile one session sends prompts of 2 MB, another streams 32k tokens to a slow reader, and a third is fetched.
+    """
+    size = 2 * 2**20
+
+    def prompt(number: int) -> bytes:
+        return _body([{"role": "user", "content": f"{number} ".ljust(8, "x") * (size // 8)}], 64)
+
+    with gateway("ours", server, sessions=8) as target, ThreadPoolExecutor(4) as threads:
+        rows, names = target.rows(), target.names()
+
+        def fill(place: int) -> None:
+            agent = Agent(target)
+            for number in range(place, megabytes * 2**20 // size, 4):
+                agent.ask(rows[0], prompt(number))
+
+        list(threads.map(fill, range(4)))
+        done = threading.Event()
+        waits_ms: list[float] = []
+
+        def probe() -> None:
+            agent = Agent(target)
+            while not done.is_set():
+                before = time.perf_counter()
+                agent.connection.request("GET", "/healthz")
+                agent.connection.getresponse().read()
+                waits_ms.append((time.perf_counter() - before) * 1000)
+                time.sleep(0.001)
+
+        def read_slowly() -> None:
+            place = urllib.parse.urlsplit(target.url)
+            path, key = rows[1]
+            body = _body([{"role": "user", "content": "hi"}], 32_768, stream=True)
+            with socket.create_connection((place.hostname or "", place.port)) as sock:
+                head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\ncontent-length: {len(body)}"
+                sock.sendall(head.encode() + b"\r\n\r\n" + body)
+                got = b""
+                while b"\r\n0\r\n\r\n" not in got[-64:]:
+                    data = sock.recv(2**16)
+                    if not data:
+                        raise SystemExit("the stream broke off")
+                    got = got[-64:] + data
+                    time.sleep(0.02)
+
+        def send_long_prompts() -> None:
+            agent, number = Agent(target), 10**6
+            while not done.is_set():
+                agent.ask(rows[2], prompt(number := number + 1))
+
+        probing, sending = threads.submit(probe), threads.submit(send_long_prompts)
+        reading = threads.submit(read_slowly)
+        with GatewayClient(target.url, timeout_s=300) as client:
+            client.fetch([names[0]], close=False)
+        reading.result()
+        done.set()
+        for task in (probing, sending):
+            task.result()
+        return {"longest_ms": max(waits_ms), "p99_ms": sorted(waits_ms)[len(waits_ms) * 99 // 100]}
 
 
 def memory(server: Server, sessions: int, turns: int) -> dict[str, float]:

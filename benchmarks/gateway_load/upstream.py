@@ -128,7 +128,10 @@ class Upstream:
         if b"/generate" in path:
             reply = self.generated[size]
         elif _STREAM.search(request, body_at):
-            reply = (self.streams if b"/chat/" in path else self.texts)[size].at_once
+            streams = self.streams if b"/chat/" in path else self.texts
+            if size not in streams:  # made once: a long stream of a scenario
+                streams[size] = chat_stream(size) if b"/chat/" in path else text_stream(size)
+            reply = streams[size].at_once
         elif b'"distinct"' in request:
             self.asked += 1
             reply = self.distinct[self.asked % VARIANTS]

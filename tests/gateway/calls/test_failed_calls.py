@@ -208,6 +208,23 @@ async def test_a_retry_leaves_a_call_alone_that_its_agent_waits_for(
     assert len((await captured(gateway, session)).turns) == 2
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_reply_that_is_too_large_fails_its_call(
+    engine: ScriptedEngine, start_gateway: Start, stream: bool
+) -> None:
+    gateway = await start_gateway(engine, limits=Limits(connect_s=60.0, reply_bytes=20_000))
+    session = await opened(gateway)
+    engine.tokens = 500
+    async with gpt(session) as llm:
+        with pytest.raises(openai.APIError, match="larger than 20000 bytes"):  # noqa: PT012  (the stream is what raises)
+            reply = await llm.chat.completions.create(model="m", messages=USER, stream=stream)
+            if stream:
+                async for _ in reply:
+                    pass
+    capture = await captured(gateway, session)
+    assert (capture.turns, len(capture.errors)) == ([], 1)
+
+
 async def test_a_call_past_its_deadline_is_ended(engine: ScriptedEngine, start_gateway: Start) -> None:
     gateway = await start_gateway(engine, limits=Limits(call_s=0.2))
     session = await opened(gateway)

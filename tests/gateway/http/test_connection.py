@@ -262,6 +262,31 @@ async def test_connections_that_send_nothing_or_drip_are_closed(start_gateway: S
     await until(lambda: not gateway.connections)
 
 
+async def test_an_upload_may_take_long_as_long_as_it_makes_progress(
+    start_gateway: Start, engine: ScriptedEngine
+) -> None:
+    gateway = await start_gateway(engine, limits=Limits(connect_s=60.0, idle_connection_s=1.0))
+    [session] = await GatewayClient(gateway.url).create_sessions_async([new_session_id()])
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 600}]}).encode()
+    data = post(session, body)
+    head = len(data) - len(body)
+    async with Line(gateway) as slow, Line(gateway) as silent:
+        await silent.send(data[: head + 10])
+        await slow.send(data[:head])
+        for at in range(head, len(data), 100):
+            await asyncio.sleep(0.3)
+            await slow.send(data[at : at + 100])
+        assert (await slow.answer())[0] == 200
+        assert (await silent.answer())[0] == 408
+
+
+async def test_a_trailer_replaces_no_header(gateway: Gateway, session: SessionHandle) -> None:
+    cut = b"%x\r\n%b\r\n0\r\nauthorization: Bearer another\r\nx-agentcore-rl-tag: judge\r\n\r\n" % (len(BODY), BODY)
+    assert (await ask(gateway, post(session, cut, "transfer-encoding: chunked")))[0] == 200
+    capture = (await GatewayClient(gateway.url).fetch_async([session.session_id]))[session.session_id]
+    assert [turn.tag for turn in capture.turns] == [None]
+
+
 async def test_one_connection_too_many_is_answered_503(start_gateway: Start, engine: ScriptedEngine) -> None:
     gateway = await start_gateway(engine, limits=Limits(connections=2))
     async with Line(gateway), Line(gateway):

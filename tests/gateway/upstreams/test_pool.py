@@ -100,6 +100,26 @@ async def test_a_long_reply_that_breaks_off_is_no_reply(server: tuple[Server, Ga
     assert capture.turns == []
 
 
+async def test_a_server_that_closed_its_idle_connections_gets_the_call_on_a_new_one(start_gateway: Start) -> None:
+    """It is no failure of the server: it has not seen the request."""
+    scripted, writers = Server(), []
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        scripted.size = 10
+        await scripted.talk(reader, writer)
+
+    async with talking(talk) as url:
+        gateway = await start_gateway(url)
+        session = await opened(gateway)
+        assert [status for status, _ in await asyncio.gather(*(ask(session, str(n)) for n in range(3)))] == [200] * 3
+        for writer in writers:
+            writer.transport.abort()  # the gateway may not have noticed yet
+        assert (await ask(session, "again"))[0] == 200
+        assert [worker.total_failures for worker in gateway.router.workers.values()] == [0]
+        assert gateway.counters["retries"] == 0
+
+
 async def test_a_slow_agent_holds_up_its_own_connection_only(start_gateway: Start) -> None:
     """The engine's reply is read to its end. The agent gets all of it when it reads again, and so does one that comes later."""
     choice: dict[str, Any] = {"index": 0, "token_ids": [1], "logprobs": {"content": [{"token": "x", "logprob": -0.5}]}}

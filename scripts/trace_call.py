@@ -1,0 +1,99 @@
+"""Print which files of the package one chat completion passes, in the order of their first call.
+
+    python scripts/trace_call.py [--relay] [--stream]
+
+The gateway renders the prompt itself (token mode), or passes the chat on (`--relay`). A scripted server answers. A return is a
+call into a file that the request has passed before, from another file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import threading
+import urllib.request
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import agentcore_rl_toolkit
+from agentcore_rl_toolkit._portal import Portal
+from agentcore_rl_toolkit.contract import new_session_id
+from agentcore_rl_toolkit.gateway import Gateway, GatewayConfig, UpstreamConfig
+from agentcore_rl_toolkit.gateway.sessions.settings import SessionSettings
+from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
+
+PACKAGE = Path(agentcore_rl_toolkit.__file__).parent
+MODEL = PACKAGE / "policy" / "weights"
+
+
+class Trace:
+    """The calls into the package's files, by `sys.setprofile`."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        self.returns = 0
+        self.on = False
+        self._last = ""
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        path = frame.f_code.co_filename
+        if not self.on or event != "call" or not path.startswith(str(PACKAGE)):
+            return
+        name = str(Path(path).relative_to(PACKAGE))
+        if name != self._last:
+            self.returns += name in self.calls
+            self._last = name
+        self.calls[name] += 1
+
+
+def ask(url: str, key: str, stream: bool) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "stream": stream}
+    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    urllib.request.urlopen(request, timeout=30).read()
+
+
+async def traced(engine_url: str, *, relay: bool, stream: bool, trace: Trace) -> None:
+    upstream = UpstreamConfig(url=engine_url, engine="vllm")
+    gateway = Gateway(GatewayConfig(upstreams=(upstream,), model_dir=None if relay else str(MODEL)))
+    await gateway.start()
+    session = gateway.sessions.create(new_session_id(), SessionSettings())
+    url = f"{gateway.url}/sessions/{session.id}/v1/chat/completions"
+    try:
+        for attempt in range(2):  # the first one makes what later ones reuse
+            trace.on = attempt == 1
+            await asyncio.to_thread(ask, url, session.key.decode(), stream)
+        trace.on = False
+    finally:
+        await gateway.stop(grace_s=1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--relay", action="store_true", help="pass the chat on instead of rendering it")
+    parser.add_argument("--stream", action="store_true", help="ask for a stream")
+    args = parser.parse_args()
+    engine, portal = ScriptedEngine(), Portal("scripted-engine", owner="trace_call")
+    engine.first_id, engine.last_id = 300, 500
+    portal.call(engine.start())
+    trace = Trace()
+    threading.setprofile(trace)
+    sys.setprofile(trace)
+    try:
+        asyncio.run(traced(engine.url, relay=args.relay, stream=args.stream, trace=trace))
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]
+        portal.call(engine.stop())
+        portal.close()
+    for name, count in trace.calls.items():
+        print(f"{count:5}  {name}")
+    print(f"{len(trace.calls)} files, {trace.returns} returns to an earlier file")
+
+
+if __name__ == "__main__":
+    main()
