@@ -19,7 +19,7 @@ class _Rare:
     call_timeout: float = 1800.0
     outage_timeout: float = 120.0
     default_max_tokens: int = 4096
-    max_body_mb: int = 16
+    body_mb: int = 16
 
     train_constrained: bool = False
     context_tokens: int | None = None
@@ -89,7 +89,7 @@ def serve(
     --engine tinker also TINKER_API_KEY).
 
     --set takes call_timeout (seconds a model call may take; 0: no limit), outage_timeout (seconds a call may wait while no
-    inference server is up), default_max_tokens (for requests without max_tokens, with --model), max_body_mb (a larger request
+    inference server is up), default_max_tokens (for requests without max_tokens, with --model), body_mb (a larger request
     is refused with 413), context_tokens (the model's window, with --model), train_constrained=yes (train replies that were held
     to a schema, grammar or tool call), allow_fields (request fields of your engine that agents may use, with commas) and
     fsync=yes (wait for the disk before an agent gets the end of a reply).
@@ -121,7 +121,7 @@ def serve(
             call_s=rare.call_timeout or None,
             outage_s=rare.outage_timeout,
             default_max_tokens=rare.default_max_tokens,
-            body_bytes=rare.max_body_mb * 2**20,
+            body_bytes=rare.body_mb * 2**20,
         ),
         **options,
     )
