@@ -243,6 +243,10 @@ def test_weight_versions_are_per_token() -> None:
     assert [s.weight_versions[s.prompt_length :] for s in result.sequences] == [[4, 4, 6], [4, 5, 5], [None]]
     assert result.report.mixed_version_turns == 2
     assert (result.report.weight_version_min, result.report.weight_version_max) == (4, 6)
+    known = {"weight_version_first": 5, "weight_version_last": 5}
+    for versions, mixed in (([5, 6, 5], 1), ([5, 5, 5], 0), ([None, 5, 5], 0)):
+        turns = [turn(0, PROMPT, [20, 21, 22], token_weight_versions=versions, **known)]
+        assert build_trajectory("s", turns).report.mixed_version_turns == mixed
 
 
 def test_expert_routing_is_carried_with_its_place() -> None:
