@@ -1,4 +1,4 @@
-"""Request bodies: refuse those over a limit, and parse large ones in a helper process.
+"""Parse large request bodies in a helper process.
 
 A thread does not help against one decoder call that holds the interpreter's lock: 60 MB stop the event loop for seconds. So a
 body over `LARGE_BYTES` goes to a process of its own, which is started for the first such body and ends when it was idle for a
@@ -14,7 +14,7 @@ import contextlib
 import os
 import struct
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -30,22 +30,6 @@ IDLE_S = 60.0
 
 _HEAD = struct.Struct("<I")
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
-
-
-async def read_body(chunks: AsyncIterator[bytes], length: int | None, limit_bytes: int) -> bytes:
-    """Read a request's body, up to a limit. ``length`` is the request's content-length, None if it has none.
-
-    Raises: RequestError (413) as soon as the body is known to be too large.
-    """
-    if length is not None and length > limit_bytes:
-        raise _too_large("the request body", limit_bytes)
-    pieces, size = [], 0
-    async for chunk in chunks:
-        size += len(chunk)
-        if size > limit_bytes:
-            raise _too_large("the request body", limit_bytes)
-        pieces.append(chunk)
-    return b"".join(pieces)
 
 
 def _too_large(what: str, limit_bytes: int) -> RequestError:

@@ -16,8 +16,9 @@ from ..messages.dialects import passthrough
 from ..messages.errors import RequestError
 from .admin.answers import respond
 from .admin.routes import Admin
+from .bodies import LARGE_BYTES, BodyParser
 from .call import Call, RecordedCall, answer
-from .capture.asked import LEFT_OUT, TAG
+from .capture.asked import TAG
 from .config import GatewayConfig
 from .context import Context
 from .engine import Engine
@@ -27,7 +28,7 @@ from .record import Recorder
 from .retries import recorded_reply, running_call
 from .sessions.session import Session
 from .sessions.settings import SessionSettings
-from .wire.request import CallRequest, empty_request, read_request
+from .wire.request import CallRequest, empty_request, read_large_request, read_request
 from .writers import writer_of
 
 log = logging.getLogger(__name__)
@@ -49,8 +50,12 @@ class Dispatch:
         self._admin = admin
         self._make_engine = make_engine
         self._relayed = relayed
+        self._bodies = BodyParser()
         self._hosts = HostCheck((config.host,), config.allowed_hosts)
         self._admin_key = config.admin_key.encode() if config.admin_key is not None else None
+
+    async def close(self) -> None:
+        await self._bodies.close()
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """Answer a request. Its body is read after its key was checked, so that strangers cannot send much."""
@@ -123,7 +128,10 @@ class Dispatch:
         self._counters["calls"] += 1
         wanted = empty_request(dialect)
         try:
-            call = self._find_or_start(request, session, dialect, tag, chunks=http.version >= HttpVersion11)
+            wanted = await self._read(request, session, dialect, tag)
+            if session.closed:
+                raise _closed(session)
+            call = self._find_or_start(wanted, session, tag, chunks=http.version >= HttpVersion11)
         except RequestError as e:
             return self._refused(session, wanted, e)
         except RecursionError:
@@ -139,14 +147,21 @@ class Dispatch:
         Recorder(self._context, session, wanted).store_refusal(error)
         return error_response(wanted.dialect, error)
 
+    async def _read(self, request: Request, session: Session, dialect: str, tag: str | None) -> CallRequest:
+        """Decode a request, a large one in another process. Raises: RequestError."""
+        body, headers, unchanged = request.body, request.headers, self._relayed and dialect == "chat"
+        if len(body) <= LARGE_BYTES:
+            return read_request(body, headers, session, dialect, tag=tag, as_they_are=unchanged)
+        recorded = session.replies.all(self._sessions.store, session.number) if b'"item_reference"' in body else {}
+        return await read_large_request(
+            self._bodies, body, headers, dialect, tag=tag, as_they_are=unchanged, recorded=recorded
+        )
+
     def _find_or_start(
-        self, request: Request, session: Session, dialect: str, tag: str | None, *, chunks: bool
+        self, wanted: CallRequest, session: Session, tag: str | None, *, chunks: bool
     ) -> Call | RecordedCall:
         """The call that answers a request. ``chunks``: the client understands a stream. Raises: RequestError."""
         context = self._context
-        wanted = read_request(
-            request.body, request.headers, session, dialect, tag=tag, as_they_are=self._relayed and dialect == "chat"
-        )
         if wanted.stream and not chunks:
             raise RequestError("a streamed reply needs HTTP/1.1", param="stream")
         engine = self._make_engine(session, wanted)
@@ -162,11 +177,9 @@ class Dispatch:
         session.hold_to_settings(fields)
         if "n" in session.overrides:
             wanted.n = passthrough.number(fields["n"]) or 1
-        wanted.fields = dict(fields)
+        wanted.fields = wanted.recorded_fields(fields)
         if tag is not None:
             wanted.fields[TAG] = msgspec.Raw(b'"%b"' % tag.encode())
-        if wanted.left_out:
-            wanted.fields[LEFT_OUT] = msgspec.Raw(msgspec.json.encode(wanted.left_out))
         engine.compose(fields)
         return Call(context, session, wanted, engine, writer_of(wanted, engine))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,8 @@ from ...messages.dialects.fields import read_body
 from ...messages.dialects.passthrough import Fields
 from ...messages.dialects.responses import Recorded
 from ...messages.dialects.surrogates import HALF_SURROGATE
-from ..capture.asked import wants_logprobs, wants_numbers
+from ..bodies import BodyParser, ParsedBody
+from ..capture.asked import LEFT_OUT, wants_logprobs, wants_numbers
 from ..sessions.session import Session
 from .long_requests import LISTS, LONG, LongRequest, decoded, digest_of, digest_of_body, translate, understand
 
@@ -30,7 +32,6 @@ class CallRequest:
     ``fields`` are the members of the request, as the server gets them and the record has them. A long request has its messages
     in ``long``. ``digest`` is the same for the same request. ``asked`` is the canonical request, of calls whose reply is
     encoded here. ``again``: the client reports that it repeats a request; ``keyed``: it identifies the request by a key.
-    ``left_out`` counts the parts of the history that the model does not get as sent, by kind.
     """
 
     dialect: str
@@ -44,7 +45,8 @@ class CallRequest:
     n: int = 1
     asked: ModelRequest = field(default_factory=lambda: ModelRequest(dialect="chat", model=""))
     reply_id: str = ""
-    left_out: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)  # of the history, by kind
+    parsed: ParsedBody | None = None  # of a large body
 
     @property
     def logprobs(self) -> bool:
@@ -61,6 +63,12 @@ class CallRequest:
         """The messages as JSON."""
         return self.long.text if self.long is not None else bytes(self.fields.get("messages", b""))
 
+    def recorded_fields(self, fields: Fields) -> Fields:
+        """The fields as they are recorded."""
+        if not self.left_out:
+            return dict(fields)
+        return {**fields, LEFT_OUT: msgspec.Raw(_to_json(self.left_out))}
+
     def translate(
         self,
         session: Session,
@@ -71,12 +79,17 @@ class CallRequest:
         """Read the request into its canonical form. Returns it as a chat completion, without messages if they are in `long`.
 
         ``as_sent`` gives messages the form in which the server, and the record, has them. Fields that nothing here reads go to
-        the engine if they are ``allowed``, and are left out otherwise. ``recorded`` finds a reply that the request refers to.
+        the engine if they are ``allowed``, and are left out otherwise. ``recorded`` finds the session's replies.
 
         Raises: RequestError.
         """
         dialect, request = DIALECTS[self.dialect].with_recorded(recorded), self.long
-        if request is None:
+        if self.parsed is not None:
+            asked = self.parsed.request
+            sent = zip(self.parsed.texts, asked.messages, as_sent(asked.messages), strict=True)
+            text = b"[" + b",".join(text if new is old else _to_json(new) for text, old, new in sent)
+            self.long = LongRequest({}, text, zlib.crc32(text))
+        elif request is None:
             asked = dialect.parse_request(self.body)
         else:
             asked, self.long = translate(request, session.texts.translated, dialect, as_sent)
@@ -103,26 +116,61 @@ def read_request(
 ) -> CallRequest:
     """Decode a request. ``as_they_are``: the server gets the messages unchanged. Raises: RequestError."""
 
-    def read(body: bytes) -> tuple[LongRequest | None, Fields, int, bytes]:
+    def read(body: bytes) -> tuple[Fields, LongRequest | None, int, bytes]:
         long = _long(body, session, dialect, as_they_are=as_they_are) if len(body) >= LONG else None
         if long is None:
-            return None, decoded(body), digest_of_body(body), body
-        return long, long.fields, long.digest(), long.read
+            return decoded(body), None, digest_of_body(body), body
+        return long.fields, long, long.digest(), long.read
 
-    (long, fields, digest, decoded_body), halves = read_body(body, read)
+    (fields, long, digest, body), halves = read_body(body, read)
+    request = _request(headers, dialect, tag, digest, fields)
+    request.body, request.long = body, long
+    if halves:
+        request.left_out[HALF_SURROGATE] = halves
+    return request
+
+
+async def read_large_request(
+    bodies: BodyParser,
+    body: bytes,
+    headers: Mapping[str, str],
+    dialect: str,
+    *,
+    tag: str | None,
+    as_they_are: bool,
+    recorded: Mapping[str, dict[str, Any]],
+) -> CallRequest:
+    """Decode a large request in the helper process. Raises: RequestError."""
+    digest = digest_of_body(body)
+    if not as_they_are:
+        parsed = await bodies.parse(body, dialect, recorded)
+        fields = {"stream": msgspec.Raw(b"true" if parsed.request.stream else b"false")}
+        request = _request(headers, dialect, tag, digest, fields)
+        request.parsed = parsed
+        return request
+    fields, halves = await bodies.fields(body)
+    request = _request(headers, dialect, tag, digest, fields)
+    text = bytes(fields.get("messages", b""))
+    if text[:1] == b"[":
+        del fields["messages"]
+        request.long = LongRequest(fields, text[:-1], zlib.crc32(text[:-1]))
+    if halves:
+        request.left_out[HALF_SURROGATE] = halves
+    return request
+
+
+def _request(headers: Mapping[str, str], dialect: str, tag: str | None, digest: int, fields: Fields) -> CallRequest:
     key = headers.get("idempotency-key")
-    digest = digest_of(dialect.encode(), (tag or "").encode(), (key or "").encode(), b"%d" % digest)
     stream = fields.get("stream")
     return CallRequest(
         dialect=dialect,
-        body=decoded_body,
+        body=b"",
         fields=fields,
-        long=long,
-        digest=digest,
+        long=None,
+        digest=digest_of(dialect.encode(), (tag or "").encode(), (key or "").encode(), b"%d" % digest),
         stream=stream is not None and bytes(stream) == b"true",
         again=headers.get("x-stainless-retry-count", "0") != "0",
         keyed=key is not None,
-        left_out=Counter({HALF_SURROGATE: halves} if halves else {}),
     )
 
 
