@@ -14,9 +14,11 @@ from ..asking import MODEL, Start, ask, opened, until
 PARTS = {"Call", "Reply", "Recorder", "RelayedChat", "TokenSampling", "StreamReader", "TokenReply"}
 
 
-def parts_left() -> list[str]:
-    kinds = [type(each) for each in gc.get_objects()]
-    return [kind.__name__ for kind in kinds if kind.__name__ in PARTS and "gateway" in kind.__module__]
+def parts() -> set[int]:
+    """The parts of calls that are alive in this process."""
+    return {
+        id(each) for each in gc.get_objects() if type(each).__name__ in PARTS and "gateway" in type(each).__module__
+    }
 
 
 @pytest.mark.parametrize("mode", [{}, {"model_dir": str(MODEL)}], ids=["relayed", "rendered"])
@@ -28,12 +30,13 @@ async def test_an_ended_call_is_freed(
     gateway = await start_gateway(engine, **mode)
     session = await opened(gateway)
     gc.collect()
+    others = parts()  # of other tests
     gc.disable()
     try:
         for status in (200, 500):
             engine.faults.append(Fault(status=status))
             assert (await ask(session, f"question {status}", stream=stream))[0] == status
         await until(lambda: not gateway.running)
-        await until(lambda: not parts_left(), within_s=5.0)  # a rendering thread may just have ended its work
+        await until(lambda: not parts() - others, within_s=5.0)  # a rendering thread may just have ended its work
     finally:
         gc.enable()
