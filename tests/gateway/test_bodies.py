@@ -1,4 +1,4 @@
-"""Bodies over the limit are refused early, and large ones are parsed by another process."""
+"""Large bodies are parsed by another process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from agentcore_rl_toolkit.gateway.bodies import LARGE_BYTES, BodyParser, read_body
+from agentcore_rl_toolkit.gateway.wire.bodies import LARGE_BYTES, BodyParser
 from agentcore_rl_toolkit.messages.dialects import DIALECTS, RequestError
 
 TEXT = "word é " * 2000
@@ -29,27 +29,6 @@ async def parser() -> AsyncIterator[BodyParser]:
     parser = BodyParser()
     yield parser
     await parser.close()
-
-
-async def chunks(count: int, size: int) -> AsyncIterator[bytes]:
-    for _ in range(count):
-        yield b"x" * size
-    raise AssertionError("the body was read to its end")
-
-
-async def test_a_body_over_the_limit_is_refused_before_it_is_read_to_its_end() -> None:
-    for length in (None, 5, 101):  # a length may be absent, or wrong
-        with pytest.raises(RequestError, match="larger than 100 bytes") as caught:
-            await read_body(chunks(11, 10), length, 100)
-        assert caught.value.status == 413
-
-
-async def test_a_body_at_the_limit_is_read() -> None:
-    async def exact() -> AsyncIterator[bytes]:
-        yield b"x" * 60
-        yield b"y" * 40
-
-    assert await read_body(exact(), None, 100) == b"x" * 60 + b"y" * 40
 
 
 @pytest.mark.parametrize("dialect", BODIES)

@@ -16,7 +16,6 @@ from ..messages.dialects import passthrough
 from ..messages.errors import RequestError
 from .admin.answers import respond
 from .admin.routes import Admin
-from .bodies import LARGE_BYTES, BodyParser
 from .call import Call, RecordedCall, answer
 from .capture.asked import TAG
 from .config import GatewayConfig
@@ -28,6 +27,7 @@ from .record import Recorder
 from .retries import recorded_reply, running_call
 from .sessions.session import Session
 from .sessions.settings import SessionSettings
+from .wire.bodies import LARGE_BYTES, BodyParser
 from .wire.request import CallRequest, empty_request, read_large_request, read_request
 from .writers import writer_of
 

@@ -40,6 +40,7 @@ class Reply:
 
     def end(self) -> None:
         self.ended = True
+        self._orphaned = None  # it holds the call, which holds the reply
         self.wake()
 
     def wake(self) -> None:

@@ -63,8 +63,8 @@ class Gateway:
             self.store.close()
             raise ConfigError(str(e)) from e
         self.router = Router(config.upstreams, config.limits)
-        self.calls = Context(config, counters=self.counters, sessions=self.sessions, router=self.router)
-        self.outage = self.calls.outage
+        self._context = Context(config, counters=self.counters, sessions=self.sessions, router=self.router)
+        self.outage = self._context.outage
         self.token_mode: TokenMode | None = None
         self.samplers: Samplers | None = None
         try:
@@ -88,7 +88,7 @@ class Gateway:
             state=self.state,
         )
         self.admin = Admin(self._parts)
-        self._dispatch = Dispatch(config, self.calls, self.admin, make_engine, relayed=self.token_mode is None)
+        self._dispatch = Dispatch(config, self._context, self.admin, make_engine, relayed=self.token_mode is None)
         self._server: asyncio.Server | None = None
         self._ticker: asyncio.Task[None] | None = None
 
@@ -97,7 +97,7 @@ class Gateway:
 
         Raises: ConfigError, MissingExtraError.
         """
-        config, calls = self.config, self.calls
+        config, calls = self.config, self._context
         if config.model_dir is None:
             return lambda session, request: RelayedChat(calls, session, request)
         from .token_calls.mode import load
@@ -115,7 +115,7 @@ class Gateway:
     @property
     def running(self) -> RunningCalls:
         """The calls under way: paused and resumed there, and where other weights are published."""
-        return self.calls.running
+        return self._context.running
 
     # -- life
 

@@ -16,9 +16,9 @@ from ...messages.dialects.fields import read_body
 from ...messages.dialects.passthrough import Fields
 from ...messages.dialects.responses import Recorded
 from ...messages.dialects.surrogates import HALF_SURROGATE
-from ..bodies import BodyParser, ParsedBody
 from ..capture.asked import LEFT_OUT, wants_logprobs, wants_numbers
 from ..sessions.session import Session
+from .bodies import BodyParser, ParsedBody
 from .long_requests import LISTS, LONG, LongRequest, decoded, digest_of, digest_of_body, translate, understand
 
 Messages = list[dict[str, Any]]

@@ -20,9 +20,9 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from ..messages.dialects import DIALECTS, ModelRequest, RequestError
-from ..messages.dialects.fields import read_body as read_json
-from ..messages.dialects.surrogates import HALF_SURROGATE
+from ...messages.dialects import DIALECTS, ModelRequest, RequestError
+from ...messages.dialects.fields import read_body as read_json
+from ...messages.dialects.surrogates import HALF_SURROGATE
 
 LARGE_BYTES = 4 * 2**20  # decoding as much takes some 20 ms
 DEADLINE_S = 60.0  # for one body, with the wait for those before it
@@ -117,7 +117,7 @@ class BodyParser:
         if self._helper is None:
             package = __name__.partition(".")[0]
             self._helper = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-c", f"from {package}.gateway.bodies import main; main()"),
+                *(sys.executable, "-c", f"from {package}.gateway.wire.bodies import main; main()"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 start_new_session=True,  # an interrupt from the keyboard is for the gateway
