@@ -144,37 +144,36 @@ def _mount_points(project: str) -> dict[str, bool]:
 def _enter_namespaces() -> None:
     """Enter a user namespace with the users of this one, and a mount namespace.
 
-    A child that stays outside writes the maps: only from there can root map all users.
+    Only from outside can root map all users. A shell does that: it starts in a millisecond, and a fork of this process would copy
+    its page tables.
     """
-    parent = os.getpid()
-    ready, go = os.pipe()
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            os.close(go)
-            os.read(ready, 1)
-            _write_maps(parent)
-            status = 0
-        finally:
-            os._exit(status)
-    os.close(ready)
+    users, groups = (_ids_of(name) for name in ("uid_map", "gid_map"))
+    if os.geteuid() != 0:
+        _call(_libc.unshare, _NEW_USERS | _NEW_MOUNTS)
+        _write("/proc/self/setgroups", "deny")  # the kernel's condition for a map of one group
+        _write("/proc/self/uid_map", users)
+        _write("/proc/self/gid_map", groups)
+        return
+    reading, writing = os.pipe()
+    script = 'read go && printf %s "$2" >/proc/$1/uid_map && printf %s "$3" >/proc/$1/gid_map'
+    words = ["/bin/sh", "-c", script, "sh", str(os.getpid()), users, groups]
+    child = os.posix_spawn(words[0], words, {}, file_actions=[(os.POSIX_SPAWN_DUP2, reading, 0)])
+    os.close(reading)
     try:
         _call(_libc.unshare, _NEW_USERS | _NEW_MOUNTS)
+        os.write(writing, b"go\n")
     finally:
-        os.close(go)
+        os.close(writing)
         _, status = os.waitpid(child, 0)
     if status != 0:
         raise OSError(f"the users of a namespace could not be mapped (status {status})")
 
 
-def _write_maps(pid: int) -> None:
-    if os.geteuid() != 0:
-        _write(f"/proc/{pid}/setgroups", "deny")  # the kernel's condition for a map of one group
-    for name in ("uid_map", "gid_map"):
-        with open(f"/proc/self/{name}") as table:
-            ranges = [line.split() for line in table]
-        _write(f"/proc/{pid}/{name}", "".join(f"{first} {first} {count}\n" for first, _, count in ranges))
+def _ids_of(name: str) -> str:
+    """A map that keeps the ids of this namespace."""
+    with open(f"/proc/self/{name}") as table:
+        ranges = [line.split() for line in table]
+    return "".join(f"{first} {first} {count}\n" for first, _, count in ranges)
 
 
 def _write(path: str, text: str) -> None:

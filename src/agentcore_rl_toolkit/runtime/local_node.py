@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import AgentLoadError
 from ..isolation import hints, sandbox
 from ..isolation.cover import Cover
+from ..isolation.project import Project
 from ..isolation.sandbox import choose_tier
 from .agents.agent import Agent, runtime_arn
 from .config import RuntimeConfig
@@ -154,7 +155,8 @@ class LocalNode:
         isolation = self._config.isolation
         if self.tier == "process":
             top = sandbox.project_of(agent.script)
-            project = top if top.is_dir() else None
+            own_folder = Project.of(agent.script).folder  # the checkout around it stays read-only
+            project = (own_folder if own_folder.is_relative_to(top) else top) if top.is_dir() else None
             for folder in isolation.writable_folders:
                 folder.mkdir(parents=True, exist_ok=True)
             paths = await asyncio.to_thread(sandbox.interpreter_paths, agent.python)
