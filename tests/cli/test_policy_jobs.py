@@ -71,7 +71,8 @@ def test_one_agent_is_driven_by_our_client_a_job_and_a_session(tmp_path: Path, m
                 groups_per_step=2,
             )
             usable: list[int] = []
-            asyncio.run(run_async(config, lambda step, groups: usable.append(step.stats.usable)))
+            observe = lambda event, facts: usable.append(facts["usable"]) if event == "step" else None  # noqa: E731
+            asyncio.run(run_async(config, observe))
             assert usable == [16]
     model.close()
 

@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
-import math
-import random
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -25,15 +23,23 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from agentcore_rl_toolkit.backends.collection.collect import collect
 from agentcore_rl_toolkit.backends.collection.recording import open_recording
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
+from agentcore_rl_toolkit.backends.training.client import Adam
+from agentcore_rl_toolkit.backends.training.loop import probe_of, update
+from agentcore_rl_toolkit.backends.training.settings import LoopSettings
+from agentcore_rl_toolkit.backends.training.torch_client import (
+    TorchClient,
+    TorchSettings,
+    changed_by_training,
+    load_model,
+)
 from agentcore_rl_toolkit.backends.trl.adapter import AgentCoreGRPOTrainer, StepMetrics, _lora, make_trainer
 from agentcore_rl_toolkit.backends.trl.config import TrlConfig
-from agentcore_rl_toolkit.cli.training.job import load_loop
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.policy import Engine
 from agentcore_rl_toolkit.policy.sampling import SamplingParams
 from agentcore_rl_toolkit.runs import RunReader
 from agentcore_rl_toolkit.trajectory import Turn
-from agentcore_rl_toolkit.weights import write_checkpoint
+from agentcore_rl_toolkit.weights import EngineAddress, write_checkpoint
 
 sys.path.append(str(Path(__file__).parents[1]))
 from recorded import Episode, Replay, recorded_episodes, requests_for
@@ -65,6 +71,9 @@ class WeightHandler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if "prompt_logprobs" in body:
+            self.answer({"choices": [{"prompt_logprobs": self.read(body["prompt"])}]})
+            return
         if self.path == "/v1/completions":
             self.answer({"choices": self.sampled(body["prompt"], body["n"], body["max_tokens"], body["temperature"])})
             return
@@ -82,6 +91,13 @@ class WeightHandler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
         self.wfile.write(json.dumps(value).encode())
+
+    def read(self, prompt: list[int]) -> list[Any]:
+        model = tiny_model()
+        model.load_state_dict(self.server.tensors[-1], strict=False)  # the head is the embedding
+        with torch.inference_mode():
+            logprobs_TV = model(input_ids=torch.tensor([prompt])).logits[0, :-1].log_softmax(-1)
+        return [None, *({str(i): {"logprob": float(row[i])}} for i, row in zip(prompt[1:], logprobs_TV, strict=True))]
 
     def sampled(self, prompt: list[int], n: int, max_tokens: int, temperature: float) -> list[dict[str, Any]]:
         model = tiny_model()
@@ -285,14 +301,13 @@ def cool_steps(server: WeightServer, out: Path) -> dict[str, Any]:
 
 def adapters(out: Path) -> dict[str, Any]:
     """Published adapters leave a base in bfloat16 as it is; what a run goes on from leaves it out."""
-    loop = load_loop()
     tiny_model().save_pretrained(out / "given")
     tiny_tokenizer().save_pretrained(out / "given")
     scales = {}
     for alpha in (None, 4):
-        model, _ = loop.load_model(out / "given", loop.Config(lora_rank=4, lora_alpha=alpha))
+        model, _ = load_model(TorchSettings(model_dir=out / "given", lora_rank=4, lora_alpha=alpha))
         scales[str(alpha)] = {layer.scaling["default"] for layer in model.modules() if hasattr(layer, "lora_A")}
-    whole, kept = model.state_dict(), loop.changed_by_training(model)
+    whole, kept = model.state_dict(), changed_by_training(model)
     lora = _lora({"r": 4, "target_modules": ["q_proj"]})
     model = get_peft_model(tiny_model().bfloat16(), LoraConfig(r=4, target_modules="all-linear"))
     with torch.no_grad():
@@ -351,24 +366,30 @@ def keeps_a_tensor(server: WeightServer, out: Path) -> dict[str, Any]:
 
 def loop_lora(server: WeightServer, out: Path) -> dict[str, Any]:
     """Adapters in the loop of `agentcore-rl train`: a step over the recorded episodes, published before and after."""
-    loop = load_loop()
     given = out / "given"
     tiny_model().save_pretrained(given)
     tiny_tokenizer().save_pretrained(given)
     episodes = recorded_episodes()
     replay = Replay(episodes)
-    client = SimpleNamespace(model_id="policy")  # all that publishing asks of it
-    services = loop.Services(client=client, gateway=replay.gateway, policy_url=server.url, run_dir=out, model_dir=given)
-    config = loop.Config(lora_rank=4, max_logprob_gap=math.inf)  # another model said what was recorded
-    torch.manual_seed(0)
-    model, tokenizer = loop.load_model(given, config)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     groups = collect(requests_for(episodes), client=replay.client, gateway=replay.gateway)
-    probe = loop.probe_of(groups)
-    loop.publish(model, 0, services, probe)
-    metrics = loop.train_on(groups, model, optimizer, tokenizer.pad_token_id, config, random.Random(0))
-    loop.publish(model, 1, services, probe)  # the engine's answers to the probe have the adapters' logprobs
-    model.merge_and_unload().save_pretrained(out / "policy")
+    adam = Adam(learning_rate=1e-2, beta1=0.9, beta2=0.99, grad_clip_norm=1.0)
+    how = LoopSettings(steps=1, groups=8, rollouts=8, adam=adam, minibatches=4)
+
+    async def step() -> dict[str, Any]:
+        model = TorchSettings(model_dir=given, lora_rank=4)
+        training = TorchClient.open(model, None, run_dir=out, engine=EngineAddress(url=server.url))
+        training.max_logprob_gap = None  # another model sampled the recorded episodes
+        probe = probe_of(groups)
+        await training.publish(0, replay.gateway, probe)
+        found = await update(training, groups, how, 0)
+        await training.publish(
+            1, replay.gateway, probe
+        )  # the engine's answers to the probe have the adapters' logprobs
+        training.save_policy()
+        await training.close("success")
+        return found
+
+    metrics = asyncio.run(step())
     first, last, saved = (server.tensors[0], server.tensors[-1], load_file(out / "policy" / "model.safetensors"))
     return {
         "trained_tokens": metrics["trained_tokens"],

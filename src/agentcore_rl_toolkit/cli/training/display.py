@@ -102,7 +102,7 @@ class Display:
         self._bar.advance(self._task)
 
     def step(self, facts: dict[str, Any]) -> None:
-        gap, rates = facts["logprob_gap"], facts.get("sampled_tokens_per_s")
+        gap, rates, memory = facts["logprob_gap"], facts.get("sampled_tokens_per_s"), facts.get("peak_memory_gb")
         self._row(
             f"step {facts['step'] + 1}",
             share(facts["reward"]),
@@ -114,7 +114,7 @@ class Display:
             "-" if facts.get("staleness_mean") is None else f"{facts['staleness_mean']:.1f}",
             f"{facts['rollout_s']:.1f} + {facts['train_s']:.1f}",
             "-" if rates is None else f"{rates:.0f} + {facts['trained_tokens_per_s']:.0f}",
-            "-" if rates is None else f"{facts['peak_memory_gb']:.1f} GB",
+            "-" if memory is None else f"{memory:.1f} GB",
             escape(visible(metrics_line(facts["metrics"]))),
         )
         self._explain()
