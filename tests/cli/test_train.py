@@ -88,7 +88,7 @@ def test_a_new_agent_trains_with_nothing_else_typed_and_goes_on_after_ctrl_c(
     assert [e["step"] for e in events(run) if e["event"] == "step"] == [0, 1, 2]
     # Each version was evaluated once, whatever Ctrl-C came between, and by its own weights.
     evaluations = [(e["when"], e["version"], e["scored"]) for e in events(run) if e["event"] == "evaluated"]
-    assert evaluations == [("before", 0, 3), ("version-1", 1, 3), ("version-2", 2, 3), ("after", 3, 3)]
+    assert evaluations == [("before", 0, 3), ("step-1", 1, 3), ("step-2", 2, 3), ("after", 3, 3)]
     low, high = summary["held_out_interval_after"]
     assert 0 <= low <= summary["held_out_reward_after"] <= high <= 1
     assert list(summary["held_out_rewards"]) == ["0", "1", "2", "3"]
