@@ -81,8 +81,10 @@ async def run(
     held_out: Sequence[dict[str, Any]] = (),
     resumed: State | None = None,
     client: ScriptedClient | None = None,
+    gateway: dict[str, Any] | None = None,
 ) -> tuple[ScriptedClient, list[tuple[str, dict[str, Any]]], Replay]:
     replay, training = Replay(episodes), client or ScriptedClient()
+    vars(replay.gateway).update(gateway or {})
     events: list[tuple[str, dict[str, Any]]] = []
     services: Any = Services(client=replay.client, gateway=replay.gateway, run_dir=folder)  # type: ignore[arg-type]
     rows = [{"prompt": str(k)} for k in range(3)]
@@ -154,6 +156,22 @@ async def test_a_resumed_run_continues_after_its_checkpoint(tmp_path: Path) -> N
     (tmp_path / "state.json").write_text(json.dumps({"steps": 1}))
     with pytest.raises(ConfigError, match="is not the state of a run"):
         State.read(tmp_path)
+
+
+async def test_calls_are_held_around_a_publish_and_a_pause_that_an_interrupt_left_is_over(tmp_path: Path) -> None:
+    client = ScriptedClient()
+
+    async def pause_async() -> None:
+        client.calls.append(("pause",))
+
+    async def resume_async() -> None:
+        client.calls.append(("resume",))
+
+    gateway = {"pause_async": pause_async, "resume_async": resume_async}
+    how = settings(steps=1, hold_calls=True)
+    await run(trained_as(recorded_episodes(32)), how, tmp_path, client=client, gateway=gateway)
+    names = [name for name in client.names() if name in ("pause", "resume", "publish")]
+    assert names == ["resume", "publish", "pause", "publish", "resume"]
 
 
 async def test_tokens_of_another_model_end_the_run(tmp_path: Path) -> None:

@@ -73,6 +73,8 @@ async def train(
         recording.resumed(done)
     per_step = settings.groups * settings.rollouts
     observe("begins", {"steps_done": done, "rollouts_done": done and len(held_out) + done * per_step})
+    if settings.hold_calls:
+        await services.gateway.resume_async()  # the gateway keeps a pause, also one in which the run was interrupted
     await training.publish(done, services.gateway, None)
     if done == 0 and held_out:
         await evaluate(0)
