@@ -1,4 +1,4 @@
-"""One table for the errors of AWS clients: what became of the request, and whether another one may help.
+"""The table of AWS clients' errors. It tells if a request was refused or carried out, and if a retry may help.
 
 Every exception of botocore, urllib3, `ssl` or `socket` has one of four fates:
 
@@ -28,7 +28,7 @@ MOST_SKEW_S = 240.0  # AWS accepts signatures of five minutes before and after i
 
 
 class Fate(StrEnum):
-    """What became of a request."""
+    """The fate of a failed request."""
 
     REFUSED = "refused"
     TRANSIENT = "transient"

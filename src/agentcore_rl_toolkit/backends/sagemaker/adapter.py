@@ -38,7 +38,7 @@ class SageMakerTraining:
     """A `TrainingClient`. Operations are submitted in the order of their numbers, which begin with 1."""
 
     service, engine = "SageMaker", "sagemaker"
-    max_logprob_gap = None  # its rounding is not known
+    max_logprob_gap: float | None = None  # its rounding is not known
 
     def __init__(self, control: Caller, runtime: SessionRuntime, config: SageMakerConfig) -> None:
         self.upstream = f"{runtime.client.meta.endpoint_url.rstrip('/')}{SESSIONS}{runtime.session}"

@@ -1,1 +1,1 @@
-"""One training loop over small training clients: torch in this process, and services with training verbs (Tinker, SageMaker)."""
+"""The training loop and its clients: torch in this process, Tinker, and SageMaker."""

@@ -16,7 +16,7 @@ from ..collection.samples import Sample
 
 @dataclass(frozen=True, kw_only=True)
 class Datum:
-    """One training sequence. ``mask`` is 1 where a sampled token is predicted.
+    """A training sequence. ``mask`` is 1 if the target was sampled and is trained.
 
     ``fresh`` is True where the token was sampled from the weights and the distribution in training, so that sampler and trainer
     must agree on its logprob. Where the mask is 0, logprobs and advantages are 0 and mean nothing.

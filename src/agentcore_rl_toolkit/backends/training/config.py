@@ -63,7 +63,7 @@ class ServiceTrainingConfig(ServiceSettings):
 
     @property
     def require_reward(self) -> bool:
-        """Whether a record without a reward is invalid."""
+        """Return True if a record without a reward is invalid."""
         return self.uses_rewards
 
     def loop(self) -> LoopSettings:

@@ -77,13 +77,13 @@ class Sums:
 
 
 def ages_of(sample: Sample, version: int) -> int:
-    """How many weight versions ago the oldest token of a sample was sampled; 0 where it is unknown."""
+    """Count the weight versions since the oldest token of a sample. Return 0 if its version is unknown."""
     versions = sample.version_range
     return 0 if versions is None else version - versions[0]
 
 
 def staleness(groups: Sequence[Group], version: int) -> dict[str, Any]:
-    """How many usable rollouts began how many weight versions ago, and the mean; None where the engine names no version."""
+    """Count the usable rollouts by their age in weight versions. The mean is None if the engine reports no versions."""
     ages = Counter(version - r.weight_version_min for g in groups for r in g.usable if r.weight_version_min is not None)
     mean = sum(age * n for age, n in ages.items()) / ages.total() if ages else None
     return {"staleness": {str(age): ages[age] for age in sorted(ages)}, "staleness_mean": mean}

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 from ...client.data import read_rows
 from ...client.evaluation import metrics_line
@@ -21,7 +21,7 @@ from .settings import Observer, Services, State
 log = logging.getLogger(__name__)
 
 
-class ServiceClient(TrainingClient):
+class ServiceClient(TrainingClient, Protocol):
     """A training client whose weights a gateway samples from."""
 
     engine: str  # the gateway's engine for it
@@ -30,7 +30,7 @@ class ServiceClient(TrainingClient):
 
 async def run_async(
     config: ServiceTrainingConfig,
-    connect: Callable[[str | None], Awaitable[Any]],
+    connect: Callable[[str | None], Awaitable[ServiceClient]],
     observe: Observer | None = None,
 ) -> int:
     """Train as configured, and continue from the checkpoint in `output_dir` if there is one. Returns the last weight version.
@@ -49,8 +49,9 @@ async def run_async(
     recording: Recording | None = None
     ended = "errored"
     try:
-        upstreams = lambda: [training.upstream]  # noqa: E731  # one expression
-        rollouts = await asyncio.to_thread(RolloutService.open, config.services(), upstreams, training.engine)
+        rollouts = await asyncio.to_thread(
+            RolloutService.open, config.services(), lambda: [training.upstream], training.engine
+        )
         recording = open_recording(config.output_dir, kept(config), tokenizer=config.model_dir)
         services = Services(
             client=rollouts.client, gateway=rollouts.gateway, run_dir=config.output_dir, recording=recording

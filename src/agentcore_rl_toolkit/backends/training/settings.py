@@ -71,7 +71,7 @@ class Services:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What a resumed run continues from: the steps done, the training client's saved state, and the stream's."""
+    """The checkpoint of a run: the steps done, and the saved states of the training client and the stream."""
 
     steps: int
     state: str

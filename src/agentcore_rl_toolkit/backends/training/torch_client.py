@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class TorchSettings:
-    """How a model is trained here.
+    """The settings of a model that this process trains.
 
     ``model_dir`` None is the built-in model. ``dtype`` is the type in which matrices are multiplied: float32 or bfloat16.
     ``lora_rank`` 0 trains all weights; adapters count ``lora_alpha`` / rank (None: twice the rank). ``tokens_at_once`` of a
