@@ -31,8 +31,8 @@ import agentcore_rl_toolkit
 from agentcore_rl_toolkit.gateway import GatewayClient, SessionCapture, SessionHandle
 from agentcore_rl_toolkit.gateway.capture.record import NO_BASE, Base, CallRecord, ChoiceRecord, pack_ids, pack_logprobs
 from agentcore_rl_toolkit.gateway.token_calls.histories import past_calls
-from agentcore_rl_toolkit.messages.dialects import DIALECTS, Delta, ModelRequest
 from agentcore_rl_toolkit.messages.render import Renderer, replay
+from agentcore_rl_toolkit.messages.wire import DIALECTS, Delta, ModelRequest
 from agentcore_rl_toolkit.trajectory import Turn, build_trajectory
 
 WEIGHTS = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"

@@ -215,7 +215,7 @@ LIGHT = {
         "trajectory": {"torch", "boto3", "starlette", "obstore", "numpy", "transformers"},
         "weights": {"torch", "transformers", "boto3", "starlette", "obstore", "msgspec"},
         "runs": {"torch", "boto3", "starlette", "obstore", "numpy", "transformers", "tokenizers"},
-        "messages.dialects": {"torch", "boto3", "obstore", "httptools", "tokenizers", "transformers"},
+        "messages.wire": {"torch", "boto3", "obstore", "httptools", "tokenizers", "transformers"},
         "cli.main": {"torch", "transformers", "boto3", "starlette", "uvicorn", "obstore"},
         "store": {"torch", "boto3", "starlette", "uvicorn", "transformers"},
         "client": {"torch", "transformers", "starlette", "uvicorn"},

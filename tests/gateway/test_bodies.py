@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from agentcore_rl_toolkit.gateway.wire.bodies import LARGE_BYTES, BodyParser
-from agentcore_rl_toolkit.messages.dialects import DIALECTS, RequestError
+from agentcore_rl_toolkit.messages.wire import DIALECTS, RequestError
 
 TEXT = "word é " * 2000
 MESSAGES = [{"role": "user", "content": f"{n} {TEXT}"} for n in range(600)]

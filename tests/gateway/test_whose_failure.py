@@ -23,8 +23,8 @@ from agentcore_rl_toolkit.contract import Cause, new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
-from agentcore_rl_toolkit.messages.dialects import Dialect
 from agentcore_rl_toolkit.messages.render import Renderer
+from agentcore_rl_toolkit.messages.wire import Dialect
 from agentcore_rl_toolkit.trajectory import build_trajectory
 
 from .asking import MODEL, Start, ask, captured, claude, gpt, opened, status_of

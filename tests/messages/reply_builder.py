@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentcore_rl_toolkit.messages.dialects.canonical import Choice, Delta, Reply, ToolCall, Usage, new_id
+from agentcore_rl_toolkit.messages.wire.canonical import Choice, Delta, Reply, ToolCall, Usage, new_id
 
 
 class Read(Reply, kw_only=True):

@@ -20,8 +20,8 @@ from contextlib import aclosing
 from aiohttp import web
 
 from ..errors import CaptureError, UpstreamError
-from ..messages.dialects import Delta
 from ..messages.errors import RequestError
+from ..messages.wire import Delta
 from .capture.record import CallRecord, Captured
 from .context import Context
 from .engine import Engine

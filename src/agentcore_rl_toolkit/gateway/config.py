@@ -116,7 +116,7 @@ class GatewayConfig:
     makes an agent's reply wait for the disk, not only for the operating system. ``session_keys`` False lets agents
     call without the per-session key; a call to an unknown session opens it (rLLM's agents have no key).
     ``model_id`` replaces the model name that the agent sends; a session's own wins. ``allowed_hosts`` are more names of this
-    server (`HostCheck`). ``allow_fields`` are request fields that your engines take and `dialects.passthrough` does not know.
+    server (`HostCheck`). ``allow_fields`` are request fields that your engines take and `wire.passthrough` does not know.
     ``train_constrained`` trains on answers that were held to a form (a schema, a grammar, a required tool call): their
     logprobs are relative to what the form allows, so a trainer's own differ.
     ``model_dir`` is a folder with tokenizer and chat template: the gateway renders prompts and sends token ids. Engine policy

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from functools import partial
 
-from ..messages.dialects.responses import Recorded
+from ..messages.wire.responses import Recorded
 from .config import GatewayConfig
 from .routing.outage import Outage
 from .routing.router import Router

@@ -12,8 +12,8 @@ from aiohttp import HttpVersion11, web
 from .._servers.host_check import HostCheck, is_loopback
 from ..contract import check_tag
 from ..errors import ConfigError, ContractError
-from ..messages.dialects import passthrough
 from ..messages.errors import RequestError
+from ..messages.wire import passthrough
 from .admin.answers import respond
 from .admin.routes import Admin
 from .call import Call, RecordedCall, answer

@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from ..messages.dialects import Delta
-from ..messages.dialects.passthrough import Fields
+from ..messages.wire import Delta
+from ..messages.wire.passthrough import Fields
 from .capture.record import Captured
 from .routing.router import Worker
 

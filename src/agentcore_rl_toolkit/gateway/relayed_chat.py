@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from ..logs import WarnsOnceAMinute
-from ..messages.dialects import Delta, passthrough
-from ..messages.dialects.passthrough import Fields
 from ..messages.errors import unsupported
+from ..messages.wire import Delta, passthrough
+from ..messages.wire.passthrough import Fields
 from .capture.asked import IMAGES, has_images
 from .capture.record import CONSTRAINED, Captured
 from .capture.reply import read_reply

@@ -17,7 +17,7 @@ from agentcore_rl_toolkit.gateway.capture.prefix_index import Budget, Prefixes
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 from agentcore_rl_toolkit.gateway.wire.long_requests import LISTS, Translated, translate, understand
-from agentcore_rl_toolkit.messages.dialects import DIALECTS, Dialect, RequestError
+from agentcore_rl_toolkit.messages.wire import DIALECTS, Dialect, RequestError
 
 from ..asking import MODEL, Start, captured, opened
 

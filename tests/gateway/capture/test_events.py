@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.gateway.capture.events import EventReader
-from agentcore_rl_toolkit.messages.dialects.builder import encode_event
+from agentcore_rl_toolkit.messages.wire.builder import encode_event
 
 STREAM = (
     b': a comment\n\ndata: {"a": 1}\n\nevent: named\r\ndata: two\r\ndata: lines\r\n\r\n'

@@ -13,7 +13,7 @@ from agentcore_rl_toolkit.gateway.capture.record import CallRecord, Captured, un
 from agentcore_rl_toolkit.gateway.capture.replay import replay
 from agentcore_rl_toolkit.gateway.capture.reply import read_reply
 from agentcore_rl_toolkit.gateway.capture.stream import StreamReader
-from agentcore_rl_toolkit.messages.dialects import DIALECTS, ModelRequest
+from agentcore_rl_toolkit.messages.wire import DIALECTS, ModelRequest
 
 from .reading import read_stream
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentcore_rl_toolkit.gateway.engines import TOKEN_ENGINES, Piece
-from agentcore_rl_toolkit.messages.dialects.canonical import ModelRequest
+from agentcore_rl_toolkit.messages.wire.canonical import ModelRequest
 
 # Types of the fields as SGLang 0.5.23 declares them (`managers/io_struct.py`, `sampling/sampling_params.py`). Another sampling
 # parameter than these is refused there with 400.

@@ -18,9 +18,9 @@ from agentcore_rl_toolkit.gateway.engines import TOKEN_ENGINES, Piece
 from agentcore_rl_toolkit.gateway.testing import Seen, logprob_of
 from agentcore_rl_toolkit.gateway.testing.openai_shapes import SampledReply, chunks, vllm_choice
 from agentcore_rl_toolkit.gateway.token_calls.reply import TokenReply
-from agentcore_rl_toolkit.messages.dialects import Choice, Delta, ModelRequest
-from agentcore_rl_toolkit.messages.dialects.canonical import Sampling
 from agentcore_rl_toolkit.messages.render import Renderer
+from agentcore_rl_toolkit.messages.wire import Choice, Delta, ModelRequest
+from agentcore_rl_toolkit.messages.wire.canonical import Sampling
 
 from ...messages.reply_builder import ReplyBuilder
 from ..sglang import sglang_answer

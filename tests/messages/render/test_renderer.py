@@ -14,13 +14,13 @@ import pytest
 
 from agentcore_rl_toolkit.cli.doctor.template import examine, sampled_body
 from agentcore_rl_toolkit.errors import CaptureError
-from agentcore_rl_toolkit.messages.dialects import RequestError
 from agentcore_rl_toolkit.messages.render import (
     ChatTemplate,
     PastCall,
     Renderer,
     replay,
 )
+from agentcore_rl_toolkit.messages.wire import RequestError
 
 USER = {"role": "user", "content": "hello there"}
 SYSTEM = {"role": "system", "content": "be brief"}

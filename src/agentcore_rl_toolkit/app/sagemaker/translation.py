@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ...messages.dialects import DIALECTS, Choice, Reply, RequestError, ToolCall, Usage, new_id
+from ...messages.wire import DIALECTS, Choice, Reply, RequestError, ToolCall, Usage, new_id
 from .runtime import JobCallError
 
 
 class TranslatedCall:
-    """One call of an agent in a dialect of `messages.dialects`. ``chat`` is its chat completion, which is never streamed: an
+    """One call of an agent in a dialect of `messages.wire`. ``chat`` is its chat completion, which is never streamed: an
     agent that asked for a stream gets all of it at the end.
     """
 

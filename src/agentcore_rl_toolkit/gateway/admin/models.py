@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from ...errors import GatewayError
-from ...messages.dialects.anthropic import encode_count, parse_request
 from ...messages.errors import NOT_JSON, RequestError
+from ...messages.wire.anthropic import encode_count, parse_request
 from ..engines.errors import upstream_error
 from ..http.messages import Request
 from ..sessions.session import Session

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from ...messages.dialects import ModelRequest
-from ...messages.dialects.passthrough import check_session
 from ...messages.errors import RequestError
+from ...messages.wire import ModelRequest
+from ...messages.wire.passthrough import check_session
 from ..config import SAMPLING_SERVICES, Engine, UpstreamConfig
 from ..http.messages import Request, decode_body
 from ..sessions.settings import SessionSettings

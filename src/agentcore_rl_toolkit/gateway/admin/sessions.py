@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from ...messages.dialects import ModelRequest
 from ...messages.errors import RequestError
+from ...messages.wire import ModelRequest
 from ..capture.record import FetchedHead
 from ..http.messages import Request, decode_body
 from ..sessions.registry import Sessions

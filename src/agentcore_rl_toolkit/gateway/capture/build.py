@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ...errors import CaptureError
-from ...messages.dialects.passthrough import Fields
+from ...messages.wire.passthrough import Fields
 from .prefix_index import TRANSLATED, Prefixes, Seen
 from .record import INVALID, NO_BASE, OK, PARTIAL, TURNS, Base, CallRecord, Captured
 from .token_numbers import parse_ids

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from ...errors import UpstreamError
-from ...messages.dialects import Dialect, ModelRequest, Reply
-from ...messages.dialects.canonical import Choice, ToolCall, Usage
 from ...messages.errors import NOT_JSON
+from ...messages.wire import Dialect, ModelRequest, Reply
+from ...messages.wire.canonical import Choice, ToolCall, Usage
 from .record import CallRecord
 from .reply import Message, ToolPiece
 from .token_numbers import own_words

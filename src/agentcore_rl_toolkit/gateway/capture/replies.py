@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from ...errors import CaptureError, GatewayError
-from ...messages.dialects.canonical import own_id
+from ...messages.wire.canonical import own_id
 from .record import decode
 
 log = logging.getLogger(__name__)

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from ...errors import CaptureError, UpstreamError
-from ...messages.dialects import Delta
-from ...messages.dialects.builder import CollectedCalls
-from ...messages.dialects.canonical import ToolDelta
 from ...messages.errors import NOT_JSON
+from ...messages.wire import Delta
+from ...messages.wire.builder import CollectedCalls
+from ...messages.wire.canonical import ToolDelta
 from .events import DONE, gather, split
 from .record import Captured, ChoiceRecord
 from .replay import usage_of

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ...messages.dialects.canonical import ModelRequest
+from ...messages.wire.canonical import ModelRequest
 from ..capture.versions import version_of
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ...messages.dialects.canonical import ModelRequest
+from ...messages.wire.canonical import ModelRequest
 
 _encode = msgspec.json.Encoder().encode
 _GUIDED = {

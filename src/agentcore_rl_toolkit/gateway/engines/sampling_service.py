@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ...errors import CaptureError
-from ...messages.dialects.canonical import ModelRequest
+from ...messages.wire.canonical import ModelRequest
 from .base import GenerationStream, Piece, TokenEngine
 
 _encode = msgspec.json.Encoder().encode

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from ...errors import CaptureError
-from ...messages.dialects.canonical import ModelRequest
 from ...messages.errors import NOT_JSON
+from ...messages.wire.canonical import ModelRequest
 from ..capture.events import EventReader
 from ..capture.experts import binary
 from ..capture.versions import version_of

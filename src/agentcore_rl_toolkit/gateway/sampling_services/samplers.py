@@ -16,9 +16,9 @@ from typing import Protocol
 
 import msgspec
 
-from ...messages.dialects import Delta
-from ...messages.dialects.canonical import LENGTH, STOP
 from ...messages.errors import RequestError
+from ...messages.wire import Delta
+from ...messages.wire.canonical import LENGTH, STOP
 from ..context import Context
 from ..engines import Piece
 from ..engines.sampling_service import Asked

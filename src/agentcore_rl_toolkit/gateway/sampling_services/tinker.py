@@ -10,8 +10,8 @@ from typing import Any
 
 from ..._installation import missing_extra
 from ...errors import CaptureError
-from ...messages.dialects.canonical import LENGTH, STOP
 from ...messages.errors import RequestError
+from ...messages.wire.canonical import LENGTH, STOP
 from ..config import UpstreamConfig
 from ..engines import Piece
 from ..engines.errors import upstream_error

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from ...contract import TURNS_USED
-from ...messages.dialects import passthrough
-from ...messages.dialects.passthrough import Fields
 from ...messages.errors import RequestError
+from ...messages.wire import passthrough
+from ...messages.wire.passthrough import Fields
 from ..capture.build import Texts
 from ..capture.replies import RecordedReplies
 from ..routing.router import Worker

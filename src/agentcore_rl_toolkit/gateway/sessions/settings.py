@@ -9,10 +9,10 @@ from msgspec import Meta
 
 from ...contract import check_train
 from ...errors import ConfigError
-from ...messages.dialects import ModelRequest, passthrough
-from ...messages.dialects.chat import parse_parameters
-from ...messages.dialects.passthrough import Fields
 from ...messages.errors import RequestError
+from ...messages.wire import ModelRequest, passthrough
+from ...messages.wire.chat import parse_parameters
+from ...messages.wire.passthrough import Fields
 
 # Of a request, but no sampling parameters: field -> whose it is.
 _NOT_SAMPLING = {

@@ -23,8 +23,8 @@ from typing import Any
 import msgspec
 
 from ...errors import CaptureError, GatewayError
-from ...messages.dialects import ModelRequest
 from ...messages.render import Conversation, PastCall, Renderer, replay
+from ...messages.wire import ModelRequest
 from ..capture.record import INVALID, OK, CallRecord, decode_small, ids_array, places_of, turn_id, whole_prompt
 from ..sessions.registry import Sessions
 from ..sessions.session import Session

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from ..._servers.tasks import Tasks
 from ...errors import ConfigError, GatewayError
-from ...messages.dialects import ModelRequest
 from ...messages.errors import unsupported
 from ...messages.render import Renderer, call_format
+from ...messages.wire import ModelRequest
 from ..config import GatewayConfig
 from ..engines import TOKEN_ENGINES, TokenEngine, constraints
 from ..routing.router import Worker

@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from ...messages.dialects import ModelRequest
-from ...messages.dialects.canonical import STOP, Choice, Delta, Usage
-from ...messages.dialects.chat import usage_dict
 from ...messages.render import RenderedPrompt, Renderer, ReplyStream
+from ...messages.wire import ModelRequest
+from ...messages.wire.canonical import STOP, Choice, Delta, Usage
+from ...messages.wire.chat import usage_dict
 from ..capture.record import Captured, pack_ids, pack_logprobs
 from ..capture.reply import choice_record, read_numbers
 from ..capture.versions import Versions, put

@@ -18,10 +18,10 @@ from typing import Any
 
 import msgspec
 
-from ...messages.dialects import Delta, chat, context_overflow, passthrough
-from ...messages.dialects.canonical import Usage
-from ...messages.dialects.passthrough import Fields
 from ...messages.render import Conversation, RenderedPrompt
+from ...messages.wire import Delta, chat, context_overflow, passthrough
+from ...messages.wire.canonical import Usage
+from ...messages.wire.passthrough import Fields
 from ..capture.record import CONSTRAINED, Captured
 from ..context import Context
 from ..engines import TOKEN_ENGINES, GenerationStream, Piece, constraints

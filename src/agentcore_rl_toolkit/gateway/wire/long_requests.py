@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from ...messages.dialects import Dialect, ModelRequest, RequestError
-from ...messages.dialects.passthrough import Fields
 from ...messages.errors import NOT_JSON
+from ...messages.wire import Dialect, ModelRequest, RequestError
+from ...messages.wire.passthrough import Fields
 from ..capture.prefix_index import Prefixes, Seen
 
 LONG = 32 * 2**10  # bytes of request body from which this is worth its bookkeeping

@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from ...messages.dialects import DIALECTS, ModelRequest
-from ...messages.dialects.canonical import new_id
-from ...messages.dialects.fields import read_body
-from ...messages.dialects.passthrough import Fields
-from ...messages.dialects.responses import Recorded
-from ...messages.dialects.surrogates import HALF_SURROGATE
+from ...messages.wire import DIALECTS, ModelRequest
+from ...messages.wire.canonical import new_id
+from ...messages.wire.fields import read_body
+from ...messages.wire.passthrough import Fields
+from ...messages.wire.responses import Recorded
+from ...messages.wire.surrogates import HALF_SURROGATE
 from ..capture.asked import LEFT_OUT, wants_logprobs, wants_numbers
 from ..sessions.session import Session
 from .bodies import BodyParser, ParsedBody

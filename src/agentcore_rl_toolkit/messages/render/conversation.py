@@ -19,9 +19,9 @@ from typing import Any
 
 import msgspec
 
-from ..dialects.arguments import value_of
-from ..dialects.canonical import text_of
 from ..errors import NOT_JSON
+from ..wire.arguments import value_of
+from ..wire.canonical import text_of
 from .tokens import TokenBuffer
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CaptureError, ConfigError
-from ..dialects.canonical import Choice
 from ..errors import RequestError
+from ..wire.canonical import Choice
 from .algebra import SuffixRenderer, TemplateFacts, probe
 from .conversation import Conversation, Digest, KnownPrompt, Match, message_digest
 from .parsers import Grammar, grammar_named, grammar_of, new_parser
@@ -126,7 +126,7 @@ class Renderer:
     ) -> RenderedPrompt:
         """The prompt for the next answer of the session.
 
-        ``messages`` and ``tools`` are canonical (`dialects.canonical`), ``options`` are variables for the template
+        ``messages`` and ``tools`` are canonical (`wire.canonical`), ``options`` are variables for the template
         (``enable_thinking``). Each call must be followed by `commit` or `abandon`. Cost: O(new tokens) when the
         messages extend an earlier turn.
         Raises: RequestError when the template refuses the messages.

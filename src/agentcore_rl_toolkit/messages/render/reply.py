@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from ..dialects.canonical import STOP, TOOL_CALLS, Choice, Delta, ToolCall
+from ..wire.canonical import STOP, TOOL_CALLS, Choice, Delta, ToolCall
 from .parsers import OutputParser
 from .parsers.base import held_back
 from .tokens import TextDecoder, Tokenizer

@@ -23,9 +23,9 @@ import jinja2.sandbox
 import msgspec
 
 from ...errors import ConfigError
-from ..dialects.arguments import value_of
-from ..dialects.canonical import text_of
 from ..errors import NOT_JSON, RequestError, unsupported
+from ..wire.arguments import value_of
+from ..wire.canonical import text_of
 from .tokens import read_json
 
 
@@ -253,7 +253,7 @@ class ChatTemplate:
     ) -> str:
         """The text of the messages.
 
-        ``messages`` are canonical (see `dialects.canonical`). ``options`` reach the template as variables. ``now``
+        ``messages`` are canonical (see `wire.canonical`). ``options`` reach the template as variables. ``now``
         (unix seconds) is what a template that prints the date sees: one session, one date.
 
         Raises: RequestError when the template refuses the messages, or they hold something other than text.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...dialects.canonical import Delta, ParseStatus, ToolDelta, new_id
+from ...wire.canonical import Delta, ParseStatus, ToolDelta, new_id
 
 _MARKERS_INSIDE = 8  # of a block that are looked past; each costs a try to read the block
 

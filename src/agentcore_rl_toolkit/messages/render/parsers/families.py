@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from ...dialects.arguments import standard, value_of
 from ...errors import NOT_JSON
+from ...wire.arguments import standard, value_of
 from .base import Call, Grammar, Schemas
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from ...dialects.canonical import Delta
+from ...wire.canonical import Delta
 from .base import Call, Grammar, Held, OutputParser, any_of, held_back
 from .families import object_text
 

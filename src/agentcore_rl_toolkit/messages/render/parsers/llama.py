@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from ...dialects.canonical import Delta
+from ...wire.canonical import Delta
 from .base import Call, Grammar, OutputParser, Schemas, schemas_of
 from .families import call_from_json, dumps, typed_value
 

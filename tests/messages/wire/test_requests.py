@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agentcore_rl_toolkit.messages.dialects import (
+from agentcore_rl_toolkit.messages.errors import error_body
+from agentcore_rl_toolkit.messages.wire import (
     DIALECTS,
     Choice,
     Delta,
@@ -21,10 +22,9 @@ from agentcore_rl_toolkit.messages.dialects import (
     Usage,
     context_overflow,
 )
-from agentcore_rl_toolkit.messages.dialects.anthropic import usage_dict as anthropic_usage
-from agentcore_rl_toolkit.messages.dialects.chat import usage_dict as chat_usage
-from agentcore_rl_toolkit.messages.dialects.responses import usage_dict as responses_usage
-from agentcore_rl_toolkit.messages.errors import error_body
+from agentcore_rl_toolkit.messages.wire.anthropic import usage_dict as anthropic_usage
+from agentcore_rl_toolkit.messages.wire.chat import usage_dict as chat_usage
+from agentcore_rl_toolkit.messages.wire.responses import usage_dict as responses_usage
 
 FUNCTION = {"name": "look_up", "description": "d", "parameters": {"type": "object", "properties": {}}}
 CHAT_TOOL = {"type": "function", "function": FUNCTION}

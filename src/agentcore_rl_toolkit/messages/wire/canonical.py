@@ -47,7 +47,7 @@ def own_id(prefix: str, reply_id: str, place: int | None = None) -> str:
 
 
 class ToolForm(msgspec.Struct, frozen=True):
-    """The form in which an agent declared a tool. The model knows the tool as a function (`dialects.tool_forms`)."""
+    """The form in which an agent declared a tool. The model knows the tool as a function (`wire.tool_forms`)."""
 
     kind: str
     name: str

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentcore_rl_toolkit.messages.dialects import RequestError
-from agentcore_rl_toolkit.messages.dialects.passthrough import check, number
+from agentcore_rl_toolkit.messages.wire import RequestError
+from agentcore_rl_toolkit.messages.wire.passthrough import check, number
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])

@@ -2,7 +2,7 @@
 
 An unknown field is left out: an engine might do something with it that the record does not show. The gateway refuses
 fields that would make the record wrong (beams instead of samples) and fields that reach beyond the
-call (where the engine gets its cache from, which request an id belongs to). `dialects.rules` has both.
+call (where the engine gets its cache from, which request an id belongs to). `wire.rules` has both.
 
 Source: request models of OpenAI's API and vLLM (entrypoints/openai), 2026-11. SGLang's endpoints get no such requests.
 """

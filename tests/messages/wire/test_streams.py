@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentcore_rl_toolkit.messages.dialects import (
+from agentcore_rl_toolkit.messages.wire import (
     DIALECTS,
     Choice,
     Delta,
@@ -19,7 +19,7 @@ from agentcore_rl_toolkit.messages.dialects import (
     ToolDelta,
     Usage,
 )
-from agentcore_rl_toolkit.messages.dialects.canonical import Sampling
+from agentcore_rl_toolkit.messages.wire.canonical import Sampling
 
 CHATTY = ["chat", "responses", "anthropic"]
 Call = tuple[str, str, str]
