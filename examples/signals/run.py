@@ -61,7 +61,7 @@ def distill(out: Path, seed: int) -> dict[str, Any]:
     teacher, folder = out / f"grpo-{seed}", out / f"distill-{seed}"
     with serving(teacher, out / "teacher.json") as url:
         cli(
-            *("train", "--method", "distill", "--teacher-url", url, "--agent", MATH, "--out", folder),
+            *("distill", "--teacher-url", url, "--agent", MATH, "--out", folder),
             *("--data", teacher / "train.jsonl", "--eval-data", teacher / "held_out.jsonl"),
             *("--steps", 9, "--groups", 16, "--rollouts", 2, "--set", "learning_rate=1e-3", "--set", f"seed={seed}"),
         )
@@ -74,7 +74,7 @@ def sft(out: Path, seed: int) -> dict[str, Any]:
     before = summary(data)["before"]  # of the same policy on the same rows
     evaluate(MATH, data / "train.jsonl", samples, "--repeat", 4, "--for-training")
     cli(
-        *("train", "--method", "sft", "--from", samples, "--out", taught),
+        *("sft", "--from", samples, "--out", taught),
         *("--set", "min_reward=1", "--set", "epochs=4", "--set", f"seed={seed}"),
     )
     after = evaluate(MATH, data / "held_out.jsonl", out / f"sft-{seed}-after", "--model", taught)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +58,29 @@ def test_a_screen_says_both_means_of_how_many_and_failures_by_cause(facts: dict[
         display.step({**facts, **step})
         display.step({**facts, **step, "step": 1})
         display.step({**facts, **step, "step": 2, "reward": None, "reward_ok": None})
-    held_out, step_line, note, step_2, _, unusable = out.getvalue().splitlines()
+    header, held_out, step_line, note, step_2, _, unusable = out.getvalue().splitlines()
     assert note.startswith("note: in step 1 no group had different rewards")  # once
     assert step_2.startswith("step 2")
     assert unusable.startswith("note: in step 3 no rollout could be used")
-    assert held_out.startswith("held out, after  reward 85 % of 20  of ok 94 % of 18  tool use -")
-    assert "lost 1  agent errors 1  policy failed 1" in held_out
-    assert step_line.startswith("step 1  reward 85 %  of ok 94 %")
+    assert cells(header)[:4] == ["reward", "of ok", "tool use", "tokens"]
+    assert cells(held_out)[:4] == ["held out, after", "85 % of 20", "94 % of 18", "-"]
+    assert cells(held_out)[5:8] == ["1", "1", "1"]  # lost, agent errors, policy failed
+    assert cells(step_line)[:3] == ["step 1", "85 %", "94 %"]
+    for name, value in (("of ok", "94 % of 18"), ("policy failed", "1")):
+        assert held_out[: header.index(name) + len(name)].endswith(f" {value}"), "a value ends where its name ends"
+
+
+def test_a_long_table_repeats_its_header_every_20_rows(facts: dict[str, Any]) -> None:
+    out = io.StringIO()
+    with Display(Console(file=out, width=400), total_rollouts=42) as display:
+        for _ in range(41):
+            display.evaluated({"when": "after", **facts})
+    lines = out.getvalue().splitlines()
+    assert [i for i, line in enumerate(lines) if line.split()[:1] == ["reward"]] == [0, 21, 42]
+
+
+def cells(line: str) -> list[str]:
+    return re.split(r" {2,}", line.strip())
 
 
 def test_a_summary_has_both_means(tmp_path: Path, facts: dict[str, Any]) -> None:

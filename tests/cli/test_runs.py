@@ -56,7 +56,7 @@ def output_of(work: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
 
 
 def test_runs_are_listed_with_their_curve(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert output_of(work, monkeypatch, "ls").split()[:5] == ["shop", "8", "rollouts", "reward", "0.750"]
+    assert output_of(work, monkeypatch, "list").split()[:5] == ["shop", "8", "rollouts", "reward", "0.750"]
     [run] = json.loads(output_of(work, monkeypatch, "ls", "--json"))
     assert [s["reward"] for s in run["steps"]] == [0.5, 0.75]
 
@@ -93,8 +93,6 @@ def test_good_rollouts_are_written_and_imitated(work: Path, monkeypatch: pytest.
         file.write(json.dumps({"input_ids": [40] * 12, "assistant_masks": [1] + [0] * 11}) + "\n")
 
     words = [
-        "train",
-        "--method",
         "sft",
         "--from",
         "shop",
@@ -113,10 +111,10 @@ def test_good_rollouts_are_written_and_imitated(work: Path, monkeypatch: pytest.
     assert model_folder(work / "runs" / "taught") == work / "runs" / "taught" / "policy"
     for wrong, why in (
         (["train", "--from", "shop"], "--from is for --method sft"),
-        (["train", "--method", "sft"], "--from RUN is missing"),
-        (["train", "--method", "sft", "--from", "best.jsonl"], "--model is missing: a file does not say"),
+        (["sft"], "--from RUN is missing"),
+        (["sft", "--from", "best.jsonl"], "--model is missing: a file does not say"),
         (
-            ["train", "--method", "sft", "--from", "best.jsonl", "--model", str(WEIGHTS), "--set", "min_reward=1"],
+            ["sft", "--from", "best.jsonl", "--model", str(WEIGHTS), "--set", "min_reward=1"],
             "whole",
         ),
         (
@@ -124,7 +122,7 @@ def test_good_rollouts_are_written_and_imitated(work: Path, monkeypatch: pytest.
             "the least reward to imitate is missing",
         ),
         (
-            ["train", "--method", "sft", "--from", "shop", "--set", "min_reward=2"],
+            ["sft", "--from", "shop", "--set", "min_reward=2"],
             "0 of these have a reward of 2 or more",
         ),
     ):

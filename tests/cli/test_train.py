@@ -343,7 +343,7 @@ def test_a_tracker_that_is_not_installed_names_the_command(tmp_path: Path, monke
         (["--config", "typo.toml"], "did you mean `groups`"),
         (["--set", "gruops=3"], "'gruops' is no setting"),
         (["--backend", "verl", "--agent", "agent.py"], "backend verl takes an agent that is deployed"),
-        (["--agent", "agent.py", "--data", "rows.jsonl", "--method", "distill"], "needs --teacher-url URL"),
+        (["--agent", "agent.py", "--data", "rows.jsonl", "--method", "distill"], "distillation needs --teacher-url"),
         (["--agent", "agent.py", "--data", "rows.jsonl", "--teacher-url", "http://t"], "is for --method distill"),
         (["--agent", "agent.py", "--data", "rows.jsonl", "--set", "discount=0"], "discount"),
         (["--backend", "verl", "--credit", "turn"], "all its settings from --config"),

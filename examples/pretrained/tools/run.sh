@@ -11,7 +11,7 @@ rollouts() { # MODEL ROWS REPEAT FOLDER [OPTION]
 }
 held_out() { rollouts "$1" held_out 1 "held-out-$1"; }
 imitate() { # MODEL FROM FOLDER: one pass, three or four sequences an update
-    run agentcore-rl train --method sft --model "$out/$1" --from "$out/$2" --out "$out/$3" \
+    run agentcore-rl sft --model "$out/$1" --from "$out/$2" --out "$out/$3" \
         --set min_reward=1 --set epochs=1 --set batch_tokens=1024 --set learning_rate=5e-5
 }
 

@@ -24,7 +24,16 @@ from ..contract import Cause
 from ..errors import ConfigError, GatewayError, LocalRuntimeError
 from ..store import parse_url
 from .models import WORDS, Model, model_option
-from .options import F, as_json, from_environment, json_object, sandbox_words, with_judge, with_sessions
+from .options import (
+    F,
+    SectionedCommand,
+    as_json,
+    from_environment,
+    json_object,
+    sandbox_words,
+    with_judge,
+    with_sessions,
+)
 from .output.commands import nearby, program
 from .output.failures import Failure, explain
 from .output.terminal import visible
@@ -42,6 +51,14 @@ if TYPE_CHECKING:
 SESSIONS_PER_CALL = 1000
 STORE_WITHIN_S = 15.0
 NO_MODEL = "none"
+SECTIONS = {
+    "Agent and model": "agent model base_url model_id sampling_params",
+    "Data": "data limit shuffle repeat for_training",
+    "Limits": "concurrency timeout",
+    "Rewards": "judge judge_url judge_model judge_weight",
+    "Sessions": "session_env env_file readable writable",
+    "The run": "out resume bucket as_json",
+}
 POSITIVE = click.FloatRange(min=0, min_open=True)
 
 
@@ -79,7 +96,7 @@ def with_agent(command: F) -> F:
     return command
 
 
-@click.command()
+@click.command(cls=SectionedCommand, sections=SECTIONS)
 @with_agent
 @click.option("--concurrency", default=16, show_default=True, type=click.IntRange(min=1), help="Rollouts at a time.")
 @click.option(

@@ -25,6 +25,8 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "policy": (".servers.policy", "The small built-in policy behind an OpenAI-compatible server.", "policy"),
     "eval": (".eval", "Run an agent over a data set and summarise its rewards.", "local"),
     "train": (".train", "Train an agent: here, or with another trainer.", "local"),
+    "sft": (".training.sft", "Imitate good rollouts of earlier runs.", "local"),
+    "distill": (".training.distill", "Train an agent towards a teacher's logprobs.", "local"),
     "optimize": (".optimize", "Search for better texts of an agent: the prompt of a hosted model.", "optimize"),
     "deploy": (".deploy", "Deploy an agent to AgentCore Runtime on AWS, and take it away.", ""),
     "view": (".view", "Look at runs in the browser: rewards, rollouts, every token.", "view"),

@@ -119,6 +119,25 @@ with_sessions = adding(_SESSIONS)
 with_judge = adding(_JUDGE)
 
 
+class SectionedCommand(click.Command):
+    """A command whose help lists its options under headings.
+
+    ``sections`` maps a heading to the names of its options, separated by blanks. All other options come last.
+    """
+
+    def __init__(self, *args: Any, sections: Mapping[str, str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._sections = sections
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        records = {option.name: option.get_help_record(ctx) for option in self.get_params(ctx)}
+        for heading, names in self._sections.items():
+            with formatter.section(heading):
+                formatter.write_dl([record for name in names.split() if (record := records.pop(name)) is not None])
+        with formatter.section("Other options"):
+            formatter.write_dl([record for record in records.values() if record is not None])
+
+
 def sandbox_words(
     readable: Iterable[str], writable: Iterable[str], hidden: Iterable[Path | str | None] = ()
 ) -> list[str]:

@@ -23,7 +23,7 @@ def group() -> None:
     """Look at what trainings and evaluations left: agentcore-rl view shows the same in a browser."""
 
 
-@group.command("ls", short_help="List runs, the one written last first.")
+@group.command("list", short_help="List runs, the one written last first.")
 @click.argument("folder", default=".", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @as_json
 def list_runs(folder: Path, as_json: bool) -> None:
@@ -40,6 +40,9 @@ def list_runs(folder: Path, as_json: bool) -> None:
         last = run["steps"][-1]["reward"] if run["steps"] else None
         counts = "" if run["rollouts"] is None else f"{run['rollouts']:>7} rollouts  reward {_number(last)}  {curve}"
         click.echo(visible(f"{run['name']:<{width}}  {counts}{run['problem'] or ''}"))
+
+
+group.add_command(list_runs, "ls")
 
 
 def _head(path: Path) -> dict[str, Any]:
@@ -123,7 +126,7 @@ def export(run: str | None, min_reward: float | None, best_of_group: bool, out: 
 
     Only rollouts of the training that ended ok are written: no held-out ones, none with a reply that was cut off or a call that
     does not parse. Without --min-reward, an error shows the rewards that there are.
-    `agentcore-rl train --method sft --from RUN` trains on the same without a file.
+    `agentcore-rl sft --from RUN` trains on the same without a file.
     """
     target = new_file(out or Path("sft.jsonl"), force=force)
     rows, report = demonstrations(find_run(run), min_reward=min_reward, best_of_group=best_of_group)

@@ -14,6 +14,8 @@ import click
 from .models import model_option
 from .options import (
     ENV_FILE,
+    SectionedCommand,
+    adding,
     as_json,
     engine_option,
     from_words,
@@ -34,56 +36,57 @@ BACKENDS = ("loop", "trl", "slime", "verl", "rllm", "tinker", "sagemaker")
 SERVICES = ("tinker", "sagemaker")  # of training: they can be rehearsed
 
 
-@click.command("train")
-@click.option("--agent", type=click.Path(path_type=Path), metavar="FILE", help="The agent's file.")
-@click.option("--data", type=click.Path(path_type=Path), help="What to train on: JSON lines, one payload each.")
-@click.option("--eval-data", type=click.Path(path_type=Path), help="The same, never trained on: run before and after.")
-@model_option()
-@click.option(
-    "--backend",
-    type=click.Choice(BACKENDS),
-    metavar="NAME",
-    help=f"What trains: {', '.join(BACKENDS)}. [default: loop]",
+# Options of an agent that trains here, the last of them first; `distill` has them, too.
+_HERE = (
+    as_json,
+    click.option("--resume", is_flag=True, help="Continue the newest unfinished run, or the one in --out."),
+    click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Run folder. [default: runs/...]"),
+    with_sessions,
+    with_judge,
+    click.option("--credit", type=click.Choice(["episode", "turn"]), help="What rewards compare. [default: episode]"),
+    click.option("--rollouts", type=click.IntRange(min=2), help="Rollouts of each input. [default: 8]"),
+    click.option("--groups", type=click.IntRange(min=1), help="Inputs in each batch. [default: 8]"),
+    click.option("--steps", type=click.IntRange(min=1), help="Batches of rollouts. [default: 32; slime: 1]"),
+    engine_option,
+    settings_option,
+    click.option(
+        "--config",
+        "config_path",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="YAML, TOML or JSON file with settings. Options win over the file.",
+    ),
+    model_option(),
+    click.option("--eval-data", type=click.Path(path_type=Path), help="Held-out rows, run before and after."),
+    click.option("--data", type=click.Path(path_type=Path), help="Rows to train on: JSON lines, one payload each."),
+    click.option("--agent", type=click.Path(path_type=Path), metavar="FILE", help="The agent's file."),
 )
-@click.option(
-    "--config",
-    "config_path",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="YAML, TOML or JSON file with settings; options win over it.",
+with_training = adding(_HERE)
+SECTIONS = {
+    "Agent and data": "agent data eval_data model engine",
+    "Size of the run": "steps groups rollouts",
+    "Rewards": "credit judge judge_url judge_model judge_weight",
+    "Sessions": "session_env env_file readable writable",
+    "The run": "config_path words out resume as_json",
+}
+
+
+@click.command(
+    "train",
+    cls=SectionedCommand,
+    sections={**SECTIONS, "Other trainers": "backend dry_run rehearse stop_session"},
 )
-@settings_option
-@engine_option
-@click.option("--steps", type=click.IntRange(min=1), help="Batches of rollouts. [default: 32; slime: 1]")
-@click.option("--groups", type=click.IntRange(min=1), help="Inputs in each batch. [default: 8]")
-@click.option("--rollouts", type=click.IntRange(min=2), help="Rollouts of each input. [default: 8]")
-@with_judge
-@with_sessions
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the run. [default: runs/...]")
-@click.option(
-    "--method",
-    type=click.Choice(["grpo", "distill", "sft"]),
-    default="grpo",
-    show_default=True,
-    help="distill: learn from --teacher-url; sft: imitate the rollouts of --from.",
-)
-@click.option("--teacher-url", metavar="URL", help="With --method distill: vLLM or `policy serve` with another model.")
-@click.option("--credit", type=click.Choice(["episode", "turn"]), help="What rewards compare. [default: episode]")
-@click.option(
-    "--from",
-    "sources",
-    multiple=True,
-    metavar="RUN",
-    help="With --method sft: a run, or a file of `runs export`; repeatable.",
-)
-@click.option("--resume", is_flag=True, help="Go on with the newest unfinished run, or with the one in --out.")
-@click.option("--dry-run", is_flag=True, help="With --config of another trainer: check it and print what would run.")
+@with_training
+@click.option("--backend", type=click.Choice(BACKENDS), metavar="NAME", help=f"{', '.join(BACKENDS)}. [default: loop]")
+@click.option("--dry-run", is_flag=True, help="Check the --config of another trainer and print what would run.")
 @click.option(
     "--rehearse",
     is_flag=True,
-    help="tinker, sagemaker: train the built-in policy here, without the service; and --agent.",
+    help="Train the built-in policy instead of the one at tinker or sagemaker; takes --agent.",
 )
 @click.option("--stop-session", metavar="NAME", help="Stop a training session of SageMaker that was left running.")
-@as_json
+@click.option("--method", type=click.Choice(["grpo", "distill", "sft"]), default="grpo", hidden=True)
+@click.option("--teacher-url", hidden=True)
+@click.option("--from", "sources", multiple=True, hidden=True)
 def command(
     backend: str | None,
     config_path: Path | None,
@@ -98,26 +101,23 @@ def command(
     sources: tuple[str, ...],
     **flags: Any,
 ) -> None:
-    """Train an agent.
+    """Train an agent with GRPO.
 
     \b
     Example:
         agentcore-rl train --agent shop/agent.py --data shop/train.jsonl --eval-data shop/eval.jsonl
 
-    With --agent and --data: on this machine, in the loop that the quickstart uses. Services that
-    `agentcore-rl up` runs in this folder are used; else they are started for the run. Settings without an option of their own
-    (train_on, held_out, learning_rate, staleness, hold_calls, eval_every, lora_rank, policy_failures, seed, tracker, ...)
-    go into --set or --config. Options win over the file.
+    With --agent and --data, the agent is trained on this machine. The services that `agentcore-rl up` runs in this folder are
+    used. If there are none, they are started for the run. Settings without an option (train_on, held_out, learning_rate,
+    staleness, hold_calls, eval_every, lora_rank, policy_failures, seed, tracker, ...) go into --set or --config.
 
-    With --method distill: the advantage of a token is its logprob by the teacher minus its own, plus reward_weight (0) times the
-    rewards'. With --credit turn: the agent returns one reward for each model call; settings are discount and normalise.
+    With --credit turn, the agent returns one reward for each model call. The settings are discount and normalise.
 
-    With --method sft: imitate what good training rollouts of the runs in --from sampled, and all of files such as `runs export`
-    writes; settings are min_reward (runs need it), best_of_group, epochs, batch_tokens, learning_rate, lora_rank and seed.
+    With --config of slime, verl, rLLM, Tinker, SageMaker or TRL, the file is checked and that trainer is launched.
+    AGENTCORE_AGENT_ARN and AGENTCORE_S3_BUCKET fill agent_runtime_arn and s3_bucket if the file leaves them out. A file .env in
+    this folder, then one next to the configuration, sets variables that the environment lacks.
 
-    With --config of slime, verl, rLLM, Tinker, SageMaker or TRL: check the file and launch that trainer. AGENTCORE_AGENT_ARN and
-    AGENTCORE_S3_BUCKET fill agent_runtime_arn and s3_bucket where the file leaves them out. A file .env in this folder, then one
-    beside the configuration, sets variables that the environment lacks.
+    `agentcore-rl distill` learns from a teacher, and `agentcore-rl sft` imitates good rollouts.
     """
     from ..errors import ConfigError
 
@@ -129,24 +129,36 @@ def command(
         click.echo(f"session {stop_session} is {asyncio.run(stop_named(stop_session))}")
         return
     if method == "sft" or sources:
-        _imitate(method, sources, words, out, flags | {"backend": backend, "config": config_path, "resume": resume})
+        from .training.sft import imitate
+
+        flags |= {"backend": backend, "config": config_path, "resume": resume}
+        model = flags.pop("model")
+        given = [name for name, value in flags.items() if value not in (None, (), False)]
+        if method != "sft" or given:
+            others = f", not {', '.join(given)}" if given else ""
+            raise ConfigError(
+                f"--method sft takes --from RUN, --model, --set and --out{others}; --from is for --method sft"
+            )
+        imitate(sources, model, words, out)
         return
     if flags["teacher_url"] is not None and method != "distill":
         raise ConfigError("--teacher-url is for --method distill")
-    if words:
-        from .training.settings import LocalRun
-
-        flags |= from_words(words, LocalRun)
-    _take_dotenv(config_path)
-    slime_steps = (flags.pop("steps") or 1) if backend == "slime" else 1
     if rehearse and backend not in SERVICES:
         raise ConfigError("--rehearse is for --backend tinker and sagemaker")
     if backend in (None, "loop"):
-        _train_here(flags, config_path, method, out=out, resume=resume, as_json=as_json)
+        train_here(flags, config_path, words, method, out=out, resume=resume, as_json=as_json)
         return
+    _take_dotenv(config_path)
+    slime_steps = (flags.pop("steps") or 1) if backend == "slime" else 1
     resume = resume and backend not in SERVICES  # these go on by themselves with what is in their folder
     agent: Path | None = flags.pop("agent") if rehearse else None
-    if any(value not in (None, ()) for value in flags.values()) or resume or out or as_json or config_path is None:
+    if (
+        any(value not in (None, ()) for value in (*flags.values(), words))
+        or resume
+        or out
+        or as_json
+        or config_path is None
+    ):
         raise ConfigError(
             f"backend {backend} takes an agent that is deployed, and all its settings from --config FILE "
             f"(docs/backends/{backend}.md); --agent and the options beside it are for --backend loop"
@@ -207,30 +219,17 @@ def _configured(backend: str, path: Path, agent: Path | None, *, rehearse: bool)
     return config
 
 
-def _imitate(
-    method: str, sources: tuple[str, ...], words: tuple[str, ...], out: Path | None, flags: dict[str, Any]
+def train_here(
+    flags: dict[str, Any],
+    file: Path | None,
+    words: tuple[str, ...],
+    method: str,
+    *,
+    out: Path | None,
+    resume: bool,
+    as_json: bool,
 ) -> None:
-    from ..backends.settings import from_mapping
-    from ..errors import ConfigError
-    from .training.imitation import Imitation, imitate
-    from .training.run import quiet_libraries
-
-    model = flags.pop("model")
-    given = [name for name, value in flags.items() if value not in (None, (), False)]
-    if method != "sft" or given:
-        others = f", not {', '.join(given)}" if given else ""
-        raise ConfigError(
-            f"--method sft takes --from RUN, --model, --set and --out{others}; --from is for --method sft"
-        )
-    values = {**from_words(words, Imitation), "sources": sources, **({"model": str(model)} if model else {})}
-    quiet_libraries()
-    imitate(from_mapping(Imitation, values, where="options"), out)
-
-
-def _train_here(
-    flags: dict[str, Any], file: Path | None, method: str, *, out: Path | None, resume: bool, as_json: bool
-) -> None:
-    """Train an agent's file on this machine."""
+    """Train an agent's file on this machine. ``words`` are the settings of --set."""
     from rich.console import Console
     from rich.markup import escape
 
@@ -238,8 +237,10 @@ def _train_here(
     from .output.commands import nearby, program
     from .training.job import Job
     from .training.run import carry_out
-    from .training.settings import new_run, old_run, read, variable_names
+    from .training.settings import LocalRun, new_run, old_run, read, variable_names
 
+    flags = {**flags, **from_words(words, LocalRun)}
+    _take_dotenv(file)
     console = Console(stderr=as_json)
     if resume:
         run_dir, settings = old_run(out, flags)
@@ -247,7 +248,7 @@ def _train_here(
         settings = read(flags, file)
         if method == "distill" and settings.teacher_url is None:
             raise ConfigError(
-                "--method distill needs --teacher-url URL: vLLM or `policy serve` with the model to learn from"
+                "distillation needs --teacher-url URL: vLLM or `policy serve` with the model to learn from"
             )
         settings.rows()  # before a folder is made
         run_dir = new_run(settings, out)

@@ -1,4 +1,4 @@
-"""The display of a run: a live panel in a terminal, one line per step elsewhere."""
+"""The display of a run: a live panel in a terminal, an aligned table elsewhere."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ COLUMNS = (
     *("reward", "of ok", "tool use", "tokens", "lost", "agent errors", "policy failed", "logprob gap"),
     *("versions behind", "wait + train s", "tokens/s", "memory", "metrics"),
 )
+HEADER_EVERY = 20  # rows of the table in a file or pipe
+WIDTHS = {"": 16, "reward": 11, "of ok": 11, "tokens": 8, "tokens/s": 11}  # if wider than the name
 
 
 def share(value: float | None) -> str:
@@ -149,9 +151,16 @@ class Display:
     def _row(self, *cells: str) -> None:
         self._rows.append(cells)
         if not self._console.is_terminal:
-            names = ("", *COLUMNS)
-            line = "  ".join(f"{n} {c}".strip() for n, c in zip(names, cells, strict=True) if c)
-            self._console.print(f"{line}  eta {self._eta()}", highlight=False, soft_wrap=True)
+            if (len(self._rows) - 1) % HEADER_EVERY == 0:
+                self._print_row("", *COLUMNS[:-1], "eta", COLUMNS[-1])
+            self._print_row(*cells[:-1], self._eta(), cells[-1])
+
+    def _print_row(self, first: str, *cells: str) -> None:
+        """Print a line of the table for a file or pipe. The last cell, the agent's metrics, has no fixed width."""
+        names = (*COLUMNS[:-1], "eta")
+        aligned = [cell.rjust(WIDTHS.get(name, len(name))) for name, cell in zip(names, cells[:-1], strict=True)]
+        line = "  ".join([first.ljust(WIDTHS[""]), *aligned, cells[-1]]).rstrip()
+        self._console.print(line, highlight=False, soft_wrap=True)
 
     def _eta(self) -> str:
         fresh = self._done - self._done_before

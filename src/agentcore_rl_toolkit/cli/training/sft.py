@@ -1,4 +1,4 @@
-"""`agentcore-rl train --method sft`: train on what good rollouts of earlier runs sampled, or on demonstrations."""
+"""`agentcore-rl sft`: train on the tokens that good rollouts of earlier runs sampled, or on demonstrations."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from typing import Any
 
 import click
 
-from ...backends.settings import Count, check
+from ...backends.settings import Count, check, from_mapping
 from ...client.data import read_rows
 from ...errors import ConfigError
 from ...runs import demonstrations, find_run, locked, read_config, write_config
+from ..models import model_option
+from ..options import from_words, settings_option
 from ..output.commands import nearby, program
 from ..output.terminal import visible
+from .run import quiet_libraries
 from .settings import Sized, new_folder
 
 
@@ -56,8 +59,34 @@ class Imitation(Sized):
         return rows
 
 
-def imitate(settings: Imitation, out: Path | None) -> Path:
-    """Train and leave a run's folder, whose model `--model` takes. Raises: ConfigError when a source has nothing to imitate."""
+@click.command()
+@click.option(
+    "--from", "sources", multiple=True, metavar="RUN", help="A run, or a file of `runs export`. Repeatable and needed."
+)
+@model_option()
+@settings_option
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Run folder. [default: runs/sft-...]")
+def command(sources: tuple[str, ...], model: Path | None, words: tuple[str, ...], out: Path | None) -> None:
+    """Imitate good rollouts of earlier runs, or demonstrations.
+
+    Of a run, the training rollouts that ended ok with at least min_reward are imitated. A file is imitated whole. Settings of
+    --set: min_reward (runs need it), best_of_group, epochs, batch_tokens, learning_rate, lora_rank, seed and more.
+
+    \b
+    Example:
+        agentcore-rl sft --from runs/shop-20260101-120000 --set min_reward=1
+    """
+    imitate(sources, model, words, out)
+
+
+def imitate(sources: tuple[str, ...], model: Path | None, words: tuple[str, ...], out: Path | None) -> None:
+    """Train and leave a run's folder, whose model `--model` takes.
+
+    Raises: ConfigError if a setting is wrong, or if a source has nothing to imitate.
+    """
+    values = {**from_words(words, Imitation), "sources": sources, **({"model": str(model)} if model else {})}
+    settings = from_mapping(Imitation, values, where="options")
+    quiet_libraries()
     rows = [row for source in settings.sources for row in settings.rows(source)]
     tokens = sum(sum(row["assistant_masks"][1:]) for row in rows)
     if not tokens:
@@ -76,7 +105,6 @@ def imitate(settings: Imitation, out: Path | None) -> Path:
 
         asyncio.run(_imitate(settings, rows, run_dir, observe))
     click.echo(f"use it: {program()} eval --model {nearby(run_dir)}, {program()} train --model {nearby(run_dir)}")
-    return run_dir
 
 
 async def _imitate(
