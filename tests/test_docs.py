@@ -115,6 +115,15 @@ def test_nothing_installs_the_product_that_has_our_name_on_the_package_index() -
             assert not re.search(r"^agentcore-rl-toolkit", text, re.MULTILINE), file
 
 
+def test_the_page_of_metrics_is_the_one_that_the_code_makes() -> None:
+    sys.path.insert(0, str(ROOT / "scripts"))
+    try:
+        from metrics_page import page  # type: ignore[import-not-found]
+    finally:
+        sys.path.remove(str(ROOT / "scripts"))
+    assert (ROOT / "docs" / "metrics.md").read_text() == page(), "run: python scripts/metrics_page.py"
+
+
 def test_every_public_name_has_an_entry_in_the_reference() -> None:
     import agentcore_rl_toolkit
 

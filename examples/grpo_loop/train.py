@@ -69,7 +69,8 @@ def main() -> None:
         adam=Adam(learning_rate=6e-4, beta1=0.9, beta2=0.99, grad_clip_norm=1.0),
         collect=CollectConfig(max_concurrent=64, rollout_timeout_s=120.0),
         loss=Loss(name="ppo", options={"clip_low_threshold": 0.8, "clip_high_threshold": 1.28}),
-        decay=True,  # a constant learning rate ends in forgetting
+        schedule="linear",  # a constant learning rate ends in forgetting
+        warmup_steps=2,
         minibatches=4,
         staleness=a.staleness,
         checkpoint_every=1,

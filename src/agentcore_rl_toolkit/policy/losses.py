@@ -7,6 +7,8 @@ For a sampled token t with logprob l_t, the sampler's logprob o_t, advantage A_t
     ppo                   - min(r_t A_t, clip(r_t, low, high) A_t)
     cispo                 - clip(r_t, low, high) A_t l_t        (the clipped ratio is a constant)
 
+With the option ``dual_clip`` = c, the ppo loss of a token with A_t < 0 is at most - c A_t (arXiv:1912.09729).
+
 Sources: names, options and the default clip of 0.8 to 1.2 are Tinker's (tinker-docs.thinkingmachines.ai, "Losses"); PPO,
 arXiv:1707.06347; CISPO, arXiv:2506.13585.
 """
@@ -43,5 +45,8 @@ def token_losses(
     if name == "importance_sampling":
         return -(ratios * advantages)
     if name == "ppo":
-        return -torch.minimum(ratios * advantages, clipped * advantages)
+        objective = torch.minimum(ratios * advantages, clipped * advantages)
+        if (bound := options.get("dual_clip")) is not None:
+            objective = torch.where(advantages < 0, torch.maximum(objective, bound * advantages), objective)
+        return -objective
     return -(clipped.detach() * advantages * logprobs)  # cispo

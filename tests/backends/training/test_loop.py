@@ -12,13 +12,16 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.backends.collection.groups import CollectConfig
+from agentcore_rl_toolkit.backends.collection.groups import CollectConfig, CollectedRollout, Group, GroupRequest
 from agentcore_rl_toolkit.backends.training.batch import Datum
 from agentcore_rl_toolkit.backends.training.client import Adam, Loss, Passed
 from agentcore_rl_toolkit.backends.training.config import ServiceTrainingConfig
 from agentcore_rl_toolkit.backends.training.loop import row_at, train
+from agentcore_rl_toolkit.backends.training.metrics import summarise
 from agentcore_rl_toolkit.backends.training.settings import LoopSettings, Services, State
+from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import CaptureError, ConfigError, RolloutError
+from agentcore_rl_toolkit.runs.step_metrics import STEP_METRICS
 
 from ..recorded import Episode, Replay, recorded_episodes
 
@@ -115,8 +118,52 @@ async def test_each_step_updates_and_publishes_new_weights(tmp_path: Path) -> No
         assert sum(datum.trained_tokens for data, *_ in calls for datum in data) == facts["trained_tokens"]
 
 
+async def test_every_number_of_a_step_and_of_an_evaluation_has_a_formula(tmp_path: Path) -> None:
+    episodes = recorded_episodes()
+    good = next(e for e in episodes if e.failure is None and e.record)
+    held = [replace(good, input_id=f"{when}/0000") for when in ("before", "after")]
+    _, events, _ = await run([*trained_as(episodes), *held], settings(), tmp_path, held_out=[{}])
+    named = {metric.name: metric.of for metrics in STEP_METRICS.values() for metric in metrics}
+    for event, extra in (("step", {"step"}), ("evaluated", {"when", "version"})):
+        numbers = set(of(events, event)[-1]) - extra
+        assert numbers <= {name for name, where in named.items() if where in (event, "both")}
+        optional = {"reward_by_source", "kl_start", "kl_teacher", "peak_memory_gb", "judge"}
+        assert {name for name, where in named.items() if where in (event, "both")} - numbers <= optional
+
+
+@pytest.mark.parametrize(
+    ("schedule", "warmup", "rates"),
+    [
+        ("constant", 0, [1, 1, 1, 1]),
+        ("linear", 0, [1, 0.75, 0.5, 0.25]),
+        ("linear", 1, [0.5, 0.75, 0.5, 0.25]),
+        ("cosine", 0, [1, 0.05 + 0.95 * 0.853553, 0.525, 0.05 + 0.95 * 0.146447]),
+    ],
+)
+def test_the_learning_rate_follows_its_schedule(schedule: Any, warmup: int, rates: list[float]) -> None:
+    how = settings(steps=4, schedule=schedule, warmup_steps=warmup)
+    assert [how.adam_of(step).learning_rate / 1e-3 for step in range(4)] == pytest.approx(rates, abs=1e-6)
+    assert settings(steps=1000, schedule="cosine").adam_of(999).learning_rate >= 0.05e-3
+
+
+def test_groups_are_counted_by_what_they_could_teach() -> None:
+    def group(name: str, source: str, *rewards: float) -> Group:
+        rollouts = [
+            CollectedRollout(session_id=f"{name}{i}", input_id=name, index=i, outcome=Outcome.OK, reward=reward)
+            for i, reward in enumerate(rewards)
+        ]
+        request = GroupRequest(input_id=name, payload={"data_source": source})
+        return Group(input_id=name, rollouts=rollouts, request=request)
+
+    found = summarise([group("a", "easy", 1, 1), group("b", "hard", 0, 0), group("c", "hard", 0, 1)])
+    assert found["groups_all_solved"] == found["groups_all_failed"] == pytest.approx(1 / 3)
+    assert found["reward_spread_within"] == pytest.approx(0.5 / 3)
+    assert found["reward_by_source"] == {"easy": 1, "hard": 0.25}
+    assert summarise([])["groups_all_failed"] is None
+
+
 async def test_the_learning_rate_warms_up_and_decays_where_it_should(tmp_path: Path) -> None:
-    client, _, _ = await run(trained_as(recorded_episodes()), settings(decay=True), tmp_path)
+    client, _, _ = await run(trained_as(recorded_episodes()), settings(schedule="linear", warmup_steps=2), tmp_path)
     assert [adam.learning_rate for [adam] in client.of("step")] == pytest.approx([1e-3 / 3, 1e-3 / 3])
 
 

@@ -322,6 +322,36 @@ async def test_results_keep_their_order_however_the_batch_is_cut(tmp_path: Path)
     assert found[0] == pytest.approx(found[1], abs=1e-4)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_the_penalty_pulls_the_policy_back_to_the_model_at_the_start(tmp_path: Path, dtype: str) -> None:
+    data, adam = [datum([20, 21], [30, 31, 32])], Adam(learning_rate=1e-4, beta1=0.0, beta2=0.9, grad_clip_norm=0.0)
+    divergence = {}
+    for penalty in (1e-9, 100.0):
+        client = TorchClient.open(TorchSettings(kl_penalty=penalty, dtype=dtype), None, run_dir=tmp_path)
+        for _ in range(8):
+            passed = await client.forward_backward(data, Loss(name="importance_sampling"), 3.0)
+            await client.step(adam)
+        divergence[penalty] = passed.metrics["kl_start"]
+        await client.save(6)
+        await client.close("success")
+    assert 0 < divergence[100.0] < 0.5 * divergence[1e-9]
+    resumed = TorchClient.open(TorchSettings(kl_penalty=100.0, dtype=dtype), "checkpoint-000006.pt", run_dir=tmp_path)
+    again = await resumed.forward_backward(data, Loss(name="importance_sampling"), 3.0)
+    await resumed.close("success")
+    assert again.metrics["kl_start"] > 0.5 * divergence[100.0], "the start is the model's, not the checkpoint's"
+
+
+def test_the_dual_clip_bounds_the_loss_of_a_bad_token_far_from_its_sampler() -> None:
+    new, old = torch.tensor([1.0, 1.0, -0.1], requires_grad=True), torch.tensor([-2.0, -2.0, -0.1])
+    advantages = torch.tensor([-1.0, 1.0, -1.0])
+    plain = token_losses("ppo", new, old, advantages, {})
+    bounded = token_losses("ppo", new, old, advantages, {"dual_clip": 3.0})
+    assert plain.tolist() == pytest.approx([math.exp(3), -1.2, 1.0])
+    assert bounded.tolist() == pytest.approx([3.0, -1.2, 1.0])
+    (gradient,) = torch.autograd.grad(bounded.sum(), new)
+    assert gradient.tolist() == pytest.approx([0.0, 0.0, 1.0])
+
+
 async def test_a_client_continues_from_its_checkpoint_and_keeps_the_one_before(tmp_path: Path) -> None:
     data, adam = [datum([20, 21], [30, 31, 32])], Adam(learning_rate=1e-3, beta1=0.9, beta2=0.99, grad_clip_norm=1.0)
 

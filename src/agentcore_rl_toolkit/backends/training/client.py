@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from .batch import Datum
 
+Schedule = Literal["constant", "linear", "cosine"]
 LossName = Literal["importance_sampling", "ppo", "cispo", "cross_entropy"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """A loss of `policy.losses`. Its options ``clip_low_threshold`` and ``clip_high_threshold`` bound the ratio."""
+    """A loss of `policy.losses`. The options ``clip_low_threshold`` and ``clip_high_threshold`` bound the ratio."""
 
     name: LossName = "ppo"
     options: Mapping[str, float] = field(default_factory=dict)
@@ -28,9 +30,18 @@ class Adam:
     beta2: float
     grad_clip_norm: float
 
-    def at(self, step: int, steps: int) -> Adam:
-        """The settings in a step of a schedule: two steps of warm-up, then linearly to a twentieth of the learning rate."""
-        return replace(self, learning_rate=self.learning_rate * min(1, (step + 1) / 3) * max(0.05, 1 - step / steps))
+    def at(self, step: int, steps: int, schedule: Schedule, warmup_steps: int) -> Adam:
+        """Return the settings of a step. The learning rate rises during the warm-up and then falls to a twentieth.
+
+        The schedule "constant" does not fall.
+        """
+        progress = step / steps
+        fall = {
+            "constant": 1.0,
+            "linear": max(0.05, 1 - progress),
+            "cosine": 0.05 + 0.95 * (1 + math.cos(math.pi * progress)) / 2,
+        }[schedule]
+        return replace(self, learning_rate=self.learning_rate * min(1, (step + 1) / (warmup_steps + 1)) * fall)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ async def imitate(
     steps = list(_steps(rows, epochs, batch_tokens, seed))
     for step, data in enumerate(steps):
         began = time.monotonic()
-        now = adam.at(step, len(steps))
+        now = adam.at(step, len(steps), "linear", warmup_steps=2)
         forward = training.forward_backward(
             data, Loss(name="cross_entropy"), float(sum(datum.trained_tokens for datum in data))
         )

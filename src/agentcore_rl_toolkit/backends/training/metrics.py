@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, pstdev
 from typing import Any
 
 from ...runs.record import tools_of
@@ -90,25 +91,36 @@ def staleness(groups: Sequence[Group], version: int) -> dict[str, Any]:
 
 
 def summarise(groups: Sequence[Group]) -> dict[str, Any]:
-    """Both means of the rewards, tool use, and how rollouts ended. A mean of nothing is None, not zero.
-
-    `reward` is over all rollouts except those that the infrastructure failed (`scored` of them), with failures of agent and
-    policy as 0. `reward_ok` is over those that ended `ok` (`ok` of them). `tool_use` is the share of rollouts that called a tool,
-    of those that report it (`metrics.tool_calls`) or whose model calls offered any.
-    """
+    """The numbers of groups of rollouts. `runs.step_metrics` has their formulas. A mean of nothing is None, not zero."""
     stats = summarize(groups)
     good = [rollout for group in groups for rollout in group.usable]
-    means = [sum(g) / len(g) for group in groups if (g := [r.score for r in group.rollouts if r.score is not None])]
-    spread = math.sqrt(sum((m - sum(means) / len(means)) ** 2 for m in means) / len(means)) if means else None
+    reports = [rollout.trajectory.report for rollout in good if rollout.trajectory is not None]
     tools = [used for rollout in good if (used := used_a_tool(rollout)) is not None]
+    scored = [(g, s) for g in groups if (s := [r.score for r in g.rollouts if r.score is not None])]
+    by_source: defaultdict[str, list[float]] = defaultdict(list)
+    for group, scores in scored:
+        if (source := group.request.payload.get("data_source")) is not None:
+            by_source[str(source)].append(fmean(scores))
     return {
         **stats.evaluation(),
-        "reward_spread": spread,  # standard deviation over the groups' mean rewards
-        "tool_use": sum(tools) / len(tools) if tools else None,
+        "reward_spread": pstdev(fmean(scores) for _, scores in scored) if scored else None,
+        "reward_spread_within": _mean(pstdev(scores) for _, scores in scored),
+        "groups_all_solved": _mean(min(scores) >= 1 for _, scores in scored),
+        "groups_all_failed": _mean(max(scores) <= 0 for _, scores in scored),
+        **({"reward_by_source": {source: fmean(means) for source, means in by_source.items()}} if by_source else {}),
         "rollouts": stats.rollouts,
         "usable": stats.usable,
-        "branches": sum(r.trajectory.report.branches for r in good if r.trajectory is not None),
+        "turns_mean": _mean(report.turns for report in reports),
+        "response_tokens_mean": _mean(report.sampled_tokens for report in reports),
+        "response_tokens_max": max((report.sampled_tokens for report in reports), default=None),
+        "tool_use": _mean(tools),
+        "branches": sum(report.branches for report in reports),
     }
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return fmean(found) if found else None
 
 
 def used_a_tool(rollout: CollectedRollout) -> bool | None:

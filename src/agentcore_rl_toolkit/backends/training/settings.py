@@ -13,7 +13,7 @@ from ..collection.advantages import Estimator
 from ..collection.credit import Credit
 from ..collection.groups import CollectConfig
 from ..collection.recording import Recording
-from .client import Adam, Loss
+from .client import Adam, Loss, Schedule
 
 if TYPE_CHECKING:
     from ...client import RolloutClient
@@ -28,8 +28,8 @@ Row = Mapping[str, Any]  # one input: the payload that the agent receives
 class LoopSettings:
     """The settings of the loop.
 
-    A step takes ``groups`` inputs, ``rollouts`` times each, in ``minibatches`` optimizer steps. With ``decay`` the learning rate
-    of ``adam`` is reached after two steps of warm-up and falls linearly to a twentieth. Sequences longer than ``max_tokens`` are
+    A step takes ``groups`` inputs, ``rollouts`` times each, in ``minibatches`` optimizer steps. The learning rate of
+    ``adam`` is reached after ``warmup_steps`` and follows ``schedule``. Sequences longer than ``max_tokens`` are
     left out. A rollout may start up to ``staleness`` weight versions before it is trained; 0 runs nothing while the model trains.
     ``hold_calls`` replaces weights between model calls; otherwise running calls continue with the new weights. Held-out rows are
     run before, after, and every ``eval_every`` steps (0: never between). The state is saved every ``checkpoint_every`` steps (0:
@@ -44,7 +44,8 @@ class LoopSettings:
     credit: Credit = field(default_factory=Credit)
     estimator: Estimator = "grpo"
     loss: Loss = field(default_factory=Loss)
-    decay: bool = False
+    schedule: Schedule = "constant"
+    warmup_steps: int = 0
     minibatches: int = 1
     max_tokens: int | None = None
     staleness: int = 0
@@ -56,7 +57,7 @@ class LoopSettings:
 
     def adam_of(self, step: int) -> Adam:
         """The optimizer's settings in a step."""
-        return self.adam.at(step, self.steps) if self.decay else self.adam
+        return self.adam.at(step, self.steps, self.schedule, self.warmup_steps)
 
 
 @dataclass(frozen=True, kw_only=True)

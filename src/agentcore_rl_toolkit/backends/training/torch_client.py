@@ -7,6 +7,7 @@ batch, _D width of the model, _V tokens of the vocabulary.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import resource
 import sys
@@ -40,8 +41,9 @@ class TorchSettings:
     ``model_dir`` None is the built-in model. ``dtype`` is the type in which matrices are multiplied: float32 or bfloat16.
     ``lora_rank`` 0 trains all weights; adapters count ``lora_alpha`` / rank (None: twice the rank). ``tokens_at_once`` of a
     batch, with padding, are computed together. ``gradient_checkpointing`` computes activations again in the backward pass, which
-    takes less memory and a third more time. ``temperature`` divides the logits, as in the engine. ``threads`` None takes all
-    cores.
+    takes less memory and a third more time. ``temperature`` divides the logits, as in the engine. ``kl_penalty`` times the
+    divergence from the model as it was loaded is added to the loss of each token; without LoRA, a second copy of the model is
+    kept for it. ``threads`` None takes all cores.
     """
 
     model_dir: Path | None = None
@@ -52,6 +54,7 @@ class TorchSettings:
     gradient_checkpointing: bool = False
     temperature: float = 1.0
     weight_decay: float = 0.0
+    kl_penalty: float = 0.0
     threads: int | None = None
     seed: int = 0
 
@@ -71,6 +74,11 @@ class TorchClient:
         self.model, self.settings = model, settings
         self.max_logprob_gap: float | None = MAX_GAP if settings.dtype == "float32" else MAX_GAP_OF_BFLOAT16
         self._pad_id, self._run_dir, self._engine = pad_id, run_dir, engine
+        self._start: Any = (
+            None  # the model as it was loaded, if the loss needs it and the adapters cannot be turned off
+        )
+        if settings.kl_penalty and not settings.lora_rank:
+            self._start = load_model(settings)[0].requires_grad_(False)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(trained, weight_decay=settings.weight_decay)
         self._publisher: Publisher | None = None
@@ -138,7 +146,7 @@ class TorchClient:
         return asyncio.wrap_future(self._worker.submit(work))
 
     def _forward_backward(self, data: Sequence[Datum], loss: Loss, tokens: float) -> Passed:
-        device, total = next(self.model.parameters()).device, 0.0
+        device, total, divergence = next(self.model.parameters()).device, 0.0, 0.0
         logprobs: list[list[float]] = [[] for _ in data]
         entropies: list[list[float]] = [[] for _ in data]
         for places in at_once([len(datum.tokens) for datum in data], self.settings.tokens_at_once):
@@ -148,6 +156,10 @@ class TorchClient:
             terms_BT = token_losses(
                 loss.name, logprobs_BT, batch.sampled_logprobs_BT, batch.advantages_BT, loss.options
             )
+            if self.settings.kl_penalty:
+                kl_BT = self._divergence_from_start(batch, logprobs_BT)
+                terms_BT = terms_BT + self.settings.kl_penalty * kl_BT
+                divergence += (kl_BT.detach() * batch.mask_BT).sum().item()
             value = (terms_BT * batch.mask_BT).sum() / tokens
             value.backward()  # type: ignore[no-untyped-call]  # torch
             total += value.item()
@@ -155,7 +167,18 @@ class TorchClient:
                 length = len(data[place].tokens)
                 logprobs[place] = logprobs_BT[b, :length].tolist()
                 entropies[place] = entropies_BT[b, :length].tolist()
-        return Passed(metrics={"loss": total}, logprobs=logprobs, entropies=entropies)
+        metrics = {"loss": total}
+        if self.settings.kl_penalty:
+            metrics["kl_start"] = divergence / max(1, sum(datum.trained_tokens for datum in data))
+        return Passed(metrics=metrics, logprobs=logprobs, entropies=entropies)
+
+    def _divergence_from_start(self, batch: Batch, logprobs_BT: torch.Tensor) -> torch.Tensor:
+        """Estimate KL(policy || model at the start) for each token (k3, joschu.net/blog/kl-approx.html). Shapes: (B, T)."""
+        adapters = self.model.disable_adapter() if self._start is None else contextlib.nullcontext()
+        with torch.no_grad(), adapters:
+            start_BT, _ = token_logprobs(self._start or self.model, batch, self.settings.temperature)
+        log_ratio_BT = start_BT - logprobs_BT
+        return log_ratio_BT.exp() - 1 - log_ratio_BT
 
     def _step(self, adam: Adam) -> dict[str, float]:
         for group in self.optimizer.param_groups:

@@ -18,7 +18,7 @@ from ...backends.collection.credit import Credit
 from ...backends.collection.groups import WHOLE_DISTRIBUTION, CollectConfig, PolicyFailures, trained_temperature
 from ...backends.llm_judge import JudgeSettings
 from ...backends.settings import Count, GroupSize, Least0, NotNegative, Positive, from_mapping, read_settings
-from ...backends.training.client import Adam, Loss
+from ...backends.training.client import Adam, Loss, Schedule
 from ...backends.training.settings import LoopSettings
 from ...client.data import read_rows
 from ...errors import ConfigError
@@ -43,7 +43,8 @@ class Sized:
     ``model`` is a folder, a name of the hub or a GGUF file, None the built-in policy. ``learning_rate`` is the peak.
     ``lora_rank`` 0 trains all weights; adapters count ``lora_alpha`` / rank, None: twice the rank. ``tokens_at_once`` of a
     minibatch are computed together; ``gradient_checkpointing`` saves memory. Engine and trainer multiply matrices in ``dtype``.
-    ``beta1``, ``beta2``, ``weight_decay`` and ``max_grad_norm`` (0: no limit) are those of AdamW.
+    ``beta1``, ``beta2``, ``weight_decay`` and ``max_grad_norm`` (0: no limit) are those of AdamW. ``kl_penalty`` times the
+    divergence from the model at the start is added to the loss of each token.
     """
 
     model: Path | None = None
@@ -57,6 +58,7 @@ class Sized:
     beta1: float = 0.9
     beta2: float = 0.99
     weight_decay: NotNegative = 0.0
+    kl_penalty: NotNegative = 0.0
     seed: int = 0
 
     @property
@@ -80,6 +82,7 @@ class Sized:
             gradient_checkpointing=bool(self.gradient_checkpointing),
             temperature=temperature,
             weight_decay=self.weight_decay,
+            kl_penalty=self.kl_penalty,
             threads=threads,
             seed=self.seed,
         )
@@ -103,7 +106,8 @@ class LocalRun(Sized, Credit, JudgeSettings):
     ``staleness`` weight versions may lie between a rollout's start and its training; with
     ``hold_calls`` weights change between model calls only. Every ``eval_every`` steps the held-out rows are run; 0: before
     and after only.
-    A step has ``minibatches`` optimizer steps, and ratios are clipped to 1 - ``clip_low`` and 1 + ``clip_high``.
+    A step has ``minibatches`` optimizer steps, and ratios are clipped to 1 - ``clip_low`` and 1 + ``clip_high``. ``dual_clip``
+    bounds the loss of tokens with a negative advantage. The learning rate rises for ``warmup_steps`` and follows ``schedule``.
     `Credit` and ``estimator`` say how the advantages of tokens come about. ``policy_failures`` is `CollectConfig`'s, and
     ``train_on`` its `train`.
     ``sampling_params`` are `CollectConfig`'s, too.
@@ -125,6 +129,9 @@ class LocalRun(Sized, Credit, JudgeSettings):
     minibatches: Count = 4
     clip_low: NotNegative = 0.2
     clip_high: NotNegative = 0.28
+    dual_clip: Positive | None = None
+    schedule: Schedule = "linear"
+    warmup_steps: Least0 = 2
     staleness: Least0 = 0
     hold_calls: bool = False
     eval_every: Least0 = 0
@@ -202,6 +209,8 @@ class LocalRun(Sized, Credit, JudgeSettings):
     def loop(self) -> LoopSettings:
         """The settings of the training loop."""
         clip = {"clip_low_threshold": 1 - self.clip_low, "clip_high_threshold": 1 + self.clip_high}
+        if self.dual_clip is not None:
+            clip["dual_clip"] = self.dual_clip
         return LoopSettings(
             steps=self.steps,
             groups=self.groups,
@@ -211,7 +220,8 @@ class LocalRun(Sized, Credit, JudgeSettings):
             credit=self,
             estimator=self.estimator,
             loss=Loss(name="ppo", options=clip),
-            decay=True,
+            schedule=self.schedule,
+            warmup_steps=self.warmup_steps,
             minibatches=self.minibatches,
             staleness=self.staleness,
             hold_calls=self.hold_calls,
