@@ -36,10 +36,10 @@ from agentcore_rl_toolkit.gateway.capture.record import (
     ChoiceRecord,
     decode,
     encode,
-    expand,
     pack_ids,
     pack_logprobs,
 )
+from agentcore_rl_toolkit.gateway.capture.turns import expand
 from agentcore_rl_toolkit.trajectory import build_trajectory
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "backends"))

@@ -108,7 +108,7 @@ def recorded(renderer: Renderer, turns: int, tokens: int) -> list[CallRecord]:
     conversation = renderer.conversation(now=0.0)
     records: list[CallRecord] = []
     messages: list[dict[str, Any]] = []
-    ids_before = text_before = 0
+    ids_before = messages_before = 0
     for number in range(turns):
         messages = [*messages, {"role": "user", "content": f"{number} " * (tokens // 5)}]
         prompt = renderer.render(conversation, messages)
@@ -116,7 +116,6 @@ def recorded(renderer: Renderer, turns: int, tokens: int) -> list[CallRecord]:
         completion = renderer.encode("12 apples " * (tokens // 10))[: tokens // 2]
         answer = renderer.parse(completion, opens_reasoning=prompt.opens_reasoning).to_message()
         renderer.commit(conversation, prompt, completion, answer, turn_id=f"c{number}")
-        text = json.dumps(messages, separators=(",", ":")).encode()
         logprobs = pack_logprobs([-0.5] * len(completion))
         choice = ChoiceRecord(0, pack_ids(completion), logprobs, "stop", "none", json.dumps(answer).encode())
         records.append(
@@ -133,16 +132,16 @@ def recorded(renderer: Renderer, turns: int, tokens: int) -> list[CallRecord]:
                 weight_version_last=None,
                 prompt_base=Base(f"c{number - 1}", 0, ids_before) if number else NO_BASE,
                 prompt_ids=pack_ids(ids[ids_before:]),
-                messages_base=Base(f"c{number - 1}", -1, text_before - 1) if number else NO_BASE,
-                messages=text[text_before - 1 :] if number else text,
+                messages_base=Base(f"c{number - 1}", -1, messages_before) if number else NO_BASE,
+                messages=json.dumps(messages[messages_before:]).encode(),
                 choices=[choice],
                 request=b"" if number else b"{}",
                 request_of="c0" if number else None,
                 parent_turn=prompt.parent_turn,
             )
         )
+        ids_before, messages_before = len(ids) + len(completion), len(messages)
         messages = [*messages, answer]
-        ids_before, text_before = len(ids) + len(completion), len(text)
     return records
 
 

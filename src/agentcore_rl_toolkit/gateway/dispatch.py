@@ -17,7 +17,7 @@ from ..messages.wire import passthrough
 from .admin.answers import respond
 from .admin.routes import Admin
 from .call import Call, RecordedCall, answer
-from .capture.asked import TAG
+from .capture.record import TAG
 from .config import GatewayConfig
 from .context import Context
 from .engine import Engine
@@ -28,7 +28,7 @@ from .retries import recorded_reply, running_call
 from .sessions.session import Session
 from .sessions.settings import SessionSettings
 from .wire.bodies import LARGE_BYTES, BodyParser
-from .wire.request import CallRequest, empty_request, read_large_request, read_request
+from .wire.request import CallRequest, read_large_request, read_request
 from .writers import writer_of
 
 log = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class Dispatch:
             headers = {"allow": "POST"} if e.kind == "method_not_allowed" else None
             return error_response(dialect, e, headers)
         self._counters["calls"] += 1
-        wanted = empty_request(dialect)
+        wanted = CallRequest(dialect)
         try:
             wanted = await self._read(request, session, dialect, tag)
             if session.closed:
@@ -149,10 +149,11 @@ class Dispatch:
 
     async def _read(self, request: Request, session: Session, dialect: str, tag: str | None) -> CallRequest:
         """Decode a request, a large one in another process. Raises: RequestError."""
-        body, headers, unchanged = request.body, request.headers, self._relayed and dialect == "chat"
+        body, headers = request.body, request.headers
         if len(body) <= LARGE_BYTES:
-            return read_request(body, headers, session, dialect, tag=tag, as_they_are=unchanged)
+            return read_request(body, headers, dialect, tag=tag)
         recorded = session.replies.all(self._sessions.store, session.number) if b'"item_reference"' in body else {}
+        unchanged = self._relayed and dialect == "chat"
         return await read_large_request(
             self._bodies, body, headers, dialect, tag=tag, as_they_are=unchanged, recorded=recorded
         )

@@ -132,13 +132,12 @@ class Recorder:
         self._context.sessions.store.append(session, record)
 
     def _build(self, status: str, captured: Captured) -> CallRecord:
-        request, long = self._request, self._request.long
+        request = self._request
         return build(
             status,
             captured,
             texts=self._session.texts,
             fields=request.fields,
-            long=None if long is None else (long.text, long.crc, long.seen),
             versions=bounds(captured, *self.versions, changed=self.changed, stream=request.stream),
             call_id=self.call_id,
             index=self.index,

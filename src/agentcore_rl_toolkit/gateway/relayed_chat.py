@@ -13,8 +13,7 @@ from ..logs import WarnsOnceAMinute
 from ..messages.errors import unsupported
 from ..messages.wire import Delta, passthrough
 from ..messages.wire.passthrough import Fields
-from .capture.asked import IMAGES, has_images
-from .capture.record import CONSTRAINED, Captured
+from .capture.record import CONSTRAINED, IMAGES, Captured
 from .capture.reply import read_reply
 from .capture.stream import StreamReader
 from .context import Context
@@ -54,20 +53,20 @@ class RelayedChat:
     def understand(self) -> Fields:
         request, context = self._request, self._context
         if not self.passes:
-            return request.translate(self._session, _as_sent, context.allow_fields, context.replies_of(self._session))
+            return request.translate(_as_sent, context.allow_fields, context.replies_of(self._session))
         more = context.allow_fields if context.engine != "openai" else None
         request.n = passthrough.check(request.body, request.fields, more=more)
         return request.fields
 
     def compose(self, fields: Fields) -> None:
         """Ask for the tokens whatever the agent asked for; a plain OpenAI endpoint has none to give."""
-        context, long = self._context, self._request.long
+        context = self._context
         field = passthrough.foreign(fields, context.allow_fields) if context.engine == "vllm" else None
         if field is not None:
             raise unsupported(field, f"the inference engine ({context.engine}) has no such ability")
         if context.engine != "openai":
             fields["logprobs"] = fields["return_token_ids"] = _TRUE
-        self._sent = _to_json(fields) if long is None else b"".join(long.pieces(fields))
+        self._sent = _to_json(fields)
 
     @asynccontextmanager
     async def prompt(self, call_id: str) -> AsyncIterator[None]:
@@ -115,7 +114,7 @@ class RelayedChat:
         captured = read_reply(self.body, entries=request.logprobs) if reader is None else reader.captured()
         if not self._context.train_constrained and passthrough.constrained(request.fields):
             captured.untrainable = CONSTRAINED
-        if has_images(request.messages):
+        if request.images:
             captured.untrainable = IMAGES
             _images.warning(
                 "session %s sends images or sound: the trainer would get neither, so these calls and those that go on from them "

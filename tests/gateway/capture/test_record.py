@@ -12,13 +12,11 @@ from agentcore_rl_toolkit.gateway.capture.record import (
     Base,
     CallRecord,
     ChoiceRecord,
-    expand,
     pack_ids,
     pack_logprobs,
-    places_of,
     unpack_ids,
-    whole_prompt,
 )
+from agentcore_rl_toolkit.gateway.capture.turns import expand, places_of, whole_prompt
 from agentcore_rl_toolkit.trajectory import build_trajectory
 
 

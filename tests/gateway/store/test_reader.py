@@ -16,7 +16,8 @@ import pytest
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import ConfigError, GatewayError
 from agentcore_rl_toolkit.gateway import GatewayClient
-from agentcore_rl_toolkit.gateway.capture.record import decode, expand
+from agentcore_rl_toolkit.gateway.capture.record import decode
+from agentcore_rl_toolkit.gateway.capture.turns import expand
 from agentcore_rl_toolkit.gateway.store.reader import Reader
 from agentcore_rl_toolkit.gateway.store.schema import FILE, FORMAT, TABLES, connect, trouble
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine

@@ -16,7 +16,8 @@ import pytest
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, Limits
-from agentcore_rl_toolkit.gateway.capture.record import decode, expand, places_of, unpack_ids, whole_prompt
+from agentcore_rl_toolkit.gateway.capture.record import decode, unpack_ids
+from agentcore_rl_toolkit.gateway.capture.turns import expand, places_of, whole_prompt
 from agentcore_rl_toolkit.gateway.http.client import request
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 from agentcore_rl_toolkit.gateway.token_calls.histories import Histories, past_calls

@@ -25,9 +25,8 @@ from agentcore_rl_toolkit.gateway.capture.record import (
     ChoiceRecord,
     decode,
     decode_small,
-    expand,
-    whole_messages,
 )
+from agentcore_rl_toolkit.gateway.capture.turns import expand, message_lists
 from agentcore_rl_toolkit.gateway.http.messages import Request, decode_body
 from agentcore_rl_toolkit.gateway.sessions.registry import Sessions
 from agentcore_rl_toolkit.gateway.sessions.session import Session
@@ -105,7 +104,7 @@ def traces_of(session: Session, reader: Reader) -> Iterator[bytes]:
     numbers = reader.numbers(session.number)
     records = [decode_small(payload) for payload in reader.readable(numbers)]
     number_of = {record.call_id: number for record, number in zip(records, numbers, strict=True)}
-    messages = {record.call_id: text for record, text in zip(records, whole_messages(records), strict=True)}
+    messages = dict(zip((record.call_id for record in records), message_lists(records), strict=True))
     retried = {record.retry_of for record in records}
     continued = {record.prompt_base.call_id for record in records if record.prompt_base.choice >= 0}
     whole = expand(records)
@@ -116,7 +115,7 @@ def traces_of(session: Session, reader: Reader) -> Iterator[bytes]:
         if record.call_id not in continued and (not record.delivered or record.call_id in retried):
             continue  # its agent did not get it whole
         if record.status == OK:
-            asked = msgspec.json.decode(messages[record.call_id] or b"[]")
+            asked = messages[record.call_id]
             choices = record.choices
             if any(choice.routed_experts is not None for choice in choices):
                 choices = decode(reader.call(number_of[record.call_id])).choices

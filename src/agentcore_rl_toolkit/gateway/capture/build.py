@@ -1,41 +1,74 @@
-"""Turning a finished call into its record."""
+"""Turn a finished call into its record, which has only what is new since the calls before it.
+
+A session's prompts, message lists and other fields grow or repeat from call to call. The last texts of each kind are known by
+their content: their length and hash. A text that begins with a known one is stored as a reference to that call, and the rest.
+"""
 
 from __future__ import annotations
 
 import time
-import zlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from ...errors import CaptureError
+from ...messages.errors import NOT_JSON
 from ...messages.wire.passthrough import Fields
-from .prefix_index import TRANSLATED, Prefixes, Seen
-from .record import INVALID, NO_BASE, OK, PARTIAL, TURNS, Base, CallRecord, Captured
-from .token_numbers import parse_ids
+from .record import INVALID, NO_BASE, OK, PARTIAL, TURNS, Base, CallRecord, Captured, pack_ids
 
+_KEPT = 8  # branches of a session that are followed at the same time; an older one costs disk space
+_TAIL = 24  # bytes that are compared before a long text is hashed
+_ids = msgspec.json.Decoder(list[int]).decode
+_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _to_json = msgspec.json.Encoder().encode
 
 
-class Texts:
-    """The texts of a session that a later call may go on from.
-
-    ``request`` is the hash of the last call's other fields, and the call that has them stored.
+class Known(NamedTuple):
+    """A text of an earlier call. ``units`` is the number of its token ids or messages. ``choices`` are the size and the hash
+    of the ids of each choice of that call.
     """
 
-    __slots__ = ("messages", "prompts", "request", "translated")
+    call_id: str
+    size: int
+    tail: bytes
+    digest: int
+    units: int
+    choices: tuple[tuple[int, int], ...] = ()
+
+
+class KnownTexts:
+    """The texts of one kind in the last calls of a session."""
 
     def __init__(self) -> None:
-        self.prompts = Prefixes()
-        self.messages = Prefixes()
-        self.translated = Prefixes(TRANSLATED)  # in the agent's own dialect, where that is not the servers'
-        self.request: tuple[int, str] | None = None
+        self._known: list[Known] = []
 
-    def clear(self) -> None:
-        self.prompts.clear()
-        self.messages.clear()
-        self.translated.clear()
-        self.request = None
+    def longest(self, text: bytes) -> Known | None:
+        """The longest known text with which this list begins. Lists are JSON without the closing bracket."""
+        best: Known | None = None
+        for known in reversed(self._known):
+            size = known.size
+            if size > len(text) or (best is not None and size <= best.size) or text[size : size + 1] not in (b"", b","):
+                continue
+            if text[:size].endswith(known.tail) and hash(text[:size]) == known.digest:
+                best = known
+        return best
+
+    def add(self, known: Known, *, after: Known | None) -> None:
+        """Keep a text, in place of the one with which it begins if there are many."""
+        if len(self._known) >= _KEPT:
+            self._known.remove(self._known[0] if after is None else after)
+        self._known.append(known)
+
+
+class Texts:
+    """The texts of a session that a later call may begin with. ``request`` is a hash of the last call's other fields, and the
+    call that has them stored.
+    """
+
+    def __init__(self) -> None:
+        self.prompts = KnownTexts()
+        self.messages = KnownTexts()
+        self.request: tuple[int, str] | None = None
 
 
 def build(
@@ -45,27 +78,17 @@ def build(
     texts: Texts,
     call_id: str,
     fields: Fields,
-    long: tuple[bytes, int, Seen | None] | None,
     versions: tuple[int | None, int | None],
     **about: Any,
 ) -> CallRecord:
-    """The record of a call; ``about`` are further fields. ``texts`` learns those that a later call may go on from.
-    ``long`` is a message list's JSON without its closing bracket, its CRC-32, and what it was found
-    to begin with, where the fields lack it.
-    """
+    """The record of a call, whose texts are then known. ``about`` are further fields."""
     prompt_base, prompt_ids = NO_BASE, b""
     if captured.prompt and status in (OK, PARTIAL, INVALID):
         try:
-            prompt_base, prompt_ids = _prompt(texts, captured, call_id)
+            prompt_base, prompt_ids = _prompt(texts.prompts, captured, call_id)
         except CaptureError as e:
             captured.problem, status = str(e), INVALID
-    messages_base, messages = NO_BASE, b""
-    if long is not None:
-        messages_base, messages = _messages(texts, long[0], call_id, *long[1:])
-    elif (history := fields.pop("messages", None)) is not None:
-        messages = bytes(history)
-        if messages[-1:] == b"]":
-            messages_base, messages = _messages(texts, messages[:-1], call_id)
+    messages_base, messages = _messages(texts.messages, bytes(fields.pop("messages", b"")), call_id)
     rest = _to_json(fields)
     digest = hash(rest)
     request_of: str | None = None
@@ -76,7 +99,6 @@ def build(
     if captured.untrainable is not None:
         for choice in captured.choices:
             choice.untrainable = captured.untrainable
-    good = status in TURNS
     return CallRecord(
         call_id=call_id,
         status=status,
@@ -89,7 +111,7 @@ def build(
         messages_base=messages_base,
         messages=messages,
         choices=captured.choices,
-        error_type=None if good else status,
+        error_type=None if status in TURNS else status,
         error=captured.problem or (captured.error.decode("utf-8", "replace") if captured.error else None),
         request=rest,
         request_of=request_of,
@@ -101,33 +123,42 @@ def build(
     )
 
 
-def _prompt(texts: Texts, captured: Captured, call_id: str) -> tuple[Base, bytes]:
-    """The new part of a prompt, and the call that it continues."""
-    text = captured.prompt or b""
-    seen = texts.prompts.longest(text)
-    if seen is not None and text[seen.length : seen.length + 1] not in (b"", b","):
-        seen = None  # the match ended inside a number
-    base, ids = NO_BASE, parse_ids(text if seen is None else text[seen.length + 1 :])
-    if seen is not None:
-        base = Base(seen.call_id, -1, seen.units)
-        for place, (size, digest) in enumerate(seen.choices):
+def _prompt(texts: KnownTexts, captured: Captured, call_id: str) -> tuple[Base, bytes]:
+    """The call that a prompt continues, and the ids that it adds. Raises: CaptureError when they are no token ids."""
+    text = b"[%b" % (captured.prompt or b"")
+    known = texts.longest(text)
+    base, ids = NO_BASE, _parsed_ids(text[1:] if known is None else text[known.size + 1 :])
+    if known is not None:
+        base = Base(known.call_id, -1, known.units)
+        for place, (size, digest) in enumerate(known.choices):
             if size <= len(ids) and hash(ids[:size]) == digest:
-                base = Base(seen.call_id, place, seen.units + size // 4)
+                base = Base(known.call_id, place, known.units + size // 4)
                 ids = ids[size:]
                 break
-    units = base.length + len(ids) // 4
     choices = tuple((len(c.ids), hash(c.ids)) for c in captured.choices)
-    texts.prompts.add(Seen(text, call_id, units, choices), instead_of=seen)
+    texts.add(_known(call_id, text, base.length + len(ids) // 4, choices), after=known)
     return base, ids
 
 
-def _messages(
-    texts: Texts, text: bytes, call_id: str, crc: int | None = None, found: Seen | None = None
-) -> tuple[Base, bytes]:
-    """The new part of a message list (without its closing bracket), and the call that it continues."""
-    seen = texts.messages.longest(text, found=found)
-    base, new = (NO_BASE, text) if seen is None else (Base(seen.call_id, -1, seen.length), text[seen.length :])
-    if crc is None:
-        crc = zlib.crc32(new, seen.crc if seen is not None else 0)
-    texts.messages.add(Seen(text, call_id, 0, crc=crc), instead_of=seen)
-    return base, b"".join((new, b"]"))
+def _parsed_ids(text: bytes) -> bytes:
+    """JSON list content (no brackets) to packed ids. Raises: CaptureError."""
+    try:
+        return pack_ids(_ids(b"[%b]" % text))
+    except NOT_JSON as e:
+        raise CaptureError(f"the engine's token ids are not a list of integers: {e}") from e
+
+
+def _messages(texts: KnownTexts, text: bytes, call_id: str) -> tuple[Base, bytes]:
+    """The call whose messages a list continues, and the list of the new messages."""
+    if text[:1] != b"[":
+        return NO_BASE, text
+    text = text[:-1]
+    known = texts.longest(text)
+    new = text if known is None else b"[" + text[known.size + 1 :]
+    base = NO_BASE if known is None else Base(known.call_id, -1, known.units)
+    texts.add(_known(call_id, text, base.length + len(_items(new + b"]"))), after=known)
+    return base, new + b"]"
+
+
+def _known(call_id: str, text: bytes, units: int, choices: tuple[tuple[int, int], ...] = ()) -> Known:
+    return Known(call_id, len(text), text[-_TAIL:], hash(text), units, choices)

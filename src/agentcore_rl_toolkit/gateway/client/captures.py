@@ -10,7 +10,8 @@ import msgspec
 
 from ...errors import GatewayError
 from ...trajectory import Turn
-from ..capture.record import CallRecord, FetchedHead, decode, expand
+from ..capture.record import CallRecord, FetchedHead, decode
+from ..capture.turns import expand
 
 
 @dataclass(frozen=True, kw_only=True)

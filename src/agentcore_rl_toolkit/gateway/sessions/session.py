@@ -110,7 +110,7 @@ class Session:
 
     def forget_texts(self) -> None:
         """Let nothing later refer to what was recorded so far."""
-        self.texts.clear()
+        self.texts = Texts()
 
     @property
     def records(self) -> int:

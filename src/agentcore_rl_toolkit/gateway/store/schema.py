@@ -18,7 +18,7 @@ from ...errors import ConfigError, GatewayError
 from ..capture.record import CallRecord, encode
 
 FILE = "turns.sqlite"
-FORMAT = 4
+FORMAT = 5
 PAGE_BYTES = 4096
 
 # `format` is a row and not `PRAGMA user_version`: it is still there in a file that was made anew from a damaged one.

@@ -25,7 +25,8 @@ import msgspec
 from ...errors import CaptureError, GatewayError
 from ...messages.render import Conversation, PastCall, Renderer, replay
 from ...messages.wire import ModelRequest
-from ..capture.record import INVALID, OK, CallRecord, decode_small, ids_array, places_of, turn_id, whole_prompt
+from ..capture.record import INVALID, OK, CallRecord, decode_small, ids_array
+from ..capture.turns import message_lists, places_of, turn_id, whole_prompt
 from ..sessions.registry import Sessions
 from ..sessions.session import Session
 from ..store.writer import Store
@@ -33,7 +34,6 @@ from ..store.writer import Store
 log = logging.getLogger(__name__)
 
 _json = msgspec.json.Decoder()
-_list = msgspec.json.Decoder(list[Any])
 
 
 class _Options(msgspec.Struct):
@@ -130,16 +130,11 @@ class Histories:
 
 
 def past_calls(records: Sequence[CallRecord]) -> Iterator[PastCall]:
-    """The answered chat calls of one session, in stored order. Messages that repeat an earlier call's are not read twice."""
-    messages: list[list[Any]] = []
-    text_bytes: list[int] = []
+    """The answered chat calls of one session, in stored order."""
+    messages = message_lists(records)
     known: dict[int, tuple[Any, Mapping[str, Any] | None]] = {}
     places = places_of(records)
     for place, record in enumerate(records):
-        read = _messages(record, places, messages, text_bytes)
-        messages.append(read)
-        base = record.messages_base
-        text_bytes.append((base.length if base.call_id is not None else 0) + len(record.messages))
         if (
             record.status not in (OK, INVALID)
             or not (record.prompt_base.length or record.prompt_ids)
@@ -152,7 +147,7 @@ def past_calls(records: Sequence[CallRecord]) -> Iterator[PastCall]:
             known[at] = _stands_on(records[at].request)
         tools, options = known[at]
         yield PastCall(
-            messages=read,
+            messages=messages[place],
             tools=tools,
             options=options,
             prompt=ids_array(whole_prompt(records, place, places)),
@@ -162,21 +157,6 @@ def past_calls(records: Sequence[CallRecord]) -> Iterator[PastCall]:
                 for choice in record.choices
             ],
         )
-
-
-def _messages(
-    record: CallRecord, places: Mapping[str | None, int], messages: list[list[Any]], text_bytes: list[int]
-) -> list[Any]:
-    base, text = record.messages_base, record.messages
-    if not text:
-        return []
-    if base.call_id is None:
-        return _list.decode(text)
-    at = places[base.call_id]
-    if base.length != text_bytes[at] - 1:
-        raise CaptureError(f"call {record.call_id} goes on in the middle of an earlier call's messages")
-    new = _list.decode(b"[" + text.removeprefix(b","))
-    return [*messages[at], *new]
 
 
 def _stands_on(request: bytes) -> tuple[list[dict[str, Any]] | None, dict[str, Any] | None]:

@@ -59,7 +59,7 @@ class TokenSampling:
 
     def understand(self) -> Fields:
         request, session = self._request, self._session
-        fields = request.translate(session, list, self._context.allow_fields, self._context.replies_of(session))
+        fields = request.translate(list, self._context.allow_fields, self._context.replies_of(session))
         if session.overrides:
             passthrough.overlay(fields, session.overrides)
             chat.overlay(request.asked, fields)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import zlib
+import asyncio
+import hashlib
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -16,32 +18,35 @@ from ...messages.wire.fields import read_body
 from ...messages.wire.passthrough import Fields
 from ...messages.wire.responses import Recorded
 from ...messages.wire.surrogates import HALF_SURROGATE
-from ..capture.asked import LEFT_OUT, wants_logprobs, wants_numbers
-from ..sessions.session import Session
+from ..capture.record import LEFT_OUT
 from .bodies import BodyParser, ParsedBody
-from .long_requests import LISTS, LONG, LongRequest, decoded, digest_of, digest_of_body, translate, understand
 
 Messages = list[dict[str, Any]]
+_NUMBERS = frozenset(
+    {"echo", "logprobs", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids", "top_logprobs"}
+)
+# A content part that is no text. In a string of JSON its quotes would be escaped.
+_NO_TEXT = re.compile(rb'"(?:image_url|input_image|image_embeds|video_url|audio_url|input_audio)"')
+_fields = msgspec.json.Decoder(Fields).decode
 _to_json = msgspec.json.Encoder().encode
 
 
 @dataclass(slots=True)
 class CallRequest:
-    """What an agent asks for.
+    """The request of an agent.
 
-    ``fields`` are the members of the request, as the server gets them and the record has them. A long request has its messages
-    in ``long``. ``digest`` is the same for the same request. ``asked`` is the canonical request, of calls whose reply is
-    encoded here. ``again``: the client reports that it repeats a request; ``keyed``: it identifies the request by a key.
+    ``fields`` are the members of the request, as the server gets them and the record has them. ``digest`` is the same for the
+    same request. ``asked`` is the canonical request, of calls whose reply is encoded here. ``again``: the client reports that
+    it repeats a request; ``keyed``: it identifies the request by a key.
     """
 
     dialect: str
-    body: bytes  # the part that was decoded
-    fields: Fields
-    long: LongRequest | None
-    digest: int
-    stream: bool
-    again: bool
-    keyed: bool
+    body: bytes = b""  # empty if the helper process has read it
+    fields: Fields = field(default_factory=dict)
+    digest: int = 0
+    stream: bool = False
+    again: bool = False
+    keyed: bool = False
     n: int = 1
     asked: ModelRequest = field(default_factory=lambda: ModelRequest(dialect="chat", model=""))
     reply_id: str = ""
@@ -51,17 +56,20 @@ class CallRequest:
     @property
     def logprobs(self) -> bool:
         """Whether the agent asked for logprobs."""
-        return wants_logprobs(self.fields)
+        return self._asks("logprobs")
 
     @property
     def numbers(self) -> bool:
-        """Whether the agent asked for token ids or logprobs."""
-        return wants_numbers(self.fields)
+        """Whether the agent asked for any of the numbers that the gateway asks the engine for anyway."""
+        return not _NUMBERS.isdisjoint(self.fields) and any(map(self._asks, _NUMBERS))
 
     @property
-    def messages(self) -> bytes:
-        """The messages as JSON."""
-        return self.long.text if self.long is not None else bytes(self.fields.get("messages", b""))
+    def images(self) -> bool:
+        """Whether the messages have parts that no token stands for."""
+        return _NO_TEXT.search(self.fields.get("messages", b"")) is not None
+
+    def _asks(self, name: str) -> bool:
+        return bytes(self.fields.get(name, b"null")) not in (b"null", b"false")
 
     def recorded_fields(self, fields: Fields) -> Fields:
         """The fields as they are recorded."""
@@ -70,63 +78,37 @@ class CallRequest:
         return {**fields, LEFT_OUT: msgspec.Raw(_to_json(self.left_out))}
 
     def translate(
-        self,
-        session: Session,
-        as_sent: Callable[[Messages], Messages],
-        allowed: Collection[str],
-        recorded: Recorded,
+        self, as_sent: Callable[[Messages], Messages], allowed: Collection[str], recorded: Recorded
     ) -> Fields:
-        """Read the request into its canonical form. Returns it as a chat completion, without messages if they are in `long`.
+        """Read the request into its canonical form. Returns it as a chat completion.
 
         ``as_sent`` gives messages the form in which the server, and the record, has them. Fields that nothing here reads go to
         the engine if they are ``allowed``, and are left out otherwise. ``recorded`` finds the session's replies.
 
         Raises: RequestError.
         """
-        dialect, request = DIALECTS[self.dialect].with_recorded(recorded), self.long
         if self.parsed is not None:
             asked = self.parsed.request
             sent = zip(self.parsed.texts, asked.messages, as_sent(asked.messages), strict=True)
-            text = b"[" + b",".join(text if new is old else _to_json(new) for text, old, new in sent)
-            self.long = LongRequest({}, text, zlib.crc32(text))
-        elif request is None:
-            asked = dialect.parse_request(self.body)
+            messages = b"[%b]" % b",".join(text if new is old else _to_json(new) for text, old, new in sent)
         else:
-            asked, self.long = translate(request, session.texts.translated, dialect, as_sent)
+            asked = DIALECTS[self.dialect].with_recorded(recorded).parse_request(self.body)
+            messages = _to_json(as_sent(asked.messages))
         self.asked, self.n, self.reply_id = asked, asked.n, new_id("chatcmpl-")
         self.left_out += Counter(asked.left_out)
         asked.sampling.other |= {name: value for name, value in asked.unknown.items() if name in allowed}
-        body = asked.to_chat_body()
-        if self.long is not None:
-            del body["messages"]
-        else:
-            body["messages"] = as_sent(body["messages"])
-        return {name: msgspec.Raw(_to_json(value)) for name, value in body.items()}
+        body = {name: value for name, value in asked.to_chat_body().items() if name != "messages"}
+        return {
+            "messages": msgspec.Raw(messages),
+            **{name: msgspec.Raw(_to_json(value)) for name, value in body.items()},
+        }
 
 
-def empty_request(dialect: str) -> CallRequest:
-    """Stands for a request that was not read."""
-    return CallRequest(
-        dialect=dialect, body=b"", fields={}, long=None, digest=0, stream=False, again=False, keyed=False
-    )
-
-
-def read_request(
-    body: bytes, headers: Mapping[str, str], session: Session, dialect: str, *, tag: str | None, as_they_are: bool
-) -> CallRequest:
-    """Decode a request. ``as_they_are``: the server gets the messages unchanged. Raises: RequestError."""
-
-    def read(body: bytes) -> tuple[Fields, LongRequest | None, int, bytes]:
-        long = _long(body, session, dialect, as_they_are=as_they_are) if len(body) >= LONG else None
-        if long is None:
-            return decoded(body), None, digest_of_body(body), body
-        return long.fields, long, long.digest(), long.read
-
-    (fields, long, digest, body), halves = read_body(body, read)
-    request = _request(headers, dialect, tag, digest, fields)
-    request.body, request.long = body, long
-    if halves:
-        request.left_out[HALF_SURROGATE] = halves
+def read_request(body: bytes, headers: Mapping[str, str], dialect: str, *, tag: str | None) -> CallRequest:
+    """Decode a request. Raises: RequestError."""
+    (fields, body), halves = read_body(body, lambda text: (_fields(text), text))
+    request = _request(headers, dialect, fields, _digest(body, headers, dialect, tag), halves)
+    request.body = body
     return request
 
 
@@ -140,42 +122,38 @@ async def read_large_request(
     as_they_are: bool,
     recorded: Mapping[str, dict[str, Any]],
 ) -> CallRequest:
-    """Decode a large request in the helper process. Raises: RequestError."""
-    digest = digest_of_body(body)
-    if not as_they_are:
-        parsed = await bodies.parse(body, dialect, recorded)
-        fields = {"stream": msgspec.Raw(b"true" if parsed.request.stream else b"false")}
-        request = _request(headers, dialect, tag, digest, fields)
-        request.parsed = parsed
-        return request
-    fields, halves = await bodies.fields(body)
-    request = _request(headers, dialect, tag, digest, fields)
-    text = bytes(fields.get("messages", b""))
-    if text[:1] == b"[":
-        del fields["messages"]
-        request.long = LongRequest(fields, text[:-1], zlib.crc32(text[:-1]))
-    if halves:
-        request.left_out[HALF_SURROGATE] = halves
+    """Decode a large request in the helper process. ``as_they_are``: the server gets the messages unchanged.
+
+    Raises: RequestError.
+    """
+    digest = await asyncio.to_thread(_digest, body, headers, dialect, tag)
+    if as_they_are:
+        fields, halves = await bodies.fields(body)
+        return _request(headers, dialect, fields, digest, halves)
+    parsed = await bodies.parse(body, dialect, recorded)
+    fields = {"stream": msgspec.Raw(b"true" if parsed.request.stream else b"false")}
+    request = _request(headers, dialect, fields, digest, 0)
+    request.parsed = parsed
     return request
 
 
-def _request(headers: Mapping[str, str], dialect: str, tag: str | None, digest: int, fields: Fields) -> CallRequest:
-    key = headers.get("idempotency-key")
+def _request(headers: Mapping[str, str], dialect: str, fields: Fields, digest: int, halves: int) -> CallRequest:
     stream = fields.get("stream")
     return CallRequest(
         dialect=dialect,
-        body=b"",
         fields=fields,
-        long=None,
-        digest=digest_of(dialect.encode(), (tag or "").encode(), (key or "").encode(), b"%d" % digest),
+        digest=digest,
         stream=stream is not None and bytes(stream) == b"true",
         again=headers.get("x-stainless-retry-count", "0") != "0",
-        keyed=key is not None,
+        keyed="idempotency-key" in headers,
+        left_out=Counter({HALF_SURROGATE: halves} if halves else {}),
     )
 
 
-def _long(body: bytes, session: Session, dialect: str, *, as_they_are: bool) -> LongRequest | None:
-    """A long request in two parts. Raises: msgspec.DecodeError, RecursionError when it is not a JSON object."""
-    if as_they_are:
-        return understand(body, session.texts.messages)
-    return understand(body, session.texts.translated, LISTS[dialect])
+def _digest(body: bytes, headers: Mapping[str, str], dialect: str, tag: str | None) -> int:
+    """A number for a request that is the same in every process: a repetition may come after a restart."""
+    made = hashlib.blake2b(digest_size=8)
+    for part in (dialect.encode(), (tag or "").encode(), headers.get("idempotency-key", "").encode()):
+        made.update(b"%d " % len(part) + part)
+    made.update(body)
+    return int.from_bytes(made.digest(), "big", signed=True)
