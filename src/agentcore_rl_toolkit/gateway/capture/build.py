@@ -49,7 +49,7 @@ class KnownTexts:
             size = known.size
             if size > len(text) or (best is not None and size <= best.size) or text[size : size + 1] not in (b"", b","):
                 continue
-            if text[:size].endswith(known.tail) and hash(text[:size]) == known.digest:
+            if text.startswith(known.tail, size - len(known.tail)) and hash(text[:size]) == known.digest:
                 best = known
         return best
 
