@@ -137,6 +137,19 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return made
 
 
+def test_slimes_own_loss_has_the_gradient_of_the_documented_formula() -> None:
+    done = subprocess.run(
+        [SLIME_PYTHON, str(HERE / "real_loss.py")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=slime_environment(),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == pytest.approx({"plain": 0, "tis": 0}, abs=1e-6)
+
+
 STEPS = ("step0", "step1", "fully_async")
 
 

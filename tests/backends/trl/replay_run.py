@@ -42,6 +42,7 @@ from agentcore_rl_toolkit.trajectory import Turn
 from agentcore_rl_toolkit.weights import EngineAddress, write_checkpoint
 
 sys.path.append(str(Path(__file__).parents[1]))
+from objectives import batch, gradient
 from recorded import Episode, Replay, recorded_episodes, requests_for
 
 VOCABULARY = 512
@@ -401,6 +402,36 @@ def loop_lora(server: WeightServer, out: Path) -> dict[str, Any]:
     }
 
 
+def objective(server: WeightServer, out: Path) -> dict[str, Any]:
+    """The gradient of TRL's own loss on a recorded batch, and that of docs/algorithms.md."""
+    rows, found = batch(), {}
+    for name, training, low, high in (("default", {}, 0.2, 0.2), ("clip_higher", {"epsilon_high": 0.28}, 0.2, 0.28)):
+        trainer = trainer_for(settings(server.url, out / name, training=training), Replay([]), [])
+        new = rows.new.clone().requires_grad_()
+        trainer._get_per_token_logps_and_entropies = lambda *_, logprobs=new, **__: (
+            logprobs,
+            torch.zeros_like(logprobs),
+            None,
+        )
+        trainer.model.train()
+        trainer.current_gradient_accumulation_steps = 1
+        ids = torch.ones(rows.mask.shape, dtype=torch.long)
+        inputs = {
+            "prompt_ids": ids[:, :1],
+            "prompt_mask": ids[:, :1],
+            "completion_ids": ids,
+            "completion_mask": ids,
+            "tool_mask": rows.mask,
+            "advantages": rows.advantages,
+            "old_per_token_logps": rows.sampled,  # the adapter puts the recorded logprobs there
+            "num_items_in_batch": rows.mask.sum(),
+        }
+        trainer._compute_loss(trainer.model, inputs).backward()
+        expected = gradient(rows, against=rows.sampled, low=low, high=high)
+        found[name] = float((new.grad - expected).abs().max())
+    return found
+
+
 def cases(folder: Path) -> dict[str, Any]:
     found = {}
     every = {
@@ -411,6 +442,7 @@ def cases(folder: Path) -> dict[str, Any]:
         "loop_lora": loop_lora,
         "never_works": never_works,
         "keeps_a_tensor": keeps_a_tensor,
+        "objective": objective,
     }
     for name, case in every.items():
         server = WeightServer()

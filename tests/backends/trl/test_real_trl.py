@@ -73,6 +73,10 @@ def test_trl_trains_exactly_the_tokens_that_were_sampled(plain: dict[str, Any], 
         assert used == pytest.approx([lp for lp in best.response_logprobs if lp is not None], abs=1e-6)
 
 
+def test_trls_own_loss_has_the_gradient_of_the_documented_formula(result: dict[str, Any]) -> None:
+    assert result["objective"] == pytest.approx({"default": 0, "clip_higher": 0}, abs=1e-6)
+
+
 def test_group_statistics_ignore_masked_rollouts(plain: dict[str, Any], rollouts: list[Any]) -> None:
     for start in range(0, 64, 8):
         rewards_G = [r.reward if r.usable else None for r in rollouts[start : start + 8]]

@@ -39,6 +39,20 @@ pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(BUILD_S
 _failures: list[str] = []
 
 
+def test_verls_own_loss_has_the_gradient_of_the_documented_formula() -> None:
+    done = subprocess.run(
+        [verl_python(), str(Path(__file__).parent / "real_loss.py")],
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found.pop("defaults") == [0.2, 0.2, 3.0, "token-mean"]
+    assert found == pytest.approx({"plain": 0, "corrected": 0}, abs=1e-6)
+
+
 def verl_python() -> str:
     """Python of an environment with verl. Skips or fails the test where there is none, as the module says."""
     if importlib.util.find_spec("verl"):

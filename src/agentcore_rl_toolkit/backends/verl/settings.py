@@ -58,6 +58,9 @@ DEFAULTS: tuple[tuple[str, str], ...] = (
     # Without it a prompt that failed takes a place in the batch, and a step of nothing else ends the run.
     ("trainer.v1.sampler.sync_refill_failed_groups", "true"),
     ("algorithm.adv_estimator", "grpo"),
+    # Engine and trainer differ by rounding, and rollouts of asynchronous modes are from older weights.
+    ("algorithm.rollout_correction.rollout_is", "token"),
+    ("algorithm.rollout_correction.rollout_is_threshold", "2.0"),
     ("actor_rollout_ref.rollout.name", "vllm"),
     ("actor_rollout_ref.rollout.n", "8"),
 )
