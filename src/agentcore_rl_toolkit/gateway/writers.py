@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ..messages.errors import error_body
-from ..messages.wire import DIALECTS, Delta, ModelRequest, RequestError, StreamEncoder
+from ..messages.wire import DIALECTS, Delta, ModelRequest, RequestError, StreamEncoder, error_body
 from .capture.record import CallRecord, Captured
 from .capture.replay import replay
 from .engines.errors import event_error

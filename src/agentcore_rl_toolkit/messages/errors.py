@@ -1,4 +1,4 @@
-"""Errors in the words of the provider whose dialect the agent speaks."""
+"""Errors of requests, and their form in OpenAI's dialects."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ from ..errors import GatewayError
 # What reading bytes of others as JSON may raise: bad syntax, bytes that are not UTF-8, too deep.
 NOT_JSON = (msgspec.DecodeError, UnicodeError, RecursionError)
 
-# kind -> (HTTP status, OpenAI type, OpenAI code, Anthropic type)
-# Source: platform.openai.com/docs/guides/error-codes, docs.anthropic.com/en/api/errors
-KINDS: dict[str, tuple[int, str, str | None, str]] = {
-    "invalid_request": (400, "invalid_request_error", None, "invalid_request_error"),
-    "unsupported": (400, "invalid_request_error", "unsupported_parameter", "invalid_request_error"),
-    "context_overflow": (400, "invalid_request_error", "context_length_exceeded", "invalid_request_error"),
-    "authentication": (401, "invalid_request_error", "invalid_api_key", "authentication_error"),
-    "permission": (403, "invalid_request_error", "permission_denied", "permission_error"),
-    "not_found": (404, "invalid_request_error", "not_found", "not_found_error"),
-    "model_not_found": (404, "invalid_request_error", "model_not_found", "not_found_error"),
-    "method_not_allowed": (405, "invalid_request_error", "method_not_allowed", "invalid_request_error"),
-    "too_large": (413, "invalid_request_error", "request_too_large", "request_too_large"),
-    "rate_limit": (429, "requests", "rate_limit_exceeded", "rate_limit_error"),
+# kind -> (HTTP status, OpenAI type, OpenAI code). Source: platform.openai.com/docs/guides/error-codes
+KINDS: dict[str, tuple[int, str, str | None]] = {
+    "invalid_request": (400, "invalid_request_error", None),
+    "unsupported": (400, "invalid_request_error", "unsupported_parameter"),
+    "context_overflow": (400, "invalid_request_error", "context_length_exceeded"),
+    "authentication": (401, "invalid_request_error", "invalid_api_key"),
+    "permission": (403, "invalid_request_error", "permission_denied"),
+    "not_found": (404, "invalid_request_error", "not_found"),
+    "model_not_found": (404, "invalid_request_error", "model_not_found"),
+    "method_not_allowed": (405, "invalid_request_error", "method_not_allowed"),
+    "too_large": (413, "invalid_request_error", "request_too_large"),
+    "rate_limit": (429, "requests", "rate_limit_exceeded"),
     # no 429: Strands waits two minutes over one, whatever the headers say
-    "turn_limit": (403, "invalid_request_error", "turn_limit_reached", "permission_error"),
-    "internal": (500, "server_error", None, "api_error"),
-    "upstream": (502, "server_error", "upstream_error", "api_error"),
-    "overloaded": (503, "server_error", "overloaded", "overloaded_error"),
-    "timeout": (504, "server_error", "timeout", "timeout_error"),
+    "turn_limit": (403, "invalid_request_error", "turn_limit_reached"),
+    "internal": (500, "server_error", None),
+    "upstream": (502, "server_error", "upstream_error"),
+    "overloaded": (503, "server_error", "overloaded"),
+    "timeout": (504, "server_error", "timeout"),
 }
 
 
@@ -61,17 +60,17 @@ def unsupported(param: str, why: str) -> RequestError:
     return RequestError(f"{param!r} is not supported here: {why}", kind="unsupported", param=param)
 
 
-_NO_THREADS = "thread_unsupported_request"  # by this code the provider's client knows that it can go on without one
+NO_THREADS = "thread_unsupported_request"  # by this code the provider's client knows that it can go on without one
 
 
 def no_threads() -> RequestError:
     """The error for a conversation that the server is to hold."""
     why = "'thread' is not supported here: the gateway holds no conversation of the agent's; send all messages"
-    return RequestError(why, kind="unsupported", param="thread", code=_NO_THREADS)
+    return RequestError(why, kind="unsupported", param="thread", code=NO_THREADS)
 
 
 # Anthropic has no code for it: agents tell it by these words, the first where a prompt alone is at fault.
-_TOO_LONG = ("prompt is too long", "input and output tokens exceed your context limit")
+TOO_LONG = ("prompt is too long", "input and output tokens exceed your context limit")
 
 
 def context_overflow(prompt_tokens: int, limit: int, *, max_tokens: int | None = None) -> RequestError:
@@ -81,9 +80,9 @@ def context_overflow(prompt_tokens: int, limit: int, *, max_tokens: int | None =
     asked = f" ({prompt_tokens} in the messages, {max_tokens} in the completion)" if max_tokens else ""
     total = prompt_tokens + (max_tokens or 0)
     if prompt_tokens >= limit:
-        what = f"{_TOO_LONG[0]}: {prompt_tokens} tokens > {limit} maximum."
+        what = f"{TOO_LONG[0]}: {prompt_tokens} tokens > {limit} maximum."
     else:
-        what = f"{_TOO_LONG[1]}: {total} tokens > {limit} maximum."
+        what = f"{TOO_LONG[1]}: {total} tokens > {limit} maximum."
     return RequestError(
         f"{what} This model's maximum context length is {limit} tokens. "
         f"However, you requested {total} tokens{asked}. Please reduce the length of the messages or completion.",
@@ -92,46 +91,25 @@ def context_overflow(prompt_tokens: int, limit: int, *, max_tokens: int | None =
     )
 
 
-# The prompt's name in each dialect, and the names that engines have for it: an error names the field that the agent sent.
-_PROMPT = {"chat": "messages", "responses": "input", "anthropic": "messages"}
-_PROMPT_NAMES = frozenset({*_PROMPT.values(), "token_ids", "input_ids", "prompt_token_ids"})
+# The names that chat and the engines have for the prompt: an error names the field that the agent sent.
+_PROMPT_NAMES = frozenset({"messages", "input", "token_ids", "input_ids", "prompt_token_ids"})
 
 
-def _field(dialect: str, error: RequestError) -> str | None:
+def field_at_fault(error: RequestError, prompt: str) -> str | None:
+    """Return the agent's name of the field. ``prompt`` is its name of the prompt."""
     if error.param in _PROMPT_NAMES:
-        return _PROMPT.get(dialect, error.param)
+        return prompt
     # Token engines take an agent's sampling parameters under one member.
     return error.param.removeprefix("sampling_params.") if error.param is not None else None
 
 
-def openai_error(error: RequestError, dialect: str = "chat") -> dict[str, Any]:
-    """The body of an OpenAI error (chat, responses)."""
+def openai_error(error: RequestError, prompt: str = "messages") -> dict[str, Any]:
+    """The body of an OpenAI error. ``prompt`` is the name of the prompt in the dialect."""
     return {
         "error": {
             "message": error.message,
             "type": KINDS[error.kind][1],
-            "param": _field(dialect, error),
+            "param": field_at_fault(error, prompt),
             "code": error.code,
         }
     }
-
-
-def anthropic_error(error: RequestError, request_id: str | None = None) -> dict[str, Any]:
-    """The body of an Anthropic error. The field at fault is in the message, where that provider puts it."""
-    message = error.message
-    field = _field("anthropic", error)
-    if error.kind == "context_overflow":
-        if not any(words in message for words in _TOO_LONG):
-            message = f"{_TOO_LONG[0]}: {message}"
-    elif field is not None and field not in message:
-        message = f"{field}: {message}"
-    shown: dict[str, Any] = {"type": KINDS[error.kind][3], "message": message}
-    if error.code == _NO_THREADS:
-        shown["details"] = {"error_code": _NO_THREADS, "unsupported": ["thread"]}
-    return {"type": "error", "error": shown, "request_id": request_id}
-
-
-def error_body(dialect: str, error: RequestError, *, request_id: str | None = None) -> bytes:
-    """The whole JSON body of an error response in the dialect ("chat", "responses", "anthropic")."""
-    shape = anthropic_error(error, request_id) if dialect == "anthropic" else openai_error(error, dialect)
-    return msgspec.json.encode(shape)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.gateway.capture.events import EventReader
-from agentcore_rl_toolkit.messages.wire.builder import encode_event
+from agentcore_rl_toolkit.messages.wire.stream import encode_event
 
 STREAM = (
     b': a comment\n\ndata: {"a": 1}\n\nevent: named\r\ndata: two\r\ndata: lines\r\n\r\n'
@@ -44,4 +44,4 @@ def test_slices_never_change_the_events(lines: list[tuple[bytes, bytes]], data: 
 
 
 def test_what_is_written_as_an_event_is_read_as_one() -> None:
-    assert read([encode_event(b"{}"), encode_event(b"[1]", "named")]) == [b"{}", b"[1]"]
+    assert read([encode_event({}), encode_event([1], "named")]) == [b"{}", b"[1]"]

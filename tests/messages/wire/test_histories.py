@@ -10,8 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.messages.wire import DIALECTS, Delta, ModelRequest, RequestError, ToolDelta
-from agentcore_rl_toolkit.messages.wire.fields import read_body
-from agentcore_rl_toolkit.messages.wire.surrogates import replace_half_surrogates
+from agentcore_rl_toolkit.messages.wire.fields import read_body, replace_half_surrogates
 
 PIECES = ["\ud83d", "\ude00", "\U0001f600", "\\", "u", "d83d", "é", "x", '"', "\n"]
 

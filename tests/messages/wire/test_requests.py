@@ -9,7 +9,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agentcore_rl_toolkit.messages.errors import error_body
 from agentcore_rl_toolkit.messages.wire import (
     DIALECTS,
     Choice,
@@ -21,6 +20,7 @@ from agentcore_rl_toolkit.messages.wire import (
     ToolDelta,
     Usage,
     context_overflow,
+    error_body,
 )
 from agentcore_rl_toolkit.messages.wire.anthropic import usage_dict as anthropic_usage
 from agentcore_rl_toolkit.messages.wire.chat import usage_dict as chat_usage
@@ -205,7 +205,7 @@ def test_a_tool_that_is_to_be_held_to_its_schema_says_so_in_each_dialect() -> No
 def test_what_cannot_be_honoured_is_named(name, fields, param) -> None:
     error = refused(name, **fields)
     assert error.param == param
-    body = json.loads(error_body(name, error, request_id="req_1"))
+    body = json.loads(error_body(name, error))
     assert param in json.dumps(body)
 
 
@@ -403,10 +403,9 @@ def test_a_prompt_that_is_too_long_is_said_in_each_providers_words() -> None:
     chat = json.loads(error_body("chat", error))
     assert chat["error"]["code"] == "context_length_exceeded"
     assert "maximum context length is 8192 tokens" in chat["error"]["message"]
-    anthropic = json.loads(error_body("anthropic", error, request_id="req_1"))
+    anthropic = json.loads(error_body("anthropic", error))
     assert anthropic["error"]["type"] == "invalid_request_error"
     assert "prompt is too long: 9000 tokens > 8192 maximum" in anthropic["error"]["message"]
-    assert anthropic["request_id"] == "req_1"
 
 
 def test_reasoning_effort_reaches_the_template() -> None:

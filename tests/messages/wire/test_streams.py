@@ -160,12 +160,3 @@ def test_a_name_that_an_engine_repeats_in_each_piece_of_a_call_is_one_name(name)
     pieces = [ToolDelta(index=0, id="c", name="f", arguments="{"), ToolDelta(index=0, id="c", name="f", arguments="}")]
     deltas = [*(Delta(tool_calls=[piece]) for piece in pieces), Delta(finish_reason="tool_calls")]
     assert READERS[name](stream(name, deltas))[2] == [("c", "f", "{}")]
-
-
-def test_a_response_repeats_the_settings_of_its_request() -> None:
-    settings = {"instructions": "be brief", "temperature": 0.5, "metadata": {"a": "b"}, "max_output_tokens": 9}
-    request = DIALECTS["responses"].parse_request({"model": "m", "input": "hi", "top_p": None, **settings})
-    reply = Reply(id="r", choices=[Choice(content="x", finish_reason="stop")])
-    body = json.loads(DIALECTS["responses"].encode_reply(reply, request))
-    assert settings.items() <= body.items()
-    assert (body["top_p"], body["tools"], body["tool_choice"], body["parallel_tool_calls"]) == (None, [], "auto", True)

@@ -15,8 +15,8 @@ import msgspec
 from ...errors import CaptureError, UpstreamError
 from ...messages.errors import NOT_JSON
 from ...messages.wire import Delta
-from ...messages.wire.builder import CollectedCalls
 from ...messages.wire.canonical import ToolDelta
+from ...messages.wire.stream import CollectedCalls
 from .events import DONE, gather, split
 from .record import Captured, ChoiceRecord
 from .replay import usage_of

@@ -10,7 +10,8 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from ...messages.errors import NOT_JSON, RequestError, error_body
+from ...messages.errors import NOT_JSON, RequestError
+from ...messages.wire import error_body
 
 # The headers of an inference server's reply that reach the agent. The others are about the server's connection.
 PASSED_HEADERS = (

@@ -21,8 +21,8 @@ from typing import Any, BinaryIO
 import msgspec
 
 from ...messages.wire import DIALECTS, ModelRequest, RequestError
+from ...messages.wire.fields import HALF_SURROGATE
 from ...messages.wire.fields import read_body as read_json
-from ...messages.wire.surrogates import HALF_SURROGATE
 
 LARGE_BYTES = 4 * 2**20  # decoding as much takes some 20 ms
 DEADLINE_S = 60.0  # for one body, with the wait for those before it

@@ -14,10 +14,9 @@ import msgspec
 
 from ...messages.wire import DIALECTS, ModelRequest
 from ...messages.wire.canonical import new_id
-from ...messages.wire.fields import read_body
+from ...messages.wire.fields import HALF_SURROGATE, read_body
 from ...messages.wire.passthrough import Fields
 from ...messages.wire.responses import Recorded
-from ...messages.wire.surrogates import HALF_SURROGATE
 from ..capture.record import LEFT_OUT
 from .bodies import BodyParser, ParsedBody
 

@@ -21,7 +21,7 @@ import msgspec
 
 from ..errors import NOT_JSON
 from ..wire.arguments import value_of
-from ..wire.canonical import text_of
+from ..wire.history import text_of
 from .tokens import TokenBuffer
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")

@@ -25,7 +25,7 @@ import msgspec
 from ...errors import ConfigError
 from ..errors import NOT_JSON, RequestError, unsupported
 from ..wire.arguments import value_of
-from ..wire.canonical import text_of
+from ..wire.history import text_of
 from .tokens import read_json
 
 

@@ -5,7 +5,8 @@
     encoder = dialect.encoder(request, reply_id=new_id("chatcmpl-"))
     out = encoder.start() + encoder.feed(Delta(text="hi")) + encoder.feed(Delta(finish_reason="stop")) + encoder.finish()
 
-`gateway.capture` reads the answers of engines.
+One file per API declares the members of a request, reads its history, and writes replies and errors. To add an API, write such a
+file and list it in `DIALECTS`. `gateway.capture` reads the answers of engines.
 """
 
 from __future__ import annotations
@@ -13,47 +14,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
-from ..errors import RequestError, context_overflow
+from ..errors import RequestError, context_overflow, openai_error
 from . import anthropic, chat, responses
-from .builder import deltas_of
-from .canonical import (
-    Choice,
-    Delta,
-    DialectName,
-    ModelRequest,
-    Reply,
-    ToolCall,
-    ToolDelta,
-    Usage,
-    new_id,
-)
-
-
-class StreamEncoder(Protocol):
-    """Deltas -> bytes for the agent: ``start``, then ``feed`` per delta, then ``finish`` or ``error``. In between ``ping`` says
-    that there is more to come. After ``finish`` ``body`` is the whole answer.
-    """
-
-    body: dict[str, Any]
-
-    def start(self) -> bytes: ...
-    def feed(self, delta: Delta) -> bytes: ...
-    def ping(self) -> bytes: ...
-    def finish(self) -> bytes: ...
-    def error(self, error: RequestError) -> bytes: ...
+from .canonical import Choice, Delta, ModelRequest, Reply, ToolCall, ToolDelta, Usage, new_id
+from .stream import BlockEncoder, StreamEncoder, deltas_of
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """One wire format: how it reads requests and writes answers."""
+    """One wire format: how it reads requests and writes answers.
 
-    name: DialectName
-    parse_request: Callable[[bytes | dict[str, Any]], ModelRequest]
+    ``encoder`` makes a `StreamEncoder`, and ``whole_reply`` the body of a reply. A `BlockEncoder` has the body at its end.
+    """
+
+    name: str
+    parse_request: Callable[..., ModelRequest]
     encoder: Callable[..., StreamEncoder]
+    error_dict: Callable[..., dict[str, Any]]
+    whole_reply: Callable[[Reply, ModelRequest], dict[str, Any]] | None = None
 
     def with_recorded(self, recorded: responses.Recorded) -> Dialect:
         """Return this wire format with references to items of recorded replies resolved."""
@@ -62,19 +44,28 @@ class Dialect:
         return replace(self, parse_request=partial(responses.parse_request, recorded=recorded))
 
     def encode_reply(self, reply: Reply, request: ModelRequest) -> bytes:
-        """A whole answer, as a stream where the request asks for one."""
-        if self.name == "chat" and not request.stream:
-            return chat.encode_reply(reply, request)
+        """A whole answer, as a stream if the request asks for one."""
+        if self.whole_reply is not None and not request.stream:
+            return msgspec.json.encode(self.whole_reply(reply, request))
         encoder = self.encoder(request, reply_id=reply.id, model=reply.model, created=reply.created)
         stream = b"".join([encoder.start(), *map(encoder.feed, deltas_of(reply)), encoder.finish()])
-        return stream if request.stream else msgspec.json.encode(encoder.body)
+        return msgspec.json.encode(encoder.body) if isinstance(encoder, BlockEncoder) and not request.stream else stream
 
 
 DIALECTS: dict[str, Dialect] = {
-    "chat": Dialect("chat", chat.parse_request, chat.Encoder),
-    "responses": Dialect("responses", responses.parse_request, responses.Encoder),
-    "anthropic": Dialect("anthropic", anthropic.parse_request, anthropic.Encoder),
+    dialect.name: dialect
+    for dialect in (
+        Dialect("chat", chat.parse_request, chat.Encoder, openai_error, chat.whole_reply),
+        Dialect("responses", responses.parse_request, responses.Encoder, responses.error_dict),
+        Dialect("anthropic", anthropic.parse_request, anthropic.Encoder, anthropic.error_dict),
+    )
 }
+
+
+def error_body(dialect: str, error: RequestError) -> bytes:
+    """The JSON body of an error response in a dialect."""
+    return msgspec.json.encode(DIALECTS[dialect].error_dict(error))
+
 
 __all__ = [
     "DIALECTS",
@@ -89,5 +80,6 @@ __all__ = [
     "ToolDelta",
     "Usage",
     "context_overflow",
+    "error_body",
     "new_id",
 ]

@@ -1,23 +1,22 @@
 """The form between all dialects: one request, one reply, and the deltas of a streamed reply.
 
-Messages and tools keep the shape of OpenAI chat completions, because that is what chat templates and inference
-servers take: ``{"role", "content", "tool_calls": [{"id", "type": "function", "function": {"name", "arguments": "<JSON
-text>"}}], "tool_call_id", "reasoning_content"}`` and ``{"type": "function", "function": {"name", "description",
-"parameters"}}``. ``content`` is a string, or a list of parts (``text``, ``image_url``) when there are images in it.
+Messages and tools keep the shape of OpenAI chat completions, which chat templates and inference servers take:
+``{"role", "content", "tool_calls": [{"id", "type": "function", "function": {"name", "arguments": "<JSON text>"}}],
+"tool_call_id", "reasoning_content"}`` and ``{"type": "function", "function": {"name", "description", "parameters"}}``.
+``content`` is a string, or a list of parts (``text``, ``image_url``) if it has images.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections import Counter
 from collections.abc import Collection
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from ..errors import unsupported
 
-DialectName = Literal["chat", "responses", "anthropic"]
 ParseStatus = Literal["none", "parsed", "unparsed"]
 
 # Canonical finish reasons; engines' other words are passed on as they are.
@@ -47,29 +46,33 @@ def own_id(prefix: str, reply_id: str, place: int | None = None) -> str:
 
 
 class ToolForm(msgspec.Struct, frozen=True):
-    """The form in which an agent declared a tool. The model knows the tool as a function (`wire.tool_forms`)."""
+    """The form in which an agent declared a tool. The model knows the tool as a function (`wire.responses`)."""
 
     kind: str
     name: str
     namespace: str | None = None
 
 
-class Sampling(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The agent's sampling parameters; None = not given. ``other`` holds engine parameters that pass through by
-    name.
-    """
+_LARGEST = 2**63 - 1  # an engine takes no larger number
+Count = Annotated[int, Meta(ge=1, le=_LARGEST)]
+_Penalty = Annotated[float, Meta(ge=-2, le=2)]
+_Share = Annotated[float, Meta(ge=0, le=1)]
 
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
+
+class Sampling(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The agent's sampling parameters; None = not given. ``other`` has engine parameters that pass by name."""
+
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: _Share | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=_LARGEST)] | None = None  # engines write "all tokens" as -1 or 0
+    min_p: _Share | None = None
+    seed: Annotated[int, Meta(ge=-_LARGEST, le=_LARGEST)] | None = None
     stop: list[str] = []
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0)] | None = None
+    logit_bias: dict[str, Any] | None = None
     other: dict[str, Any] = {}
 
     def to_dict(self) -> dict[str, Any]:
@@ -84,15 +87,6 @@ _ABILITIES: dict[str, Any] = {
     **{"seed": None, "min_p": 0, "logit_bias": {}, "top_k": -1},
     **{"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1},
 }
-# Fields that have another name in a dialect than in chat.
-_OWN_WORDS: dict[str, dict[str, str]] = {
-    "anthropic": {
-        "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
-        "response_format": "output_config.format",
-        "stop": "stop_sequences",
-    },
-    "responses": {"response_format": "text.format"},
-}
 
 
 class ModelRequest(msgspec.Struct, kw_only=True):
@@ -102,7 +96,7 @@ class ModelRequest(msgspec.Struct, kw_only=True):
     chat shape. ``template_kwargs`` go to the chat template.
     """
 
-    dialect: DialectName
+    dialect: str
     model: str
     messages: list[dict[str, Any]] = []
     tools: list[dict[str, Any]] = []
@@ -118,11 +112,10 @@ class ModelRequest(msgspec.Struct, kw_only=True):
     reasoning_effort: str | None = None
     template_kwargs: dict[str, Any] = {}
     counted: Usage | None = None  # the size of the prompt, if the gateway renders it
-    echo_fields: dict[str, Any] = {}  # what the Responses dialect repeats in its answer
     forms: dict[str, ToolForm] = {}  # tools that the agent declared in another form, by the name of their function
-    lead: int = 0  # messages in front that stand for a field beside the list
     left_out: dict[str, int] = {}  # items, parts and fields of the history that the model does not get as sent, by kind
     unknown: dict[str, Any] = {}  # fields that nothing here reads
+    field_names: dict[str, str] = {}  # the dialect's names of fields that chat names otherwise
 
     def template_options(self) -> dict[str, Any]:
         """Variables for the model's chat template: what the agent passed, and its reasoning effort where templates look."""
@@ -143,10 +136,10 @@ class ModelRequest(msgspec.Struct, kw_only=True):
             "response_format": form.get("type", "text") != "text",
             **{name: getattr(sampling, name) not in (None, neutral) for name, neutral in _ABILITIES.items()},
             "stop": sampling.stop,
-            "images": any(part.get("type") == "image_url" for message in self.messages for part in _parts(message)),
+            "images": any(_has_image(message.get("content")) for message in self.messages),
             **dict.fromkeys(sampling.other, True),
         }
-        names = {"images": "messages", **_OWN_WORDS.get(self.dialect, {})}
+        names = {"images": "messages", **self.field_names}
         return {name: names.get(name, name) for name, wanted in asked.items() if wanted}
 
     def require(
@@ -185,9 +178,8 @@ class ModelRequest(msgspec.Struct, kw_only=True):
         return body
 
 
-def _parts(message: dict[str, Any]) -> list[dict[str, Any]]:
-    content = message.get("content")
-    return content if isinstance(content, list) else []
+def _has_image(content: Any) -> bool:
+    return isinstance(content, list) and any(part.get("type") == "image_url" for part in content)
 
 
 class ToolCall(msgspec.Struct, kw_only=True):
@@ -284,14 +276,3 @@ def text_of(content: Any) -> str:
     if content is None:
         return ""
     return "".join(part.get("text") or "" for part in content if isinstance(part, dict))
-
-
-def unreadable(kind: Any, left_out: Counter[str]) -> dict[str, Any]:
-    """Return a text in place of a part that the model cannot read, and count the part."""
-    left_out[str(kind)] += 1
-    return {"type": "text", "text": f"[{kind}: the model reads text only]"}
-
-
-def joined(parts: list[dict[str, Any]], between: str = "") -> str | list[dict[str, Any]]:
-    """Parts of a content as one string where all of them are text."""
-    return between.join(part["text"] for part in parts) if all(part["type"] == "text" for part in parts) else parts

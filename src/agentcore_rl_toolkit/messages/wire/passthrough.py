@@ -2,7 +2,7 @@
 
 An unknown field is left out: an engine might do something with it that the record does not show. The gateway refuses
 fields that would make the record wrong (beams instead of samples) and fields that reach beyond the
-call (where the engine gets its cache from, which request an id belongs to). `wire.rules` has both.
+call (where the engine gets its cache from, which request an id belongs to). `chat.REFUSED` has both.
 
 Source: request models of OpenAI's API and vLLM (entrypoints/openai), 2026-11. SGLang's endpoints get no such requests.
 """
@@ -14,12 +14,11 @@ from collections.abc import Collection
 import msgspec
 
 from ..errors import NOT_JSON, RequestError, unsupported
-from .fields import ENGINE_PARAMETERS, check_template_kwargs
-from .rules import REFUSED
+from .chat import MAX_N, REFUSED
+from .fields import ENGINE_PARAMETERS, check_template_kwargs, refuse
 
 Fields = dict[str, msgspec.Raw]
 
-MAX_N = 128  # OpenAI's own bound
 _LONGEST_NUMBER = 18  # digits; what is longer is no count of anything here, and costs quadratic time to read
 
 _OPENAI = """
@@ -175,6 +174,6 @@ def _check_template_kwargs(given: msgspec.Raw) -> None:
 
 def _leave_out_the_unknown(fields: Fields, more: Collection[str]) -> None:
     for name in fields.keys() - KNOWN - set(more):
-        value, refusal = bytes(fields.pop(name)), REFUSED["chat"].get(name)
-        if refusal is not None and value not in (*_EMPTY, *map(msgspec.json.encode, refusal.unless)):
-            raise unsupported(name, refusal.why)
+        value, refusal = fields.pop(name), REFUSED.get(name)
+        if refusal is not None:
+            refuse(name, msgspec.json.decode(value), refusal)

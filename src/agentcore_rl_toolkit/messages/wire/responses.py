@@ -7,245 +7,288 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
-from ..errors import KINDS, RequestError, openai_error, unsupported
-from . import tool_forms
-from .builder import CollectedCalls, encode_event
-from .canonical import (
-    CONTENT_FILTER,
-    LENGTH,
-    Delta,
-    ModelRequest,
-    ToolCall,
-    ToolForm,
-    Usage,
+from ..errors import KINDS, NOT_JSON, RequestError, openai_error
+from .arguments import value_of
+from .canonical import CONTENT_FILTER, LENGTH, ModelRequest, ToolCall, ToolForm, Usage, own_id
+from .fields import Members, Refusal, read_members, text_member
+from .history import (
+    History,
+    Message,
+    Part,
+    image_part,
     joined,
-    own_id,
+    json_schema,
+    object_at,
     text_of,
-    unreadable,
+    text_part,
+    tool_call,
+    tool_choice,
 )
-from .chat import tool_choice
-from .fields import Fields, decode_body, text_member
+from .stream import BlockEncoder, encode_event
 
 # The assistant message of a recorded reply, by the part of the reply's id that its items' ids share. None: not recorded.
 Recorded = Callable[[str], dict[str, Any] | None]
 
+REFUSED = {
+    "previous_response_id": Refusal("responses are not kept; send the whole input"),
+    "conversation": Refusal("conversations are not kept; send the whole input"),
+    "prompt": Refusal("there are no stored prompts; send the text as instructions or input"),
+    "background": Refusal("answers are given at once; leave it out", (False,)),
+}
+_NAMES = {"max_output_tokens": "max_tokens"}
+_FIELD_NAMES = {"response_format": "text.format"}
+
+
+class _Text(msgspec.Struct, frozen=True):
+    format: dict[str, Any] | None = None
+
+
+class _Reasoning(msgspec.Struct, frozen=True):
+    effort: str | None = None
+
+
+class _Responses(Members, kw_only=True):
+    input: str | list[Any]
+    instructions: str = ""
+    tool_choice: str | dict[str, Any] = "auto"
+    text: _Text = _Text()
+    reasoning: _Reasoning = _Reasoning()
+    include: list[str] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] = 0
+
 
 def parse_request(body: bytes | dict[str, Any], *, recorded: Recorded = lambda _: None) -> ModelRequest:
     """Read a responses request. Raises: RequestError that names the field."""
-    data = decode_body(body) if isinstance(body, bytes) else body
-    fields = Fields(data)
-    messages: list[dict[str, Any]] = []
-    forms: dict[str, ToolForm] = {}
-    instructions = fields.take("instructions", str)
-    if instructions:
-        messages.append({"role": "system", "content": instructions})
-    lead = len(messages)
-    asked = fields.need("input", str, list)
-    left_out: Counter[str] = Counter()
-    if isinstance(asked, str):
-        messages.append({"role": "user", "content": asked})
+    asked, sampling, unknown = read_members(body, _Responses, names=_NAMES, refused=REFUSED)
+    lead = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
+    history = _History(recorded)
+    if isinstance(asked.input, str):
+        history.messages.append({"role": "user", "content": asked.input})
     else:
-        messages += _input_messages(asked, recorded, left_out)
-    if not messages:
+        for i, item in enumerate(asked.input):
+            history.add(item, f"input[{i}]")
+    if not lead and not history.messages:
         raise RequestError("input must not be empty", param="input")
-    tools: list[dict[str, Any]] = []
-    for path, tool in fields.tools():
-        tools += tool_forms.functions(tool, path, forms)
-    response_format = _text_format(fields.inside("text").take("format", dict))
-    effort = fields.inside("reasoning").take("effort", str)
-    includes = fields.strings("include")
-    top = fields.integer("top_logprobs", 0, 20) or 0
-    request = ModelRequest(
+    forms: dict[str, ToolForm] = {}
+    tools = [f for i, tool in enumerate(asked.tools) for f in _functions(tool, f"tools[{i}]", forms)]
+    return ModelRequest(
         dialect="responses",
-        model=fields.take("model", str) or "",
-        messages=messages,
+        model=asked.model,
+        messages=lead + history.messages,
         tools=tools,
-        tool_choice=tool_choice(fields, tools, "name"),
-        parallel_tool_calls=fields.take("parallel_tool_calls", bool),
-        stream=fields.take("stream", bool) or False,
-        include_usage=True,
-        logprobs=bool(top) or "message.output_text.logprobs" in includes,
-        top_logprobs=top,
-        response_format=response_format,
-        reasoning_effort=effort,
-        template_kwargs=fields.template_kwargs(),
-        sampling=fields.sampling(("max_output_tokens",)),
+        tool_choice=tool_choice(asked.tool_choice, tools, "name"),
+        parallel_tool_calls=asked.parallel_tool_calls,
+        stream=asked.stream,
+        logprobs=bool(asked.top_logprobs) or "message.output_text.logprobs" in (asked.include or ()),
+        top_logprobs=asked.top_logprobs,
+        response_format=_text_format(asked.text.format),
+        reasoning_effort=asked.reasoning.effort,
+        template_kwargs=asked.chat_template_kwargs,
+        sampling=sampling,
         forms=forms,
-        lead=lead,
-        left_out=left_out,
-        echo_fields={name: data.get(name) for name in _ECHOED.split() if data.get(name) is not None},
+        left_out=history.left_out,
+        unknown=unknown,
+        field_names=_FIELD_NAMES,
     )
-    request.unknown = fields.settle("responses")
-    return request
 
 
-_ECHOED = """
-    instructions max_output_tokens metadata parallel_tool_calls reasoning temperature text tool_choice tools top_p
-    store user
-"""
+def _text_format(value: dict[str, Any] | None) -> dict[str, Any] | None:
+    if value is None or value.get("type") == "text":
+        return None
+    return value if value == {"type": "json_object"} else json_schema(value, "text.format.type")
 
 
-def _input_messages(items: list[Any], recorded: Recorded, left_out: Counter[str]) -> list[dict[str, Any]]:
-    """Return the canonical messages of input items. Items of other types are counted.
+# -- tools
 
-    One turn of the model comes back as several items (reasoning, message, function calls); they are joined into one
-    assistant message."""
-    messages: list[dict[str, Any]] = []
-    turn: dict[str, Any] | None = None  # the assistant message that items are being joined into
+_INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
-    def assistant(*, fresh: bool = False) -> dict[str, Any]:
-        nonlocal turn
-        if turn is None or fresh:
-            turn = {"role": "assistant", "content": ""}
-            messages.append(turn)
-        return turn
 
-    for i, item in enumerate(items):
-        path = f"input[{i}]"
-        if not isinstance(item, dict):
-            raise RequestError(f"{path} must be an object", param=path)
-        kind = str(item.get("type") or "message")
-        if kind == "item_reference":
-            item = _referenced(text_member(item, "id", path), path, recorded)
-            if item is None:
-                continue
-            kind = item["type"]
-        if kind == "message" and item.get("role") == "assistant":
-            text = _content(item.get("content"), f"{path}.content", left_out)
-            message = assistant(fresh=bool(turn and (turn["content"] or "tool_calls" in turn)))
-            message["content"] = text
-        elif kind == "message":
-            turn = None
-            role = item.get("role")
-            if role not in ("user", "system", "developer"):
-                raise RequestError(f"{path}.role must be user, system, developer or assistant", param=f"{path}.role")
-            messages.append({"role": role, "content": _content(item.get("content"), f"{path}.content", left_out)})
-        elif kind == "reasoning":
-            thought = _reasoning_text(item, left_out)
-            message = assistant(fresh=bool(turn and (turn["content"] or "tool_calls" in turn)))
-            if thought:
-                message["reasoning_content"] = message.get("reasoning_content", "") + thought
-        elif (called := tool_forms.call_of(item, path)) is not None:
-            function = {"name": called[0], "arguments": called[1]}
-            call = {"id": text_member(item, "call_id", path), "type": "function", "function": function}
-            assistant().setdefault("tool_calls", []).append(call)
-        elif kind in tool_forms.OUTPUTS:
-            turn = None
-            if item.get("output") is None:
-                raise RequestError(f"{path}.output is required", param=f"{path}.output")
-            content = _content(item["output"], f"{path}.output", left_out)
-            messages.append({"role": "tool", "tool_call_id": text_member(item, "call_id", path), "content": content})
-        else:
-            left_out[kind] += 1
-    return messages
+def _functions(tool: Any, path: str, forms: dict[str, ToolForm]) -> list[dict[str, Any]]:
+    """The functions that stand for a tool, none for a hosted one. ``forms`` learns the names of those in another form.
 
+    Raises: RequestError.
+    """
+    kind = object_at(tool, path).get("type")
+    if kind not in ("function", "custom", "namespace"):
+        return []
+    name = text_member(tool, "name", path)
+    if kind == "namespace":
+        return _flattened(tool, name, path, forms)
+    function = {key: tool[key] for key in ("name", "description", "parameters", "strict") if tool.get(key) is not None}
+    if kind == "custom":
+        forms[name] = ToolForm(kind, name)
+        shape, described = tool.get("format") or {}, str(tool.get("description") or "")
+        if shape.get("definition"):
+            described += f"\n\nThe input follows this grammar ({shape.get('syntax')}):\n{shape['definition']}"
+        function = {"name": name, "description": described, "parameters": _INPUT}
+    return [{"type": "function", "function": function}]
+
+
+def _flattened(tool: dict[str, Any], namespace: str, path: str, forms: dict[str, ToolForm]) -> list[dict[str, Any]]:
+    inner: dict[str, ToolForm] = {}
+    found: list[dict[str, Any]] = []
+    for i, each in enumerate(tool.get("tools") or []):
+        for function in _functions(each, f"{path}.tools[{i}]", inner):
+            name = function["function"]["name"]
+            kind = inner[name].kind if name in inner else "function"
+            flat = _flat_name(namespace, name)
+            forms[flat] = ToolForm(kind, name, namespace)
+            found.append({**function, "function": {**function["function"], "name": flat}})
+    return found
+
+
+def _flat_name(namespace: Any, name: str) -> str:
+    """The name under which the model knows a function of a namespace."""
+    return f"{namespace.rstrip('_')}__{name}" if isinstance(namespace, str) and namespace else name
+
+
+def _call_item(form: ToolForm | None, call_id: str, call: ToolCall, item_id: str, status: str) -> dict[str, Any]:
+    """A call in the form in which the agent declared its tool."""
+    item: dict[str, Any] = {"id": item_id, "call_id": call_id, "status": status, "name": call.name}
+    if form is not None:
+        item["name"] = form.name
+        if form.namespace is not None:
+            item["namespace"] = form.namespace
+    if form is None or form.kind == "function":
+        return {**item, "type": "function_call", "arguments": call.arguments}
+    try:
+        read = value_of(call.arguments)
+    except NOT_JSON:
+        read = None
+    text = read.get("input") if isinstance(read, dict) else None
+    return {**item, "type": "custom_tool_call", "input": text if isinstance(text, str) else call.arguments}
+
+
+# -- the history
 
 # The kinds of output items, by the beginning of their ids. The items of each kind are numbered.
 _REASONING, _MESSAGE, _CALL = "rs_", "msg_", "fc_"
-
-
-def _referenced(item_id: str, path: str, recorded: Recorded) -> dict[str, Any] | None:
-    """Return the output item with this id, as an agent would send it.
-
-    A reply may have several items of text. Its record has their text in one piece, so the first item stands for all, and the
-    others are None.
-    Raises: RequestError.
-    """
-    kind = next((kind for kind in (_REASONING, _MESSAGE, _CALL) if item_id.startswith(kind)), "")
-    reply, _, number = item_id.removeprefix(kind).rpartition("-")
-    message = recorded(reply) if kind and number.isdecimal() else None
-    calls = message.get("tool_calls") or [] if message is not None else []
-    if message is None or (kind == _CALL and int(number) >= len(calls)):
-        why = "no reply of this session has this item; let the client send whole items (`store: false`)"
-        raise RequestError(f"{path}: {item_id[:80]!r} is unknown: {why}", param=f"{path}.id")
-    if kind == _CALL:
-        call = calls[int(number)]
-        call_id = call.get("id") or own_id("call_", reply, int(number))
-        return {"type": "function_call", "call_id": call_id, **call["function"]}
-    if number != "0":
-        return None
-    if kind == _REASONING:
-        return {"type": "reasoning", "content": message.get("reasoning_content") or message.get("reasoning") or ""}
-    text = text_of(message.get("content")) or message.get("refusal") or ""
-    return {"type": "message", "role": "assistant", "content": text}
-
 
 # Nothing is secret here, but this is the member that clients carry from turn to turn: of a stream, langchain-openai keeps
 # no other part of the reasoning.
 _SEAL = "base64:"
 
 
-def _sealed(text: str) -> str:
-    return _SEAL + base64.b64encode(text.encode()).decode()
+class _History(History):
+    """Joins the items of one turn of the model (reasoning, message, function calls) to one assistant message."""
 
+    def __init__(self, recorded: Recorded) -> None:
+        super().__init__()
+        self.messages: list[Message] = []
+        self._recorded = recorded
+        self._turn: Message | None = None  # the assistant message that items are being joined into
 
-def _unsealed(value: Any, left_out: Counter[str]) -> str:
-    """Return the reasoning in ``encrypted_content``. The reasoning of another provider is counted."""
-    if isinstance(value, str) and value.startswith(_SEAL):
-        try:
-            return base64.b64decode(value[len(_SEAL) :], validate=True).decode()
-        except (binascii.Error, ValueError):
-            pass
-    if value is not None:
-        left_out["encrypted_content"] += 1
-    return ""
-
-
-def _reasoning_text(item: dict[str, Any], left_out: Counter[str]) -> str:
-    parts = item.get("content")
-    if not parts:
-        parts = _unsealed(item.get("encrypted_content"), left_out) or item.get("summary")
-    return text_of(parts) if isinstance(parts, str | list) else ""
-
-
-def _content(content: Any, path: str, left_out: Counter[str]) -> str | list[dict[str, Any]]:
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, list):
-        raise RequestError(f"{path} must be a string or a list of parts", param=path)
-    parts: list[dict[str, Any]] = []
-    for i, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        where = f"{path}[{i}]"
-        if kind in ("input_text", "output_text", "text"):
-            parts.append({"type": "text", "text": str(part.get("text") or "")})
-            if part.get("annotations"):
-                left_out["annotations"] += 1
-        elif kind == "refusal":
-            parts.append({"type": "text", "text": str(part.get("refusal") or "")})
-        elif kind == "input_image" and isinstance(part.get("image_url"), str):
-            image = {"url": part["image_url"]}
-            if part.get("detail"):
-                image["detail"] = part["detail"]
-            parts.append({"type": "image_url", "image_url": image})
-        elif isinstance(part, dict):
-            parts.append(unreadable(kind, left_out))
+    def add(self, item: Any, path: str) -> None:
+        """Read an item. Items of unknown types are counted. Raises: RequestError."""
+        kind = str(object_at(item, path).get("type") or "message")
+        if kind == "item_reference":
+            item = self._referenced(text_member(item, "id", path), path)
+            if item is None:
+                return
+            kind = item["type"]
+        if kind == "message" and item.get("role") != "assistant":
+            role = item.get("role")
+            if role not in ("user", "system", "developer"):
+                raise RequestError(f"{path}.role must be user, system, developer or assistant", param=f"{path}.role")
+            self._end_turn({"role": role, "content": joined(self.parts(item.get("content"), f"{path}.content"))})
+        elif kind == "message":
+            self._assistant(fresh=True)["content"] = joined(self.parts(item.get("content"), f"{path}.content"))
+        elif kind == "reasoning":
+            thought, message = self._thought(item), self._assistant(fresh=True)
+            if thought:
+                message["reasoning_content"] = message.get("reasoning_content", "") + thought
+        elif kind in ("function_call", "custom_tool_call"):
+            name = _flat_name(item.get("namespace"), text_member(item, "name", path))
+            if kind == "custom_tool_call":
+                arguments = json.dumps({"input": text_member(item, "input", path)}, ensure_ascii=False)
+            else:
+                arguments = text_member(item, "arguments", path) or "{}"
+            call = tool_call(text_member(item, "call_id", path), name, arguments)
+            self._assistant().setdefault("tool_calls", []).append(call)
+        elif kind in ("function_call_output", "custom_tool_call_output"):
+            if item.get("output") is None:
+                raise RequestError(f"{path}.output is required", param=f"{path}.output")
+            content = joined(self.parts(item["output"], f"{path}.output"))
+            self._end_turn({"role": "tool", "tool_call_id": text_member(item, "call_id", path), "content": content})
         else:
-            raise RequestError(f"{where} must be an object", param=where)
-    return joined(parts)
+            self.left_out[kind] += 1
 
+    def _end_turn(self, message: Message) -> None:
+        self._turn = None
+        self.messages.append(message)
 
-def _text_format(value: dict[str, Any] | None) -> dict[str, Any] | None:
-    if value is None or value.get("type") == "text":
+    def _assistant(self, *, fresh: bool = False) -> Message:
+        """The assistant message of the turn. ``fresh``: another one if this one has a text or calls."""
+        turn = self._turn
+        if turn is None or (fresh and (turn["content"] or "tool_calls" in turn)):
+            turn = self._turn = {"role": "assistant", "content": ""}
+            self.messages.append(turn)
+        return turn
+
+    def part(self, kind: str, part: Part, path: str) -> list[Part] | None:
+        if kind in ("input_text", "output_text", "text"):
+            if part.get("annotations"):
+                self.left_out["annotations"] += 1
+            return [text_part(str(part.get("text") or ""))]
+        if kind == "refusal":
+            return [text_part(str(part.get("refusal") or ""))]
+        if kind == "input_image" and isinstance(part.get("image_url"), str):
+            detail = {"detail": part["detail"]} if part.get("detail") else {}
+            return [image_part({"url": part["image_url"], **detail}, path)]
         return None
-    if value.get("type") == "json_object":
-        return {"type": "json_object"}
-    if value.get("type") != "json_schema" or not isinstance(value.get("schema"), dict):
-        raise unsupported("text.format.type", "it must be text, json_object or json_schema with a schema")
-    schema = {k: v for k, v in value.items() if k in ("name", "schema", "strict", "description") and v is not None}
-    return {"type": "json_schema", "json_schema": schema}
+
+    def _thought(self, item: dict[str, Any]) -> str:
+        """The reasoning in an item. The reasoning of another provider is counted."""
+        sealed = item.get("encrypted_content")
+        if item.get("content") or sealed is None:
+            return text_of(item.get("content") or item.get("summary"))
+        if isinstance(sealed, str) and sealed.startswith(_SEAL):
+            try:
+                return base64.b64decode(sealed[len(_SEAL) :], validate=True).decode()
+            except (binascii.Error, ValueError):
+                pass
+        self.left_out["encrypted_content"] += 1
+        return text_of(item.get("summary"))
+
+    def _referenced(self, item_id: str, path: str) -> dict[str, Any] | None:
+        """Return the output item with this id, as an agent would send it.
+
+        A reply may have several items of text. Its record has their text in one piece, so the first item stands for all, and
+        the others are None.
+        Raises: RequestError.
+        """
+        kind = next((kind for kind in (_REASONING, _MESSAGE, _CALL) if item_id.startswith(kind)), "")
+        reply, _, number = item_id.removeprefix(kind).rpartition("-")
+        message = self._recorded(reply) if kind and number.isdecimal() else None
+        calls = message.get("tool_calls") or [] if message is not None else []
+        if message is None or (kind == _CALL and int(number) >= len(calls)):
+            why = "no reply of this session has this item; let the client send whole items (`store: false`)"
+            raise RequestError(f"{path}: {item_id[:80]!r} is unknown: {why}", param=f"{path}.id")
+        if kind == _CALL:
+            call = calls[int(number)]
+            call_id = call.get("id") or own_id("call_", reply, int(number))
+            return {"type": "function_call", "call_id": call_id, **call["function"]}
+        if number != "0":
+            return None
+        if kind == _REASONING:
+            return {"type": "reasoning", "content": message.get("reasoning_content") or message.get("reasoning") or ""}
+        text = text_of(message.get("content")) or message.get("refusal") or ""
+        return {"type": "message", "role": "assistant", "content": text}
 
 
-def usage_dict(usage: Usage | None) -> dict[str, Any]:
-    usage = usage or Usage()
+# -- replies
+
+
+def usage_dict(usage: Usage) -> dict[str, Any]:
     prompt, completion = usage.prompt_tokens or 0, usage.completion_tokens or 0
     return {
         "input_tokens": prompt,
@@ -256,193 +299,129 @@ def usage_dict(usage: Usage | None) -> dict[str, Any]:
     }
 
 
-def response_head(request: ModelRequest, *, response_id: str, model: str, created: int) -> dict[str, Any]:
-    """The members of a response object that do not depend on the answer."""
-    echo = request.echo_fields
-    return {
-        "id": response_id,
-        "object": "response",
-        "created_at": created,
-        "status": "in_progress",
-        "background": False,
-        "error": None,
-        "incomplete_details": None,
-        "instructions": echo.get("instructions"),
-        "max_output_tokens": echo.get("max_output_tokens"),
-        "metadata": echo.get("metadata") or {},
-        "model": model or request.model,
-        "output": [],
-        "parallel_tool_calls": echo.get("parallel_tool_calls", True),
-        "previous_response_id": None,
-        "reasoning": echo.get("reasoning") or {"effort": None, "summary": None},
-        "store": False,
-        "temperature": echo.get("temperature"),
-        "text": echo.get("text") or {"format": {"type": "text"}},
-        "tool_choice": echo.get("tool_choice", "auto"),
-        "tools": echo.get("tools") or [],
-        "top_p": echo.get("top_p"),
-        "truncation": "disabled",
-        "usage": None,
-    }
+def error_dict(error: RequestError) -> dict[str, Any]:
+    """The body of an error."""
+    return openai_error(error, "input")
 
 
-def closing(finish_reason: str | None) -> dict[str, Any]:
-    """``status`` and ``incomplete_details`` for a finish reason."""
-    if finish_reason == LENGTH:
-        return {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
-    if finish_reason == CONTENT_FILTER:
-        return {"status": "incomplete", "incomplete_details": {"reason": "content_filter"}}
-    return {"status": "completed", "incomplete_details": None}
+# Members that clients expect in each response. The settings of the request are not repeated.
+_SETTINGS: dict[str, Any] = {
+    **{"status": "in_progress", "error": None, "incomplete_details": None, "instructions": None, "metadata": {}},
+    **{"output": [], "parallel_tool_calls": True, "previous_response_id": None, "reasoning": {"effort": None}},
+    **{"temperature": None, "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [], "top_p": None},
+    **{"store": False, "background": False, "truncation": "disabled", "usage": None},
+}
+_INCOMPLETE = {LENGTH: "max_output_tokens", CONTENT_FILTER: "content_filter"}
+_PARTS = {"reasoning": "reasoning_text", "refusal": "refusal", "text": "output_text"}  # by kind of block
 
 
-@dataclass(slots=True)
-class _Item:
-    """A reasoning item or a message that is being written; ``kind`` is the type of its one part."""
+class Encoder(BlockEncoder):
+    """Deltas -> the bytes of a response stream, and at the end the response itself.
 
-    kind: str
-    id: str
-    output_index: int
-    texts: list[str] = field(default_factory=list)
-    entries: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def place(self) -> dict[str, Any]:
-        return {"item_id": self.id, "output_index": self.output_index, "content_index": 0}
-
-    def part(self) -> dict[str, Any]:
-        member = "refusal" if self.kind == "refusal" else "text"
-        part: dict[str, Any] = {"type": self.kind, member: "".join(self.texts)}
-        return part | {"annotations": [], "logprobs": self.entries} if self.kind == "output_text" else part
-
-    def shown(self, status: str) -> dict[str, Any]:
-        item = {"id": self.id, "status": status, "content": [] if status == "in_progress" else [self.part()]}
-        if self.kind == "reasoning_text":
-            text = "".join(self.texts)
-            sealed = _sealed(text) if text else None
-            return {**item, "type": "reasoning", "summary": [], "encrypted_content": sealed}
-        return {**item, "type": "message", "role": "assistant"}
-
-
-class Encoder:
-    """Deltas -> the bytes of a response stream, and at the end the response itself. Only choice 0 exists in this dialect.
-
-    The output is a list of items (reasoning, message, function calls), written one after the other, as clients expect:
-    langchain-openai takes a change of item for a new one. Calls come whole, at the end (`CollectedCalls`). Every event carries
-    a sequence number, and every ``done`` event repeats its deltas, so the text so far is kept.
-    Source: platform.openai.com/docs/api-reference/responses-streaming
+    The blocks are items: langchain-openai takes a change of item for a new one. Every event carries a sequence number, and every
+    ``done`` event repeats its deltas. Source: platform.openai.com/docs/api-reference/responses-streaming
     """
 
     def __init__(self, request: ModelRequest, *, reply_id: str, model: str = "", created: int = 0) -> None:
-        self._request = request
+        super().__init__(request)
         self._id = own_id("resp_", reply_id)
-        self._head = response_head(request, response_id=self._id, model=model, created=created or int(time.time()))
-        self._number = 0
+        self.body = {
+            **{"id": self._id, "object": "response", "created_at": created or int(time.time())},
+            **{"model": model or request.model, **_SETTINGS},
+        }
+        self._events = 0
         self._output: list[dict[str, Any]] = []
-        self._numbers: Counter[str] = Counter()  # of the items so far, by kind
-        self._open: _Item | None = None
-        self._calls = CollectedCalls()
-        self._usage: Usage | None = None
-        self._finish: str | None = None
-        self.body: dict[str, Any] = {}  # after `finish`
+        self._items: Counter[str] = Counter()  # by the beginning of their ids
+        self._entries: list[dict[str, Any]] = []  # logprobs of the open item
 
     def start(self) -> bytes:
-        return self._event("response.created", {"response": self._head}) + self.ping()
-
-    def feed(self, delta: Delta) -> bytes:
-        if delta.usage is not None:
-            self._usage = delta.usage
-        if delta.choice:
-            return b""
-        out = b""
-        entries = (delta.logprob_entries or []) if self._request.logprobs else []
-        pieces = (("reasoning_text", delta.reasoning), ("refusal", delta.refusal), ("output_text", delta.text))
-        for kind, text in pieces:
-            # A token may have no text, as the one that ends the reply; it belongs to the text that is being written.
-            more = entries if kind == "output_text" and (text or self._writes(kind)) else []
-            if text or more:
-                out += self._piece(kind, text, more)
-        self._calls.add(delta.tool_calls)
-        if delta.finish_reason is not None:
-            self._finish = delta.finish_reason
-        return out
+        return self._event("response.created", response=self.body) + self.ping()
 
     def ping(self) -> bytes:
         # Codex counts events, not bytes, as a sign of life; this one changes nothing that a client knows.
-        return self._event("response.in_progress", {"response": self._head})
+        return self._event("response.in_progress", response=self.body)
 
-    def finish(self) -> bytes:
-        end = closing(self._finish)
-        status, calls = end["status"], self._calls.all()
-        # Only the item that the answer ended in can be incomplete.
-        out = self._close("completed" if calls else status)
-        for place, call in enumerate(calls):
-            out += self._write(call, place, "completed" if call is not calls[-1] else status)
-        if not self._output:
-            out += self._piece("output_text", "", []) + self._close(status)
-        self.body = {**self._head, **end, "output": self._output, "usage": usage_dict(self._usage)}
-        return out + self._event(f"response.{end['status']}", {"response": self.body})
+    def opened(self, kind: str) -> bytes:
+        group = _REASONING if kind == "reasoning" else _MESSAGE
+        item: dict[str, Any] = {"id": own_id(group, self._id, self._items[group]), "status": "in_progress"}
+        self._items[group] += 1
+        self._entries = []
+        item["content"] = []
+        if kind == "reasoning":
+            item |= {"type": "reasoning", "summary": [], "encrypted_content": None}
+        else:
+            item |= {"type": "message", "role": "assistant"}
+        self._output.append(item)
+        return self._item("added", item) + self._at("response.content_part.added", part=self._part(kind, ""))
 
-    def error(self, error: RequestError) -> bytes:
-        """An error after the stream began: the response ends as failed."""
-        code = error.code or KINDS[error.kind][1]
-        response = {
-            **self._head,
-            "status": "failed",
-            "error": {"code": code, "message": error.message},
-            "output": self._output,
-        }
-        return self._event("error", {**openai_error(error, "responses")["error"], "code": code}) + self._event(
-            "response.failed", {"response": response}
-        )
+    def piece(self, kind: str, text: str, entries: list[dict[str, Any]]) -> bytes:
+        self._entries += entries
+        more = {"logprobs": entries} if kind == "text" else {}
+        return self._at(f"response.{_PARTS[kind]}.delta", delta=text, **more)
 
-    def _event(self, kind: str, body: dict[str, Any]) -> bytes:
-        event = {"type": kind, "sequence_number": self._number, **body}
-        self._number += 1
-        return encode_event(msgspec.json.encode(event), kind)
-
-    def _writes(self, kind: str) -> bool:
-        return self._open is not None and self._open.kind == kind
-
-    def _piece(self, kind: str, text: str, entries: list[dict[str, Any]]) -> bytes:
-        """A piece of text, in the open item if that is of its kind, else in a new one."""
-        out, item = b"", self._open
-        if item is None or item.kind != kind:
-            out = self._close()
-            at, group = len(self._output), _REASONING if kind == "reasoning_text" else _MESSAGE
-            item = _Item(kind, own_id(group, self._id, self._numbers[group]), at)
-            self._numbers[group] += 1
-            self._open = item
-            self._output.append(item.shown("in_progress"))
-            out += self._event("response.output_item.added", {"output_index": at, "item": self._output[-1]})
-            out += self._event("response.content_part.added", {**item.place, "part": item.part()})
-        item.texts.append(text)
-        item.entries += entries
-        more = {"logprobs": entries} if kind == "output_text" else {}
-        return out + self._event(f"response.{kind}.delta", {**item.place, "delta": text, **more})
-
-    def _close(self, status: str = "completed") -> bytes:
-        item, self._open = self._open, None
-        if item is None:
-            return b""
-        part, done = item.part(), item.shown(status)
+    def closed(self, kind: str, text: str, *, last: bool) -> bytes:
+        part, item = self._part(kind, text), self._output[-1]
+        item |= {"status": self._status(last), "content": [part]}
+        if kind == "reasoning" and text:
+            item["encrypted_content"] = _SEAL + base64.b64encode(text.encode()).decode()
         whole = {name: value for name, value in part.items() if name not in ("type", "annotations")}
-        self._output[item.output_index] = done
-        out = self._event(f"response.{item.kind}.done", {**item.place, **whole})
-        out += self._event("response.content_part.done", {**item.place, "part": part})
-        return out + self._event("response.output_item.done", {"output_index": item.output_index, "item": done})
+        out = self._at(f"response.{_PARTS[kind]}.done", **whole)
+        return out + self._at("response.content_part.done", part=part) + self._item("done", item)
 
-    def _write(self, call: ToolCall, number: int, status: str) -> bytes:
-        form, at = self._request.forms.get(call.name), len(self._output)
-        item_id, call_id = own_id(_CALL, self._id, number), call.id or own_id("call_", self._id, number)
-        empty = tool_forms.call_item(form, call_id, call.name, "", item_id, "in_progress")
-        done = tool_forms.call_item(form, call_id, call.name, call.arguments, item_id, status)
+    def call(self, call: ToolCall, place: int, *, last: bool) -> bytes:
+        form = self.request.forms.get(call.name)
+        item_id, call_id = own_id(_CALL, self._id, place), call.id or own_id("call_", self._id, place)
+        empty = _call_item(form, call_id, ToolCall(id="", name=call.name, arguments=""), item_id, "in_progress")
+        done = _call_item(form, call_id, call, item_id, self._status(last))
         self._output.append(done)
-        out = self._event("response.output_item.added", {"output_index": at, "item": empty})
-        place = {"item_id": item_id, "output_index": at}
+        out = self._item("added", empty)
+        at = {"item_id": item_id, "output_index": len(self._output) - 1}
         function = done["type"] == "function_call"
         kind, member = ("function_call_arguments", "arguments") if function else ("custom_tool_call_input", "input")
         if done[member]:
-            out += self._event(f"response.{kind}.delta", {**place, "delta": done[member]})
+            out += self._event(f"response.{kind}.delta", **at, delta=done[member])
         named = {"name": done["name"]} if function else {}
-        out += self._event(f"response.{kind}.done", {**place, **named, member: done[member]})
-        return out + self._event("response.output_item.done", {"output_index": at, "item": done})
+        out += self._event(f"response.{kind}.done", **at, **named, **{member: done[member]})
+        return out + self._item("done", done)
+
+    def ended(self) -> bytes:
+        out = b""
+        if not self._output:
+            out = self.opened("text") + self.piece("text", "", []) + self.closed("text", "", last=True)
+        reason = _INCOMPLETE.get(self.finish_reason or "")
+        self.body |= {
+            "status": self._status(True),
+            "incomplete_details": None if reason is None else {"reason": reason},
+            "output": self._output,
+            "usage": usage_dict(self.usage),
+        }
+        return out + self._event(f"response.{self.body['status']}", response=self.body)
+
+    def error(self, error: RequestError) -> bytes:
+        """An error after the stream began: the response ends as failed."""
+        shown = {"code": error.code or KINDS[error.kind][1], "message": error.message}
+        response = {**self.body, "status": "failed", "error": shown, "output": self._output}
+        param = error_dict(error)["error"]["param"]
+        return self._event("error", **shown, param=param) + self._event("response.failed", response=response)
+
+    def _status(self, last: bool) -> str:
+        """The status of an item. Only the one that the answer ends with can be incomplete."""
+        return "incomplete" if last and self.finish_reason in _INCOMPLETE else "completed"
+
+    def _part(self, kind: str, text: str) -> dict[str, Any]:
+        member = "refusal" if kind == "refusal" else "text"
+        more = {"annotations": [], "logprobs": self._entries} if kind == "text" else {}
+        return {"type": _PARTS[kind], member: text, **more}
+
+    def _item(self, what: str, item: dict[str, Any]) -> bytes:
+        return self._event(f"response.output_item.{what}", output_index=len(self._output) - 1, item=item)
+
+    def _at(self, kind: str, **body: Any) -> bytes:
+        """An event about the only part of the open item."""
+        at = len(self._output) - 1
+        return self._event(kind, item_id=self._output[at]["id"], output_index=at, content_index=0, **body)
+
+    def _event(self, kind: str, **body: Any) -> bytes:
+        event = {"type": kind, "sequence_number": self._events, **body}
+        self._events += 1
+        return encode_event(event, kind)

@@ -1,0 +1,139 @@
+"""The parts of a request that all dialects have in common: contents, calls, tools, and the choice of a tool."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from ..errors import RequestError, unsupported
+
+Part = dict[str, Any]
+Message = dict[str, Any]
+
+
+class History:
+    """Reads the history of one request. Each dialect has a subclass.
+
+    ``left_out`` counts the items, parts and fields that the model does not get as they were sent, by kind.
+    """
+
+    def __init__(self) -> None:
+        self.left_out: Counter[str] = Counter()
+
+    def part(self, kind: str, part: Part, path: str) -> list[Part] | None:
+        """Return a part of a content as canonical parts. None: the model cannot read it. Raises: RequestError."""
+        raise NotImplementedError
+
+    def parts(self, content: Any, path: str) -> list[Part]:
+        """Return a content as canonical parts, with a text in place of a part that the model cannot read.
+
+        Raises: RequestError.
+        """
+        if content is None or isinstance(content, str):
+            return [text_part(content)] if content else []
+        return [p for i, part in enumerate(list_at(content, path)) for p in self.read_part(part, f"{path}[{i}]")]
+
+    def read_part(self, part: Any, path: str) -> list[Part]:
+        """Return one part of a content as canonical parts. Raises: RequestError."""
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(kind, str):
+            raise RequestError(f"{path}.type is required", param=f"{path}.type")
+        read = self.part(kind, part, path)
+        if read is not None:
+            return read
+        self.left_out[kind] += 1
+        return [text_part(f"[{kind}: the model reads text only]")]
+
+
+def text_part(text: str) -> Part:
+    return {"type": "text", "text": text}
+
+
+def image_part(image: Any, path: str) -> Part:
+    """A part with an image. ``image`` has its URL, and perhaps a ``detail``. Raises: RequestError."""
+    if not isinstance(image, dict) or not isinstance(image.get("url"), str):
+        raise RequestError(f"{path}.image_url.url must be a string", param=f"{path}.image_url")
+    return {"type": "image_url", "image_url": image}
+
+
+def joined(parts: list[Part], between: str = "") -> str | list[Part]:
+    """Parts of a content as one string if all of them are text."""
+    return between.join(part["text"] for part in parts) if all(part["type"] == "text" for part in parts) else parts
+
+
+def text_of(content: Any) -> str:
+    """The text of a message's content: a string, None, or parts, of which the text ones are joined."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return ""
+    return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+
+
+def list_at(value: Any, path: str) -> list[Any]:
+    """Raises: RequestError."""
+    if not isinstance(value, list):
+        raise RequestError(f"{path} must be a string or a list", param=path)
+    return value
+
+
+def object_at(value: Any, path: str) -> dict[str, Any]:
+    """Raises: RequestError."""
+    if not isinstance(value, dict):
+        raise RequestError(f"{path} must be an object", param=path)
+    return value
+
+
+def tool_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    """A call of a message."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def function_tool(name: str, tool: dict[str, Any], parameters: str) -> dict[str, Any]:
+    """A tool as a function. ``parameters`` is the member of the tool with its schema."""
+    function: dict[str, Any] = {"name": name}
+    if tool.get("description"):
+        function["description"] = tool["description"]
+    function["parameters"] = tool.get(parameters) or {"type": "object", "properties": {}}
+    if tool.get("strict") is not None:
+        function["strict"] = tool["strict"]
+    return {"type": "function", "function": function}
+
+
+def named_tool(name: Any, tools: list[dict[str, Any]], path: str) -> str:
+    """The canonical choice of a tool by its name. Raises: RequestError."""
+    if not any(tool["function"]["name"] == name for tool in tools):
+        raise RequestError(f"{path}: there is no tool named {name!r}", param="tool_choice")
+    return f"tool:{name}"
+
+
+def any_tool(tools: list[dict[str, Any]]) -> str:
+    """The canonical choice of any tool. Raises: RequestError."""
+    if not tools:
+        raise RequestError("tool_choice needs tools", param="tool_choice")
+    return "required"
+
+
+def tool_choice(choice: str | dict[str, Any], tools: list[dict[str, Any]], *path: str) -> str:
+    """OpenAI's tool choice, a word or an object that names a tool at ``path``, in canonical form. Raises: RequestError."""
+    if isinstance(choice, str):
+        if choice not in ("auto", "none", "required"):
+            raise RequestError(f"tool_choice must be auto, none or required, got {choice!r}", param="tool_choice")
+        return any_tool(tools) if choice == "required" else choice
+    if choice.get("type") == "allowed_tools":
+        mode = choice.get("mode") or (choice.get("allowed_tools") or {}).get("mode")
+        return "required" if mode == "required" and tools else "auto"
+    if choice.get("type") not in ("function", "custom"):
+        raise unsupported("tool_choice.type", "only functions can be asked for; leave it to the model (auto)")
+    named: Any = choice
+    for name in path:
+        named = named.get(name) if isinstance(named, dict) else None
+    return named_tool(named, tools, ".".join(("tool_choice", *path)))
+
+
+def json_schema(shape: dict[str, Any], path: str) -> dict[str, Any]:
+    """A response format with the schema of ``shape``. Raises: RequestError."""
+    if shape.get("type") != "json_schema" or not isinstance(shape.get("schema"), dict):
+        raise unsupported(path, "it must be a json_schema with a schema")
+    schema = {k: v for k, v in shape.items() if k in ("name", "schema", "strict", "description") and v is not None}
+    return {"type": "json_schema", "json_schema": schema}
