@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from agentcore_rl_toolkit.cli.init import write
+from agentcore_rl_toolkit.cli.training.report import Report
 from agentcore_rl_toolkit.cli.training.settings import new_run, old_run, read
 from agentcore_rl_toolkit.cli.training.trackers import check_installed
 from agentcore_rl_toolkit.errors import ConfigError, MissingExtraError
@@ -277,6 +278,22 @@ def test_a_resumed_run_finds_its_teacher_at_another_address(tmp_path: Path) -> N
     assert old_run(run, {})[1].teacher_url == "http://old"
 
 
+def test_an_ended_run_continues_with_more_steps(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text("")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1"}\n')
+    words = {"agent": str(tmp_path / "agent.py"), "data": str(tmp_path / "rows.jsonl"), "steps": 3}
+    run = new_run(read(words, None), tmp_path / "run")
+    with pytest.raises(ConfigError, match="drop steps"):
+        old_run(run, {"steps": 2})
+    assert old_run(run, {"steps": 5})[1].steps == 5
+    assert old_run(run, {})[1].steps == 5, "it is stored"
+    report = Report(run)
+    for event, facts in (("evaluated", {"when": "after", "version": 3}), ("step", {"step": 2}), ("step", {"step": 3})):
+        report.add(event, facts)
+    report.drop_steps_from(3)
+    assert [(e["event"], e.get("when")) for e in events(run)] == [("evaluated", "step-3"), ("step", None)]
+
+
 def test_an_older_run_is_resumed_with_the_settings_that_it_had(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text("")
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1"}\n')
@@ -381,7 +398,7 @@ def test_every_spelling_of_a_boolean_setting_means_the_same(
     tmp_path: Path, command_line: CommandLine, word: str, refused: str
 ) -> None:
     (tmp_path / "config.json").write_text('{"hold_calls": true, "steps": 3}')
-    options = ["--set", f"hold_calls={word}", "--set", "steps=4"]
+    options = ["--set", f"hold_calls={word}", "--set", "steps=2"]
     done = command_line("train", "--resume", "--out", str(tmp_path), *options)
     assert done.returncode == 2
     assert refused in done.stderr

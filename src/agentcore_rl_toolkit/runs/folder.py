@@ -109,9 +109,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     return read_object(folder / CONFIG)
 
 
-def write_config(folder: Path, values: Mapping[str, Any]) -> None:
-    """Write it, unless it is there: a resumed run keeps its own. Secrets in URLs and under the names of secrets are left out."""
-    if not (folder / CONFIG).exists():
+def write_config(folder: Path, values: Mapping[str, Any], *, replace: bool = False) -> None:
+    """Write the settings of a run. A resumed run keeps its own unless ``replace`` is set.
+
+    Secrets in URLs and under the names of secrets are left out.
+    """
+    if replace or not (folder / CONFIG).exists():
         clean = redact(json.loads(json.dumps(dict(values), default=str)))
         (folder / CONFIG).write_text(redact_urls(json.dumps(clean, indent=2)) + "\n")
 

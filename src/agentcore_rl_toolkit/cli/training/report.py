@@ -39,12 +39,19 @@ class Report:
             out.write(json.dumps({"event": event, **facts}) + "\n")
 
     def drop_steps_from(self, step: int) -> None:
-        """Forget steps that a resumed run is going to repeat, with their evaluations; before the first all of them."""
+        """Forget steps that a resumed run is going to repeat, with their evaluations; before the first all of them.
+
+        The evaluation after the last step of an ended run stays under the name of its step.
+        """
 
         def kept(e: dict[str, Any]) -> bool:
             return bool(e["step"] < step if e["event"] == "step" else 0 < step >= e.get("version", 0))
 
-        lines = [json.dumps(e) + "\n" for e in read_metrics(self.run_dir) if kept(e)]
+        events = [e for e in read_metrics(self.run_dir) if kept(e)]
+        for e in events:
+            if e.get("when") == "after":
+                e["when"] = f"step-{e['version']}"
+        lines = [json.dumps(e) + "\n" for e in events]
         (self.run_dir / METRICS).write_text("".join(lines))
 
     def summarise(self, *, exp_id: str, config: dict[str, Any], held_out: int, wall_s: float) -> dict[str, Any]:

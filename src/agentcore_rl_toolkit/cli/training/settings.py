@@ -22,7 +22,7 @@ from ...backends.training.client import Adam, Loss, Schedule
 from ...backends.training.settings import LoopSettings
 from ...client.data import read_rows
 from ...errors import ConfigError
-from ...runs import locked, make_folder, write_config
+from ...runs import locked, make_folder, read_config, write_config
 from ..models import model_folder
 from ..servers.vllm import find_python
 from .stack import ENGINES, find_agent
@@ -310,7 +310,10 @@ def new_folder(out: Path | None, name: str) -> Path:
 
 
 def old_run(out: Path | None, flags: Mapping[str, Any]) -> tuple[Path, LocalRun]:
-    """The run in ``out``, else the newest unfinished one that no process works on, and its settings. Raises: ConfigError."""
+    """Return the run in ``out``, or the newest unfinished one that no process works on, and its settings.
+
+    A run keeps its settings. Only ``steps`` may become more, also after the run has ended. Raises: ConfigError.
+    """
     if out is None:
         runs = {path.parent for path in Path("runs").glob("*/config.json") if "data" in json.loads(path.read_text())}
         for path in sorted(runs, key=lambda path: path.stat().st_mtime):
@@ -332,11 +335,15 @@ def old_run(out: Path | None, flags: Mapping[str, Any]) -> tuple[Path, LocalRun]
     variables = given.pop("session_env", None)
     if "teacher_url" in given:  # the teacher may be somewhere else by now
         stored["teacher_url"] = given.pop("teacher_url")
+    if (steps := given.get("steps")) is not None and int(steps) > stored["steps"]:
+        stored["steps"] = int(given.pop("steps"))
     changed = [k for k, v in given.items() if stored.get(k) != (list(v) if isinstance(v, tuple) else v)]
     if variables is not None:
         if sorted(variable_names(variables)) != sorted(stored.get("session_env", ())):
             changed.append("session_env")
         stored["session_env"] = variables
     if changed:
-        raise ConfigError(f"a resumed run keeps its settings; drop {', '.join(changed)}")
-    return run_dir, from_mapping(LocalRun, stored, where=str(run_dir / "config.json"))
+        raise ConfigError(f"a resumed run keeps its settings, except for more steps; drop {', '.join(changed)}")
+    settings = from_mapping(LocalRun, stored, where=str(run_dir / "config.json"))
+    write_config(run_dir, {**read_config(run_dir), "steps": settings.steps}, replace=True)
+    return run_dir, settings

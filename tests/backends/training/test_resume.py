@@ -1,0 +1,65 @@
+"""A run that was interrupted after two steps ends with the weights of a run that was not, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agentcore_rl_toolkit.backends.training.client import Adam
+from agentcore_rl_toolkit.backends.training.loop import train
+from agentcore_rl_toolkit.backends.training.settings import LoopSettings, Services, State
+from agentcore_rl_toolkit.backends.training.torch_client import TorchClient, TorchSettings
+
+from ..recorded import Episode, Replay, recorded_episodes
+
+STEPS, GROUPS, ROLLOUTS = 4, 2, 8
+ADAM = Adam(learning_rate=1e-3, beta1=0.9, beta2=0.99, grad_clip_norm=1.0)
+
+
+class Unpublished(TorchClient):
+    """The torch client without an engine. No model sampled the recorded episodes, so nothing can be compared."""
+
+    async def publish(self, version: int, gateway: Any, probe: Any) -> None: ...
+
+
+def episodes_of(steps: range) -> list[Episode]:
+    """The episodes that these steps get, by the names of their inputs."""
+    every = recorded_episodes(STEPS * GROUPS * ROLLOUTS)
+    named = [replace(e, input_id=f"train/{k // ROLLOUTS:05d}") for k, e in enumerate(every)]
+    return named[steps.start * GROUPS * ROLLOUTS : steps.stop * GROUPS * ROLLOUTS]
+
+
+async def trained(folder: Path, steps: range) -> dict[str, torch.Tensor]:
+    """Train these steps in the folder and return the weights."""
+    replay = Replay(episodes_of(steps))
+    services: Any = Services(client=replay.client, gateway=replay.gateway, run_dir=folder)  # type: ignore[arg-type]
+    how = LoopSettings(
+        steps=steps.stop,
+        groups=GROUPS,
+        rollouts=ROLLOUTS,
+        adam=ADAM,
+        minibatches=2,
+        checkpoint_every=1,
+        seed=3,
+    )
+    resumed = State.read(folder)
+    client = Unpublished.open(TorchSettings(seed=3), resumed.state if resumed else None, run_dir=folder)
+    client.max_logprob_gap = None
+    rows: Sequence[dict[str, Any]] = [{"prompt": str(k)} for k in range(3)]
+    assert await train(services, client, how, rows, [], lambda *_: None, resumed=resumed) == steps.stop
+    await client.close("success")
+    return {name: parameter.detach().clone() for name, parameter in client.model.named_parameters()}
+
+
+async def test_four_steps_equal_two_and_two_bit_for_bit(tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "parts").mkdir()
+    whole = await trained(tmp_path / "whole", range(STEPS))
+    half = await trained(tmp_path / "parts", range(2))
+    parts = await trained(tmp_path / "parts", range(2, STEPS))
+    assert any(not torch.equal(half[name], whole[name]) for name in whole), "the last two steps changed something"
+    assert all(torch.equal(parts[name], whole[name]) for name in whole)
