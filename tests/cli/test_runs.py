@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from agentcore_rl_toolkit.backends.collection.recording import input_key
 from agentcore_rl_toolkit.cli.main import cli
 from agentcore_rl_toolkit.cli.models import model_folder
 from agentcore_rl_toolkit.client.data import read_rows
@@ -74,6 +75,28 @@ def test_the_worst_rollout_is_read_out_with_its_trained_tokens_and_the_least_lik
     assert answer.count("«") == answer.count("»") == 1
     [rollout] = json.loads(output_of(work, monkeypatch, "show", "shop", "--rollout", "b3", "--json"))
     assert rollout["sequences"][0]["ids"] == [40, 41, 42, 43]
+
+
+def test_the_rows_of_a_pass_rate_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"prompt": name} for name in ("never", "sometimes", "always", "not run")]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with RunWriter(tmp_path / "runs" / "pilot") as run:
+        for row, scores in zip(rows, ((0, 0), (0, 1, None), (1, 1)), strict=False):
+            for n, score in enumerate(scores):
+                ids: Any = {"session_id": f"{row['prompt']}{n}", "group": row["prompt"], "input_key": input_key(row)}
+                run.rollout(Rollout(**ids, phase="eval", outcome="ok" if score is not None else "lost", score=score))
+    words = ("export", "pilot", "--rows", "train.jsonl", "--pass-rate", "0.1:0.9")
+    assert "1 of 4 rows written to rows.jsonl; 1 are below, 1 above, 1 were not run" in output_of(
+        tmp_path, monkeypatch, *words
+    )
+    assert read_rows(tmp_path / "rows.jsonl") == [{"prompt": "sometimes"}]
+    for wrong, why in (
+        (["--rows", "train.jsonl"], "go together"),
+        (["--rows", "train.jsonl", "--pass-rate", "half", "--force"], "is LOW:HIGH"),
+        (["--rows", "train.jsonl", "--pass-rate", "0.6:0.7", "--force"], "3 rows were run"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            CliRunner().invoke(cli, ["runs", "export", "pilot", *wrong], catch_exceptions=False, standalone_mode=False)
 
 
 def test_good_rollouts_are_written_and_imitated(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,24 +113,71 @@ def show(
                     click.echo(line)
 
 
-@group.command(short_help="Write what good rollouts sampled, for supervised training.")
+@group.command(short_help="Write good rollouts for supervised training, or the data of a pass rate.")
 @click.argument("run", required=False)
 @click.option("--min-reward", type=float, metavar="X", help="Rollouts with at least this reward; needed.")
 @click.option("--best-of-group", is_flag=True, help="The best rollout of each group alone.")
 @click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), help="A .jsonl or .parquet file. [default: sft.jsonl]"
+    "--rows", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Data file to filter by --pass-rate."
+)
+@click.option(
+    "--pass-rate", metavar="LOW:HIGH", help="With --rows: keep the inputs with this share of solved rollouts."
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), help="File. [default: sft.jsonl; rows.jsonl with --rows]"
 )
 @with_force
-def export(run: str | None, min_reward: float | None, best_of_group: bool, out: Path | None, force: bool) -> None:
+def export(
+    run: str | None,
+    min_reward: float | None,
+    best_of_group: bool,
+    rows: Path | None,
+    pass_rate: str | None,
+    out: Path | None,
+    force: bool,
+) -> None:
     """Write the training sequences of RUN's good rollouts: the exact ids that were sampled, and which of them train.
 
     Only rollouts of the training that ended ok are written: no held-out ones, none with a reply that was cut off or a call that
     does not parse. Without --min-reward, an error shows the rewards that there are.
     `agentcore-rl sft --from RUN` trains on the same without a file.
+
+    With --rows DATA --pass-rate 0.1:0.9, the rows of DATA are written whose rollouts in RUN solved them at that rate. A rollout
+    solves its input with a reward of 1 or more. Inputs that are always or never solved teach nothing.
     """
+    if rows is not None or pass_rate is not None:
+        if rows is None or pass_rate is None or min_reward is not None or best_of_group:
+            raise ConfigError(
+                "--rows DATA and --pass-rate LOW:HIGH go together, without --min-reward and --best-of-group"
+            )
+        click.echo(visible(_filter(find_run(run), rows, pass_rate, new_file(out or Path("rows.jsonl"), force=force))))
+        return
     target = new_file(out or Path("sft.jsonl"), force=force)
-    rows, report = demonstrations(find_run(run), min_reward=min_reward, best_of_group=best_of_group)
-    click.echo(visible(f"{report}\n{write_demonstrations(rows, target)} sequences written to {target}"))
+    found, report = demonstrations(find_run(run), min_reward=min_reward, best_of_group=best_of_group)
+    click.echo(visible(f"{report}\n{write_demonstrations(found, target)} sequences written to {target}"))
+
+
+def _filter(run: Path, data: Path, pass_rate: str, target: Path) -> str:
+    """Write the rows of a pass rate. Returns a report. Raises: ConfigError."""
+    from ..backends.collection.recording import input_key
+    from ..client.data import read_rows
+
+    try:
+        low, high = map(float, pass_rate.split(":"))
+    except ValueError as e:
+        raise ConfigError(f"--pass-rate is LOW:HIGH, such as 0.1:0.9, got {pass_rate!r}") from e
+    with RunReader(run) as reader:
+        rates = reader.pass_rates()
+    rows = read_rows(data)
+    known = [(row, rates[key]) for row in rows if (key := input_key(row)) in rates]
+    kept = [row for row, rate in known if low <= rate <= high]
+    if not kept:
+        raise ConfigError(
+            f"no row of {data} has a pass rate from {low:g} to {high:g} in {run}; {len(known)} rows were run"
+        )
+    target.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept))
+    counts = f"{sum(rate < low for _, rate in known)} are below, {sum(rate > high for _, rate in known)} above"
+    return f"{len(kept)} of {len(rows)} rows written to {target}; {counts}, {len(rows) - len(known)} were not run"
 
 
 def _chosen(reader: RunReader, steps: Sequence[Mapping[str, Any]], step: int | None, worst: int | None) -> list[int]:

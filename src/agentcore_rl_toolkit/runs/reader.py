@@ -255,6 +255,11 @@ class RunReader:
         sql += f"FROM rollouts WHERE input_key IS NOT NULL AND phase = ?{where} GROUP BY input_key"
         return {row["input_key"]: dict(row) for row in self._all(sql, values)}
 
+    def pass_rates(self) -> dict[str, float]:
+        """Return the share of each input's scored rollouts that have a reward of 1 or more, by `Rollout.input_key`."""
+        sql = "SELECT input_key, AVG(score >= 1) FROM rollouts WHERE input_key IS NOT NULL AND score IS NOT NULL GROUP BY 1"
+        return dict(map(tuple, self._all(sql)))
+
     def counters(self) -> dict[str, Any]:
         """The writer's own report: how many rollouts it could not keep."""
         return dict(map(tuple, self._all("SELECT name, value FROM run")))
