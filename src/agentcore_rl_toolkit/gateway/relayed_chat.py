@@ -14,8 +14,7 @@ from ..messages.errors import unsupported
 from ..messages.wire import Delta, passthrough
 from ..messages.wire.passthrough import Fields
 from .capture.record import CONSTRAINED, IMAGES, Captured
-from .capture.reply import read_reply
-from .capture.stream import StreamReader
+from .capture.reply import ReplyReader, read_reply
 from .context import Context
 from .http.messages import passed
 from .routing.router import Worker, checked, too_large, whole
@@ -46,7 +45,7 @@ class RelayedChat:
         self.headers: Mapping[str, str] = {}
         self.body = b""
         self._sent = b""
-        self._reader: StreamReader | None = None
+        self._reader: ReplyReader | None = None
 
     # -- the request
 
@@ -89,9 +88,7 @@ class RelayedChat:
                 self.body = await whole(response, most)
                 return
             plain = not request.numbers and not self.plain_endpoint  # the agent did not ask for the numbers
-            reader = self._reader = StreamReader(
-                entries=request.logprobs, n=request.n, relayed=self.passes, plain=plain
-            )
+            reader = self._reader = ReplyReader(entries=request.logprobs, n=request.n, relayed=self.passes, plain=plain)
             received = 0
             async for data in response.content.iter_any():
                 received += len(data)
@@ -102,7 +99,7 @@ class RelayedChat:
     @property
     def leftover(self) -> bytes:
         """The end of a stream that is no whole event."""
-        return b"".join(self._reader.carry) if self._reader is not None else b""
+        return self._reader.rest if self._reader is not None else b""
 
     @property
     def ended(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Protocol
 from ..messages.wire import DIALECTS, Delta, ModelRequest, RequestError, StreamEncoder, error_body
 from .capture.record import CallRecord, Captured
 from .capture.replay import replay
+from .capture.reply import without_numbers
 from .engines.errors import event_error
 from .http.messages import JSON
 from .relayed_chat import RelayedChat
@@ -89,7 +90,7 @@ class PassingWriter:
 
     def whole(self, record: CallRecord, captured: Captured) -> bytes:
         body = self._engine.body
-        return body if self._numbers else captured.plain or body
+        return body if self._numbers else without_numbers(body)
 
     def replayed(self, record: CallRecord) -> bytes:
         fields = self._request.fields

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from agentcore_rl_toolkit.gateway.capture.record import Captured
-from agentcore_rl_toolkit.gateway.capture.stream import StreamReader
+from agentcore_rl_toolkit.gateway.capture.reply import ReplyReader
 
 
 def read_stream(pieces: list[bytes], *, entries: bool = False) -> Captured:
     """The reply of a stream that comes in these pieces."""
-    reader = StreamReader(entries=entries, relayed=True)
+    reader = ReplyReader(entries=entries, relayed=True)
     for piece in pieces:
         reader.feed(piece)
     return reader.captured()

@@ -11,8 +11,7 @@ import pytest
 from agentcore_rl_toolkit.errors import CaptureError, UpstreamError
 from agentcore_rl_toolkit.gateway.capture.record import CallRecord, Captured, unpack_ids, unpack_logprobs
 from agentcore_rl_toolkit.gateway.capture.replay import replay
-from agentcore_rl_toolkit.gateway.capture.reply import read_reply
-from agentcore_rl_toolkit.gateway.capture.stream import StreamReader
+from agentcore_rl_toolkit.gateway.capture.reply import ReplyReader, read_reply
 from agentcore_rl_toolkit.messages.wire import DIALECTS, ModelRequest
 
 from .reading import read_stream
@@ -44,7 +43,7 @@ STREAM = [
 
 @pytest.mark.parametrize("entries", [False, True])
 def test_one_reader_serves_the_agent_and_the_record(entries: bool) -> None:
-    reader = StreamReader(entries=entries)
+    reader = ReplyReader(entries=entries)
     deltas = [delta for event in STREAM for delta in reader.feed(event)]
     assert "".join(d.text for d in deltas if d.choice == 0) == "Hi"
     assert "".join(d.reasoning for d in deltas if d.choice == 1) == "hm"
@@ -61,7 +60,7 @@ def test_one_reader_serves_the_agent_and_the_record(entries: bool) -> None:
 
 @pytest.mark.parametrize("entries", [False, True])
 def test_where_only_tokens_are_at_fault_the_agent_gets_its_text(entries: bool) -> None:
-    reader = StreamReader(entries=entries)
+    reader = ReplyReader(entries=entries)
     bad = [{"index": 0, "delta": {"content": "Hi"}, "token_ids": ["x"], "finish_reason": "stop"}]
     assert [d.text for d in reader.feed(chunk(choices=bad))] == ["Hi"]
     assert "cannot be read" in (reader.captured().problem or "")
@@ -72,7 +71,7 @@ def test_where_only_tokens_are_at_fault_the_agent_gets_its_text(entries: bool) -
 
 
 def test_an_end_is_seen_in_an_event_that_cannot_be_read() -> None:
-    reader = StreamReader(relayed=True)
+    reader = ReplyReader(relayed=True)
     parts = [{"type": "text", "text": "Hi"}]
     choice = {"index": 0, "delta": {"content": parts}, "finish_reason": "stop"}
     [passed] = reader.feed(chunk(choices=[choice]))
@@ -82,7 +81,7 @@ def test_an_end_is_seen_in_an_event_that_cannot_be_read() -> None:
 
 
 def test_a_stream_that_breaks_off_is_not_complete() -> None:
-    reader = StreamReader()
+    reader = ReplyReader()
     reader.feed(chunk(choices=[{"index": 0, "delta": {"content": "half"}}]))
     captured = reader.captured()
     assert not captured.complete
@@ -91,14 +90,14 @@ def test_a_stream_that_breaks_off_is_not_complete() -> None:
 
 
 def test_a_usage_chunk_alone_is_no_answer() -> None:
-    reader = StreamReader()
+    reader = ReplyReader()
     reader.feed(chunk(choices=[], usage={"prompt_tokens": 3}))
     captured = reader.captured()
     assert (captured.choices, captured.complete) == ([], False)
 
 
 def test_an_error_inside_a_stream_is_kept() -> None:
-    reader = StreamReader()
+    reader = ReplyReader()
     reader.feed(chunk(choices=[{"index": 0, "delta": {"content": "x"}}]))
     assert reader.feed(b'data: {"error": {"message": "boom"}}\n\n') == []
     assert json.loads(reader.captured().error or b"") == {"message": "boom"}
@@ -107,7 +106,7 @@ def test_an_error_inside_a_stream_is_kept() -> None:
 @pytest.mark.parametrize("data", [b"data: {\n\n", b"data: [1]\n\n", b"data: \xff\n\n"])
 def test_an_engine_that_sends_nonsense_is_an_upstream_error(data: bytes) -> None:
     with pytest.raises(UpstreamError):
-        StreamReader().feed(data)
+        ReplyReader().feed(data)
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"choices": 3}'])
@@ -173,7 +172,7 @@ def test_no_answer_of_an_engine_can_do_worse_than_an_upstream_error(name: Any) -
                 "choices": [{**c, "message": c.get("delta")} if isinstance(c, dict) else c for c in choices],
             }
             encoder = DIALECTS[name].encoder(request, reply_id="chatcmpl-9")
-            reader = StreamReader(entries=True)
+            reader = ReplyReader(entries=True)
             try:
                 captured = read_reply(json.dumps(whole).encode(), entries=True)
                 replay(DIALECTS[name], msgspec.structs.replace(request, stream=False), record_of(captured))

@@ -125,9 +125,9 @@ def build(
 
 def _prompt(texts: KnownTexts, captured: Captured, call_id: str) -> tuple[Base, bytes]:
     """The call that a prompt continues, and the ids that it adds. Raises: CaptureError when they are no token ids."""
-    text = b"[%b" % (captured.prompt or b"")
+    text = (captured.prompt or b"")[:-1]
     known = texts.longest(text)
-    base, ids = NO_BASE, _parsed_ids(text[1:] if known is None else text[known.size + 1 :])
+    base, ids = NO_BASE, _packed_ids(text if known is None else b"[" + text[known.size + 1 :])
     if known is not None:
         base = Base(known.call_id, -1, known.units)
         for place, (size, digest) in enumerate(known.choices):
@@ -140,10 +140,10 @@ def _prompt(texts: KnownTexts, captured: Captured, call_id: str) -> tuple[Base, 
     return base, ids
 
 
-def _parsed_ids(text: bytes) -> bytes:
-    """JSON list content (no brackets) to packed ids. Raises: CaptureError."""
+def _packed_ids(text: bytes) -> bytes:
+    """Pack a JSON list, which lacks its closing bracket. Raises: CaptureError."""
     try:
-        return pack_ids(_ids(b"[%b]" % text))
+        return pack_ids(_ids(text + b"]"))
     except NOT_JSON as e:
         raise CaptureError(f"the engine's token ids are not a list of integers: {e}") from e
 

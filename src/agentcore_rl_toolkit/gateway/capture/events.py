@@ -1,4 +1,4 @@
-"""Splits the bytes of a stream into events, without decoding them."""
+"""Splits the bytes of a stream into server-sent events, without decoding them."""
 
 from __future__ import annotations
 
@@ -6,63 +6,40 @@ DONE = b"[DONE]"
 
 
 class EventReader:
-    """Bytes of a stream in any slices -> the data of each event that is whole."""
+    """Bytes of a stream in any slices -> its whole events. ``rest`` is the beginning of the next event."""
 
     def __init__(self) -> None:
-        self._carry: list[bytes] = []
+        self.rest = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        return [found for _, found in split(gather(self._carry, data)) if found not in (None, DONE)]
+        """The data of each event that is whole by now, except comments and the end of the stream."""
+        return [found for _, found in self.events(data) if found is not None and found != DONE]
 
+    def events(self, data: bytes) -> list[tuple[bytes, bytes | None]]:
+        """The lines of each event that is whole by now, and its data, None for a comment. Line ends become newlines."""
+        if self.rest or not data.endswith(b"\n\n"):
+            data = self._whole(data)
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n")
+        return [(lines, _data(lines)) for lines in data.split(b"\n\n") if lines]
 
-def split(block: bytes) -> list[tuple[bytes | None, bytes | None]]:
-    """Whole events, each as its lines and as its data. No lines: they are the data's alone; no data: it is a comment.
-
-    Any line ending is taken and becomes a newline.
-    """
-    if b"\r" in block:
-        block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    if block[:6] == b"data: ":
-        found = block[6:-2].split(b"\n\ndata: ")
-        if block.count(b"\n") == 2 * len(found):  # so these are all there are
-            return [(None, data) for data in found]
-    return [(lines, _data(lines)) for lines in block.split(b"\n\n") if lines]
+    def _whole(self, data: bytes) -> bytes:
+        """Take the whole events out of ``rest`` and new bytes."""
+        rest, start = self.rest, max(0, len(self.rest) - 3)
+        rest += data
+        end = max(rest.rfind(b"\n\n", start) + 2, rest.rfind(b"\n\r\n", start) + 3)
+        if end < 3:
+            return b""
+        whole = bytes(rest[:end])
+        del rest[:end]
+        return whole
 
 
 def _data(lines: bytes) -> bytes | None:
+    if lines.startswith(b"data: {") and b"\n" not in lines:
+        return lines[6:]
     found = [line[5:].removeprefix(b" ") for line in lines.split(b"\n") if line.startswith(b"data:")]
     if not found:
         return None
     data = b"\n".join(found)
     return DONE if data.strip() == DONE else data
-
-
-def gather(carry: list[bytes], data: bytes) -> bytes:
-    """The events that are whole with these bytes; what goes on in the next read stays in ``carry``."""
-    if carry:
-        if not _ends_event(carry, data):
-            carry.append(data)
-            return b""
-        data = b"".join((*carry, data))
-        carry.clear()
-    if data[-2:] == b"\n\n":
-        return data
-    size = _whole(data)
-    if size < len(data):
-        carry.append(data[size:])
-        data = data[:size]
-    return data
-
-
-def _whole(data: bytes) -> int:
-    """Where the last event that is whole ends."""
-    places = data.rfind(b"\n\n"), data.rfind(b"\n\r\n")
-    return max(place + size if place >= 0 else 0 for place, size in zip(places, (2, 3), strict=True))
-
-
-def _ends_event(carry: list[bytes], data: bytes) -> bool:
-    """Whether the event that lies in ``carry`` is whole with these bytes."""
-    if _whole(data):
-        return True
-    seam = b"".join(part[-3:] for part in carry[-3:])[-3:] + data[:3]
-    return _whole(seam) > 0

@@ -39,10 +39,9 @@ LEFT_OUT = "agentcore_rl_left_out"  # the parts of the history that the model di
 
 
 class Captured(msgspec.Struct):
-    """One reply, understood. ``prompt`` is the JSON text of the prompt ids without its brackets, None when there is none.
+    """One reply, understood. ``prompt`` is the JSON list of the prompt ids, None when there is none.
 
     ``complete`` is False when a choice has no finish reason, ``problem`` says why the tokens cannot be trained on.
-    ``plain`` is the body of a whole reply with null for token ids and logprobs.
     """
 
     choices: list[ChoiceRecord]
@@ -58,7 +57,6 @@ class Captured(msgspec.Struct):
     has_tokens: bool = False
     parent_turn: str | None = None
     branch_reason: str | None = None
-    plain: bytes | None = None
     untrainable: str | None = None  # why it must not be trained on, though its tokens are whole
     first_named: bool = False  # whether the engine named the first token's version too, not only the one that ended
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from ...errors import UpstreamError
@@ -9,8 +11,38 @@ from ...messages.errors import NOT_JSON
 from ...messages.wire import Dialect, ModelRequest, Reply
 from ...messages.wire.canonical import Choice, ToolCall, Usage
 from .record import CallRecord
-from .reply import Message, ToolPiece
-from .token_numbers import own_words
+
+
+class _Function(msgspec.Struct, gc=False):
+    name: str | None = None
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolPiece(msgspec.Struct, gc=False):
+    """A tool call, or an event's part of one."""
+
+    index: int | None = None
+    id: str | None = None
+    function: _Function | None = None
+
+    def arguments(self) -> str:
+        """JSON text, which some engines write as an object."""
+        given = self.function.arguments if self.function else None
+        return msgspec.json.encode(given).decode() if isinstance(given, dict) else given or ""
+
+
+class Message(msgspec.Struct, gc=False):
+    """An assistant's message, or an event's part of one."""
+
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    tool_calls: list[ToolPiece] | None = None
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[dict[str, Any]] | None = None
 
 
 class _Prompt(msgspec.Struct):
@@ -29,6 +61,7 @@ class _Usage(msgspec.Struct):
 
 
 _message = msgspec.json.Decoder(Message)
+_logprobs = msgspec.json.Decoder(_Logprobs)
 _usage = msgspec.json.Decoder(_Usage)
 
 
@@ -54,7 +87,9 @@ def reply_of(record: CallRecord) -> Reply:
                 tool_calls=[_tool_call(call) for call in message.tool_calls or ()],
                 finish_reason=choice.finish_reason,
                 stop_sequence=choice.stop_sequence,
-                logprob_entries=None if choice.agent_logprobs is None else own_words(choice.agent_logprobs),
+                logprob_entries=None
+                if choice.agent_logprobs is None
+                else _logprobs.decode(choice.agent_logprobs).content,
             )
         )
     return Reply(

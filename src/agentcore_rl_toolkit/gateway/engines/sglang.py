@@ -19,7 +19,7 @@ from ...errors import CaptureError
 from ...messages.errors import NOT_JSON
 from ...messages.wire.canonical import ModelRequest
 from ..capture.events import EventReader
-from ..capture.experts import binary
+from ..capture.reply import read_experts
 from ..capture.versions import version_of
 from . import constraints
 from .base import COMMON, Piece, TokenEngine, WeightSpan, changes, error_of, stops
@@ -43,7 +43,7 @@ class _Meta(msgspec.Struct):
     completion_tokens: int | None = None
     weight_version: int | str | None = None
     weight_versions: list[WeightSpan] | None = None  # from the choice's first token, in each event of a stream
-    routed_experts: msgspec.Raw = msgspec.Raw(b"null")
+    routed_experts: Any = None
 
 
 class _Response(msgspec.Struct):
@@ -184,5 +184,5 @@ def _piece(answer: _Response, choice: int, seen: int) -> Piece:
         weight_version_first=version_of(spans[0].version) if spans else None,
         weights=None if meta.weight_version is None else str(meta.weight_version),
         spans=changes(spans),
-        routed_experts=binary(meta.routed_experts),
+        routed_experts=read_experts(meta.routed_experts),
     )

@@ -16,7 +16,7 @@ from ...errors import CaptureError
 from ...messages.errors import NOT_JSON
 from ...messages.wire.canonical import ModelRequest
 from ..capture.events import EventReader
-from ..capture.experts import binary
+from ..capture.reply import read_experts
 from ..capture.versions import version_of
 from . import constraints
 from .base import COMMON, Piece, TokenEngine, WeightSpan, changes, error_of, stops
@@ -39,7 +39,7 @@ class _Choice(msgspec.Struct, gc=False):
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    routed_experts: msgspec.Raw = msgspec.Raw(b"null")
+    routed_experts: Any = None
     weight_version_first: int | str | None = None  # the built-in policy's
     weight_version_last: int | str | None = None
     weight_versions: list[WeightSpan] | None = None  # vLLM's
@@ -156,7 +156,7 @@ def _pieces(answer: _Response) -> list[Piece]:
                 weight_version_first=version_of(first),
                 weights=spans[-1].version if spans else None,
                 spans=changes(spans),
-                routed_experts=binary(choice.routed_experts),
+                routed_experts=read_experts(choice.routed_experts),
             )
         )
     return pieces

@@ -184,7 +184,7 @@ class TokenSampling:
         if self._reply is None:
             self._reply = TokenReply(self._mode.renderer, request.asked, self._prompt)
         captured = Captured(choices=[], has_tokens=True, reply_id=request.reply_id, model=request.asked.model)
-        captured.prompt = self._prompt_json[1:-1]
+        captured.prompt = self._prompt_json
         if self._reader is not None and self._reader.error is not None:
             captured.error = _to_json(self._reader.error)
         if not self._context.train_constrained and constraints.holds(request.asked):
