@@ -23,7 +23,7 @@ import agentcore_rl_toolkit
 from agentcore_rl_toolkit._portal import Portal
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayConfig, UpstreamConfig
-from agentcore_rl_toolkit.gateway.sessions.settings import SessionSettings
+from agentcore_rl_toolkit.gateway.sessions import SessionSettings
 from agentcore_rl_toolkit.gateway.testing import ScriptedEngine
 
 PACKAGE = Path(agentcore_rl_toolkit.__file__).parent

@@ -386,7 +386,7 @@ async def test_kill_9_in_the_middle_costs_no_call_in_token_mode(
     await asyncio.to_thread(vllm.kill)
     killed.set()
     async with asyncio.timeout(120):
-        while len(gateway.outage) < len(calls):  # noqa: ASYNC110
+        while gateway.router.waiting < len(calls):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     _, body = await request("GET", gateway.url + "/healthz")
     assert json.loads(body)["status"] == "no inference server is up"

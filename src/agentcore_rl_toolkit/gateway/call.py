@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing
 
 from aiohttp import web
@@ -23,14 +23,12 @@ from ..errors import CaptureError, UpstreamError
 from ..messages.errors import RequestError
 from ..messages.wire import Delta
 from .capture.record import CallRecord, Captured
-from .context import Context
-from .engine import Engine
+from .context import Context, Engine
 from .engines.errors import upstream_error
-from .http.messages import error_response, passed
+from .http.responses import error_response, passed
 from .record import AGENT_GONE, Recorder
-from .reply import Reply
-from .routing.router import ServerLostError, StatusError, Worker, too_large
-from .sessions.session import RecordedReply, Session
+from .router import ServerLostError, StatusError, Worker, too_large
+from .sessions import RecordedReply, Session
 from .wire.request import CallRequest
 from .writers import Writer
 
@@ -41,7 +39,11 @@ _TRY_ELSEWHERE = frozenset({429, 502, 503, 504})
 
 
 class Call:
-    """A running model call of a session."""
+    """A running model call of a session.
+
+    ``buffer`` is the reply. Nothing is added once it has ``ended``. ``error`` is why the agent gets no reply, or no more of it;
+    ``cut``: the reply did not end by itself. ``connections`` counts those that it is written on.
+    """
 
     def __init__(
         self, context: Context, session: Session, request: CallRequest, engine: Engine, writer: Writer
@@ -52,8 +54,15 @@ class Call:
         self._engine = engine
         self.writer = writer
         self.recorder = Recorder(context, session, request)
-        self.reply = Reply(self._orphaned, context.limits.orphan_s)
         self.state = "rendering"
+        self.buffer = bytearray()
+        self.ended = False
+        self.error: RequestError | None = None
+        self.error_headers: Mapping[str, str] | None = None
+        self.cut = False
+        self.connections = 0
+        self._waiting: list[asyncio.Future[None]] = []  # connections that wait for more
+        self._orphan_timer: asyncio.TimerHandle | None = None
         self._limit: asyncio.Timeout | None = None
         self._aborted: RequestError | None = None
         self._end: list[bytes] | None = None  # of a stream, from its final delta on
@@ -73,8 +82,8 @@ class Call:
             self._fail(self._too_late())
         except StatusError as e:
             error = upstream_error(e.http_status, e.body)
-            headers = {name: value for name, value in passed(e.headers).items() if name != "content-type"}
-            self._fail(error, headers, kind=error.code or error.kind)
+            self.error_headers = {name: value for name, value in passed(e.headers).items() if name != "content-type"}
+            self._fail(error, kind=error.code or error.kind)
         except RequestError as e:
             self._fail(e)
         except (CaptureError, UpstreamError, ServerLostError) as e:
@@ -85,7 +94,7 @@ class Call:
             self.session.inflight.discard(self)
             self._context.running.discard(self)
             self._task = None
-            self.reply.end()
+            self._add(b"", ended=True)
 
     async def run(self) -> None:
         """Make the prompt, sample the reply, record it, and give the agent its end."""
@@ -93,64 +102,78 @@ class Call:
             raise self._aborted
         engine = self._engine
         async with asyncio.timeout(self._context.limits.call_s) as self._limit, engine.prompt(self.recorder.call_id):
-            async with aclosing(self._sampled(engine)) as blocks:
-                async for deltas in blocks:
-                    self._add(deltas)
+            await self._sample(engine)
             self.enter("recording", None)
-            self._complete(*await self.recorder.store_reply(engine, self.reply))
+            self._complete(*await self.recorder.store_reply(engine, lambda: self.connections))
 
-    async def _sampled(self, engine: Engine) -> AsyncGenerator[list[Delta], None]:
-        """The deltas of the reply. While nothing of it has reached the agent, another server may take the call.
+    async def _sample(self, engine: Engine) -> None:
+        """Sample the reply. While nothing of it has reached the agent, another server may take the call.
 
         Raises: ServerLostError, StatusError, RequestError, CaptureError, UpstreamError.
         """
-        context, session, recorder = self._context, self.session, self.recorder
-        running, router, outage, call_s = context.running, context.router, context.outage, context.limits.call_s
+        context, session = self._context, self.session
+        router, limits = context.router, context.limits
         tried: tuple[Worker, ...] = ()
         second = False  # whether the only server has been given a second chance
         until: float | None = None  # when the call has waited long enough for a server to come up
         self.state = "sampling"
         while True:
-            await running.resumed(self)
-            worker = session.worker = recorder.worker = router.pick(session.worker, tried)
+            if context.running.paused:
+                await context.running.resumed(self)
+            worker = session.worker = self.recorder.worker = router.pick(session.worker, tried)
             if worker is None:
                 why = "the gateway has no inference server; add one with POST /admin/workers"
                 raise RequestError(why, kind="overloaded")
-            begun, changes = running.weight_version, running.changes
             try:
-                with worker.serving():
-                    async with aclosing(engine.sample(worker)) as blocks:
-                        async for deltas in blocks:
-                            yield deltas
-                recorder.versions = engine.versions(begun, running.weight_version)
-                recorder.changed = running.changes != changes
+                await self._sample_at(worker, engine)
                 return
             except StatusError as e:
                 tried = (*tried, worker)
                 if e.http_status not in _TRY_ELSEWHERE or len(tried) >= MAX_TRIES or router.pick(None, tried) is None:
                     raise
             except ServerLostError as e:
-                if self.reply.buffer:
+                if self.buffer:
                     raise
                 tried = (*tried, worker)
                 other = router.pick(None, tried)
                 if other is None and not (second or e.refused or worker.draining):
                     second, tried = True, tried[:-1]
                 elif other is None or len(tried) >= MAX_TRIES:
-                    if not outage.waits():
-                        raise
                     now = asyncio.get_running_loop().time()
-                    until = until or now + context.limits.outage_s
-                    if now >= until:
+                    until = until or now + limits.outage_s
+                    if not router.is_down or now >= until:
                         raise
                     self.enter("held", None)
-                    await outage.over(until)
-                    self.enter("sampling", call_s)
+                    await router.up(until)
+                    self.enter("sampling", limits.call_s)
                     second, tried = False, ()
             context.counters["retries"] += 1
-            self._end = recorder.first_token_s = None
+            self._end = self.recorder.first_token_s = None
             self.writer.reset()
             engine.reset()
+
+    async def _sample_at(self, worker: Worker, engine: Engine) -> None:
+        """Sample at one server, and count how that ends."""
+        running, recorder = self._context.running, self.recorder
+        begun, changes = running.weight_version, running.changes
+        worker.inflight += 1
+        worker.calls += 1
+        try:
+            async with aclosing(engine.sample(worker)) as blocks:
+                async for deltas in blocks:
+                    self._forward(deltas)
+            worker.succeeded()
+        except StatusError as e:
+            if e.http_status >= 500:
+                worker.failed(unreachable=False, why=str(e))
+            raise
+        except ServerLostError as e:
+            worker.failed(unreachable=True, why=str(e.__cause__ or e))
+            raise
+        finally:
+            worker.inflight -= 1
+        recorder.versions = engine.versions or (begun, running.weight_version)
+        recorder.changed = running.changes != changes
 
     def enter(self, stage: str, limit_s: float | None) -> None:
         """Begin a stage of the call, which has its own deadline."""
@@ -163,7 +186,7 @@ class Call:
         """When the call's stage must have ended, on the event loop's clock."""
         return None if self._limit is None else self._limit.when()
 
-    def _add(self, deltas: list[Delta]) -> None:
+    def _forward(self, deltas: list[Delta]) -> None:
         """Put a part of a stream into the reply. From the final delta on it waits for the record."""
         if not deltas or not self.request.stream:
             return
@@ -174,20 +197,19 @@ class Call:
             if delta.final and self._end is None:
                 self._end = []
             (out if self._end is None else self._end).append(self.writer.write(delta))
-        self.reply.add(b"".join(out))
-        if len(self.reply.buffer) > self._context.limits.reply_bytes:
+        self._add(b"".join(out))
+        if len(self.buffer) > self._context.limits.reply_bytes:
             raise too_large(self._context.limits.reply_bytes)
 
     def _complete(self, record: CallRecord, captured: Captured) -> None:
         """Give the agent the end of a recorded reply."""
-        broken = self.writer.broken(captured, begun=bool(self.reply.buffer))
+        broken = self.writer.broken(captured, begun=bool(self.buffer))
         if broken is not None:
             self._end_with(broken)
         elif self.request.stream:
-            self.reply.add(b"".join(self._end or ()) + self.writer.finish(record))
+            self._add(b"".join(self._end or ()) + self.writer.finish(record), ended=True)
         else:
-            self.reply.add(self.writer.whole(record, captured))
-        self.reply.end()
+            self._add(self.writer.whole(record, captured), ended=True)
 
     # -- failures
 
@@ -197,10 +219,6 @@ class Call:
             self._aborted = error
             if self._limit is not None:  # else the task has not begun
                 self._task.cancel()
-
-    def _orphaned(self) -> None:
-        why = "the agent closed the connection before the reply was whole"
-        self.abort(RequestError(why, status=499, code=AGENT_GONE))
 
     def _too_late(self) -> RequestError:
         self._context.counters["deadlines"] += 1
@@ -216,90 +234,128 @@ class Call:
         why = f"the gateway could not handle this call ({type(error).__name__}); see its log"
         return RequestError(why, kind="internal")
 
-    def _fail(self, error: RequestError, headers: Mapping[str, str] | None = None, *, kind: str | None = None) -> None:
+    def _fail(self, error: RequestError, *, kind: str | None = None) -> None:
         """The reply cannot be completed. ``kind`` is how the record names the error, if not by the error's kind."""
-        begun = bool(self.reply.buffer)
+        begun = bool(self.buffer)
         if begun and error.code != AGENT_GONE:
             error = RequestError(str(error), kind="upstream")
         self.recorder.store_failure(error, kind or error.kind, begun=begun)
-        self.reply.error_headers = headers
-        self.reply.cut = True
+        self.cut = True
         self._end_with(error)
 
     def _end_with(self, error: RequestError) -> None:
         """Let the agent have an error in place of the reply, or of its rest."""
-        self.reply.error = error
-        self.reply.error_event = self.writer.error(error) if self.request.stream else b""
+        self.error = error
+        self._add(self.writer.error(error) if self.buffer and self.request.stream else b"", ended=True)
 
-    # -- silent streams
+    # -- the reply
 
-    def ping(self, now: float) -> None:
-        """Let a silent stream show that it is alive. The gateway calls this often."""
-        silent_s = now - self.reply.changed_s
-        if self.request.stream and silent_s > self._context.limits.keep_alive_s:
-            self.reply.wake()
+    def _add(self, data: bytes, *, ended: bool = False) -> None:
+        """Let the connections write more."""
+        self.buffer += data
+        self.ended = self.ended or ended
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            _wake(future)
 
-    @property
-    def pings(self) -> bool:
-        """Whether a silent stream gets a ping: it has begun, or its engine answers in one piece."""
-        return not self.reply.ended and (bool(self.reply.buffer) or self._engine.pings)
+    async def more(self) -> bool:
+        """Wait until there is something to write. Return False after a silence in which a stream gets a ping."""
+        loop, size = asyncio.get_running_loop(), len(self.buffer)
+        future: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(future)
+        timer = loop.call_later(self._context.limits.keep_alive_s, _wake, future)
+        try:
+            await future
+        finally:
+            timer.cancel()
+        silent = not self.ended and len(self.buffer) == size
+        return not (silent and self.request.stream and (self.buffer or self._engine.pings))
+
+    def connect(self) -> None:
+        """Another connection waits for the reply."""
+        self.connections += 1
+        if self._orphan_timer is not None:
+            self._orphan_timer.cancel()
+            self._orphan_timer = None
+        if self.recorder.reply is not None:
+            self.recorder.reply.connections += 1
+
+    def disconnect(self, *, whole: bool) -> None:
+        """A connection has ended. ``whole``: the reply was written on it to the end."""
+        self.connections -= 1
+        if self.recorder.reply is not None:
+            self.recorder.reply.sent(whole=whole)
+        elif not self.connections and not self.ended:
+            gone = RequestError(
+                "the agent closed the connection before the reply was whole", status=499, code=AGENT_GONE
+            )
+            loop = asyncio.get_running_loop()
+            self._orphan_timer = loop.call_later(self._context.limits.orphan_s, self.abort, gone)
 
 
-class RecordedCall:
-    """A call that was recorded earlier, for a request that repeats it. Raises: UpstreamError when its reply cannot be written."""
-
-    pings = False
-
-    def __init__(self, request: CallRequest, writer: Writer, found: tuple[RecordedReply, CallRecord]) -> None:
-        self.request = request
-        self.writer = writer
-        self.reply = Reply()
-        self.reply.recorded, record = found
-        self.reply.add(writer.replayed(record))
-        self.reply.end()
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
-async def answer(call: Call | RecordedCall, request: web.BaseRequest) -> web.StreamResponse:
+async def answer(call: Call, http: web.BaseRequest) -> web.StreamResponse:
     """Write a call's reply on one connection. The task of this coroutine is cancelled when the client goes away."""
-    reply, stream, whole = call.reply, call.request.stream, False
-    reply.connect()
+    stream, whole = call.request.stream, False
+    call.connect()
     try:
-        while not (reply.ended or (stream and reply.buffer)):
-            await reply.change()
-            if stream and call.pings:
-                break
-        if reply.error is not None and not reply.buffer:
-            return error_response(call.request.dialect, reply.error, reply.error_headers)
+        while not (call.ended or (stream and call.buffer)):
+            if not await call.more():
+                break  # a ping is due
+        if call.error is not None and not call.buffer:
+            return error_response(call.request.dialect, call.error, call.error_headers)
         if not stream:
-            response: web.StreamResponse = web.Response(body=bytes(reply.buffer), headers=call.writer.headers())
-            await response.prepare(request)
+            response: web.StreamResponse = web.Response(body=bytes(call.buffer), headers=call.writer.headers())
+            await response.prepare(http)
         else:
             response = web.StreamResponse(headers=call.writer.headers())
-            await response.prepare(request)
-            if not (reply.buffer or reply.ended):
-                await response.write(call.writer.ping())
+            await response.prepare(http)
             await _write_stream(call, response)
-            if reply.error_event:
-                await response.write(reply.error_event)
-        if reply.cut and request.transport is not None:
-            request.transport.close()  # without the mark of HTTP that the reply has ended
+        if call.cut and http.transport is not None:
+            http.transport.close()  # without the mark of HTTP that the reply has ended
             return response
         await response.write_eof()
-        whole = reply.error is None and request.transport is not None and not request.transport.is_closing()
+        whole = call.error is None and _is_open(http)
         return response
     finally:
-        reply.disconnect(whole=whole)
+        call.disconnect(whole=whole)
 
 
-async def _write_stream(call: Call | RecordedCall, response: web.StreamResponse) -> None:
+async def _write_stream(call: Call, response: web.StreamResponse) -> None:
     """Write the buffer as it grows, and pings while it does not."""
-    reply, written = call.reply, 0
-    while written < len(reply.buffer) or not reply.ended:
-        if written < len(reply.buffer):
-            data = bytes(memoryview(reply.buffer)[written:])
+    written = 0
+    if not (call.buffer or call.ended):
+        await response.write(call.writer.ping())
+    while written < len(call.buffer) or not call.ended:
+        if written < len(call.buffer):
+            data = bytes(memoryview(call.buffer)[written:])
             written += len(data)
             await response.write(data)
-        else:
-            await reply.change()
-            if call.pings and written == len(reply.buffer):
-                await response.write(call.writer.ping())
+        elif not await call.more():
+            await response.write(call.writer.ping())
+    if call.error is not None and not call.buffer:
+        await response.write(call.writer.error(call.error))
+
+
+async def answer_again(
+    reply: RecordedReply, body: bytes, headers: Mapping[str, str], http: web.BaseRequest
+) -> web.StreamResponse:
+    """Write a recorded reply for a request that repeats its call."""
+    reply.connections += 1
+    whole = False
+    try:
+        response = web.Response(body=body, headers=headers)
+        await response.prepare(http)
+        await response.write_eof()
+        whole = _is_open(http)
+        return response
+    finally:
+        reply.sent(whole=whole)
+
+
+def _is_open(http: web.BaseRequest) -> bool:
+    return http.transport is not None and not http.transport.is_closing()

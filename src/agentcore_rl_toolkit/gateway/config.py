@@ -58,29 +58,11 @@ class UpstreamConfig:
         if self.api_path == "/v1":  # it may be given with its API's path
             object.__setattr__(self, "url", self.url.rstrip("/").removesuffix("/v1"))
 
-    @property
-    def host(self) -> str:
-        return urlsplit(self.url).hostname or ""
-
-    @property
-    def port(self) -> int:
-        parts = urlsplit(self.url)
-        return parts.port or (443 if parts.scheme == "https" else 80)
-
-    @property
-    def tls(self) -> bool:
-        return self.url.startswith("https:")
-
-    @property
-    def base_path(self) -> str:
-        """Path before that of the API."""
-        return urlsplit(self.url).path.rstrip("/")
-
-    def path(self, route: bytes) -> bytes:
-        """Where a route is at this server: what begins with ``/v1`` lies below ``api_path``, the rest beside it."""
-        if self.api_path != "/v1" and (route == b"/v1" or route.startswith(b"/v1/")):
-            route = self.api_path.rstrip("/").encode() + route[3:]
-        return self.base_path.encode() + route
+    def url_of(self, route: str) -> str:
+        """Return the URL of a route: what begins with ``/v1`` lies below ``api_path``, the rest beside it."""
+        if route.startswith("/v1/"):
+            route = self.api_path.rstrip("/") + route[3:]
+        return self.url.rstrip("/") + route
 
 
 @dataclass(frozen=True, kw_only=True)

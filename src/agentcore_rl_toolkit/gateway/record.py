@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from ..errors import CaptureError
 from ..messages.errors import RequestError
+from .capture import record as kinds
 from .capture.build import build
-from .capture.record import (
-    ABORTED,
-    ERROR,
-    INVALID,
-    LOST_WEIGHTS,
-    OK,
-    PARTIAL,
-    REFUSED,
-    TURNS,
-    UNTRAINABLE,
-    CallRecord,
-    Captured,
-)
+from .capture.record import TURNS, CallRecord, Captured
 from .capture.versions import bounds
-from .context import Context
-from .engine import Engine
-from .reply import Reply
-from .routing.router import Worker
-from .sessions.session import RecordedReply, Session
+from .context import Context, Engine
+from .router import Worker
+from .sessions import RecordedReply, Session
 from .wire.request import CallRequest
 
 AGENT_GONE = "agent_gone"  # the code of the error of a call whose agent hung up
@@ -41,7 +29,7 @@ class Recorder:
         self._context = context
         self._session = session
         self._request = request
-        self.call_id = next(context.call_ids)
+        self.call_id = f"{context.run_id}-{next(context.numbers):x}"
         self.index = session.next_index
         session.next_index += 1
         self.started_s = time.time()
@@ -49,10 +37,14 @@ class Recorder:
         self.worker: Worker | None = None
         self.versions: tuple[int | None, int | None] = (None, None)
         self.changed = False
+        self.reply: RecordedReply | None = None
         self._stored = False
 
-    async def store_reply(self, engine: Engine, reply: Reply) -> tuple[CallRecord, Captured]:
-        """Store a complete reply. Raises: RequestError when the disk refuses it."""
+    async def store_reply(self, engine: Engine, connections: Callable[[], int]) -> tuple[CallRecord, Captured]:
+        """Store a complete reply. ``connections`` counts those that it is being sent on.
+
+        The records of a closed session are not kept. Raises: RequestError when the disk refuses it.
+        """
         session, context = self._session, self._context
         try:
             captured = engine.captured()
@@ -60,16 +52,29 @@ class Recorder:
             captured = Captured(choices=[], complete=True, problem=str(e))
         status = _status(captured, context.engine)
         if self.worker is not None and self.worker.forgot:
-            captured.untrainable = LOST_WEIGHTS
+            captured.untrainable = kinds.LOST_WEIGHTS
         record = self._build(status, captured)
-        error = await self._committed(record, reply)
+        error: OSError | None = None
+        if not session.closed:
+            committed: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
+
+            def done(error: OSError | None) -> None:
+                if not committed.done():
+                    committed.set_result(error)
+
+            session.append()
+            position = session.store.append(session, record, done, alone=len(context.running) <= _FEW)
+            error = await committed
+            if error is None and status in TURNS:
+                self.reply = RecordedReply(session, position, connections=connections())
+                session.repeats_of(record.digest).add(self.reply)
         self._stored = True
         if error is None and status in TURNS:
             session.turns += 1
             context.sessions.turns += 1
-        else:
-            session.errors += 1
-            session.started_turns -= 1
+            return record, captured
+        session.errors += 1
+        session.started_turns -= 1
         if status not in TURNS:
             context.counters["turns_" + status] += 1
         if error is not None:
@@ -77,36 +82,15 @@ class Recorder:
             raise RequestError("the gateway could not store this call; try again", kind="overloaded")
         return record, captured
 
-    async def _committed(self, record: CallRecord, reply: Reply) -> OSError | None:
-        """Return when the record is committed, or why it is not. The records of a closed session are not kept."""
-        session, context = self._session, self._context
-        if session.closed:
-            return None
-        committed: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
-
-        def done(error: OSError | None) -> None:
-            if not committed.done():
-                committed.set_result(error)
-
-        session.append()
-        alone = len(context.running) <= _FEW
-        position = context.sessions.store.append(session, record, done, alone=alone)
-        error = await committed
-        if error is None and record.status in TURNS:
-            deliver, connections = context.sessions.deliver, reply.connections
-            reply.recorded = RecordedReply(deliver, session, position, connections=connections)
-            session.repeats_of(record.digest).add(reply.recorded)
-        return error
-
     def store_failure(self, error: RequestError, kind: str, *, begun: bool) -> None:
         """Store a failed call as an event of the session, never as a turn. ``kind`` is the name of the error."""
         if self._stored:
             return
         session = self._session
         session.started_turns -= 1
-        status = ABORTED if error.code == AGENT_GONE else PARTIAL if begun else ERROR
+        status = kinds.ABORTED if error.code == AGENT_GONE else kinds.PARTIAL if begun else kinds.ERROR
         self._context.counters["turns_" + status] += 1
-        if session.recent is not None and not begun:  # clients that have the head of a reply do not try again
+        if not begun:  # clients that have the head of a reply do not try again
             session.repeats_of(self._request.digest).failed += 1
         self._store_error(status, error, kind, str(error))
 
@@ -117,9 +101,9 @@ class Recorder:
             return
         session.refused += 1
         if error.kind == "internal":
-            self._store_error(ERROR, error, error.kind, str(error))
+            self._store_error(kinds.ERROR, error, error.kind, str(error))
         else:
-            self._store_error(REFUSED, error, error.kind, f"{error.param or ''}: {error}")
+            self._store_error(kinds.REFUSED, error, error.kind, f"{error.param or ''}: {error}")
 
     def _store_error(self, status: str, error: RequestError, kind: str, message: str) -> None:
         session = self._session
@@ -129,7 +113,7 @@ class Recorder:
         record = self._build(status, Captured(choices=[]))
         record.http_status, record.error_type, record.error = error.status or 500, kind, message[:4000]
         session.append()
-        self._context.sessions.store.append(session, record)
+        session.store.append(session, record)
 
     def _build(self, status: str, captured: Captured) -> CallRecord:
         request = self._request
@@ -151,12 +135,12 @@ class Recorder:
 
 def _status(captured: Captured, engine: str) -> str:
     if captured.error is not None or not captured.complete:
-        return PARTIAL
+        return kinds.PARTIAL
     if captured.problem is not None:
-        return INVALID
+        return kinds.INVALID
     if captured.has_tokens:
-        return OK
+        return kinds.OK
     if engine == "openai":
-        return UNTRAINABLE
+        return kinds.UNTRAINABLE
     captured.problem = "the engine returned no token ids; it must honour return_token_ids (vLLM does since 0.10.2)"
-    return INVALID
+    return kinds.INVALID

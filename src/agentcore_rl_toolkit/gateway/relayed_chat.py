@@ -10,15 +10,15 @@ from typing import Any
 import msgspec
 
 from ..logs import WarnsOnceAMinute
-from ..messages.errors import unsupported
 from ..messages.wire import Delta, passthrough
 from ..messages.wire.passthrough import Fields
+from ..messages.errors import unsupported
 from .capture.record import CONSTRAINED, IMAGES, Captured
 from .capture.reply import ReplyReader, read_reply
 from .context import Context
-from .http.messages import passed
-from .routing.router import Worker, checked, too_large, whole
-from .sessions.session import Session
+from .http.responses import passed
+from .router import Worker, checked, too_large, whole
+from .sessions import Session
 from .wire.request import CallRequest
 
 log = logging.getLogger(__name__)
@@ -35,6 +35,7 @@ class RelayedChat:
     """
 
     pings = False
+    versions: tuple[int | None, int | None] | None = None
 
     def __init__(self, context: Context, session: Session, request: CallRequest) -> None:
         self._context = context
@@ -52,7 +53,7 @@ class RelayedChat:
     def understand(self) -> Fields:
         request, context = self._request, self._context
         if not self.passes:
-            return request.translate(_as_sent, context.allow_fields, context.replies_of(self._session))
+            return request.translate(_as_sent, context.allow_fields, self._session.reply)
         more = context.allow_fields if context.engine != "openai" else None
         request.n = passthrough.check(request.body, request.fields, more=more)
         return request.fields
@@ -72,9 +73,6 @@ class RelayedChat:
         yield
 
     # -- the reply
-
-    def versions(self, begun: int | None, ended: int | None) -> tuple[int | None, int | None]:
-        return begun, ended
 
     def reset(self) -> None:
         self._reader = None

@@ -19,8 +19,7 @@ from typing import Any
 
 from ..errors import CaptureError, GatewayError
 from .capture.record import TURNS, CallRecord, decode
-from .context import Context
-from .sessions.session import REMEMBERED, RecordedReply, Repeats, Session
+from .sessions import REMEMBERED, RecordedReply, Session
 from .wire.request import CallRequest
 
 log = logging.getLogger(__name__)
@@ -29,20 +28,22 @@ MEMORY_S = 600.0  # how long a received reply may be asked for again
 
 
 def running_call(session: Session, request: CallRequest) -> Any:
-    """The running call (`Call`) that a request joins."""
+    """Return the running call (`Call`) that a request joins, or None."""
     for call in session.inflight:
-        if (
-            call.request.digest == request.digest
-            and not call.reply.ended
-            and (request.keyed or not call.reply.connections)
-        ):
+        if call.request.digest == request.digest and not call.ended and (request.keyed or not call.connections):
             return call
     return None
 
 
-def recorded_reply(context: Context, session: Session, request: CallRequest) -> tuple[RecordedReply, CallRecord] | None:
-    """The recorded reply that a request gets. A damaged record counts as none."""
-    known = _repeats(context, session, request.digest)
+def recorded_reply(session: Session, request: CallRequest) -> tuple[RecordedReply, CallRecord] | None:
+    """Return the recorded reply that a request gets. A damaged record counts as none."""
+    if session.recent is None:
+        return None
+    if not session.recalled:
+        session.recalled = True
+        if session.records:
+            _recall(session)
+    known = session.recent.get(request.digest)
     if known is None:
         return None
     lost = next((reply for reply in known.replies if not (reply.received or reply.connections)), None)
@@ -56,7 +57,7 @@ def recorded_reply(context: Context, session: Session, request: CallRequest) -> 
     if reply is None:
         return None
     try:
-        record = decode(context.sessions.store.reader.call(reply.position))
+        record = decode(session.store.reader.call(reply.position))
     except (GatewayError, CaptureError) as e:
         log.error("session %s: a call that is asked for again cannot be read: %s", session.id, e)
         return None
@@ -65,20 +66,9 @@ def recorded_reply(context: Context, session: Session, request: CallRequest) -> 
     return reply, record
 
 
-def _repeats(context: Context, session: Session, digest: int) -> Repeats | None:
-    """The recorded replies to requests with this digest."""
-    if session.recent is None:
-        return None
-    if not session.recalled:
-        session.recalled = True
-        if session.records:
-            _recall(context, session)
-    return session.recent.get(digest)
-
-
-def _recall(context: Context, session: Session) -> None:
+def _recall(session: Session) -> None:
     """Read which of the session's last calls an earlier process answered."""
-    store = context.sessions.store
+    store = session.store
     try:
         last = store.reader.last_calls(session.number, REMEMBERED)
     except GatewayError as e:
@@ -87,6 +77,5 @@ def _recall(context: Context, session: Session) -> None:
     for position, digest, status, delivered in reversed(last):
         if position < store.first_call and status in TURNS:
             if not delivered:
-                session.stored.undelivered.add(position)
-            reply = RecordedReply(context.sessions.deliver, session, position, received=delivered)
-            session.repeats_of(digest).add(reply)
+                session.undelivered.add(position)
+            session.repeats_of(digest).add(RecordedReply(session, position, received=delivered))

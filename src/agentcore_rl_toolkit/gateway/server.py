@@ -6,28 +6,25 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._servers.process import BACKLOG, listen, stop_listening, url_of
 from ..errors import ConfigError, GatewayError
 from ..messages.errors import RequestError
-from .admin.routes import Admin
-from .admin.state import Lag, Parts, StoredState
+from .admin import Admin
 from .config import SAMPLING_SERVICES, GatewayConfig, UpstreamConfig
 from .context import Context
-from .dispatch import Dispatch, MakeEngine
-from .http.connection import Server
+from .dispatch import Dispatch
+from .http.server import Server
 from .relayed_chat import RelayedChat
-from .routing.router import Router
-from .routing.running import RunningCalls
-from .sessions.registry import Sessions, store_secret
+from .sessions import Sessions, store_secret
 from .store.writer import Store
 
 if TYPE_CHECKING:
-    from .sampling_services.samplers import Samplers, SamplingService
+    from .sampling_services.samplers import SamplingService
     from .token_calls.mode import TokenMode
 
 log = logging.getLogger(__name__)
@@ -45,82 +42,55 @@ class Gateway:
 
     def __init__(self, config: GatewayConfig, *, connect: Callable[[], Any] | None = None) -> None:
         self.config = config
-        self.counters: Counter[str] = Counter()
-        self.lag = Lag()
         self.url = ""
         directory = None if config.store_dir is None else Path(config.store_dir)
         try:
             self.store = Store(directory, fsync=config.fsync)
-            self.sessions = Sessions(
-                self.store,
-                secret=store_secret(directory),
-                model_id=config.model_id,
-            )
+            self.sessions = Sessions(self.store, secret=store_secret(directory), model_id=config.model_id)
             self.recovered = self.sessions.restore()
         except OSError as e:
             raise ConfigError(f"the store {directory} cannot be used: {e.strerror or e}") from e
         except GatewayError as e:
             self.store.close()
             raise ConfigError(str(e)) from e
-        self.router = Router(config.upstreams, config.limits)
-        self._context = Context(config, counters=self.counters, sessions=self.sessions, router=self.router)
-        self.outage = self._context.outage
-        self.token_mode: TokenMode | None = None
-        self.samplers: Samplers | None = None
+        context = self._context = Context(config, self.sessions)
+        self.counters, self.router, self.running = context.counters, context.router, context.running
         try:
-            make_engine = self._load_model(connect)
+            self._load_model(connect)
         except BaseException:
             self.store.close()
             raise
-        self.state = StoredState(self.store)
-        self.state.take_up(config, self.running, self.samplers)
-        self._parts = Parts(
-            config=config,
-            counters=self.counters,
-            sessions=self.sessions,
-            router=self.router,
-            running=self.running,
-            outage=self.outage,
-            connections=(),
-            lag=self.lag,
-            token_mode=self.token_mode,
-            samplers=self.samplers,
-            state=self.state,
-        )
-        self.admin = Admin(self._parts)
-        self._dispatch = Dispatch(config, self._context, self.admin, make_engine, relayed=self.token_mode is None)
+        self.token_mode, self.samplers = context.token_mode, context.samplers
+        self.admin = Admin(context)
+        self.admin.restore()
+        self._dispatch = Dispatch(context, self.admin)
         self._server: asyncio.Server | None = None
         self._ticker: asyncio.Task[None] | None = None
 
-    def _load_model(self, connect: Callable[[], Any] | None) -> MakeEngine:
-        """Returns what samples a call. The tokenizer and template are loaded if the gateway is to do the tokenising.
+    def _load_model(self, connect: Callable[[], Any] | None) -> None:
+        """Choose what samples the calls, with tokenizer and template if prompts are rendered here.
 
         Raises: ConfigError, MissingExtraError.
         """
-        config, calls = self.config, self._context
+        config, context = self.config, self._context
         if config.model_dir is None:
-            return lambda session, request: RelayedChat(calls, session, request)
+            context.new_engine = partial(RelayedChat, context)
+            return
         from .token_calls.mode import load
         from .token_calls.sampling import TokenSampling
 
-        mode = self.token_mode = load(config.model_dir, config, self.sessions)
+        mode = context.token_mode = load(config.model_dir, config, self.sessions)
         if not any(u.engine in SAMPLING_SERVICES for u in config.upstreams):
-            return lambda session, request: TokenSampling(calls, session, request, mode)
+            context.new_engine = partial(TokenSampling, context, mode=mode)
+            return
         from .sampling_services.samplers import Samplers, ServiceSampling
 
         wanted = None if config.sampler is None else (config.sampler, None)
-        samplers = self.samplers = Samplers(_service(config.upstreams[0], connect, mode), wanted)
-        return lambda session, request: ServiceSampling(calls, session, request, mode, samplers)
-
-    @property
-    def running(self) -> RunningCalls:
-        """The calls under way: paused and resumed there, and where other weights are published."""
-        return self._context.running
-
-    # -- life
+        context.samplers = Samplers(_service(config.upstreams[0], connect, mode), wanted)
+        context.new_engine = partial(ServiceSampling, context, mode=mode, samplers=context.samplers)
 
     async def start(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop, context = asyncio.get_running_loop(), self._context
         self.store.start(loop)
         try:
             listening = listen(self.config.host, self.config.port)
@@ -129,10 +99,9 @@ class Gateway:
             raise
         self.url = url_of(listening)
         self.router.start()
-        self.connections = self._parts.connections = Server(self._dispatch.handle, self.config.limits)
+        self.connections = context.connections = Server(self._dispatch.handle, self.config.limits)
         self._server = await loop.create_server(self.connections, sock=listening, backlog=BACKLOG)
         self._ticker = loop.create_task(self._tick())
-        self.outage.begin()
 
     async def stop(self, *, grace_s: float = 5.0) -> None:
         """Stop listening, let running calls finish for `grace_s`, close the store. A second call does nothing."""
@@ -151,7 +120,6 @@ class Gateway:
             self._ticker.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._ticker
-        await self.outage.close()
         if self.samplers is not None:
             await self.samplers.close()
         if self.token_mode is not None:
@@ -160,27 +128,23 @@ class Gateway:
         await self.store.stop()
 
     async def _tick(self) -> None:
-        """What is done now and then, in one place: silent streams, stalled readers, drained servers, the store, loop lag."""
-        due = time.monotonic() + TICK_S
+        """Look after stalled readers, drained servers and the store, and measure how late the event loop is."""
+        context, due = self._context, time.monotonic() + TICK_S
         while True:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             now = time.monotonic()
-            self.lag.saw(max(0.0, now - due))
+            context.lag_s = max(0.0, now - due)
+            context.lag_max_s = max(context.lag_max_s, context.lag_s)
             due = now + TICK_S
-            for work in (self._ping, self.connections.sweep, self.router.sweep, self.store.tend):
+            for work in (self.connections.sweep, self.router.sweep, self.store.tend):
                 try:
                     work()
                 except Exception:  # the others are needed all the same, and every later turn
                     log.exception("looking after the gateway failed")
 
-    def _ping(self) -> None:
-        now = time.monotonic()
-        for call in self.running:
-            call.ping(now)
-
 
 def _service(upstream: UpstreamConfig, connect: Callable[[], Any] | None, mode: TokenMode) -> SamplingService:
-    """The adapter of the sampling service. Raises: ConfigError, MissingExtraError."""
+    """Make the adapter of the sampling service. Raises: ConfigError, MissingExtraError."""
     if upstream.engine == "sagemaker":
         if connect is not None:
             return connect()  # type: ignore[no-any-return]  # typed by its maker

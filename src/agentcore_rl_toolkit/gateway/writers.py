@@ -1,52 +1,25 @@
-"""Write a reply for its agent: the server's own bytes, or a dialect's encoding of its deltas."""
+"""Writes a reply for its agent: the server's own bytes, or a dialect's encoding of its deltas.
+
+Both writers have the same methods. ``write`` makes a part of a stream, ``ping`` a sign that more is coming, ``finish`` the end of
+a stream, ``error`` the end of one that cannot be completed, ``whole`` a reply that is not streamed, and ``replayed`` the reply of
+a recorded call. ``broken`` returns why the agent must not take the reply for complete. ``reset`` is called before another reply,
+while nothing of this one has been sent.
+"""
 
 from __future__ import annotations
-
-from typing import Protocol
 
 from ..messages.wire import DIALECTS, Delta, ModelRequest, RequestError, StreamEncoder, error_body
 from .capture.record import CallRecord, Captured
 from .capture.replay import replay
 from .capture.reply import without_numbers
 from .engines.errors import event_error
-from .http.messages import JSON
+from .http.responses import JSON
 from .relayed_chat import RelayedChat
 from .wire.request import CallRequest
 
 _EVENTS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 _JSON = {"content-type": JSON}
 COMMENT = b": waiting for the model\n\n"
-
-
-class Writer(Protocol):
-    """Writes one reply."""
-
-    def headers(self) -> dict[str, str]:
-        """The headers of the reply."""
-
-    def write(self, delta: Delta) -> bytes:
-        """A part of a stream."""
-
-    def ping(self) -> bytes:
-        """A sign in a stream that more is coming."""
-
-    def finish(self, record: CallRecord) -> bytes:
-        """The end of a stream."""
-
-    def error(self, error: RequestError) -> bytes:
-        """The end of a stream that cannot be completed."""
-
-    def broken(self, captured: Captured, *, begun: bool) -> RequestError | None:
-        """Return why the agent must not take the reply for complete. ``begun``: a part has been sent."""
-
-    def whole(self, record: CallRecord, captured: Captured) -> bytes:
-        """A reply that is not streamed. Raises: RequestError, UpstreamError."""
-
-    def replayed(self, record: CallRecord) -> bytes:
-        """The reply that a recorded call got, for a repeated request. Raises: UpstreamError."""
-
-    def reset(self) -> None:
-        """Another reply comes. Nothing of this one has been sent."""
 
 
 class PassingWriter:
@@ -150,6 +123,9 @@ class EncodingWriter:
 
     def reset(self) -> None:
         self._encoder = None
+
+
+Writer = PassingWriter | EncodingWriter
 
 
 def writer_of(request: CallRequest, engine: object) -> Writer:

@@ -37,7 +37,7 @@ async def test_calls_wait_for_the_only_server_and_health_says_so(
     port = int(engine.url.rpartition(":")[2])
     await engine.stop()
     calls = [asyncio.ensure_future(ask(session, stream=stream)) for session in sessions]
-    await until(lambda: len(gateway.outage) == 3)
+    await until(lambda: gateway.router.waiting == 3)
     seen = await health(gateway)
     assert (seen["status"], seen["waiting_for_a_server"]) == ("no inference server is up", 3)
     async with ScriptedEngine() as again:
@@ -63,7 +63,7 @@ async def test_what_waited_in_vain_is_for_later_and_is_the_infrastructures(
         return failed.value
 
     waiting = asyncio.ensure_future(fails(first))
-    await until(lambda: len(gateway.outage) == 1)
+    await until(lambda: gateway.router.waiting == 1)
     for error in (await fails(second), await waiting):  # no room to wait; waited in vain
         assert error.status_code in (502, 503)
         assert error.response.headers["retry-after"] == "1"
@@ -110,7 +110,7 @@ async def test_a_server_is_asked_which_weights_it_has(start_gateway: Start, kind
         forgot = []
         for version in ("7", "default", "8"):
             entries.append(version)
-            await gateway.outage.ask(worker)
+            await worker.ask_weights()
             forgot.append(worker.forgot)
     assert forgot == [False, True, False]
 

@@ -80,7 +80,7 @@ async def lost(gateway: Gateway, engine: ScriptedEngine, session: SessionHandle,
     _, writer = await asked(session, **fields)
     await until(lambda: len(engine.calls) > before)
     writer.transport.abort()
-    await until(lambda: not any(call.reply.connections for call in gateway.running))
+    await until(lambda: not any(call.connections for call in gateway.running))
     gate.set()
     await until(lambda: not gateway.running)
 
@@ -107,7 +107,7 @@ async def test_a_reply_that_no_agent_received_is_not_trained_until_a_repetition_
     reader, writer = await asked(dataclasses.replace(session, base_url=f"{gateway.url}/{path}"), stream=stream)
     async with asyncio.timeout(60):
         if stream:
-            assert b"[DONE]" in await reader.readuntil(b"\r\n0\r\n\r\n")
+            await reader.readuntil(b"data: [DONE]\n\n")
         else:
             await whole(reader)
     writer.close()
@@ -154,7 +154,7 @@ async def test_each_of_two_lost_samples_goes_to_one_request_and_a_third_request_
     for _ in range(3):
         reader, writer = await asked(session, stream=stream)
         async with asyncio.timeout(60):
-            replies.add(await reader.readuntil(b"0\r\n\r\n") if stream else ids(await whole(reader)))
+            replies.add(await reader.readuntil(b"data: [DONE]\n\n") if stream else ids(await whole(reader)))
         writer.close()
     assert len(replies) == 3
     assert len(engine.calls) == 3

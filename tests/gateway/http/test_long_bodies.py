@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ async def test_a_session_that_grows_long_is_kept_to_the_last_byte(start_gateway:
     assert prompts == [list(seen.prompt_ids or ()) for seen in engine.calls]
 
 
-def answering(reply: Callable[[bytes], list[bytes]], **options: Any) -> AbstractAsyncContextManager[str]:
+def answering(reply: Callable[[bytes], Iterable[bytes]], **options: Any) -> AbstractAsyncContextManager[str]:
     """A server that answers each request's body with those writes, one after the other."""
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -139,11 +139,12 @@ async def test_the_beginning_of_a_broken_stream_does_not_get_into_the_next_try(s
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     tries: list[bytes] = []
 
-    def reply(body: bytes) -> list[bytes]:
+    def reply(body: bytes) -> Iterator[bytes]:
         tries.append(body)
         if len(tries) == 1:
-            return [head + b"%x\r\n%b\r\n" % (9_000, text[:9_000]), b"no chunk\r\n"]
-        return [head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(text), text)]
+            yield head + b"%x\r\n%b\r\n" % (9_000, text[:9_000])
+            raise ConnectionResetError
+        yield head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(text), text)
 
     async with answering(reply) as first, answering(reply) as second:
         gateway = await start_gateway(first, second)

@@ -16,8 +16,7 @@ import msgspec
 
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway
-from agentcore_rl_toolkit.gateway.admin.answers import Handler
-from agentcore_rl_toolkit.gateway.admin.sessions import Names, SessionRoutes
+from agentcore_rl_toolkit.gateway.admin import Admin, Handler, Names
 from agentcore_rl_toolkit.gateway.capture.record import (
     OK,
     UNTRAINABLE,
@@ -27,10 +26,9 @@ from agentcore_rl_toolkit.gateway.capture.record import (
     decode_small,
 )
 from agentcore_rl_toolkit.gateway.capture.turns import expand, message_lists
-from agentcore_rl_toolkit.gateway.http.messages import Request, decode_body
-from agentcore_rl_toolkit.gateway.sessions.registry import Sessions
-from agentcore_rl_toolkit.gateway.sessions.session import Session
-from agentcore_rl_toolkit.gateway.sessions.settings import SessionSettings
+from agentcore_rl_toolkit.gateway.http.responses import decode_body
+from agentcore_rl_toolkit.gateway.http.server import Request
+from agentcore_rl_toolkit.gateway.sessions import Session, Sessions, SessionSettings
 from agentcore_rl_toolkit.gateway.store.reader import Reader
 from agentcore_rl_toolkit.trajectory import Turn
 from agentcore_rl_toolkit.trajectory import experts as routing
@@ -46,15 +44,15 @@ class _Create(msgspec.Struct):
 
 def add_routes(gateway: Gateway) -> None:
     """Let a gateway serve rLLM's routes beside its own."""
-    gateway.admin.find_more = RLLMRoutes(gateway.sessions, gateway.admin.sessions).find
+    gateway.admin.find_more = RLLMRoutes(gateway.sessions, gateway.admin).find
 
 
 class RLLMRoutes:
     """Handlers, found by method and path."""
 
-    def __init__(self, sessions: Sessions, routes: SessionRoutes) -> None:
+    def __init__(self, sessions: Sessions, admin: Admin) -> None:
         self._sessions = sessions
-        self._routes = routes
+        self._admin = admin
 
     def find(self, request: Request) -> Handler | None:
         kind = (request.method, request.path)
@@ -70,7 +68,7 @@ class RLLMRoutes:
     async def _create(self, request: Request) -> Any:
         asked = decode_body(request.body, _Create)
         settings = SessionSettings(sampling_params=asked.sampling_params or {}, metadata=asked.metadata or {})
-        [session] = await self._routes.open([asked.session_id or new_session_id()], settings)
+        [session] = await self._admin.open_sessions([asked.session_id or new_session_id()], settings)
         return {"session_id": session.id, "url": f"/sessions/{session.id}/v1", "api_key": session.key.decode()}
 
     async def _delete(self, request: Request) -> Any:
@@ -82,7 +80,7 @@ class RLLMRoutes:
     async def _deleted(self, names: list[str]) -> dict[str, int]:
         by_id = self._sessions.by_id
         records = sum(by_id[n.encode()].records for n in names if n.encode() in by_id)
-        await self._routes.delete_sessions(names)
+        await self._admin.delete_sessions(names)
         return {"deleted": records}
 
     async def _traces(self, request: Request) -> Any:

@@ -22,8 +22,8 @@ from ...messages.wire.canonical import LENGTH, STOP
 from ..context import Context
 from ..engines import Piece
 from ..engines.sampling_service import Asked
-from ..routing.router import Worker
-from ..sessions.session import Session
+from ..router import Worker
+from ..sessions import Session
 from ..token_calls.mode import TokenMode
 from ..token_calls.sampling import TokenSampling
 from ..wire.request import CallRequest
@@ -64,10 +64,6 @@ class Samplers:
         self.wanted = wanted
         self.service = service
         self._open: asyncio.Task[Sampler] | None = None  # the sampler of what is wanted
-
-    def models(self) -> list[str]:
-        """The weights that are sampled now."""
-        return [self.wanted[0]] if self.wanted is not None else []
 
     async def current(self) -> tuple[Sampler, int | None]:
         """The sampler of what is wanted now, and its version. Raises: RequestError."""
@@ -118,19 +114,16 @@ class ServiceSampling(TokenSampling):
     ) -> None:
         super().__init__(context, session, request, mode)
         self._samplers = samplers
-        self._version: int | None = None
-
-    def versions(self, begun: int | None, ended: int | None) -> tuple[int | None, int | None]:
-        return self._version, self._version
 
     async def sample(self, worker: Worker) -> AsyncGenerator[list[Delta], None]:
         # However long the call waits: no other weights have a part in its answer.
-        sampler, self._version = await self._samplers.current()
+        sampler, version = await self._samplers.current()
+        self.versions = version, version
         asked = msgspec.json.decode(self._body, type=Asked)
         try:
             pieces = await sampler.sample(asked)
             for piece in pieces:
-                piece.weight_version = self._version
+                piece.weight_version = version
                 self._context.counters["tokens_cut"] += cut(piece, asked, self._mode.renderer.decode)
         except Exception as e:
             found = self._samplers.service.for_agent(e)

@@ -27,8 +27,7 @@ from ...messages.render import Conversation, PastCall, Renderer, replay
 from ...messages.wire import ModelRequest
 from ..capture.record import INVALID, OK, CallRecord, decode_small, ids_array
 from ..capture.turns import message_lists, places_of, turn_id, whole_prompt
-from ..sessions.registry import Sessions
-from ..sessions.session import Session
+from ..sessions import Session, Sessions
 from ..store.writer import Store
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from ...messages.render import Renderer, call_format
 from ...messages.wire import ModelRequest
 from ..config import GatewayConfig
 from ..engines import TOKEN_ENGINES, TokenEngine, constraints
-from ..routing.router import Worker
-from ..sessions.registry import Sessions
+from ..router import Worker
+from ..sessions import Sessions
 from ..store.writer import Store
 from .histories import Histories
 

@@ -25,8 +25,8 @@ from ...messages.wire.passthrough import Fields
 from ..capture.record import CONSTRAINED, Captured
 from ..context import Context
 from ..engines import TOKEN_ENGINES, GenerationStream, Piece, constraints
-from ..routing.router import Worker, checked, whole
-from ..sessions.session import Session
+from ..router import Worker, checked, whole
+from ..sessions import Session
 from ..wire.request import CallRequest
 from .mode import TokenMode
 from .reply import TokenReply
@@ -40,6 +40,7 @@ class TokenSampling:
     """An `Engine`, over servers that take and give token ids."""
 
     pings = False
+    versions: tuple[int | None, int | None] | None = None
 
     def __init__(self, context: Context, session: Session, request: CallRequest, mode: TokenMode) -> None:
         self._context = context
@@ -59,7 +60,7 @@ class TokenSampling:
 
     def understand(self) -> Fields:
         request, session = self._request, self._session
-        fields = request.translate(list, self._context.allow_fields, self._context.replies_of(session))
+        fields = request.translate(list, self._context.allow_fields, session.reply)
         if session.overrides:
             passthrough.overlay(fields, session.overrides)
             chat.overlay(request.asked, fields)
@@ -140,9 +141,6 @@ class TokenSampling:
         return min(bound, room)
 
     # -- the reply
-
-    def versions(self, begun: int | None, ended: int | None) -> tuple[int | None, int | None]:
-        return begun, ended
 
     def reset(self) -> None:
         self._reader = self._reply = None

@@ -1,4 +1,4 @@
-"""aiohttp's server with what it lacks: a limit on connections, an end to stalled readers, and errors in JSON.
+"""aiohttp's server with the parts that it lacks: a limit on connections, an end to stalled readers, and errors in JSON.
 
 A handler is a task of its connection: aiohttp cancels it when the client goes away.
 """
@@ -6,11 +6,13 @@ A handler is a task of its connection: aiohttp cancels it when the client goes a
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import resource
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import http_exceptions, web
@@ -18,11 +20,10 @@ from aiohttp import http_exceptions, web
 from ..._servers.open_files import MAX_OPEN_FILES
 from ...messages.errors import RequestError
 from ..config import Limits
-from .messages import error_response
+from .responses import error_response
 
 log = logging.getLogger(__name__)
 
-SMALL_BODY = 64 * 2**10  # a larger body is read in pieces, each with a deadline
 STALLED_S = 60.0  # an agent that reads nothing of its reply for this long is gone
 _FULL = (
     b'{"error":{"message":"the gateway has as many connections as it takes; try again","type":"server_error",'
@@ -34,6 +35,32 @@ _FULL_REPLY = (
 )
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+@dataclass(slots=True)
+class Request:
+    """One request of an agent or a trainer. ``path`` is as it was sent: ids contain ``/`` and ``%``."""
+
+    method: bytes
+    path: bytes
+    query: bytes
+    headers: Mapping[str, str]
+    body: bytes = b""
+
+    def _header(self, name: str) -> bytes:
+        return self.headers.get(name, "").encode("utf-8", "surrogateescape")
+
+    def shows(self, key: bytes) -> bool:
+        """Return True if one of its credentials is this key. Anthropic's client sends two when its environment has another."""
+        authorization, other = self._header("authorization"), self._header("x-api-key")
+        bearer = authorization[7:] if authorization[:7].lower() == b"bearer " else authorization
+        return hmac.compare_digest(bearer, key) or hmac.compare_digest(other, key)
+
+    def shows_admin(self, key: bytes) -> bool:
+        """Return True if it carries the administrator's key."""
+        if "x-admin-key" in self.headers:
+            return hmac.compare_digest(self._header("x-admin-key"), key)
+        return self.shows(key)
 
 
 def keep_alive(sock: socket.socket) -> None:

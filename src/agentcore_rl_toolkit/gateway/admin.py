@@ -1,0 +1,491 @@
+"""Routes for trainers and operators: sessions, weight versions, pause, servers, metrics; and the two small routes of agents.
+
+Each route about sessions takes and gives many. A fetch is written piece by piece, with a pause for the agents' calls in between.
+The weight version and a pause outlive a restart: a request that changes them is answered when the change is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import msgspec
+from aiohttp import web
+
+from ..errors import GatewayError
+from ..messages.wire.anthropic import encode_count, parse_request
+from ..messages.wire.passthrough import check_session
+from ..messages.errors import NOT_JSON, RequestError
+from .capture.record import FetchedHead
+from .config import SAMPLING_SERVICES, Engine, UpstreamConfig
+from .context import Context
+from .engines.errors import upstream_error
+from .http.responses import decode_body
+from .http.server import Request
+from .router import Worker
+from .sessions import Session, SessionSettings
+from .store.reader import DeletedError, Reader
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[Request], Awaitable[Any]]  # returns the input of `http.responses.respond`
+_U32 = struct.Struct("<I")
+_STATE = "state"  # a setting of the store
+_to_json = msgspec.json.Encoder().encode
+
+_COUNTERS = {
+    "calls": "Model calls received from agents",
+    "refused": "Calls refused before they were sent on (keys, closed sessions, bad requests)",
+    "retries": "Calls sent to another inference server after a failure",
+    "turns_error": "Calls that ended in an error, not stored as turns",
+    "turns_partial": "Replies that broke off at the engine, not stored as turns",
+    "turns_aborted": "Calls the agent gave up on, not stored as turns",
+    "turns_invalid": "Replies whose tokens do not fit together, not stored as turns",
+    "turns_joined": "Repeated requests answered from the record of the first",
+    "deadlines": "Calls ended because they took too long",
+    "tokens_cut": "Tokens that a sampling service gave beyond what was asked for, left out of turns",
+    "store_failures": "Calls whose record the disk did not take (their agents got an error)",
+}
+_GAUGES = {
+    "sessions": "Sessions held",
+    "in_flight": "Model calls under way, held ones included",
+    "held": "Model calls waiting for a pause to end",
+    "connections": "Open client connections",
+    "event_loop_lag_s": "How late the last timer ran",
+    "event_loop_lag_max_s": "How late a timer ran at worst",
+    "history_bytes": "Tokens and messages of sessions held in memory, where the gateway tokenises",
+    "store_queue": "Calls waiting to be committed",
+    "store_bytes": "Size of the store",
+}
+
+
+class CreateSessions(msgspec.Struct, forbid_unknown_fields=True):
+    session_ids: list[str]
+    settings: SessionSettings = SessionSettings()
+
+
+class Names(msgspec.Struct, forbid_unknown_fields=True):
+    session_ids: list[str]
+    close: bool = True
+
+
+class WeightVersion(msgspec.Struct):
+    weight_version: int
+    sampler: str | None = None
+
+
+class Pause(msgspec.Struct, forbid_unknown_fields=True):
+    in_flight: Literal["finish", "abort", "continue"] = "finish"
+    timeout_s: float = 60.0
+
+
+class AddWorker(msgspec.Struct):
+    url: str
+    worker_id: str | None = None
+    engine: Engine | None = None
+    api_key: str | None = None
+    api_path: str = "/v1"
+    model_name: str | None = None
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """The state that outlives a restart. ``sampler`` is what a sampling service samples as that version."""
+
+    weight_version: int | None = None
+    paused: bool = False
+    sampler: str | None = None
+
+
+class Admin:
+    """Answers everything that is not a model call. ``find_more`` finds the routes of other distributions."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._sessions = context.sessions
+        self._store = context.store
+        self.find_more: Callable[[Request], Handler | None] = lambda request: None
+        self._routes: dict[tuple[bytes, bytes], Handler] = {
+            (b"POST", b"/admin/sessions"): self._create,
+            (b"GET", b"/admin/sessions"): self._list,
+            (b"POST", b"/admin/fetch"): self._fetch,
+            (b"POST", b"/admin/delete"): self._delete,
+            (b"GET", b"/admin/stats"): self._stats,
+            (b"GET", b"/admin/weight_version"): self._get_version,
+            (b"POST", b"/admin/weight_version"): self._set_version,
+            (b"POST", b"/admin/pause"): self._pause,
+            (b"POST", b"/admin/resume"): self._resume,
+            (b"GET", b"/admin/workers"): self._workers,
+            (b"POST", b"/admin/workers"): self._add_worker,
+            (b"GET", b"/metrics"): self._metrics,
+        }
+
+    async def answer(self, request: Request, *, known: bool) -> Any:
+        """Answer a request. ``known``: it carries the administrator's key. Raises: RequestError."""
+        path = request.path
+        if path in (b"/healthz", b"/health"):
+            return self._health()
+        if not known:
+            raise RequestError("the admin key is missing or wrong", kind="authentication")
+        handler = self._routes.get((request.method, path)) or self.find_more(request)
+        if request.method == b"DELETE" and path.startswith(b"/admin/workers/"):
+            handler = self._remove_worker
+        if handler is not None:
+            return await handler(request)
+        if any(p == path for _, p in self._routes):
+            raise RequestError(f"{request.method.decode()} is not for this route", kind="method_not_allowed")
+        raise RequestError(f"there is no route {path.decode('utf-8', 'replace')[:100]!r}", kind="not_found")
+
+    # -- sessions
+
+    async def _create(self, request: Request) -> dict[str, Any]:
+        asked = decode_body(request.body, CreateSessions)
+        created = await self.open_sessions(asked.session_ids, asked.settings)
+        return {"sessions": [{"session_id": s.id, "api_key": s.key.decode()} for s in created]}
+
+    async def open_sessions(self, session_ids: list[str], settings: SessionSettings) -> list[Session]:
+        """Open sessions, all or none. Raises: RequestError on bad settings, or when the disk refuses; ContractError."""
+        asked = settings.check()
+        if self._context.token_mode is not None:
+            self._context.token_mode.check(asked)
+        elif self._context.engine == "vllm":
+            check_session(settings.sampling_params, self._context.allow_fields)
+        try:
+            return await self._sessions.opened(session_ids, settings)
+        except OSError as e:
+            why = f"the gateway cannot store a session ({e.strerror or e}); try again"
+            raise RequestError(why, kind="overloaded") from e
+
+    async def _list(self, request: Request) -> dict[str, Any]:
+        """List all sessions in the order they were opened, with their running calls; ``?running=1``: those with calls only."""
+        running = b"running=1" in request.query.split(b"&")
+        now_s, out = time.monotonic(), []
+        for number, session in enumerate(list(self._sessions.by_id.values())):
+            if session.inflight or not running:
+                out.append(_described(session, now_s))
+            if number % 2000 == 1999:
+                await asyncio.sleep(0)  # agents' calls go first
+        return {"sessions": out}
+
+    async def _delete(self, request: Request) -> dict[str, Any]:
+        return {"deleted": await self.delete_sessions(decode_body(request.body, Names).session_ids)}
+
+    async def delete_sessions(self, session_ids: list[str]) -> int:
+        """Delete sessions, and return when that is stored. Returns how many there were.
+
+        Raises: RequestError 503 where the disk does not take it: after a crash the sessions would be there again.
+        """
+        count = self._sessions.delete([s.encode() for s in session_ids])
+        error = await self._store.kept()
+        if error is not None:
+            raise RequestError(f"the deletion is not stored, try it again: {error}", kind="overloaded", status=503)
+        return count
+
+    async def _fetch(self, request: Request) -> AsyncIterator[bytes]:
+        asked = decode_body(request.body, Names)
+        for session_id in asked.session_ids if asked.close else ():
+            if (session := self._sessions.by_id.get(session_id.encode())) is not None:
+                self._sessions.close(session)
+        await self._store.kept()
+        return self._store.read(lambda reader: self._frames(reader, asked.session_ids))
+
+    def _frames(self, reader: Reader, session_ids: list[str]) -> Iterator[bytes]:
+        """Make the head and the records of each session, each with its length before it. Runs in a thread."""
+        for session_id in session_ids:
+            # Looked up now and not before: while others were written it may have been deleted.
+            session = self._sessions.by_id.get(session_id.encode())
+            numbers = [] if session is None else reader.numbers(session.number)
+            head = FetchedHead(session_id=session_id, known=False)
+            if session is None or self._sessions.by_id.get(session_id.encode()) is not session:
+                numbers = []  # deleted, and some of its calls may be gone
+            else:
+                head = FetchedHead(
+                    session_id=session_id,
+                    known=True,
+                    closed=session.closed,
+                    records=len(numbers),
+                    created_s=session.created_s,
+                    train=session.settings.train,
+                    metadata=session.settings.metadata,
+                )
+            left = len(numbers)
+            yield from _frame(msgspec.msgpack.encode(head))
+            try:
+                for data in reader.readable(numbers):
+                    yield from _frame(data)
+                    left -= 1
+            except DeletedError:  # empty records report it, and the other sessions stay whole
+                yield _U32.pack(0) * left
+
+    # -- weights, pause
+
+    def restore(self) -> None:
+        """Go on with the stored state. The configuration's sampler wins, and is stored in its place."""
+        config, running, samplers = self._context.config, self._context.running, self._context.samplers
+        kept = self._store.reader.value(_STATE)
+        if kept is not None:
+            stored = msgspec.json.decode(kept, type=State)
+            running.paused = stored.paused
+            # A sampler's version is not that of another engine's weights.
+            if config.sampler in (None, stored.sampler) and (samplers is not None or stored.sampler is None):
+                running.weight_version = stored.weight_version
+                if samplers is not None and stored.sampler is not None:
+                    samplers.wanted = (stored.sampler, stored.weight_version)
+        if config.sampler is not None:
+            self._put_state()
+            self._store.commit()
+
+    def _put_state(self) -> None:
+        running, samplers = self._context.running, self._context.samplers
+        sampler = samplers.wanted[0] if samplers is not None and samplers.wanted else None
+        state = State(weight_version=running.weight_version, paused=running.paused, sampler=sampler)
+        self._store.set(_STATE, _to_json(state))
+
+    async def _keep(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """Return ``answer`` when the state is stored. Raises: RequestError when the disk refuses."""
+        self._put_state()
+        error = await self._store.kept()
+        if error is not None:
+            why = f"this holds, but the gateway cannot store it for a restart ({error.strerror or error}); try again"
+            raise RequestError(why, kind="overloaded") from error
+        return answer
+
+    async def _get_version(self, request: Request) -> dict[str, Any]:
+        return {"weight_version": self._context.running.weight_version}
+
+    async def _set_version(self, request: Request) -> dict[str, Any]:
+        asked, context = decode_body(request.body, WeightVersion), self._context
+        if context.samplers is not None:
+            await context.samplers.use(asked.sampler, asked.weight_version)
+        elif asked.sampler is not None:
+            why = "'sampler' names weights at a sampling service; this gateway's engine is none"
+            raise RequestError(why, param="sampler")
+        context.running.publish(asked.weight_version)
+        for worker in context.router.workers.values():
+            worker.forgot = False
+        context.router.ask_weights()
+        return await self._keep({"weight_version": asked.weight_version})
+
+    async def _pause(self, request: Request) -> dict[str, Any]:
+        asked = decode_body(request.body, Pause)
+        timeout_s = min(asked.timeout_s, 3600.0)
+        return await self._keep(await self._context.running.pause(in_flight=asked.in_flight, timeout_s=timeout_s))
+
+    async def _resume(self, request: Request) -> dict[str, Any]:
+        return await self._keep(self._context.running.resume())
+
+    # -- servers
+
+    async def _workers(self, request: Request) -> list[dict[str, Any]]:
+        return [_described_worker(worker) for worker in self._context.router.workers.values()]
+
+    async def _add_worker(self, request: Request) -> dict[str, Any]:
+        asked, router = decode_body(request.body, AddWorker), self._context.router
+        kind, known = self._context.engine, router.at(asked.url)
+        if kind in SAMPLING_SERVICES:
+            raise RequestError(f"engine {kind} has one service, named when the gateway starts", param="engine")
+        if asked.engine not in (None, kind):
+            raise RequestError(f"the servers of this gateway are of engine {kind}", param="engine")
+        upstream = UpstreamConfig(
+            url=asked.url,
+            engine=kind,
+            api_key=asked.api_key or (None if known is None else known.config.api_key),
+            api_path=asked.api_path,
+            model_name=asked.model_name,
+        )
+        worker = router.add(upstream, asked.worker_id)
+        return {"worker_id": worker.id, "url": worker.config.url, "api_path": worker.config.api_path}
+
+    async def _remove_worker(self, request: Request) -> dict[str, Any]:
+        worker_id = request.path.rpartition(b"/")[2].decode("utf-8", "replace")
+        worker = self._context.router.drain(worker_id)
+        if worker is None:
+            raise RequestError(f"there is no upstream {worker_id!r}", kind="not_found")
+        return {"worker_id": worker_id, "removed": worker_id, "draining": worker.inflight}
+
+    # -- operation
+
+    def _health(self) -> dict[str, Any]:
+        context = self._context
+        return {
+            "status": "store failing" if self._store.failed is not None else context.router.problem or "ok",
+            "sessions": len(self._sessions.by_id),
+            "in_flight": len(context.running),
+            "paused": context.running.paused,
+            "waiting_for_a_server": context.router.waiting,
+            "event_loop_lag_s": round(context.lag_s, 4),
+        }
+
+    async def _stats(self, request: Request) -> dict[str, Any]:
+        """Return everything that is counted. Units: seconds, bytes."""
+        context, store, running = self._context, self._store, self._context.running
+        histories = context.token_mode.histories if context.token_mode is not None else None
+        return {
+            **{name: context.counters[name] for name in _COUNTERS},
+            "turns": self._sessions.turns,
+            "sessions": len(self._sessions.by_id),
+            "in_flight": len(running),
+            "held": len(running.waiting),
+            "connections": len(context.connections),
+            "paused": running.paused,
+            "weight_version": running.weight_version,
+            "event_loop_lag_s": context.lag_s,
+            "event_loop_lag_max_s": context.lag_max_s,
+            "history_bytes": histories.held_bytes if histories is not None else 0,
+            "history_reloads": histories.reloads if histories is not None else 0,
+            "store_queue": store.queue_depth,
+            "store_bytes": store.total_bytes,
+            "store_damaged_calls": len(store.reader.damaged),
+            "workers": await self._workers(request),
+        }
+
+    async def _metrics(self, request: Request) -> web.Response:
+        """Return the same for Prometheus."""
+        values = await self._stats(request)
+        lines: list[str] = []
+
+        def metric(name: str, kind: str, text: str, samples: dict[str, Any]) -> None:
+            name = f"agentcore_rl_gateway_{name}"
+            lines.extend([f"# HELP {name} {text}", f"# TYPE {name} {kind}"])
+            lines.extend(f"{name}{labels} {value}" for labels, value in samples.items())
+
+        for name, text in {**_COUNTERS, "turns": "Turns stored"}.items():
+            metric(f"{name}_total", "counter", text, {"": values[name]})
+        for name, text in _GAUGES.items():
+            shown = f"{name.removesuffix('_s')}_seconds" if name.endswith("_s") else name
+            metric(shown, "gauge", text, {"": values[name]})
+        labelled = [(f'{{worker="{_label(w["worker_id"])}"}}', w) for w in values["workers"]]
+        text = "Model calls at an inference server"
+        metric("upstream_in_flight", "gauge", text, {label: w["active"] for label, w in labelled})
+        text = "1 while calls to the server succeed"
+        metric("upstream_healthy", "gauge", text, {label: int(w["healthy"]) for label, w in labelled})
+        body = ("\n".join(lines) + "\n").encode()
+        return web.Response(body=body, headers={"content-type": "text/plain; version=0.0.4"})
+
+    # -- agents
+
+    async def models(self, session: Session, wanted: str | None) -> dict[str, Any]:
+        """Answer `GET /sessions/{id}/v1/models`: the model that this session may ask for, or those that its server lists.
+
+        The response has the members of OpenAI's and of Anthropic's shape. ``wanted`` is the name of a single model.
+        """
+        own = session.settings.model_id
+        held = {"id": own, "created": int(session.created_s), "owned_by": "gateway"}
+        listed = [_described_model(model) for model in ([held] if own else await self._served())]
+        if wanted is None:
+            ends = {"first_id": listed[0]["id"], "last_id": listed[-1]["id"]} if listed else {}
+            return {"object": "list", "data": listed, "has_more": False, **ends}
+        found = next((model for model in listed if model["id"] == wanted), None)
+        if found is None:
+            raise RequestError(f"there is no model {wanted[:100]!r} here", kind="model_not_found", param="model")
+        return found
+
+    async def _served(self) -> list[dict[str, Any]]:
+        samplers = self._context.samplers
+        if samplers is not None:
+            return [{"id": samplers.wanted[0], "owned_by": self._context.engine}] if samplers.wanted else []
+        status, body = await self._ask(None, b"/v1/models", None, "list its models")
+        if status != 200:
+            raise upstream_error(status, body)
+        try:
+            return [model for model in msgspec.json.decode(body)["data"] if isinstance(model["id"], str)]
+        except (*NOT_JSON, KeyError, TypeError) as e:
+            raise RequestError(f"the inference server's list of models cannot be read: {e}", kind="upstream") from e
+
+    async def count_tokens(self, request: Request, session: Session) -> bytes:
+        """Answer Anthropic's count_tokens: the prompt as the engine would see it, counted and not sampled."""
+        asked = parse_request(request.body, counting=True)
+        options, mode = asked.template_options() or None, self._context.token_mode
+        if mode is None:
+            body = asked.to_chat_body() | ({} if options is None else {"chat_template_kwargs": options})
+            return encode_count(await self._engine_count(body, session))
+        loop, count = asyncio.get_running_loop(), mode.renderer.count
+        history = mode.histories.pin(session)
+        try:
+            async with history.order:  # one thread per session, so that no session has them all
+                counted = loop.run_in_executor(mode.executor, count, asked.messages, asked.tools or None, options)
+                return encode_count(await counted)
+        finally:
+            mode.histories.unpin(history)
+
+    async def _engine_count(self, body: dict[str, Any], session: Session) -> int:
+        if session.settings.model_id is not None:
+            body["model"] = session.settings.model_id
+        asked = _to_json({k: body[k] for k in ("model", "messages", "tools", "chat_template_kwargs") if k in body})
+        status, answer = await self._ask(session.worker, b"/tokenize", asked, "count tokens")
+        if status != 200:
+            raise RequestError("this inference server cannot count tokens (no /tokenize)", kind="unsupported")
+        try:
+            return int(msgspec.json.decode(answer)["count"])
+        except (*NOT_JSON, KeyError, TypeError, ValueError) as e:
+            raise RequestError(f"the inference server's count cannot be read: {e}", kind="upstream") from e
+
+    async def _ask(self, at: Worker | None, path: bytes, body: bytes | None, purpose: str) -> tuple[int, bytes]:
+        """Ask an inference server for an agent, which does not learn its address. Raises: RequestError."""
+        worker = self._context.router.pick(at)
+        if worker is None:
+            raise RequestError("the gateway has no inference server", kind="overloaded")
+        try:
+            return await worker.ask(path, body, timeout_s=30.0)
+        except GatewayError as e:
+            log.warning("%s did not %s: %s", worker.config.url, purpose, e)
+            raise RequestError(f"the inference server did not {purpose}", kind="upstream") from e
+
+
+def _frame(data: bytes) -> tuple[bytes, bytes]:
+    return _U32.pack(len(data)), data
+
+
+def _label(value: str) -> str:
+    """Escape a label's value: the name of a server may hold any character. Source: Prometheus' exposition format 0.0.4."""
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _described(session: Session, now_s: float) -> dict[str, Any]:
+    """Units: unix seconds; of calls: seconds since their start, and until their deadline."""
+    return {
+        "session_id": session.id,
+        "created_s": session.created_s,
+        "closed_s": session.closed_s,
+        "turns": session.turns,
+        "errors": session.errors,
+        "records": session.records,
+        "last_call_s": session.last_call_s,
+        "metadata": session.settings.metadata,
+        "calls": [
+            {
+                "state": call.state,
+                "seconds": time.time() - call.recorder.started_s,
+                "left_s": None if call.deadline is None else call.deadline - now_s,
+            }
+            for call in session.inflight
+        ],
+        "server": session.worker.config.url if session.worker is not None and session.inflight else None,
+    }
+
+
+def _described_worker(worker: Worker) -> dict[str, Any]:
+    return {
+        "worker_id": worker.id,
+        "url": worker.config.url,
+        "api_path": worker.config.api_path,
+        "model_name": worker.config.model_name,
+        "engine": worker.config.engine,
+        "active": worker.inflight,
+        "calls": worker.calls,
+        "failures": worker.total_failures,
+        "healthy": worker.resting_until <= time.monotonic(),
+        "active_requests": worker.inflight,
+        "draining": worker.draining,
+    }
+
+
+def _described_model(model: dict[str, Any]) -> dict[str, Any]:
+    created = model.get("created")
+    at = datetime.fromtimestamp(created if isinstance(created, int) and 0 <= created < 2**32 else 0, UTC)
+    more = {"object": "model", "type": "model", "display_name": model["id"], "created_at": at.isoformat()}
+    return {**model, **more, "created": int(at.timestamp())}

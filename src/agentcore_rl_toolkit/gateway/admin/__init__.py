@@ -1,1 +1,0 @@
-"""Routes of trainers and operators: sessions, trajectories, models, weights, health, metrics, rLLM's names."""

@@ -1,0 +1,470 @@
+"""The inference servers: which of them takes a call, connections to them, outages, and pauses for new weights.
+
+A session stays with its server, whose prefix cache has its prompt. A new session goes to the server with the fewest running
+calls, among equals to the one with the fewest calls so far. A server is judged by its calls: if it refuses connections, or fails
+several calls in a row, it rests for a while that doubles up to `MAX_REST_S`. A slow server is busy, not dead. When all servers
+rest, the one with the shortest rest is tried.
+
+With `Limits.outage_s` calls wait while no server is up, and the gateway probes the servers. A server that was started again has
+the weights of its start, not the published ones. vLLM and SGLang report this: their version is "default" where it was a number.
+The turns of such a server are not trained until weights are published again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import io
+import logging
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
+from socket import socket
+from typing import Any
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from .._servers.tasks import Tasks
+from ..errors import ConfigError, GatewayError
+from ..messages.errors import NOT_JSON, RequestError
+from .config import Limits, UpstreamConfig
+from .http.server import keep_alive
+
+log = logging.getLogger(__name__)
+
+FIRST_REST_S = 0.25
+MAX_REST_S = 10.0
+FAILURES_IN_A_ROW = 3
+IDLE_S = 4.0  # uvicorn closes idle connections after 5 s; a call sent into that moment would have to be repeated
+PROBE_EVERY_S = 1.0
+PROBE_S = 5.0
+_WEIGHTS = {"vllm": b"/weight_info", "sglang": b"/model_info", "sglang-experts": b"/model_info"}
+_FIRST_WEIGHTS = "default"  # vLLM's and SGLang's name of the weights that a server was started with
+_LARGE = 2**20  # aiohttp copies larger bodies in pieces, without a warning, if they are files
+BROKEN_OFF = "the inference server closed the connection before its reply was whole"
+UNREACHABLE = "the inference server cannot be reached"
+
+_opened: ContextVar[list[bool]] = ContextVar("opened")  # filled if the request in this context opens a connection
+
+
+class ServerLostError(GatewayError):
+    """A server gave no whole reply. The message is for the agent. ``refused``: no connection could be made."""
+
+    def __init__(self, message: str, *, refused: bool = False) -> None:
+        super().__init__(message)
+        self.refused = refused
+
+
+class StatusError(GatewayError):
+    """A server answered with an error."""
+
+    def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        super().__init__(f"it answered {status} several times in a row", status=status)
+        self.http_status = status
+        self.headers = headers
+        self.body = body
+
+
+class _WeightInfo(msgspec.Struct):
+    weight_version: str | int | None = None
+
+
+def _socket(address: Any) -> socket:
+    """Make the socket of a connection to a server (`aiohttp.TCPConnector`)."""
+    made = socket(*address[:3])
+    made.setblocking(False)
+    keep_alive(made)
+    if (opened := _opened.get(None)) is not None:
+        opened.append(True)
+    return made
+
+
+class Worker:
+    """One inference server. ``forgot``: it reports the weights of its start after it had reported a version."""
+
+    def __init__(self, worker_id: str, config: UpstreamConfig, router: Router) -> None:
+        self.id = worker_id
+        self._router = router
+        self._tls: ssl.SSLContext | bool = ssl.create_default_context() if config.url.startswith("https:") else True
+        self.inflight = 0
+        self.calls = 0
+        self.failures = 0
+        self.total_failures = 0
+        self.resting_until = 0.0
+        self.rest_s = 0.0
+        self._named = False  # whether it has reported a version
+        self.forgot = False
+        self.use(config)
+
+    def use(self, config: UpstreamConfig) -> None:
+        """Continue with another key at the same address."""
+        self.config = config
+        self.draining = False
+        self._urls: dict[bytes, URL] = {}
+        self._headers = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
+        if config.api_key is not None:
+            self._headers["authorization"] = f"Bearer {config.api_key}"
+
+    def _url(self, path: bytes) -> URL:
+        if path not in self._urls:
+            self._urls[path] = URL(self.config.url_of(path.decode()), encoded=True)
+        return self._urls[path]
+
+    @asynccontextmanager
+    async def post(
+        self, path: bytes, body: bytes, *, session: str, stream: bool
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a model call. The reply is read inside the block, and leaving the block early ends the call at the server.
+
+        SGLang's router keeps calls of one routing key on one server, where the session's prefix is in the cache.
+        Raises: ServerLostError, also inside the block; RequestError when the process has no file descriptor left.
+        """
+        router, headers = self._router, self._headers
+        if self.config.engine.startswith("sglang"):
+            headers = {**headers, "x-smg-routing-key": session}
+        try:
+            response = await self._send(path, body, headers, router.stream_timeout if stream else router.timeout)
+            try:
+                yield response
+            finally:
+                response.release()
+        except aiohttp.SocketTimeoutError as e:
+            why = f"the inference server sent nothing for {router.limits.stream_idle_s:g} s"
+            raise ServerLostError(why) from e
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as e:
+            if getattr(e, "errno", None) in (errno.EMFILE, errno.ENFILE):
+                why = "the gateway has no connection left for this call: raise `ulimit -n`"
+                raise RequestError(why, kind="overloaded") from e
+            raise ServerLostError(UNREACHABLE, refused=True) from e
+        except aiohttp.ClientError as e:
+            raise ServerLostError(BROKEN_OFF) from e
+
+    async def _send(
+        self, path: bytes, body: bytes, headers: dict[str, str], timeout: aiohttp.ClientTimeout
+    ) -> aiohttp.ClientResponse:
+        """Return the response's head. A server may close a kept connection just when it is used; then it has seen no request."""
+        opened: list[bool] = []
+        _opened.set(opened)
+        while True:
+            data = body if len(body) < _LARGE else io.BytesIO(body)
+            try:
+                return await self._router.http.post(
+                    self._url(path), data=data, headers=headers, timeout=timeout, ssl=self._tls, allow_redirects=False
+                )
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as e:
+                if opened or self.draining or isinstance(e, aiohttp.ClientConnectorError):
+                    raise
+
+    async def ask(self, path: bytes, body: bytes | None = None, *, timeout_s: float) -> tuple[int, bytes]:
+        """Send a small request of the gateway itself: GET, or POST with a JSON body. Raises: GatewayError."""
+        method, url = "GET" if body is None else "POST", self._url(path)
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        try:
+            async with self._router.http.request(
+                method, url, data=body, headers=self._headers, timeout=timeout, ssl=self._tls, allow_redirects=False
+            ) as response:
+                return response.status, await response.read()
+        except TimeoutError as e:
+            raise GatewayError(f"{method} {url}: no answer within {timeout_s} s") from e
+        except aiohttp.ClientError as e:
+            raise GatewayError(f"{method} {url}: {str(e) or repr(e)}") from e
+
+    def says(self, version: str | int | None) -> None:
+        """Handle the engine's name of its weights."""
+        if version is not None and str(version).isdigit():
+            self._named, self.forgot = True, False
+        elif self._named and not self.forgot and version == _FIRST_WEIGHTS:
+            self.forgot = True
+            log.error(
+                "inference server %s was started again: it has its first weights, not the published ones. Its turns are not "
+                "trained until weights are published again",
+                self.config.url,
+            )
+
+    async def ask_weights(self) -> None:
+        """Ask the server which weights it has. One that is not up, or has no such route, changes nothing."""
+        route = _WEIGHTS.get(self.config.engine)
+        if route is None:
+            return
+        with suppress(GatewayError, *NOT_JSON):
+            status, body = await self.ask(route, timeout_s=PROBE_S)
+            if status == 200:
+                self.says(msgspec.json.decode(body, type=_WeightInfo).weight_version)
+
+    async def is_up(self) -> bool:
+        """Probe the server. One that is up takes calls again."""
+        try:
+            status, _ = await self.ask(b"/health", timeout_s=PROBE_S)
+        except GatewayError:
+            return False
+        if status >= 500:  # any other server that answers is up: plain endpoints have no such route
+            return False
+        await self.ask_weights()
+        self.succeeded()
+        return True
+
+    def succeeded(self) -> None:
+        self.failures = 0
+        self.rest_s = self.resting_until = 0.0
+
+    def failed(self, *, unreachable: bool, why: str) -> None:
+        """Count a failed call. ``unreachable``: no connection, or it broke; otherwise the server answered with a 5xx.
+
+        ``why`` is for the log. Only the log names the server: agents do not learn its address.
+        """
+        now = time.monotonic()
+        self.failures += 1
+        self.total_failures += 1
+        if unreachable or self.failures >= FAILURES_IN_A_ROW:
+            if now >= self.resting_until:  # once, however many calls it fails at the same time
+                log.warning("inference server %s is left alone for a while: %s", self.config.url, why)
+            self.rest_s = min(MAX_REST_S, self.rest_s * 2 or FIRST_REST_S)
+            self.resting_until = now + self.rest_s
+
+
+class Router:
+    """The set of servers. ``waiting`` counts the calls that wait for a server to come up.
+
+    Raises: ConfigError on a URL that is already there.
+    """
+
+    def __init__(self, upstreams: Iterable[UpstreamConfig], limits: Limits) -> None:
+        self.limits = limits
+        self.timeout = aiohttp.ClientTimeout(total=None, connect=limits.connect_s)
+        self.stream_timeout = aiohttp.ClientTimeout(
+            total=None, connect=limits.connect_s, sock_read=limits.stream_idle_s
+        )
+        self.workers: dict[str, Worker] = {}
+        self.http: aiohttp.ClientSession
+        self.waiting = 0
+        self._back = asyncio.Event()
+        self._probing: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
+        self._count = 0
+        for upstream in upstreams:
+            self.add(upstream, upstream.worker_id)
+
+    def start(self) -> None:
+        """Make connections possible. Call it in the event loop."""
+        self.http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S, socket_factory=_socket),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("accept-encoding", "user-agent"),
+            auto_decompress=False,
+            read_bufsize=2**18,
+        )
+        self.ask_weights()
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.http.close()
+
+    def add(self, upstream: UpstreamConfig, worker_id: str | None = None) -> Worker:
+        """Add a server. One with the same URL goes on as `upstream` says, and is taken out of draining."""
+        known = self.at(upstream.url)
+        if known is not None:
+            known.use(upstream)
+            return known
+        if worker_id is None:
+            while f"w{self._count}" in self.workers:  # a server was added under this name
+                self._count += 1
+            worker_id = f"w{self._count}"
+        if worker_id in self.workers:
+            raise ConfigError(f"there is another upstream with id {worker_id}")
+        self._count += 1
+        worker = self.workers[worker_id] = Worker(worker_id, upstream, self)
+        return worker
+
+    def at(self, url: str) -> Worker | None:
+        """Return the server with this URL."""
+        return next((w for w in self.workers.values() if w.config.url.rstrip("/") == url.rstrip("/")), None)
+
+    def drain(self, worker_id: str) -> Worker | None:
+        """Give a server no further calls. `sweep` removes it when its running ones are done."""
+        worker = self.workers.get(worker_id)
+        if worker is not None:
+            worker.draining = True
+            self.sweep()
+        return worker
+
+    def sweep(self) -> None:
+        """Remove drained servers whose calls are done."""
+        for worker in list(self.workers.values()):
+            if worker.draining and not worker.inflight:
+                del self.workers[worker.id]
+
+    def pick(self, stuck_to: Worker | None, tried: tuple[Worker, ...] = ()) -> Worker | None:
+        """Return the server for the next call of a session that is at `stuck_to`, leaving out those already tried."""
+        now = time.monotonic()
+        free = [w for w in self.workers.values() if not w.draining and w not in tried]
+        if stuck_to is not None and stuck_to in free and stuck_to.resting_until <= now:
+            return stuck_to
+
+        def rank(worker: Worker) -> tuple[bool, float, float]:
+            resting = worker.resting_until > now
+            return resting, worker.resting_until if resting else worker.inflight, worker.calls
+
+        return min(free, key=rank, default=None)
+
+    # -- outages
+
+    @property
+    def problem(self) -> str | None:
+        """A message for the operator; None when all is well."""
+        workers = self.workers.values()
+        if workers and all(worker.resting_until for worker in workers):
+            return "no inference server is up"
+        if any(worker.forgot for worker in workers):
+            return "an inference server was started again and has not the published weights"
+        return None
+
+    @property
+    def is_down(self) -> bool:
+        """Whether a call that no server took should wait. Otherwise some server is only busy."""
+        workers = [worker for worker in self.workers.values() if not worker.draining]
+        return bool(self.limits.outage_s) and all(worker.resting_until for worker in workers)
+
+    async def up(self, until: float) -> None:
+        """Return when a server is back. ``until`` is on the event loop's clock. Raises: RequestError."""
+        if self._probing is None or self._probing.done():
+            log.warning("no inference server is up: calls wait for up to %g s", self.limits.outage_s)
+            self._back.clear()
+            self._probing = self._tasks.start(self._probe())
+        self.waiting += 1
+        try:
+            async with asyncio.timeout_at(until):
+                await self._back.wait()
+        except TimeoutError:
+            why = f"no inference server has been up for {self.limits.outage_s:g} s; try again later"
+            raise RequestError(why, kind="overloaded") from None
+        finally:
+            self.waiting -= 1
+
+    async def _probe(self) -> None:
+        while self.waiting:
+            await asyncio.sleep(min(PROBE_EVERY_S, self.limits.outage_s))
+            workers = list(self.workers.values())
+            if any(await asyncio.gather(*(worker.is_up() for worker in workers))):
+                log.warning("an inference server is back; %d calls go on", self.waiting)
+                self._back.set()
+                return
+
+    def ask_weights(self) -> None:
+        """Ask all servers which weights they have: when the gateway starts, and when weights were published."""
+        for worker in self.workers.values() if self.limits.outage_s else ():
+            self._tasks.start(worker.ask_weights())
+
+
+async def checked(response: aiohttp.ClientResponse, most: int) -> aiohttp.ClientResponse:
+    """Return the response, if its status is 200. Raises: StatusError, with its body."""
+    if response.status != 200:
+        raise StatusError(response.status, response.headers, await whole(response, most))
+    return response
+
+
+async def whole(response: aiohttp.ClientResponse, most: int) -> bytes:
+    """Return the body of a response. Raises: RequestError when it is larger than ``most`` bytes."""
+    parts, size = [], 0
+    async for part in response.content.iter_any():
+        parts.append(part)
+        size += len(part)
+        if size > most:
+            raise too_large(most)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def too_large(most: int) -> RequestError:
+    return RequestError(f"the reply is larger than {most} bytes (setting reply_bytes)", kind="upstream")
+
+
+class RunningCalls:
+    """The running calls (`Call`) of a gateway. ``waiting`` are those that a pause holds.
+
+    ``changes`` counts the moments from which on other weights may answer running calls.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.calls: set[Any] = set()
+        self.waiting: set[Any] = set()
+        self.paused = False
+        self.weight_version: int | None = None
+        self.changes = 0
+        self._watchers: set[asyncio.Event] = set()  # each is set when a call waits or ends, and when a pause ends
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.calls)
+
+    def discard(self, call: Any) -> None:
+        """The call has ended."""
+        self.calls.discard(call)
+        self._changed()
+
+    def _changed(self) -> None:
+        for event in self._watchers:
+            event.set()
+
+    async def until(self, reached: Callable[[], bool], timeout_s: float | None) -> None:
+        """Wait until `reached()`, but not longer than this."""
+        changed = asyncio.Event()
+        self._watchers.add(changed)
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    while not reached():
+                        await changed.wait()
+                        changed.clear()
+        finally:
+            self._watchers.discard(changed)
+
+    def publish(self, version: int) -> None:
+        """Other weights answer from now on."""
+        self.weight_version = version
+        self.changes += 1
+
+    async def resumed(self, call: Any) -> None:
+        """Hold a call that arrives during a pause. Its own time begins when the pause ends."""
+        if not self.paused:
+            return
+        call.enter("held", self.limits.hold_s)
+        self.waiting.add(call)
+        self._changed()
+        try:
+            await self.until(lambda: not self.paused, None)
+        finally:
+            self.waiting.discard(call)
+        call.enter("sampling", self.limits.call_s)
+
+    @property
+    def _active(self) -> int:
+        return len(self.calls) - len(self.waiting)
+
+    async def pause(self, *, in_flight: str = "finish", timeout_s: float = 60.0) -> dict[str, Any]:
+        """Start no further calls. `in_flight`: "finish" waits for the running ones, "abort" ends them, "continue"
+        lets them be.
+
+        Returns how many were left running when the wait was over.
+        """
+        self.paused = True
+        if in_flight == "abort":
+            for call in self.calls - self.waiting:
+                call.abort(RequestError("the policy is being updated; try again", kind="overloaded"))
+        if in_flight != "continue":  # of aborted ones those are left whose record the disk is about to take
+            await self.until(lambda: not self._active or not self.paused, timeout_s)
+        self.changes += bool(self._active)
+        return {"paused": True, "in_flight": self._active}
+
+    def resume(self) -> dict[str, Any]:
+        self.paused = False
+        started = len(self.waiting)
+        self._changed()
+        return {"paused": False, "started": started}

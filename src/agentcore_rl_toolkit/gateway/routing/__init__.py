@@ -1,1 +1,0 @@
-"""The inference servers: which of them takes a call, connections to them, outages, and pauses for new weights."""

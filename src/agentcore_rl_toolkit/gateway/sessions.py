@@ -1,0 +1,396 @@
+"""The sessions of a gateway: keys, settings, running calls, rows in the store, and last replies for repeated requests.
+
+The trainer creates a session with the admin key. A call creates one only with ``session_keys`` off. The session's key is derived
+from the store's secret and its id, so that keys survive a restart without being stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+from msgspec import Meta
+
+from ..contract import TURNS_USED, check_train
+from ..errors import ConfigError, ContractError
+from ..messages.wire import ModelRequest, passthrough
+from ..messages.wire.chat import parse_parameters
+from ..messages.wire.passthrough import Fields
+from ..messages.errors import RequestError
+from .capture.build import Texts
+from .capture.replies import RecordedReplies
+from .router import Worker
+from .store.reader import Counts, StoredSession
+from .store.writer import Store
+
+REMEMBERED = 64  # answered calls per session that a repeated request may be joined to
+MAX_SESSIONS = 200_000
+_TOMBSTONES = 100_000
+_LENGTHS = ("max_tokens", "max_completion_tokens")
+# The characters that a client writes into the path of a URL as they are (RFC 3986, pchar).
+# Parts may be divided by "/" (Harbor's are), none of which is a step up or down, or where a session's routes begin.
+_ID = re.compile(
+    r"(?=.{1,200}\Z)(?!(?:.*/)?(?:\.\.?|v1|traces)(?:/|\Z))[A-Za-z0-9._~!$&'()*+,;=:@-]+(?:/[A-Za-z0-9._~!$&'()*+,;=:@-]+)*"
+)
+# Members of a request that are no sampling parameters, with the reason.
+_NOT_SAMPLING = {
+    **dict.fromkeys(("messages", "prompt", "input", "system"), "the conversation is the agent's"),
+    **dict.fromkeys(("stream", "stream_options"), "how a reply is written is the agent's choice"),
+    **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids", "echo"), "the gateway asks for what it records"),
+    **dict.fromkeys(
+        ("best_of", "use_beam_search", "logits_processors"), "only samples of the policy can be trained on"
+    ),
+    "request_id": "all calls of the session would have it",
+    "model": "use model_id",
+}
+_to_json = msgspec.json.Encoder().encode
+
+
+class SessionSettings(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, frozen=True):
+    """The settings that a session's calls must keep. They are checked when it is opened: a later error would fail the agent.
+
+    ``sampling_params`` win over the agent's; ``max_tokens`` is an upper bound on what it asks for. ``train`` is the trainer's
+    rule of which conversations train (`trajectory.selection`); None leaves it to agent and client.
+    """
+
+    sampling_params: dict[str, Any] = {}
+    model_id: Annotated[str, Meta(min_length=1)] | None = None
+    max_turns: Annotated[int, Meta(ge=0)] | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    train: str | None = None
+    metadata: dict[str, Any] = {}
+
+    def overrides(self) -> Fields:
+        """Return the sampling parameters as JSON, without nulls. A whole number has no fraction, as engines want `n`."""
+        given = {name: value for name, value in self.sampling_params.items() if value is not None}
+        whole = {name: int(v) for name, v in given.items() if isinstance(v, float) and v.is_integer()}
+        return {name: msgspec.Raw(_to_json(value)) for name, value in (given | whole).items()}
+
+    def check(self) -> ModelRequest:
+        """Check the settings. Returns the sampling parameters as a request of chat completions has them.
+
+        Raises: RequestError that names the field.
+        """
+        if self.train is not None:
+            try:
+                check_train(self.train)
+            except ConfigError as e:
+                raise RequestError(str(e), param="train") from e
+        try:
+            return self._parsed()
+        except RequestError as e:
+            raise RequestError(f"in sampling_params: {e}", kind=e.kind, param=f"sampling_params.{e.param}") from e
+
+    def _parsed(self) -> ModelRequest:
+        params = self.sampling_params
+        for name, why in _NOT_SAMPLING.items():
+            if name in params:
+                raise RequestError(f"{name} is no sampling parameter: {why}", param=name)
+        for names in (["max_tokens", "max_completion_tokens"], ["tool_choice", *passthrough.forms(self.overrides())]):
+            given = [name for name in names if params.get(name) not in (None, "auto", "none")]
+            if len(given) > 1:
+                raise RequestError(f"{given[1]} and {given[0]} have one purpose: give one of them", param=given[1])
+        return parse_parameters(params)
+
+
+class Session:
+    """One session. ``number`` is its row in the store. ``records`` counts its stored calls, ``turns`` those that are turns.
+
+    ``undelivered`` are stored calls whose reply no agent has whole. ``started_turns`` counts the calls against max_turns:
+    running ones and turns.
+    """
+
+    def __init__(
+        self, store: Store, number: int, session_id: str, key: bytes, settings: SessionSettings, created_s: float
+    ) -> None:
+        self.store = store
+        self.number = number
+        self.id = session_id
+        self.key = key
+        self.created_s = created_s
+        self.closed = False
+        self.closed_s: float | None = None
+        self.last_call_s: float | None = None  # when its last call was recorded (unix), as far as this process knows
+        self.next_index = 0
+        self.started_turns = 0
+        self.records = 0
+        self.turns = 0
+        self.errors = 0
+        self.refused = 0  # requests that are entries of it and no calls
+        self.undelivered: set[int] = set()
+        self.inflight: set[Any] = set()  # its running calls (`Call`)
+        self.worker: Worker | None = None
+        self.texts = Texts()
+        self.replies = RecordedReplies()
+        self.recent: OrderedDict[int, Repeats] | None = OrderedDict()  # by digest of the request
+        self.recalled = False  # whether `recent` has the replies of an earlier process
+        self.use(settings)
+
+    @property
+    def id_bytes(self) -> bytes:
+        return self.id.encode()
+
+    def use(self, settings: SessionSettings) -> None:
+        self.settings = settings
+        self.overrides = settings.overrides()
+
+    def save(self) -> None:
+        """Have the session stored as it is now."""
+        settings = _to_json(self.settings).decode()
+        self.store.put_session(self.number, self.id, self.created_s, self.closed_s, settings)
+
+    def hold_to_settings(self, fields: Fields) -> None:
+        """Change a request to what the session allows: the trainer's sampling parameters win, and its limits hold.
+
+        Raises: RequestError where that cannot be done.
+        """
+        settings = self.settings
+        if settings.max_turns is not None and self.started_turns >= settings.max_turns:
+            raise RequestError(f"this session may make {settings.max_turns} {TURNS_USED}", kind="turn_limit")
+        if settings.model_id is not None:
+            fields["model"] = msgspec.Raw(_to_json(settings.model_id))
+        passthrough.overlay(fields, self.overrides)
+        if settings.max_tokens is not None:
+            for key in [key for key in _LENGTHS if key in fields] or _LENGTHS[:1]:
+                asked = passthrough.number(fields.get(key, msgspec.Raw(b"null")))
+                if asked is None or asked > settings.max_tokens:
+                    fields[key] = msgspec.Raw(b"%d" % settings.max_tokens)
+
+    def reply(self, reply_id: str) -> dict[str, Any] | None:
+        """Return the message of a recorded reply, by its id without the prefix of an API."""
+        return self.replies.find(self.store, self.number, reply_id)
+
+    def repeats_of(self, digest: int) -> Repeats:
+        """Return the replies to a request. Only the last few requests of a session are kept."""
+        if self.recent is None:
+            return Repeats()
+        known = self.recent.setdefault(digest, Repeats())
+        self.recent.move_to_end(digest)
+        if len(self.recent) > REMEMBERED:
+            self.recent.popitem(last=False)
+        return known
+
+    def append(self) -> None:
+        """A call of the session is to be stored."""
+        self.records += 1
+        self.last_call_s = time.time()
+
+    def deliver(self, call: int, *, whole: bool) -> None:
+        """Store whether an agent has the whole reply of a call. A call whose reply no agent has uses up no turn."""
+        if whole == (call not in self.undelivered):
+            return
+        if whole:
+            self.undelivered.discard(call)
+        else:
+            self.undelivered.add(call)
+        self.started_turns += 1 if whole else -1
+        self.store.deliver(call, whole=whole)
+
+
+class RecordedReply:
+    """A recorded reply. ``received``: an agent has all of it. ``connections`` counts those that it is being sent on."""
+
+    __slots__ = ("connections", "position", "received", "session")
+
+    def __init__(self, session: Session, position: int, *, received: bool = False, connections: int = 0) -> None:
+        self.session = session
+        self.position = position
+        self.received = received
+        self.connections = connections
+        if not received and not connections:
+            session.deliver(position, whole=False)
+
+    def sent(self, *, whole: bool) -> None:
+        """A connection has ended. ``whole``: it has sent the reply to its end."""
+        self.connections -= 1
+        if whole and not self.received:
+            self.received = True
+            self.session.deliver(self.position, whole=True)
+        elif not self.received and not self.connections:
+            self.session.deliver(self.position, whole=False)
+
+
+class Repeats:
+    """The replies to one request of a session, oldest first, and how many calls failed before their reply began."""
+
+    __slots__ = ("failed", "replies")
+
+    def __init__(self) -> None:
+        self.failed = 0
+        self.replies: list[RecordedReply] = []
+
+    def add(self, reply: RecordedReply) -> None:
+        self.replies.append(reply)
+        del self.replies[:-REMEMBERED]
+
+
+class Sessions:
+    """All sessions of one gateway. ``closing`` is called with a session that will make no further call."""
+
+    def __init__(self, store: Store, *, secret: bytes, limit: int = MAX_SESSIONS, model_id: str | None = None) -> None:
+        self.store = store
+        self.by_id: dict[bytes, Session] = {}
+        self.limit = limit
+        self.model_id = model_id  # of sessions whose settings name none
+        self.turns = 0
+        self.closing: Callable[[Session], None] | None = None
+        self._secret = secret
+        self._tombstones: OrderedDict[bytes, None] = OrderedDict()
+        self._opening = asyncio.Lock()
+        store.on_refused = self._refused
+
+    def _key_of(self, session_id: str) -> bytes:
+        return b"sk-" + hmac.new(self._secret, session_id.encode(), hashlib.sha256).hexdigest()[:48].encode()
+
+    def create(self, session_id: str, settings: SessionSettings) -> Session:
+        """Open a session. Opening it again with the same id gives the same one, with the new settings.
+
+        Raises: ContractError on an unusable id, a closed session, or when there are too many.
+        """
+        self._check([session_id])
+        name, store = session_id.encode(), self.store
+        if settings.model_id is None and self.model_id is not None:
+            settings = msgspec.structs.replace(settings, model_id=self.model_id)
+        session = self.by_id.get(name)
+        if session is None:
+            key = self._key_of(session_id)
+            session = self.by_id[name] = Session(store, store.next_session, session_id, key, settings, time.time())
+            store.next_session += 1
+            self._tombstones.pop(name, None)
+        else:
+            session.use(settings)
+        session.save()
+        return session
+
+    def _check(self, session_ids: Iterable[str]) -> None:
+        """Raises: ContractError when one of them cannot be opened."""
+        new = set()
+        for session_id in session_ids:
+            if not _ID.fullmatch(session_id):
+                raise ContractError(
+                    f"session id {session_id[:250]!r} must be 1 to 200 letters, digits or characters of .-_~!$&'()*+,;=:@, "
+                    "in parts divided by / of which none is empty, '.', '..', 'v1' or 'traces'"
+                )
+            known = self.by_id.get(session_id.encode())
+            if known is None:
+                new.add(session_id)
+            elif known.closed:
+                raise ContractError(
+                    f"session {session_id} is closed; delete it before opening it again", session_id=session_id
+                )
+        if new and len(self.by_id) + len(new) > self.limit:
+            held = f"there are {len(self.by_id)} sessions already and may be {self.limit}"
+            raise ContractError(f"{held}; fetch and delete finished ones")
+
+    def _refused(self, session: Session) -> None:
+        """The disk refused a call of a session: nothing later may go on from it."""
+        session.texts = Texts()
+        session.records -= 1
+
+    async def opened(self, session_ids: Iterable[str], settings: SessionSettings) -> list[Session]:
+        """Open sessions, all or none, and wait until they are stored. Raises: ContractError as `create`; OSError when
+        the disk refuses.
+        """
+        names = list(session_ids)
+        async with self._opening:
+            self._check(names)
+            new = [name for name in dict.fromkeys(names) if name.encode() not in self.by_id]
+            sessions = {name: self.create(name, settings) for name in dict.fromkeys(names)}
+            error = await self.store.kept()
+            if error is not None:
+                made = [s for s in map(sessions.__getitem__, new) if self.by_id.get(s.id_bytes) is s]
+                self.delete([s.id_bytes for s in made if not (s.records or s.inflight or s.closed)])
+                raise error
+            return [sessions[name] for name in names]
+
+    def find(self, name: bytes) -> Session | None:
+        """Return the session of a path, whose client may have written its id percent-encoded."""
+        session = self.by_id.get(name)
+        return session if session is not None or b"%" not in name else self.by_id.get(unquote_to_bytes(name))
+
+    def deleted_before(self, name: bytes) -> bool:
+        return name in self._tombstones
+
+    def close(self, session: Session) -> None:
+        """Refuse further calls, and end the running ones."""
+        if session.closed:
+            return
+        session.closed = True
+        for call in list(session.inflight):
+            call.abort(RequestError(f"session {session.id} was closed", kind="permission"))
+        session.closed_s = time.time()
+        session.save()
+        session.texts = Texts()
+        session.recent = session.worker = None
+        if self.closing is not None:
+            self.closing(session)
+
+    def delete(self, names: Iterable[bytes]) -> int:
+        """Delete sessions and their calls, for good. Returns how many there were."""
+        count = 0
+        for name in names:
+            session = self.by_id.get(name)
+            if session is None:
+                continue
+            self.close(session)
+            del self.by_id[name]
+            self.store.delete_session(session.number)
+            self._tombstones[name] = None
+            if len(self._tombstones) > _TOMBSTONES:
+                self._tombstones.popitem(last=False)
+            count += 1
+        return count
+
+    def restore(self) -> int:
+        """Take up the stored sessions. Returns how many calls they have. Raises: GatewayError on a damaged store."""
+        counts = self.store.reader.counts()
+        for row in self.store.reader.sessions():
+            self._restored(row, counts.get(row.number))
+        return sum(found.calls for found in counts.values())
+
+    def _restored(self, row: StoredSession, found: Counts | None) -> None:
+        settings = msgspec.json.decode(row.settings, type=SessionSettings)
+        key = self._key_of(row.session_id)
+        session = Session(self.store, row.number, row.session_id, key, settings, row.created_s)
+        session.closed, session.closed_s = row.closed_s is not None, row.closed_s
+        if session.closed:
+            session.recent = None
+        if found is not None:
+            session.records, session.turns = found.calls, found.turns
+            session.errors = found.calls - found.turns
+            session.started_turns = found.turns - found.undelivered
+            session.next_index = found.last_index + 1
+            self.turns += found.turns
+        self.by_id[session.id_bytes] = session
+
+
+def store_secret(directory: Path | None) -> bytes:
+    """Return the secret that session keys are derived from, made on first use. None: it ends with the process.
+
+    Raises: ConfigError when the file is unusable.
+    """
+    if directory is None:
+        return secrets.token_bytes(32)
+    path = directory / "secret"
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        secret = path.read_bytes()
+        if len(secret) < 32:
+            raise ConfigError(f"{path} is damaged; remove it (every session key changes with it)") from None
+        return secret
+    secret = secrets.token_bytes(32)
+    with os.fdopen(fd, "wb") as file:
+        file.write(secret)
+    return secret

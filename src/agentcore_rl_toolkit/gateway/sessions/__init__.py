@@ -1,1 +1,0 @@
-"""The sessions of a gateway, and their settings."""
