@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import OrderedDict
 from typing import Any
 
 from ..errors import CaptureError, GatewayError
@@ -38,12 +39,8 @@ def running_call(session: Session, request: CallRequest) -> Any:
 def recorded_reply(session: Session, request: CallRequest) -> tuple[RecordedReply, CallRecord] | None:
     """Return the recorded reply that a request gets. A damaged record counts as none."""
     if session.recent is None:
-        return None
-    if not session.recalled:
-        session.recalled = True
-        if session.records:
-            _recall(session)
-    known = session.recent.get(request.digest)
+        _recall(session)
+    known = (session.recent or {}).get(request.digest)
     if known is None:
         return None
     lost = next((reply for reply in known.replies if not (reply.received or reply.connections)), None)
@@ -68,7 +65,7 @@ def recorded_reply(session: Session, request: CallRequest) -> tuple[RecordedRepl
 
 def _recall(session: Session) -> None:
     """Read which of the session's last calls an earlier process answered."""
-    store = session.store
+    store, session.recent = session.store, OrderedDict()
     try:
         last = store.reader.last_calls(session.number, REMEMBERED)
     except GatewayError as e:

@@ -118,8 +118,8 @@ class Session:
         self.number = number
         self.id = session_id
         self.key = key
+        self.settings = settings
         self.created_s = created_s
-        self.closed = False
         self.closed_s: float | None = None
         self.last_call_s: float | None = None  # when its last call was recorded (unix), as far as this process knows
         self.next_index = 0
@@ -133,17 +133,21 @@ class Session:
         self.worker: Worker | None = None
         self.texts = Texts()
         self.replies = RecordedReplies()
-        self.recent: OrderedDict[int, Repeats] | None = OrderedDict()  # by digest of the request
-        self.recalled = False  # whether `recent` has the replies of an earlier process
-        self.use(settings)
+        # By digest of the request. None: those of an earlier process are in the store.
+        self.recent: OrderedDict[int, Repeats] | None = OrderedDict()
+
+    @property
+    def closed(self) -> bool:
+        return self.closed_s is not None
 
     @property
     def id_bytes(self) -> bytes:
         return self.id.encode()
 
-    def use(self, settings: SessionSettings) -> None:
-        self.settings = settings
-        self.overrides = settings.overrides()
+    @property
+    def overrides(self) -> Fields:
+        """The trainer's sampling parameters, which win over the agent's."""
+        return self.settings.overrides()
 
     def save(self) -> None:
         """Have the session stored as it is now."""
@@ -174,7 +178,7 @@ class Session:
     def repeats_of(self, digest: int) -> Repeats:
         """Return the replies to a request. Only the last few requests of a session are kept."""
         if self.recent is None:
-            return Repeats()
+            self.recent = OrderedDict()
         known = self.recent.setdefault(digest, Repeats())
         self.recent.move_to_end(digest)
         if len(self.recent) > REMEMBERED:
@@ -269,7 +273,7 @@ class Sessions:
             store.next_session += 1
             self._tombstones.pop(name, None)
         else:
-            session.use(settings)
+            session.settings = settings
         session.save()
         return session
 
@@ -326,10 +330,9 @@ class Sessions:
         """Refuse further calls, and end the running ones."""
         if session.closed:
             return
-        session.closed = True
+        session.closed_s = time.time()
         for call in list(session.inflight):
             call.abort(RequestError(f"session {session.id} was closed", kind="permission"))
-        session.closed_s = time.time()
         session.save()
         session.texts = Texts()
         session.recent = session.worker = None
@@ -363,9 +366,7 @@ class Sessions:
         settings = msgspec.json.decode(row.settings, type=SessionSettings)
         key = self._key_of(row.session_id)
         session = Session(self.store, row.number, row.session_id, key, settings, row.created_s)
-        session.closed, session.closed_s = row.closed_s is not None, row.closed_s
-        if session.closed:
-            session.recent = None
+        session.closed_s, session.recent = row.closed_s, None
         if found is not None:
             session.records, session.turns = found.calls, found.turns
             session.errors = found.calls - found.turns
