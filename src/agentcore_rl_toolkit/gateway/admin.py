@@ -18,9 +18,9 @@ import msgspec
 from aiohttp import web
 
 from ..errors import GatewayError
+from ..messages.errors import NOT_JSON, RequestError
 from ..messages.wire.anthropic import encode_count, parse_request
 from ..messages.wire.passthrough import check_session
-from ..messages.errors import NOT_JSON, RequestError
 from .capture.record import FetchedHead
 from .config import SAMPLING_SERVICES, Engine, UpstreamConfig
 from .context import Context

@@ -13,8 +13,8 @@ from aiohttp import HttpVersion11, web
 from .._servers.host_check import HostCheck, is_loopback
 from ..contract import check_tag
 from ..errors import ConfigError, ContractError
-from ..messages.wire import passthrough
 from ..messages.errors import RequestError
+from ..messages.wire import passthrough
 from .admin import Admin
 from .call import Call, answer, answer_again
 from .capture.record import TAG

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from ..logs import WarnsOnceAMinute
+from ..messages.errors import unsupported
 from ..messages.wire import Delta, passthrough
 from ..messages.wire.passthrough import Fields
-from ..messages.errors import unsupported
 from .capture.record import CONSTRAINED, IMAGES, Captured
 from .capture.reply import ReplyReader, read_reply
 from .context import Context

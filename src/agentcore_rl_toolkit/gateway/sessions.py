@@ -24,10 +24,10 @@ from msgspec import Meta
 
 from ..contract import TURNS_USED, check_train
 from ..errors import ConfigError, ContractError
+from ..messages.errors import RequestError
 from ..messages.wire import ModelRequest, passthrough
 from ..messages.wire.chat import parse_parameters
 from ..messages.wire.passthrough import Fields
-from ..messages.errors import RequestError
 from .capture.build import Texts
 from .capture.replies import RecordedReplies
 from .router import Worker
