@@ -20,7 +20,7 @@ from typing import Any
 
 from ..errors import CaptureError, GatewayError
 from .capture.record import TURNS, CallRecord, decode
-from .sessions import REMEMBERED, RecordedReply, Session
+from .sessions import REMEMBERED, RecordedReply, Repeats, Session
 from .wire.request import CallRequest
 
 log = logging.getLogger(__name__)
@@ -38,9 +38,8 @@ def running_call(session: Session, request: CallRequest) -> Any:
 
 def recorded_reply(session: Session, request: CallRequest) -> tuple[RecordedReply, CallRecord] | None:
     """Return the recorded reply that a request gets. A damaged record counts as none."""
-    if session.recent is None:
-        _recall(session)
-    known = (session.recent or {}).get(request.digest)
+    recent = session.recent if session.recent is not None else _recall(session)
+    known = recent.get(request.digest)
     if known is None:
         return None
     lost = next((reply for reply in known.replies if not (reply.received or reply.connections)), None)
@@ -63,16 +62,18 @@ def recorded_reply(session: Session, request: CallRequest) -> tuple[RecordedRepl
     return reply, record
 
 
-def _recall(session: Session) -> None:
-    """Read which of the session's last calls an earlier process answered."""
-    store, session.recent = session.store, OrderedDict()
+def _recall(session: Session) -> OrderedDict[int, Repeats]:
+    """Return which of the session's last calls an earlier process answered."""
+    store, recent = session.store, OrderedDict[int, Repeats]()
+    session.recent = recent
     try:
         last = store.reader.last_calls(session.number, REMEMBERED)
     except GatewayError as e:
         log.error("session %s: calls that may be asked for again cannot be read: %s", session.id, e)
-        return
+        return recent
     for position, digest, status, delivered in reversed(last):
         if position < store.first_call and status in TURNS:
             if not delivered:
                 session.undelivered.add(position)
             session.repeats_of(digest).add(RecordedReply(session, position, received=delivered))
+    return recent
