@@ -55,6 +55,11 @@ STEP_METRICS: dict[str, tuple[StepMetric, ...]] = {
             "0: the step taught nothing.",
         ),
         StepMetric(
+            "groups_replaced",
+            "Number of groups without spread that were replaced since the last step (`replace_up_to`).",
+            "Near its limit: filter the data (`runs export --rows`).",
+        ),
+        StepMetric(
             "reward_by_source",
             "`reward` for each value of the field `data_source` of the inputs, if they have it.",
             of="both",

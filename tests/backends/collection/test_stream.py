@@ -53,8 +53,14 @@ class Live(ReplayGateway):
 class World:
     """Rollouts whose length and end are decided by their input; the world of one process."""
 
-    def __init__(self, *, length_s: Any = lambda position: 0.0, fails: Any = lambda position, k: False) -> None:
-        self.length_s, self.fails = length_s, fails
+    def __init__(
+        self,
+        *,
+        length_s: Any = lambda position: 0.0,
+        fails: Any = lambda position, k: False,
+        reward: Any = lambda position, k: 1.0,
+    ) -> None:
+        self.length_s, self.fails, self.reward = length_s, fails, reward
         self.replay = Replay([], by_input=False)
         self.gateway = Live(self.replay)
         self.started: Counter[int] = Counter()
@@ -63,6 +69,7 @@ class World:
     def submit(self, payload: Any, session_id: Any = None, input_id: Any = None, **more: Any) -> Any:
         position = payload["position"]
         fails = self.fails(position, self.started[position])
+        reward = self.reward(position, self.started[position])
         self.started[position] += 1
         assert self.replay.weight_version is not None
         self.gateway.began[session_id] = self.replay.weight_version
@@ -70,7 +77,7 @@ class World:
             [
                 Episode(
                     input_id=input_id,
-                    record={"rewards": 1.0, "status_code": 200},
+                    record={"rewards": reward, "status_code": 200},
                     failure=RolloutLostError("gone") if fails else None,
                     delay_s=self.length_s(position),
                 )
@@ -201,3 +208,48 @@ async def test_every_started_rollout_is_trained_once_or_masked_or_in_flight_at_t
                 await stream.take_async()  # and the process is gone before it is trained
         assert not world.replay.open_sessions
         assert world.replay.running == 0
+
+
+async def test_groups_without_spread_are_replaced_up_to_a_factor_and_counted() -> None:
+    # Positions 0, 1, 4 and 5 have spread.
+    world = World(reward=lambda position, k: float(k) if position % 4 < 2 else 0.5)
+    recorded: list[tuple[str, str | None]] = []
+
+    class Kept:
+        phase = "train"
+
+        def at(self, *_: Any) -> Kept:
+            return self
+
+        def add(self, rollout: Any, request: GroupRequest, version: int) -> None:
+            recorded.append((request.input_id, rollout.mask_reason))
+
+    async with world.stream(staleness=0, replace_up_to=2.0, recording=Kept()) as stream:
+        assert positions(await stream.take_async()) == [0, 1]
+        world.publish(stream)
+        # 2 and 3 are replaced, then 4 and 5 are taken.
+        assert positions(await stream.take_async()) == [4, 5]
+        assert stream.replaced == 2
+        state = json.loads(json.dumps(stream.state()))
+        world.publish(stream)
+        accounts = stream.accounts
+        assert (accounts.trained, accounts.masked) == (4 * N, {"no_spread": 2 * N})
+    assert Counter(recorded)["i2", "no_spread"] == N
+    assert Counter(recorded)["i4", None] == N
+    async with world.stream(staleness=0, replace_up_to=2.0, state=state) as again:
+        assert positions(await again.take_async()) == [4, 5], "they were not trained"
+        assert again.replaced == 2
+
+
+async def test_a_batch_is_taken_as_it_is_when_enough_groups_were_replaced() -> None:
+    world = World(reward=lambda position, k: 0.0)
+    async with world.stream(staleness=0, replace_up_to=2.5) as stream:
+        assert positions(await stream.take_async()) == [3, 4]
+        assert stream.replaced == 3
+        world.publish(stream)
+        assert positions(await stream.take_async()) == [8, 9]
+
+
+async def test_groups_without_spread_are_kept_by_default() -> None:
+    async with World(reward=lambda position, k: 0.0).stream(staleness=0) as stream:
+        assert positions(await stream.take_async()) == [0, 1]

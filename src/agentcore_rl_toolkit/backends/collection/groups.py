@@ -36,6 +36,7 @@ MaskReason = Literal[
     "other_sampling",
     "teacher",
     "judge",
+    "no_spread",
 ]
 PolicyFailures = Literal["score", "mask"]
 

@@ -11,6 +11,10 @@ version v has to be in batch v + S or an earlier one. Two rules keep that withou
 - *The oldest go first.* A batch takes the finished groups that are due soonest. It is handed out only if the later batches have
   room for all groups that are due then; else the trainer waits for the slow ones, which is the price of the limit.
 
+Groups without spread. With ``replace_up_to`` = F above 1, a finished group whose usable rewards are all equal is replaced by the
+next one of the data, at most (F - 1) batches of them for each batch that is handed out. Its rollouts are masked as "no_spread".
+Source: dynamic sampling, DAPO, arXiv:2503.14476.
+
 Every group is one position in the data. `state` holds the positions that are started and not trained: a stream that is made
 from it starts these first, so neither a kill nor a slow input costs a prompt.
 """
@@ -28,6 +32,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from ...contract import nearly_equal
 from ...errors import ConfigError
 from .._portal import run_sync
 from .collect import collect_async
@@ -81,6 +86,7 @@ class _Accounts:
         self.again: list[int] = list(state.get("in_flight", ()))  # positions that an earlier stream had started
         self.trained: int = state.get("trained", 0)
         self.masked: Counter[str] = Counter(state.get("masked", {}))
+        self.replaced: int = state.get("replaced", 0)
         self.restarted: int = state.get("restarted", 0) + state.get("in_flight_rollouts", 0)
         self.open: dict[int, _Open] = {}
         self.handed: list[tuple[_Open, Group]] = []  # not yet reported as trained
@@ -98,6 +104,15 @@ class _Accounts:
         with self._lock:
             del self.open[opened.position]
             self.handed.append((opened, group))
+
+    def without_spread(self, opened: _Open, group: Group) -> list[CollectedRollout]:
+        """Count a group as replaced. Returns its rollouts, the usable ones masked."""
+        masked = [replace(r, mask_reason=r.mask_reason or "no_spread") for r in group.rollouts]
+        with self._lock:
+            del self.open[opened.position]
+            self.replaced += 1
+            self.masked.update(str(r.mask_reason) for r in masked)
+        return masked
 
     def all_trained(self) -> None:
         """Count the groups handed out as trained."""
@@ -127,6 +142,7 @@ class _Accounts:
                 "trained": accounts.trained,
                 "masked": dict(accounts.masked),
                 "restarted": accounts.restarted,
+                "replaced": self.replaced,
             }
 
 
@@ -151,6 +167,7 @@ class GroupStream:
         gateway: GatewayClient | None,
         batch_groups: int,
         max_staleness: int,
+        replace_up_to: float = 1.0,
         config: CollectConfig | None = None,
         weight_version: int = 0,
         state: Mapping[str, Any] | None = None,
@@ -162,7 +179,10 @@ class GroupStream:
             raise ConfigError(f"batch_groups must be at least 1, got {batch_groups}")
         if max_staleness < 0:
             raise ConfigError(f"max_staleness cannot be negative, got {max_staleness}")
+        if replace_up_to < 1:
+            raise ConfigError(f"replace_up_to is a factor of at least 1, got {replace_up_to:g}")
         config = config or CollectConfig()
+        self._may_replace = int((replace_up_to - 1) * batch_groups)
         self.batch_groups, self.max_staleness, self.weight_version = batch_groups, max_staleness, weight_version
         self.waited_s = 0.0
         self._requests, self._on_rollout, self._recording = requests, on_rollout, recording
@@ -170,6 +190,7 @@ class GroupStream:
         places = places or Places(config.max_concurrent)
         self._collect = partial(collect_async, client=client, gateway=gateway, config=self._config, places=places)
         self._groups = _Accounts(state or {})
+        self._replaced_before = self._groups.replaced
         self._ended = False  # there is no further request
         self._closed = False
         self._failure: BaseException | None = None
@@ -214,6 +235,11 @@ class GroupStream:
     @property
     def accounts(self) -> StreamAccounts:
         return self._groups.now()
+
+    @property
+    def replaced(self) -> int:
+        """The number of groups without spread that were replaced."""
+        return self._groups.replaced
 
     def state(self) -> dict[str, Any]:
         """The state from which a later stream goes on after the last trained batch, as JSON values."""
@@ -265,8 +291,17 @@ class GroupStream:
             opened.queued = 0
             if opened.since is None:
                 opened.since = self.weight_version
-            opened.group = group
+            if self._is_replaced(group):
+                self._record(self._groups.without_spread(opened, group), group.request)
+                self._ended = False
+            else:
+                opened.group = group
         self._move()
+
+    def _is_replaced(self, group: Group) -> bool:
+        """Return True if the group's rewards are all equal and the next batch may still get other groups."""
+        rewards = [reward for reward in group.rewards if reward is not None]
+        return len(rewards) > 1 and nearly_equal(rewards) and self.replaced - self._replaced_before < self._may_replace
 
     def _queued(self, opened: _Open, queued: int) -> None:
         opened.queued = queued
@@ -304,12 +339,16 @@ class GroupStream:
             group = replace(opened.group, rollouts=[self._aged(r, version) for r in opened.group.rollouts])
             batch.append(group)
             self._groups.handed_out(opened, group)
-            if self._recording is not None:
-                where = self._recording.at(self._recording.phase, version)
-                for rollout in group.rollouts:
-                    where.add(rollout, group.request, version)
+            self._record(group.rollouts, group.request)
+        self._replaced_before = self.replaced
         self._fill()
         return batch
+
+    def _record(self, rollouts: Sequence[CollectedRollout], request: GroupRequest) -> None:
+        if self._recording is not None:
+            where = self._recording.at(self._recording.phase, self.weight_version)
+            for rollout in rollouts:
+                where.add(rollout, request, self.weight_version)
 
     def _aged(self, rollout: CollectedRollout, version: int) -> CollectedRollout:
         """Masked where the engine says that it sampled from older weights than were thought to be in place."""

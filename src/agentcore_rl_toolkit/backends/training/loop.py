@@ -64,10 +64,8 @@ async def train(
     the trainer's logprobs differ from the sampler's at equal weights. WeightsError when new weights did not arrive.
     """
     done = resumed.steps if resumed else 0
-    recording, places = (
-        services.recording,
-        Places(settings.collect.max_concurrent),
-    )  # evaluations and training share them
+    recording = services.recording
+    places = Places(settings.collect.max_concurrent)  # evaluations and training share them
     evaluate = functools.partial(_evaluate, services, settings, held_out, observe, places)
     if recording is not None:
         recording.resumed(done)
@@ -83,6 +81,7 @@ async def train(
     async with _stream(services, settings, rows, observe, places, done, resumed.stream if resumed else None) as stream:
         for step in range(done, settings.steps):
             started = time.monotonic()
+            replaced = stream.replaced
             groups = await stream.take_async()
             observe("collected", {"step": step, "groups": groups})
             usable.check(groups)
@@ -101,6 +100,7 @@ async def train(
                 write_private(services.run_dir / STATE_FILE, json.dumps(asdict(state)))
             seconds = {"rollout_s": taken - started, "train_s": ended - taken}
             sampling_s = (taken if settings.staleness == 0 else ended) - started
+            facts["groups_replaced"] = stream.replaced - replaced
             rates = {
                 "waiting": seconds["rollout_s"] / (ended - started),
                 "sampled_tokens_per_s": facts["sampled_tokens"] / sampling_s,
@@ -217,18 +217,19 @@ def _stream(
     """Groups of rollouts from step ``done`` on. The row of the data set is the payload, as in every backend."""
 
     def request(place: int) -> GroupRequest | None:
-        if place >= settings.steps * settings.groups:
+        if place >= settings.steps * settings.groups + stream.replaced:
             return None
         row = row_at(place, rows, settings.seed)
         return GroupRequest(input_id=f"train/{place:05d}", payload=row, n=settings.rollouts)
 
     _training_begins(settings, observe, done)
-    return GroupStream(
+    stream = GroupStream(
         request,
         client=services.client,
         gateway=services.gateway,
         batch_groups=settings.groups,
         max_staleness=settings.staleness,
+        replace_up_to=settings.replace_up_to,
         config=settings.collect,
         places=places,
         weight_version=done,
@@ -236,6 +237,7 @@ def _stream(
         on_rollout=lambda rollout: observe("rollout", {"phase": "training", "rollout": rollout}),
         recording=services.recording and services.recording.at("train"),
     )
+    return stream
 
 
 def row_at(place: int, rows: Sequence[Row], seed: int) -> Row:

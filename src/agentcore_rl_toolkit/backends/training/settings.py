@@ -28,12 +28,13 @@ Row = Mapping[str, Any]  # one input: the payload that the agent receives
 class LoopSettings:
     """The settings of the loop.
 
-    A step takes ``groups`` inputs, ``rollouts`` times each, in ``minibatches`` optimizer steps. The learning rate of
-    ``adam`` is reached after ``warmup_steps`` and follows ``schedule``. Sequences longer than ``max_tokens`` are
-    left out. A rollout may start up to ``staleness`` weight versions before it is trained; 0 runs nothing while the model trains.
-    ``hold_calls`` replaces weights between model calls; otherwise running calls continue with the new weights. Held-out rows are
-    run before, after, and every ``eval_every`` steps (0: never between). The state is saved every ``checkpoint_every`` steps (0:
-    never). ``max_empty_steps`` steps in a row without a usable rollout end the run.
+    A step takes ``groups`` inputs, ``rollouts`` times each, in ``minibatches`` optimizer steps. The learning rate of ``adam``
+    is reached after ``warmup_steps`` and follows ``schedule``. Sequences longer than ``max_tokens`` are left out.
+    ``replace_up_to`` 3 replaces groups without spread by up to twice as many others. A rollout may start up to ``staleness``
+    weight versions before it is trained; 0 runs nothing while the model trains. ``hold_calls`` replaces weights between model
+    calls; otherwise running calls continue with the new weights. Held-out rows are run before, after, and every ``eval_every``
+    steps (0: never between). The state is saved every ``checkpoint_every`` steps (0: never). ``max_empty_steps`` steps in a row
+    without a usable rollout end the run.
     """
 
     steps: int
@@ -48,6 +49,7 @@ class LoopSettings:
     warmup_steps: int = 0
     minibatches: int = 1
     max_tokens: int | None = None
+    replace_up_to: float = 1.0
     staleness: int = 0
     hold_calls: bool = False
     eval_every: int = 0

@@ -103,6 +103,7 @@ class LocalRun(Sized, Credit, JudgeSettings):
     `backends.training.loop` trains. ``data`` and ``eval_data`` hold one
     payload a line; without ``eval_data`` the share ``held_out`` of the data is kept for it. ``engine`` serves the model ("policy"
     or "vllm"). A step runs ``groups`` inputs, ``rollouts`` times each.
+    Groups with equal rewards are replaced by others, up to ``replace_up_to`` times ``groups`` in a step.
     ``staleness`` weight versions may lie between a rollout's start and its training; with
     ``hold_calls`` weights change between model calls only. Every ``eval_every`` steps the held-out rows are run; 0: before
     and after only.
@@ -132,6 +133,7 @@ class LocalRun(Sized, Credit, JudgeSettings):
     dual_clip: Positive | None = None
     schedule: Schedule = "linear"
     warmup_steps: Least0 = 2
+    replace_up_to: float = 1.0
     staleness: Least0 = 0
     hold_calls: bool = False
     eval_every: Least0 = 0
@@ -147,6 +149,8 @@ class LocalRun(Sized, Credit, JudgeSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.replace_up_to < 1:
+            raise ConfigError(f"replace_up_to is a factor of at least 1, got {self.replace_up_to:g}")
         if self.held_out >= 1:
             raise ConfigError(f"held_out is a share of the data, from 0 to less than 1, got {self.held_out}")
         if self.held_out and self.eval_data is not None:
@@ -223,6 +227,7 @@ class LocalRun(Sized, Credit, JudgeSettings):
             schedule=self.schedule,
             warmup_steps=self.warmup_steps,
             minibatches=self.minibatches,
+            replace_up_to=self.replace_up_to,
             staleness=self.staleness,
             hold_calls=self.hold_calls,
             eval_every=self.eval_every,
