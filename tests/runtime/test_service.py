@@ -8,9 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from agentcore_rl_toolkit.runtime.config import RuntimeConfig
-from agentcore_rl_toolkit.runtime.service import _with_key
-
 STOPPED_WHILE_IT_STARTS = """
 import os, pathlib, signal, sys
 import uvicorn
@@ -45,8 +42,3 @@ def test_a_ready_file_that_cannot_be_written_ends_the_runtime_with_its_name(tmp_
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2, done.stderr
     assert "ready.json cannot be written" in done.stderr
-
-
-def test_each_launch_has_a_key_of_its_own() -> None:
-    assert _with_key(RuntimeConfig()).credentials != _with_key(RuntimeConfig()).credentials
-    assert _with_key(RuntimeConfig(callers="any")).credentials == {}

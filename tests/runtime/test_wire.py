@@ -10,12 +10,11 @@ from agentcore_rl_toolkit.runtime.agents.agent import NAME, make_runtime_id, par
 from agentcore_rl_toolkit.runtime.http import commands as eventstream
 from agentcore_rl_toolkit.runtime.wire import (
     SESSION_HEADER,
-    Named,
     Target,
     WireError,
     forwarded_headers,
-    named,
     parse_environment,
+    parse_target,
     session_id_of,
 )
 
@@ -23,55 +22,38 @@ ARN = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/math-AbCdEf1234"
 
 
 @pytest.mark.parametrize(
-    ("name", "account", "found"),
+    ("name", "query", "found"),
     [
-        (ARN, None, Named("math-AbCdEf1234", "123456789012", "us-west-2")),
-        (f"{ARN}/runtime-endpoint/prod", None, Named("math-AbCdEf1234", "123456789012", "us-west-2", "prod")),
-        ("math-AbCdEf1234", "123456789012", Named("math-AbCdEf1234", "123456789012")),
+        (ARN, {}, Target("math-AbCdEf1234", "123456789012", "us-west-2")),
+        (ARN, {"qualifier": "prod"}, Target("math-AbCdEf1234", "123456789012", "us-west-2", "prod")),
+        (f"{ARN}/runtime-endpoint/prod", {}, Target("math-AbCdEf1234", "123456789012", "us-west-2", "prod")),
+        ("math-AbCdEf1234", {"accountId": "123456789012"}, Target("math-AbCdEf1234", "123456789012")),
     ],
 )
-def test_runtime_is_named_by_arn_or_by_id_with_account(name: str, account: str | None, found: Named) -> None:
-    assert named(name, account) == found
+def test_target_is_an_arn_or_an_id_with_account(name: str, query: dict[str, str], found: Target) -> None:
+    assert parse_target(name, query) == found
 
 
 @pytest.mark.parametrize(
-    ("name", "account"),
+    ("name", "query"),
     [
-        ("math-AbCdEf1234", None),
-        ("math-AbCdEf1234", "12"),
-        ("../x", "123456789012"),
-        ("math", "123456789012"),
-        (f"{ARN}/foo/bar", None),
+        ("math-AbCdEf1234", {}),
+        ("math-AbCdEf1234", {"accountId": "12"}),
+        ("../x", {"accountId": "123456789012"}),
+        ("math", {"accountId": "123456789012"}),
+        (f"{ARN}/foo/bar", {}),
+        (f"{ARN}/runtime-endpoint/prod", {"qualifier": "DEFAULT"}),
     ],
 )
-def test_other_names_are_400(name: str, account: str | None) -> None:
+def test_other_targets_are_400(name: str, query: dict[str, str]) -> None:
     with pytest.raises(WireError) as error:
-        named(name, account)
+        parse_target(name, query)
     assert error.value.status == 400
-
-
-@pytest.mark.parametrize(
-    ("arn", "query", "endpoint"),
-    [
-        (ARN, {}, "DEFAULT"),
-        (ARN, {"qualifier": "prod"}, "prod"),
-        (f"{ARN}/runtime-endpoint/prod", {}, "prod"),
-        (f"{ARN}/runtime-endpoint/prod", {"qualifier": "prod"}, "prod"),
-        (f"{ARN}/runtime-endpoint/prod", {"qualifier": "DEFAULT"}, None),
-    ],
-)
-def test_endpoint_is_the_parameters_or_the_arns(arn: str, query: dict[str, str], endpoint: str | None) -> None:
-    target = Target(arn, query)
-    if endpoint is not None:
-        assert target.qualifier == endpoint
-    else:
-        with pytest.raises(WireError, match="names endpoint"):
-            _ = target.qualifier
 
 
 @pytest.mark.parametrize(("length", "good"), [(32, False), (33, True), (256, True), (257, False)])
 def test_session_id_length(length: int, good: bool) -> None:
-    headers = {SESSION_HEADER: b"x" * length}
+    headers = [(SESSION_HEADER, b"x" * length)]
     if good:
         assert session_id_of(headers) == "x" * length
     else:
@@ -112,7 +94,7 @@ def test_event_stream_is_what_botocore_reads_at_every_chunk_boundary() -> None:
 def test_runtime_ids_are_stable_and_of_the_right_form() -> None:
     a = make_runtime_id("math", "/x/app.py")
     assert a == make_runtime_id("math", "/x/app.py") != make_runtime_id("math", "/y/app.py")
-    assert named(runtime_arn("eu-west-1", "123456789012", a), None).runtime_id == a
+    assert parse_target(runtime_arn("eu-west-1", "123456789012", a), {}).runtime_id == a
 
 
 @pytest.mark.parametrize(

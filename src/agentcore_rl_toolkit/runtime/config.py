@@ -13,6 +13,9 @@ from ..errors import ConfigError
 from .api.faults import FaultPlan
 from .api.quotas import PROFILES, QuotaProfile
 
+# The variables of the runtime that sessions inherit.
+INHERITED = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
+
 
 @dataclass(frozen=True, kw_only=True)
 class IsolationConfig:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,39 +17,39 @@ from ..isolation import hints, sandbox
 from ..isolation.cover import Cover
 from ..isolation.project import Project
 from ..isolation.sandbox import choose_tier
+from . import roots
 from .agents.agent import Agent, runtime_arn
-from .config import RuntimeConfig
+from .config import INHERITED, RuntimeConfig
 from .containers.node import ContainerNode
 from .launcher.handle import TemplateProcess, TemplateSpec
-from .sessions.session import INHERITED, Session
+from .launcher.place import Place, SessionProcess
+from .launcher.session_log import read_log
 
 log = logging.getLogger(__name__)
 
 # OpenBLAS, and so numpy, starts its threads when it is imported; a process that has threads cannot be forked.
 UNTHREADED = {"OPENBLAS_NUM_THREADS": "1"}
 PACKAGE = Path(__file__).resolve().parents[1]
+CLEAN_UP_THREADS = 4
 
 
 class LocalNode:
-    """Runs sessions on this machine, forked from one template process per agent version."""
+    """Runs sessions on this machine: processes forked from one template per agent version, and containers.
 
-    def __init__(
-        self,
-        config: RuntimeConfig,
-        *,
-        state_dir: Path,
-        sessions: Path,
-        root: Path,
-    ) -> None:
-        self._config = config
-        self._state_dir = state_dir
-        self._sessions = sessions  # the folder of theirs
-        self._root = root
+    Logs are kept below ``state_dir``, sockets below ``root``. A cluster has one of these on each of its nodes.
+    """
+
+    def __init__(self, config: RuntimeConfig, *, state_dir: Path, root: Path) -> None:
+        self.tier = ""
+        self._config, self._state_dir, self._root = config, state_dir, root
+        for folder in (state_dir / "sessions", state_dir / "logs", root / "s"):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         config.isolation.hidden.add(state_dir)
         self._templates: dict[tuple[str, int], TemplateProcess] = {}
         self._locks: dict[tuple[str, int], asyncio.Lock] = {}
-        self._container_node: ContainerNode | None = None
-        self.tier = ""
+        self._containers = ContainerNode(config.isolation, root=root, environment=self.environment)
+        # A session can leave files that take minutes to remove: they keep nothing else waiting.
+        self._clean_up = ThreadPoolExecutor(CLEAN_UP_THREADS, thread_name_prefix="clean-up")
 
     async def start(self) -> None:
         """Choose the isolation tier. Raises: ConfigError when the one asked for is not usable here."""
@@ -54,33 +57,24 @@ class LocalNode:
         if why is not None:
             log.warning("sessions have no sandbox, nothing keeps them from this user's files: %s", why)
         if self.tier == "container":
-            await self._containers().open()
+            await self._containers.open()
 
     @property
     def writable(self) -> tuple[Path, ...] | None:
         """The folders of this machine that sessions can write to besides their own; None: all that this user can."""
         return None if self.tier == "none" else self._config.isolation.writable_folders
 
+    # -- agents
     async def prepare(self, agent: Agent) -> None:
         """Load the agent's template, or see to its image. Raises: AgentLoadError with its traceback."""
         if self._in_container(agent):
-            await self._containers().prepare(agent)
+            await self._containers.prepare(agent)
         else:
             await self._template(agent)
 
-    async def spawn(self, session: Session) -> Any:
-        """Fork a session, or start a container. Raises: AgentLoadError, LocalRuntimeError."""
-        for path in (session.log_path, session.directory, Path(session.socket_path)):
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self._in_container(session.agent):
-            return await self._containers().spawn(session)
-        template = await self._template(session.agent)
-        return template.spawn(session.name, session.socket_path, session.directory, session.log_path)
-
     def describe(self) -> list[dict[str, Any]]:
         """The loaded agents: how they start their sessions, and why not by fork."""
-        containers = self._container_node.describe() if self._container_node is not None else []
-        return containers + [
+        templates = [
             {
                 "runtime_id": runtime_id,
                 "version": version,
@@ -92,67 +86,86 @@ class LocalNode:
             }
             for (runtime_id, version), t in self._templates.items()
         ]
+        return [*self._containers.describe(), *templates]
 
     async def forget(self, agent: Agent) -> None:
-        """End an agent version's template and with it its sessions."""
+        """End an agent version's template, or its containers, and with it its sessions."""
         if self._in_container(agent):
-            await self._containers().forget(agent)
-            return
-        key = (agent.runtime_id, agent.version)
-        async with self._locks.setdefault(key, asyncio.Lock()):  # one that is being loaded is waited for, not missed
-            template = self._templates.pop(key, None)
+            await self._containers.forget(agent)
+        async with self._lock(agent):  # one that is being loaded is waited for, not missed
+            template = self._templates.pop(agent.key, None)
             if template is not None:
                 await template.close()
 
     async def forget_if_unused(self, agent: Agent) -> None:
         """End the template of a version that has no sessions; should one be asked for again, it is loaded again."""
-        template = self._templates.get((agent.runtime_id, agent.version))
+        template = self._templates.get(agent.key)
         if template is not None and not template.sessions:
             await self.forget(agent)
 
     async def close(self) -> None:
         """End every template and container."""
         await asyncio.gather(*(t.close() for t in self._templates.values()))
-        if self._container_node is not None:
-            await self._container_node.close()
+        await self._containers.close()
+        self._clean_up.shutdown(wait=False)
+
+    # -- sessions
+    def place(self, agent: Agent, name: str, log: str) -> Place:
+        """The files of a new session."""
+        folder = self._state_dir / "sessions" / agent.folder / name
+        socket = self._root / "s" / agent.folder / f"{name}.s"
+        return Place(name, folder, self._state_dir / "logs" / agent.name / log, str(socket))
+
+    async def spawn(self, agent: Agent, place: Place) -> SessionProcess:
+        """Fork a session, or start a container. Raises: AgentLoadError, LocalRuntimeError."""
+        for path in (place.log_path, place.directory, Path(place.socket_path)):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._in_container(agent):
+            return await self._containers.spawn(agent, place)
+        return await (await self._template(agent)).spawn(place)
+
+    async def discard(self, place: Place) -> None:
+        """Remove the session's folder and socket, and its log when it is empty."""
+
+        def remove() -> None:
+            roots.remove(place.directory)
+            with contextlib.suppress(OSError):
+                Path(place.socket_path).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                if place.log_path.lstat().st_size == 0:
+                    place.log_path.unlink()
+
+        await asyncio.get_running_loop().run_in_executor(self._clean_up, remove)
+
+    async def read_log(self, session: Mapping[str, Any], offset: int, size: int) -> bytes:
+        """A piece of the log of a session, live or ended, as the session table describes it."""
+        return read_log(session["log"], offset, size)
 
     def _in_container(self, agent: Agent) -> bool:
         return agent.image is not None or self.tier == "container"
 
-    def _containers(self) -> ContainerNode:
-        if self._container_node is None:
-            self._container_node = ContainerNode(self._config.isolation, root=self._root, environment=self.environment)
-        return self._container_node
+    def _lock(self, agent: Agent) -> asyncio.Lock:
+        return self._locks.setdefault(agent.key, asyncio.Lock())
 
     async def _template(self, agent: Agent) -> TemplateProcess:
-        key = (agent.runtime_id, agent.version)
-        template = self._templates.get(key)
-        if template is not None and template.alive:
-            return template
-        async with self._locks.setdefault(key, asyncio.Lock()):
-            template = self._templates.get(key)
+        async with self._lock(agent):
+            template = self._templates.get(agent.key)
             if template is None or not template.alive:
                 if template is not None:
                     await template.close()
-                template = await self._load(agent)
-                self._templates[key] = template
+                template = self._templates[agent.key] = await self._load(agent)
         return template
 
     async def _load(self, agent: Agent) -> TemplateProcess:
-        log_path = self._state_dir / "logs" / f"{agent.name}.template.log"
+        isolation = self._config.isolation
         home = self._root / "home" / agent.name
-        own = (
-            home,
-            self._sessions / agent.folder,
-            self._state_dir / "logs" / agent.name,
-            self._root / "s" / agent.folder,
-        )
+        logs = self._state_dir / "logs"
+        own = (home, self._state_dir / "sessions" / agent.folder, logs / agent.name, self._root / "s" / agent.folder)
         for folder in own:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         env = {**UNTHREADED, **self.environment(agent), "HOME": str(home), "TMPDIR": str(home)}
         prefix: list[str] = []
         project: Path | None = None
-        isolation = self._config.isolation
         if self.tier == "process":
             top = sandbox.project_of(agent.script)
             own_folder = Project.of(agent.script).folder  # the checkout around it stays read-only
@@ -176,7 +189,7 @@ class LocalNode:
                 mode=self._config.start_mode,
                 sandbox=prefix,
                 memory_bytes=isolation.memory_bytes,
-                log_path=log_path,
+                log_path=logs / f"{agent.name}.template.log",
                 project=project,
                 copied=[*map(str, isolation.copied)],
             )

@@ -2,48 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
-START_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-
-
-class Histogram:
-    """Cumulative buckets over seconds."""
-
-    def __init__(self, bounds_s: Iterable[float] = START_BUCKETS_S) -> None:
-        self.bounds_s = tuple(bounds_s)
-        self.counts = [0] * len(self.bounds_s)
-        self.count = 0
-        self.sum_s = 0.0
-
-    def add(self, value_s: float) -> None:
-        self.count += 1
-        self.sum_s += value_s
-        for index, bound in enumerate(self.bounds_s):
-            if value_s <= bound:
-                self.counts[index] += 1
-
-    def lines(self, name: str) -> list[str]:
-        buckets = [f'{name}_bucket{{le="{b:g}"}} {c}' for b, c in zip(self.bounds_s, self.counts, strict=True)]
-        return [
-            *buckets,
-            f'{name}_bucket{{le="+Inf"}} {self.count}',
-            f"{name}_sum {self.sum_s:.6f}",
-            f"{name}_count {self.count}",
-        ]
+START_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class Metrics:
     """The server's own counters: requests by operation and status, start times, CPU of ended sessions."""
 
     def __init__(self) -> None:
-        self.requests: dict[tuple[str, int], int] = {}
-        self.start_s = Histogram()
+        self.requests: Counter[tuple[str, int]] = Counter()
+        self.starts_s: list[float] = [0.0] * (len(START_BOUNDS_S) + 1)  # how many took up to each bound, and all
+        self.start_sum_s = 0.0
         self.session_cpu_s = 0.0
 
-    def request(self, operation: str, status: int) -> None:
-        key = (operation, status)
-        self.requests[key] = self.requests.get(key, 0) + 1
+    def add_start(self, seconds: float) -> None:
+        """Count the start of a session."""
+        self.start_sum_s += seconds
+        for index, bound in enumerate((*START_BOUNDS_S, seconds)):
+            self.starts_s[index] += seconds <= bound
 
 
 def render(
@@ -56,25 +34,33 @@ def render(
     faults: Mapping[str, int],
 ) -> bytes:
     """All metrics as one text."""
-    p = "agentcore_runtime"
-    lines = [f"# TYPE {p}_sessions gauge"]
-    lines += [f'{p}_sessions{{state="{state}"}} {states.get(state, 0)}' for state in ("starting", "active", "idle")]
-    lines += [f"# TYPE {p}_sessions_started_total counter", f"{p}_sessions_started_total {started}"]
-    lines += _family(f"{p}_sessions_ended_total", "reason", ended)
-    lines += [f"# TYPE {p}_requests_total counter"]
-    lines += [
-        f'{p}_requests_total{{operation="{op}",status="{status}"}} {n}'
-        for (op, status), n in sorted(metrics.requests.items())
+    requests = [
+        (f'requests_total{{operation="{operation}",status="{status}"}}', count)
+        for (operation, status), count in sorted(metrics.requests.items())
     ]
-    lines += _family(f"{p}_refused_total", "error", refused)
-    lines += _family(f"{p}_faults_injected_total", "kind", faults)
-    lines += [f"# TYPE {p}_session_start_seconds histogram", *metrics.start_s.lines(f"{p}_session_start_seconds")]
-    lines += [
-        f"# TYPE {p}_session_cpu_seconds_total counter",
-        f"{p}_session_cpu_seconds_total {metrics.session_cpu_s:.6f}",
+    starts = [
+        (f'session_start_seconds_bucket{{le="{bound}"}}', count)
+        for bound, count in zip((*(f"{b:g}" for b in START_BOUNDS_S), "+Inf"), metrics.starts_s, strict=True)
     ]
+    starts += [("session_start_seconds_sum", metrics.start_sum_s)]
+    starts += [("session_start_seconds_count", metrics.starts_s[-1])]
+    known_states = {state: states.get(state, 0) for state in ("starting", "active", "idle")}
+    families: tuple[tuple[str, str, Iterable[tuple[str, float]]], ...] = (
+        ("sessions", "gauge", _labeled("sessions", "state", known_states)),
+        ("sessions_started_total", "counter", [("sessions_started_total", started)]),
+        ("sessions_ended_total", "counter", _labeled("sessions_ended_total", "reason", ended)),
+        ("requests_total", "counter", requests),
+        ("refused_total", "counter", _labeled("refused_total", "error", refused)),
+        ("faults_injected_total", "counter", _labeled("faults_injected_total", "kind", faults)),
+        ("session_start_seconds", "histogram", starts),
+        ("session_cpu_seconds_total", "counter", [("session_cpu_seconds_total", metrics.session_cpu_s)]),
+    )
+    lines = []
+    for name, kind, samples in families:
+        lines += [f"# TYPE agentcore_runtime_{name} {kind}"]
+        lines += [f"agentcore_runtime_{sample} {round(value, 6):.15g}" for sample, value in samples]
     return ("\n".join(lines) + "\n").encode()
 
 
-def _family(name: str, label: str, counts: Mapping[str, int]) -> list[str]:
-    return [f"# TYPE {name} counter", *(f'{name}{{{label}="{key}"}} {n}' for key, n in sorted(counts.items()))]
+def _labeled(name: str, label: str, counts: Mapping[str, int]) -> list[tuple[str, float]]:
+    return [(f'{name}{{{label}="{key}"}}', count) for key, count in sorted(counts.items())]

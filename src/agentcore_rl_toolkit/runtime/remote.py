@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
 import os
 import time
@@ -67,17 +68,13 @@ class RuntimeView:
         request = urllib.request.Request(url, data, headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=self._timeout_s) as reply:
-                found: bytes = reply.read()
-                return found
+                return bytes(reply.read())
         except urllib.error.HTTPError as e:
-            text = e.read().decode(errors="replace")
-            try:
+            text = e.read().decode(errors="replace") or e.reason
+            with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
                 text = json.loads(text)["message"]
-            except (ValueError, LookupError, TypeError, RecursionError):
-                text = text or e.reason
-            if e.code == 403:
-                text += f" ({_HOW_TO_SIGN})"
-            raise LocalRuntimeError(f"{method} {path}: {text}") from e
+            hint = f" ({_HOW_TO_SIGN})" if e.code == 403 else ""
+            raise LocalRuntimeError(f"{method} {path}: {text}{hint}") from e
         except OSError as e:
             raise LocalRuntimeError(f"cannot reach the runtime at {self.url}: {e}") from e
 
@@ -92,10 +89,10 @@ class RuntimeView:
 
     def log(self, session: str, *, follow: bool = False) -> Iterator[str]:
         """A session's output in pieces."""
-        offset = 0
+        offset, path = 0, f"/_local/sessions/{urllib.parse.quote(session, safe='')}/log"
         decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
         while True:
-            data = self.log_from(session, offset)
+            data = self.call("GET", f"{path}?offset={offset}")
             offset += len(data)
             if data:
                 yield decode(data)
@@ -103,10 +100,6 @@ class RuntimeView:
                 return
             else:
                 time.sleep(0.5)
-
-    def log_from(self, session: str, offset: int) -> bytes:
-        """A session's output from an offset on (negative: from its end)."""
-        return self.call("GET", f"/_local/sessions/{urllib.parse.quote(session, safe='')}/log?offset={offset}")
 
     def stop(self, session: str, grace_s: float | None = None) -> str:
         """Stop the session of this id, or the only one that begins like this. Returns its id."""

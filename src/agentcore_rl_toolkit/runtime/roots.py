@@ -94,8 +94,8 @@ def new_root() -> Locked:
                 return locked
 
 
-def own_state(path: Path) -> tuple[Locked, Path]:
-    """Own a state folder. Returns: also the empty folder for sessions in it. Raises: ConfigError when it is in use. Blocks."""
+def own_state(path: Path) -> Locked:
+    """Own a state folder, and remove the sessions that an ended runtime left in it. Blocks. Raises: ConfigError if in use."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     locked = lock(path)
     if locked is None:
@@ -105,8 +105,7 @@ def own_state(path: Path) -> tuple[Locked, Path]:
         raise ConfigError(
             f"what an ended runtime left in {sessions} cannot be removed; remove it, or name another --state-dir"
         )
-    sessions.mkdir(mode=0o700)
-    return locked, sessions
+    return locked
 
 
 def describe_server(root: Path, content: dict[str, Any]) -> None:

@@ -8,116 +8,94 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from .._servers.tasks import Tasks
 from ..contract import ROLLOUT_FIELD
-from ..errors import AgentCoreRLError, AgentLoadError, ConfigError, LocalRuntimeError
+from ..errors import AgentCoreRLError, ConfigError, LocalRuntimeError
 from ..isolation.cover import may_show
 from ..store import parse_url
 from . import roots
 from .agents import environments
 from .agents.agent import Agent
 from .agents.registry import DEFAULT, Record, Registry, Version
-from .agents.version_fields import LOCAL_ARTIFACT, lifecycle_of
+from .agents.version_fields import LOCAL_ARTIFACT, image_of, lifecycle_of
 from .api.quotas import Quotas
-from .cluster.cluster import Cluster
 from .config import RuntimeConfig
-from .containers.client import image_of
 from .launcher.session_log import KeptLogs
 from .local_node import LocalNode
 from .metrics import Metrics
-from .sessions.session import Session, SessionFolders
-from .sessions.table import SessionTable
+from .sessions.session import Session
+from .sessions.table import SessionTable, Starts
 from .wire import Target, WireError, invalid, not_found
 
 log = logging.getLogger(__name__)
 LOCAL_ROLE = "arn:aws:iam::{account}:role/local"
-ASKS_FOR_A_RECORD = f'"{ROLLOUT_FIELD}"'.encode()
 
 
-def store_folder(text: str) -> Path | None:
-    """The folder of a ``file://`` store, or a plain path; None for a store elsewhere. Raises: ConfigError on what is neither."""
-    if "://" not in text:
-        return Path(text).resolve()
-    url = parse_url(text)
-    return Path(url.prefix) if url.scheme == "file" else None
+class Launcher(Starts, Protocol):
+    """The processes of sessions: on this machine (`LocalNode`), or on the nodes of a cluster."""
 
+    @property
+    def tier(self) -> str:
+        """The isolation of sessions."""
 
-def refused_store(payload: Sequence[bytes], writable: Iterable[Path]) -> str | None:
-    """Why the record that a payload asks for cannot be written by its session; None when it can, or asks for none."""
-    body = b"".join(payload)
-    if ASKS_FOR_A_RECORD not in body:
-        return None
-    try:
-        bucket = json.loads(body)[ROLLOUT_FIELD]["s3_bucket"]
-        url = parse_url(bucket)
-    except (AgentCoreRLError, ValueError, TypeError, LookupError, RecursionError):
-        return None  # the agent says what is wrong with it
-    real = Path(os.path.realpath(url.prefix))
-    if url.scheme != "file" or any(real.is_relative_to(os.path.realpath(folder)) for folder in writable):
-        return None
-    return (
-        f"The sandbox of this runtime's sessions has no store {url}: start the runtime with --store {url}"
-        f" (or --writable {url.prefix}), or name the store that it was started with."
-    )
+    @property
+    def writable(self) -> tuple[Path, ...] | None:
+        """The folders that sessions can write to besides their own; None: not known, or all."""
+
+    async def start(self) -> None:
+        """Get ready for agents. Raises: ConfigError."""
+
+    async def prepare(self, agent: Agent) -> None:
+        """Load an agent version. Raises: AgentLoadError."""
+
+    async def forget(self, agent: Agent) -> None:
+        """End an agent version with its sessions."""
+
+    async def forget_if_unused(self, agent: Agent) -> None:
+        """End an agent version that has no sessions."""
+
+    def describe(self) -> list[dict[str, Any]]:
+        """The loaded agent versions."""
+
+    async def read_log(self, session: Mapping[str, Any], offset: int, size: int) -> bytes:
+        """A piece of the log of a session, as the session table describes it."""
+
+    async def close(self) -> None:
+        """End everything."""
 
 
 class Runtime:
     """Everything behind the HTTP face. Use as: ``start``, then serve, then ``close``. Raises: ConfigError."""
 
-    def __init__(
-        self,
-        config: RuntimeConfig,
-        *,
-        cluster: Cluster | None = None,
-    ) -> None:
+    def __init__(self, config: RuntimeConfig, *, launcher: Launcher | None = None) -> None:
         self.config = config
         self._root_lock = roots.new_root()
+        self.root = self._root_lock.path  # its own folder for as long as it runs
         self.state_dir = config.state_dir or self.root / "state"
         try:
-            self._state_lock, sessions = roots.own_state(self.state_dir)
+            self._state_lock = roots.own_state(self.state_dir)
         except ConfigError:
             self._root_lock.discard()
             raise
         self.registry = Registry(region=config.region, account_id=config.account_id)
-        for folder in (sessions, self.state_dir / "logs", self.root / "s"):
-            folder.mkdir(mode=0o700, exist_ok=True)
-        self.started_s = time.monotonic()
+        self.quotas, self.faults, self.metrics = Quotas(config.quotas), config.faults, Metrics()
+        self.launcher = launcher or LocalNode(config, state_dir=self.state_dir, root=self.root)
+        self.table = SessionTable(self.launcher, config, self.metrics, self._admit, self._on_gone)
+        self._started_s = time.monotonic()
         self._closing = False
-        self.quotas = Quotas(config.quotas)
-        self.faults = config.faults
-        self.metrics = Metrics()
-        self.cluster = cluster
-        local = LocalNode(config, state_dir=self.state_dir, sessions=sessions, root=self.root)
-        self.node: LocalNode | Cluster = cluster or local
-        self.table = SessionTable(
-            local.spawn,
-            config,
-            SessionFolders(sessions, logs=self.state_dir / "logs", sockets=self.root / "s"),
-            self.metrics,
-        )
-        self.shown: SessionTable | Cluster = (
-            cluster or self.table
-        )  # where sessions are looked up that only need to be shown
-        self.shown.admit = self._admit
-        self.table.on_gone = self._on_gone
         self._background = Tasks()
         self._kept_logs = KeptLogs()
 
-    @property
-    def root(self) -> Path:
-        """The folder that is its own for as long as it runs."""
-        return self._root_lock.path
-
     async def start(self, agents: Sequence[tuple[str, Path]]) -> dict[str, str]:
         """Load the agents. Returns name -> ARN. Raises: AgentLoadError, ConfigError."""
-        await self.node.start()
-        mine = [self._register(name, script) for name, script in agents]
-        await asyncio.gather(*(self._load_first(record) for record in mine))
-        return {record.name: self.registry.arn(record.id) for record in mine}
+        await self.launcher.start()
+        records = [self._register(name, script) for name, script in agents]
+        await asyncio.gather(*(self._load_first(record) for record in records))
+        return {record.name: self.registry.arn(record.id) for record in records}
 
     def _register(self, name: str, script: Path) -> Record:
         fields = {
@@ -125,23 +103,15 @@ class Runtime:
             "roleArn": LOCAL_ROLE.format(account=self.config.account_id),
             "networkConfiguration": {"networkMode": "PUBLIC"},
         }
-        record = self.registry.create(name, fields, salt=str(script))
-        return record
+        return self.registry.create(name, fields, salt=str(script))
 
     async def _load_first(self, record: Record) -> None:
         """Load an agent of the command line: in this environment, if it has the agent's packages."""
-        version = record.latest
-        script = Path(
-            version.fields["agentRuntimeArtifact"]["containerConfiguration"]["containerUri"].removeprefix(
-                LOCAL_ARTIFACT
-            )
-        )
-        if await asyncio.to_thread(environments.fits_here, script):
-            version.script, version.python = str(script), sys.executable
+        if await asyncio.to_thread(environments.fits_here, record.latest.script):
+            record.latest.python = Path(sys.executable)
         else:
             log.warning("agent %s gets an environment of its own, for its dependency file", record.name)
-            version.script, version.python = await asyncio.to_thread(self._resolve, version)
-        await self._load(record, version)
+        await self._load(record, record.latest)
 
     def _admit(self, agent: Agent, endpoint: str, live: int) -> None:
         if self._closing:
@@ -149,19 +119,19 @@ class Runtime:
         self.quotas.new_session(agent.runtime_id, endpoint, live, time.monotonic())
 
     # -- deploying
-    async def deploy(self, record: Record, version: Version) -> None:
-        """Load a version in the background; its status says how that went."""
+    def deploy(self, record: Record, version: Version) -> None:
+        """Load a version in the background. Its status then tells the result."""
         version.loading = self._background.start(self._deploy(record, version))
 
-    async def reload(self, name: str) -> Record:
+    def reload(self, name: str) -> Record:
         """A new version of an agent from its file as it is now, in the same environment. Raises: WireError 404."""
         record = self.registry.by_name(name)
         if record is None:
             raise not_found(f"Agent {name}")
         old = record.latest
         version = self.registry.update(record, old.fields)
-        version.script, version.python = old.script, old.python
-        await self.deploy(record, version)
+        version.python = old.python
+        self.deploy(record, version)
         return record
 
     def hide(self, paths: Sequence[str]) -> list[str]:
@@ -169,53 +139,54 @@ class Runtime:
         isolation = self.config.isolation
         new = {Path(os.path.realpath(path)) for path in paths} - isolation.hidden
         isolation.hidden.update(new)
-        loaded = [r.latest.agent for r in self.registry.records.values() if self.node.tier != "none"]
+        if self.launcher.tier == "none":
+            return []
+        loaded = [r.latest.agent for r in self.registry.records.values()]
         agents = [agent for agent in loaded if agent is not None and agent.image is None]
         return [agent.name for agent in agents if may_show(new, agent.script, isolation.readable)]
 
     async def _deploy(self, record: Record, version: Version) -> None:
         try:
-            if image_of(version.fields) is None:
-                version.script, version.python = await asyncio.to_thread(self._resolve, version)
-            elif self.cluster is not None:
-                raise ConfigError("container images run on a single machine's runtime only, not on a cluster")
             await self._load(record, version)
         except Exception as e:  # whatever it is: a version that has no end would be waited for without end
             expected = isinstance(e, (LocalRuntimeError, ConfigError, OSError))
             if not expected:
                 log.exception("an agent version did not load", extra={"agent": record.name, "version": version.number})
-            self.registry.settle(record, version, str(e) if expected else f"{type(e).__name__}: {e}")
+            self.registry.set_loaded(record, version, str(e) if expected else f"{type(e).__name__}: {e}")
         finally:
             version.loading = None
 
     async def _load(self, record: Record, version: Version) -> None:
-        agent = _agent_of(record, version, self.config)
+        image = image_of(version.fields)
+        if image is None and (version.python is None or not version.python.exists()):
+            version.python = await asyncio.to_thread(environments.build_beside, version.script)
+        times = self.config.times
+        idle_s, lifetime_s = lifecycle_of(version.fields, times.idle_timeout_s, times.max_lifetime_s)
+        agent = Agent(
+            runtime_id=record.id,
+            version=version.number,
+            name=record.name,
+            script=version.script,
+            python=version.python or Path(sys.executable),
+            image=image,
+            fields=version.fields,
+            idle_timeout_s=idle_s,
+            max_lifetime_s=lifetime_s,
+        )
         try:
-            await self.node.prepare(agent)
+            await self.launcher.prepare(agent)
         except BaseException:
-            self._background.start(self.node.forget_if_unused(agent))
+            self._background.start(self.launcher.forget_if_unused(agent))
             raise
         version.agent = agent
-        self.registry.settle(record, version, None)
+        self.registry.set_loaded(record, version, None)
         for older in record.versions.values():
             if older.agent is not None and not self._is_served(older.agent):
-                self._background.start(self.node.forget_if_unused(older.agent))
+                self._background.start(self.launcher.forget_if_unused(older.agent))
 
     def _is_served(self, agent: Agent) -> bool:
         record = self.registry.records.get(agent.runtime_id)
         return record is not None and any(e.version == agent.version for e in record.endpoints.values())
-
-    def _resolve(self, version: Version) -> tuple[str, str]:
-        """Script and interpreter of an artifact; builds the environment. Blocks."""
-        if version.script is not None and version.python is not None and Path(version.python).exists():
-            return version.script, version.python
-        artifact = version.fields["agentRuntimeArtifact"]
-        uri = artifact["containerConfiguration"]["containerUri"]
-        script = Path(uri.removeprefix(LOCAL_ARTIFACT))
-        if not script.is_file():
-            raise ConfigError(f"there is no agent file {script}")
-        python = environments.build(environments.Dependencies.beside(script), environments.cache_dir())
-        return str(script), str(python)
 
     async def remove(self, record: Record) -> None:
         """Stop the sessions of a deleted agent, then its templates, in the background."""
@@ -233,12 +204,12 @@ class Runtime:
         for session in sessions:
             if session.process is not None:
                 await session.process.ended
-        await self.node.forget(agent)
+        await self.launcher.forget(agent)
 
     # -- serving
-    def check_store(self, payload: Sequence[bytes]) -> None:
+    def check_store(self, payload: bytes) -> None:
         """Refuse a rollout whose record its session could not write. Raises: WireError 400 with the option to give."""
-        writable = self.node.writable if isinstance(self.node, LocalNode) else None
+        writable = self.launcher.writable
         refusal = None if writable is None else refused_store(payload, writable)
         if refusal is not None:
             raise invalid(refusal, field="payload")
@@ -248,12 +219,12 @@ class Runtime:
 
         Raises: WireError 400, 404, 424.
         """
-        while True:  # what was waited for may have failed, or be gone
-            record = self.registry.find(target.named)
-            version = record.resolve(target.qualifier)
+        while True:  # the awaited version may have failed, or be deleted
+            record = self.registry.find(target)
+            version = record.versions[record.endpoint(target.endpoint).version]
             if version.agent is not None:
                 return version.agent
-            loading = version.loading or (record.latest.loading if target.qualifier == DEFAULT else None)
+            loading = version.loading or (record.latest.loading if target.endpoint == DEFAULT else None)
             if loading is None:
                 why = version.failure or "it is not loaded"
                 raise WireError("RuntimeClientError", f"The agent runtime is not ready: {why}", localDetail=why)
@@ -264,13 +235,13 @@ class Runtime:
         return {
             "pid": os.getpid(),
             "state_dir": str(self.state_dir),
-            "isolation": {"tier": self.node.tier},
-            "uptime_s": round(time.monotonic() - self.started_s, 1),
+            "isolation": {"tier": self.launcher.tier},
+            "uptime_s": round(time.monotonic() - self._started_s, 1),
             "quotas": self.config.quotas.name,
-            "sessions": len(self.shown.sessions),
-            "started": self.shown.started_total,
-            "ended": self.shown.ended_total,
-            "templates": self.node.describe(),
+            "sessions": len(self.table.sessions),
+            "started": self.table.started_total,
+            "ended": self.table.ended_total,
+            "templates": self.launcher.describe(),
             "agents": [
                 {"name": r.name, "arn": self.registry.arn(r.id), "version": r.latest.number, "status": r.latest.status}
                 for r in self.registry.records.values()
@@ -289,29 +260,36 @@ class Runtime:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self.node.close()
+        await self.launcher.close()
         self._state_lock.release()
         self._root_lock.discard()
 
     def _on_gone(self, session: Session) -> None:
         if not self._is_served(session.agent):
-            self._background.start(self.node.forget_if_unused(session.agent))
-        self._kept_logs.keep(session.log_path)
+            self._background.start(self.launcher.forget_if_unused(session.agent))
+        self._kept_logs.keep(session.place.log_path)
 
 
-def _agent_of(record: Record, version: Version, config: RuntimeConfig) -> Agent:
-    image = image_of(version.fields)
-    if image is None and (version.script is None or version.python is None):
-        raise AgentLoadError(f"agent {record.name} has no script")
-    idle_s, lifetime_s = lifecycle_of(version.fields, config.times.idle_timeout_s, config.times.max_lifetime_s)
-    return Agent(
-        runtime_id=record.id,
-        version=version.number,
-        name=record.name,
-        script=Path(version.script or ""),
-        python=Path(version.python or ""),
-        image=image,
-        fields=version.fields,
-        idle_timeout_s=idle_s,
-        max_lifetime_s=lifetime_s,
+def store_folder(text: str) -> Path | None:
+    """The folder of a ``file://`` store, or a plain path; None for a store elsewhere. Raises: ConfigError on what is neither."""
+    if "://" not in text:
+        return Path(text).resolve()
+    url = parse_url(text)
+    return Path(url.prefix) if url.scheme == "file" else None
+
+
+def refused_store(payload: bytes, writable: Iterable[Path]) -> str | None:
+    """Why the record that a payload asks for cannot be written by its session; None when it can, or asks for none."""
+    if f'"{ROLLOUT_FIELD}"'.encode() not in payload:
+        return None
+    try:
+        url = parse_url(json.loads(payload)[ROLLOUT_FIELD]["s3_bucket"])
+    except (AgentCoreRLError, ValueError, TypeError, LookupError, RecursionError):
+        return None  # the agent says what is wrong with it
+    real = Path(os.path.realpath(url.prefix))
+    if url.scheme != "file" or any(real.is_relative_to(os.path.realpath(folder)) for folder in writable):
+        return None
+    return (
+        f"The sandbox of this runtime's sessions has no store {url}: start the runtime with --store {url}"
+        f" (or --writable {url.prefix}), or name the store that it was started with."
     )

@@ -6,10 +6,8 @@ import asyncio
 import contextlib
 import math
 import os
-import pickle
 import signal
 import socket
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,10 +22,9 @@ from .._servers.open_files import raise_file_limit
 from .._servers.process import bind, parent_gone, write_private, write_ready
 from ..errors import ConfigError
 from . import roots
-from .cluster.cluster import Cluster
 from .config import RuntimeConfig
 from .http.app import RuntimeApp
-from .runtime import Runtime
+from .runtime import Launcher, Runtime
 
 ACCESS_KEY = "local"  # the name of a key that the runtime makes itself
 AFTER_SESSIONS_S = 2  # for the replies to the calls of sessions that were ended by force
@@ -44,7 +41,7 @@ async def serve(
     config: RuntimeConfig,
     agents: Sequence[tuple[str, Path]],
     *,
-    cluster: Cluster | None = None,
+    launcher: Launcher | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
     ready_file: Path | None = None,
@@ -57,8 +54,9 @@ async def serve(
     """
     listener = bind(host, port)
     url = f"http://{host if ':' not in host else f'[{host}]'}:{listener.getsockname()[1]}"
-    config = _with_key(config)
-    runtime = Runtime(config, cluster=cluster)
+    if not config.credentials and config.callers == "user":
+        config = replace(config, credentials={ACCESS_KEY: keys.make()})
+    runtime = Runtime(config, launcher=launcher)
     loop = asyncio.get_running_loop()
     loading = asyncio.ensure_future(runtime.start(list(agents)))
     server: _Server | None = None
@@ -96,44 +94,32 @@ async def serve(
             timeout_graceful_shutdown=math.ceil(config.times.shutdown_grace_s) + AFTER_SESSIONS_S,
         ),
     )
-    content: dict[str, Any] = {"url": url, "pid": os.getpid(), "agents": arns, "isolation": runtime.node.tier}
+    content: dict[str, Any] = {"url": url, "pid": os.getpid(), "agents": arns, "isolation": runtime.launcher.tier}
     record = {**content, "root": str(runtime.root), "state_dir": str(runtime.state_dir)}
     roots.describe_server(runtime.root, record)
     roots.describe_server(runtime.state_dir, record)
     key_file = None
-    if config.credentials:
-        access_key, secret = next(iter(config.credentials.items()))
-        content["credentials_file"] = _leave_for_aws_clients(runtime.root, access_key, secret)
-        if keys.is_here(host):
-            key_file = keys.leave(keys.RUNTIME, url, f"{access_key}:{secret}")
+    for access_key, secret in list(config.credentials.items())[:1]:
+        file = runtime.root / "credentials"  # for AWS's own clients
+        write_private(file, f"[default]\naws_access_key_id = {access_key}\naws_secret_access_key = {secret}\n")
+        content["credentials_file"] = str(file)
+        key_file = keys.leave(keys.RUNTIME, url, f"{access_key}:{secret}") if keys.is_here(host) else None
     watch = asyncio.create_task(_watch(server, content, ready_file, parent_pid))
     try:
         await server.serve(sockets=[listener])
     finally:
         watch.cancel()
         [end] = await asyncio.gather(watch, return_exceptions=True)
-        _forget(ready_file)
+        if ready_file is not None:
+            with contextlib.suppress(OSError):  # it may be in a place where there can be none
+                os.unlink(ready_file)
         keys.forget(key_file)
     if isinstance(end, OSError):
         raise ConfigError(f"the ready file {ready_file} cannot be written: {end.strerror or end}") from end
 
 
-def _with_key(config: RuntimeConfig) -> RuntimeConfig:
-    """With a key for this launch where none is given."""
-    if config.credentials or config.callers == "any":
-        return config
-    return replace(config, credentials={ACCESS_KEY: keys.make()})
-
-
-def _leave_for_aws_clients(root: Path, access_key: str, secret: str) -> str:
-    """A file as AWS's own clients read credentials from; it goes with the runtime's folder."""
-    file = root / "credentials"
-    write_private(file, f"[default]\naws_access_key_id = {access_key}\naws_secret_access_key = {secret}\n")
-    return str(file)
-
-
 class _Server(uvicorn.Server):
-    """Tells the sessions of a shutdown at once, so that calls under way get what their agents still answer, or a 424."""
+    """Ends the sessions at once on a shutdown, so that calls under way get the rest of their replies, or a 424."""
 
     def __init__(self, runtime: Runtime, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -143,12 +129,6 @@ class _Server(uvicorn.Server):
         sessions = asyncio.create_task(self._runtime.end_sessions())
         await super().shutdown(sockets)
         await sessions
-
-
-def _forget(ready_file: Path | None) -> None:
-    if ready_file is not None:
-        with contextlib.suppress(OSError):  # it may be in a place where there can be none
-            ready_file.unlink()
 
 
 async def _watch(
@@ -172,16 +152,3 @@ async def _watch(
     if parent_pid is not None:
         await parent_gone(parent_pid)
         server.should_exit = True
-
-
-def _main() -> None:
-    """A node of a cluster: FILE with a pickled configuration, HOST, ready file, process id of the parent."""
-    given, host, ready_file, parent_pid = sys.argv[1:]
-    file = Path(given)
-    config: RuntimeConfig = pickle.loads(file.read_bytes())
-    file.unlink()
-    run(config, [], host=host, ready_file=Path(ready_file), parent_pid=int(parent_pid))
-
-
-if __name__ == "__main__":
-    _main()

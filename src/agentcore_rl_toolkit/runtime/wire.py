@@ -5,7 +5,6 @@ Source: botocore service model `bedrock-agentcore` 2024-02-28 (rest-json).
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
@@ -71,27 +70,6 @@ def not_found(what: str) -> WireError:
     return WireError("ResourceNotFoundException", f"{what} not found")
 
 
-@dataclass(frozen=True)
-class Target:
-    """The runtime and endpoint that a data-plane request names: the text of its path, and its query."""
-
-    runtime: str
-    query: Mapping[str, str]
-
-    @property
-    def named(self) -> Named:
-        """Raises: WireError 400."""
-        return named(self.runtime, self.query.get("accountId"))
-
-    @property
-    def qualifier(self) -> str:
-        """The endpoint: of the parameter, else of the ARN. Raises: WireError 400 when they name two."""
-        asked, own = self.query.get("qualifier"), self.named.endpoint
-        if asked and own and asked != own:
-            raise invalid(f"The ARN names endpoint {own}, qualifier {asked}", field="qualifier")
-        return asked or own or "DEFAULT"
-
-
 _ARN = re.compile(
     r"arn:aws(?:-[a-z]+)*:bedrock-agentcore:(?P<region>[a-z0-9-]+):(?P<account>[0-9]{12})"
     r":runtime/(?P<id>[A-Za-z][A-Za-z0-9_]{0,99}-[A-Za-z0-9]{10})(?:/runtime-endpoint/(?P<endpoint>[A-Za-z][A-Za-z0-9_]{0,47}))?"
@@ -100,31 +78,37 @@ _RUNTIME_ID = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}-[A-Za-z0-9]{10}")
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """A runtime, or an endpoint of one, as a request names it. ``region`` None: of a bare id, which says none."""
+class Target:
+    """The endpoint of a runtime that a request is for. ``region`` is None for a bare id, which has none."""
 
     runtime_id: str
     account_id: str
     region: str | None = None
-    endpoint: str | None = None
+    endpoint: str = "DEFAULT"
 
 
-@functools.lru_cache(4096)
-def named(name: str, account_id: str | None) -> Named:
-    """Of an ARN, or of a bare id, which needs the ``accountId`` parameter. Raises: WireError 400."""
-    match = _ARN.fullmatch(name)
-    if match:
-        return Named(match["id"], match["account"], match["region"], match["endpoint"])
+def parse_target(name: str, query: Mapping[str, str]) -> Target:
+    """Parse an ARN, or a bare id, which needs the ``accountId`` parameter; the endpoint may be in the ``qualifier``.
+
+    Raises: WireError 400.
+    """
+    asked = query.get("qualifier")
+    if match := _ARN.fullmatch(name):
+        own = match["endpoint"]
+        if asked and own and asked != own:
+            raise invalid(f"The ARN names endpoint {own}, qualifier {asked}", field="qualifier")
+        return Target(match["id"], match["account"], match["region"], asked or own or "DEFAULT")
+    account_id = query.get("accountId", "")
     if not _RUNTIME_ID.fullmatch(name):
         raise invalid(f"Invalid agent runtime identifier: {name!r}", field="agentRuntimeArn")
-    if account_id is None or not re.fullmatch(r"[0-9]{12}", account_id):
+    if not re.fullmatch(r"[0-9]{12}", account_id):
         raise invalid("accountId (12 digits) is required when agentRuntimeArn is an agent id", field="accountId")
-    return Named(name, account_id)
+    return Target(name, account_id, endpoint=asked or "DEFAULT")
 
 
-def session_id_of(headers: Mapping[bytes, bytes]) -> str | None:
+def session_id_of(headers: Headers) -> str | None:
     """The session id a request names, or None. Raises: WireError 400 when its length is not 33-256."""
-    value = headers.get(SESSION_HEADER)
+    value = next((value for name, value in headers if name == SESSION_HEADER), None)
     if value is None:
         return None
     session_id = value.decode("latin-1")

@@ -21,7 +21,7 @@ def admitted(call: Callable[[], None], times: int) -> int:
 
 
 def test_bucket_refills_at_its_rate_up_to_its_burst() -> None:
-    bucket = TokenBucket(rate_per_s=2.0, burst=2.0, now=0.0)
+    bucket = TokenBucket(rate_per_s=2.0, now=0.0)
     assert [bucket.take(0.0) for _ in range(3)] == [True, True, False]
     assert [bucket.take(0.4), bucket.take(0.6)] == [False, True]
     assert [bucket.take(100.0) for _ in range(3)] == [True, True, False]

@@ -15,7 +15,7 @@ import pytest
 
 from agentcore_rl_toolkit._installation import install_command
 from agentcore_rl_toolkit.errors import ConfigError, LocalRuntimeError
-from agentcore_rl_toolkit.runtime.cluster.actor import pack, pack_project, unpack
+from agentcore_rl_toolkit.runtime.cluster.bundle import pack, pack_project, unpack
 from agentcore_rl_toolkit.runtime.cluster.ray_nodes import RayNodes
 
 from ..conftest import AGENTS, Server
@@ -66,13 +66,13 @@ def test_an_agent_in_a_package_arrives_with_its_project_or_a_smaller_part_of_a_l
     (tmp_path / ".git").mkdir()
     agent = tmp_path / "shop/agents/agent.py"
     for most_bytes, path in ((64_000, "shop/agents/agent.py"), (4_000, "agents/agent.py")):
-        monkeypatch.setattr("agentcore_rl_toolkit.runtime.cluster.actor.MAX_BUNDLE_BYTES", most_bytes)
+        monkeypatch.setattr("agentcore_rl_toolkit.runtime.cluster.bundle.MAX_BUNDLE_BYTES", most_bytes)
         found, data = pack_project(agent)
         assert found == path
         there = tmp_path / f"node{most_bytes}"
         unpack(data, there)
         assert (there / path).parents[1].joinpath("common.py").read_text() == "X = 1"
-    monkeypatch.setattr("agentcore_rl_toolkit.runtime.cluster.actor.MAX_BUNDLE_BYTES", 3)
+    monkeypatch.setattr("agentcore_rl_toolkit.runtime.cluster.bundle.MAX_BUNDLE_BYTES", 3)
     with pytest.raises(ConfigError, match="too much to send"):
         pack_project(agent)
 

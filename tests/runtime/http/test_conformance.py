@@ -11,7 +11,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from agentcore_rl_toolkit.contract import new_session_id
-from agentcore_rl_toolkit.runtime.http.app import OPERATIONS
+from agentcore_rl_toolkit.runtime.http.data_plane import OPERATIONS
 from agentcore_rl_toolkit.runtime.wire import STATUS
 
 from ..conftest import AGENTS, Server, agent_fields, wait_for

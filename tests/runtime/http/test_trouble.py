@@ -30,7 +30,7 @@ class Buggy(RuntimeApp):
 
     async def respond(self, scope: Any, receive: Any, send: Any) -> None:
         scope["runtime.operation"] = "InvokeAgentRuntime"
-        if b"late" in b"".join(scope["runtime.body"]):
+        if b"late" in scope["runtime.body"]:
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
             await send({"type": "http.response.body", "body": b"half", "more_body": True})
         raise ZeroDivisionError("a bug")

@@ -101,13 +101,13 @@ def test_another_store_is_refused_at_the_invoke_with_the_option(server: Server, 
 
 def test_what_is_refused_and_what_is_not(tmp_path: Path) -> None:
     def asked(bucket: object) -> str | None:
-        payload = [json.dumps({"_rollout": {"s3_bucket": bucket}}).encode()]
+        payload = json.dumps({"_rollout": {"s3_bucket": bucket}}).encode()
         return refused_store(payload, [tmp_path / "store"])
 
     assert asked(f"file://{tmp_path}/other") is not None
     for bucket in (f"file://{tmp_path}/store", f"file://{tmp_path}/store/inner", "s3://bucket", "bucket", None, "?"):
         assert asked(bucket) is None
-    assert refused_store([b'{"_rollout": '], []) is None
+    assert refused_store(b'{"_rollout": ', []) is None
 
 
 def test_a_module_outside_of_the_project_is_named_when_the_agent_is_loaded(

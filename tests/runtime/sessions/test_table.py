@@ -15,8 +15,9 @@ from botocore.exceptions import ClientError, ReadTimeoutError
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.runtime.agents.agent import Agent
 from agentcore_rl_toolkit.runtime.config import RuntimeConfig, TimeLimits
+from agentcore_rl_toolkit.runtime.launcher.place import Place
 from agentcore_rl_toolkit.runtime.metrics import Metrics
-from agentcore_rl_toolkit.runtime.sessions.session import Session, SessionFolders
+from agentcore_rl_toolkit.runtime.sessions.session import Session
 from agentcore_rl_toolkit.runtime.sessions.table import SessionTable
 
 from ..conftest import Server, alive, wait_for
@@ -200,28 +201,38 @@ def test_sessions_share_no_files_environment_or_random_numbers(server: Server) -
 class Running:
     """A session's process that runs until it is stopped."""
 
-    pid = cpu_s = max_rss_bytes = None
+    pid = cpu_s = max_rss_bytes = death = None
+    lost = False
 
     def __init__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self.started, self.ended = loop.create_future(), loop.create_future()
-        self.started.set_result(1)
+        self.ended = asyncio.get_running_loop().create_future()
 
     def stop(self, grace_s: float) -> None:
         if not self.ended.done():
             self.ended.set_result(0)
 
 
+class Launcher:
+    """Starts nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def place(self, agent: Agent, name: str, log: str) -> Place:
+        return Place(name, self.folder / name, self.folder / log, str(self.folder / "socket"))
+
+    async def spawn(self, agent: Agent, place: Place) -> Any:
+        return Running()
+
+    async def discard(self, place: Place) -> None:
+        return None
+
+
 async def test_an_answer_that_nobody_foresaw_keeps_no_session_beyond_its_limits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def spawn(session: Any) -> Any:
-        return Running()
-
     config = RuntimeConfig(times=TimeLimits(stop_grace_s=0.1, shutdown_grace_s=0.1))
-    folders = SessionFolders(sessions=tmp_path / "s", logs=tmp_path / "l", sockets=tmp_path / "x")
-    (tmp_path / "x").mkdir()
-    table = SessionTable(spawn, config, folders, Metrics())
+    table = SessionTable(Launcher(tmp_path), config, Metrics())
     answers: list[Any] = [(200, b"{}")]
 
     async def ask(session: Any) -> Any:

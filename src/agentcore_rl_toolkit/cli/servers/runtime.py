@@ -149,12 +149,12 @@ def serve(**options: Any) -> None:
         credentials=credentials,
         callers=options["callers"],
     )
-    cluster = None
+    launcher = None
     if options["ray_address"] is not None:
         from ...runtime.cluster.cluster import Cluster
         from ...runtime.cluster.ray_nodes import RayNodes
 
-        cluster = Cluster(config, RayNodes(options["ray_address"]))
+        launcher = Cluster(config, RayNodes(options["ray_address"]))
     agents = [parse_agent_option(text) for text in options["agents"]]
     names = [name for name, _ in agents]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -163,7 +163,7 @@ def serve(**options: Any) -> None:
     run(
         config,
         agents,
-        cluster=cluster,
+        launcher=launcher,
         host=options["host"],
         port=options["port"],
         ready_file=options["ready_file"],

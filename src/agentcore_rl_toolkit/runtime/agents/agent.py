@@ -40,6 +40,11 @@ class Agent:
     warned: list[str] = field(default_factory=list, repr=False, compare=False)  # of its /ping
 
     @property
+    def key(self) -> tuple[str, int]:
+        """The runtime's id and the version."""
+        return self.runtime_id, self.version
+
+    @property
     def env(self) -> Mapping[str, str]:
         found: Mapping[str, str] = self.fields.get("environmentVariables", {})
         return found

@@ -29,7 +29,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..._installation import wheel_digest, write_wheel
-from ...errors import LocalRuntimeError
+from ...errors import ConfigError, LocalRuntimeError
 from ...isolation.project import Project
 
 BUILD_TIMEOUT_S = 900
@@ -133,6 +133,16 @@ def build(dependencies: Dependencies, root: Path, *, uv: str | None = None) -> P
         fcntl.flock(lock, fcntl.LOCK_EX)  # its holder ends at uv's own deadline
         _install(dependencies, dependencies.file.name, home, uv or find_uv())
     return python
+
+
+def build_beside(script: Path) -> Path:
+    """The interpreter for an agent's file: of an environment with what the files beside it ask for. Blocks.
+
+    Raises: ConfigError if there is no such file, LocalRuntimeError.
+    """
+    if not script.is_file():
+        raise ConfigError(f"there is no agent file {script}")
+    return build(Dependencies.beside(script), cache_dir())
 
 
 def cache_dir() -> Path:

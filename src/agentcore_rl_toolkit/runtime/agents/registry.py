@@ -10,28 +10,35 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from ..wire import Named, WireError, not_found
+from ..wire import Target, WireError, not_found
 from .agent import Agent, make_runtime_id, runtime_arn
+from .version_fields import LOCAL_ARTIFACT
 
 DEFAULT = "DEFAULT"
 
 
 @dataclass
 class Version:
-    """One immutable version: AWS's request fields, where the agent is on this machine, and what has been loaded of it."""
+    """One immutable version: AWS's request fields, the interpreter of its environment, and the agent once it is loaded."""
 
     number: int
     fields: dict[str, Any]
-    created_s: float
-    status: str = "READY"
+    status: str
+    created_s: float = field(default_factory=time.time)
+    updated_s: float = field(default_factory=time.time)
     failure: str | None = None
-    script: str | None = None
-    python: str | None = None
-    updated_s: float = 0.0
+    python: Path | None = None
     agent: Agent | None = None
     loading: asyncio.Task[None] | None = None
+
+    @property
+    def script(self) -> Path:
+        """The agent's file, if it is no image."""
+        uri: str = self.fields["agentRuntimeArtifact"]["containerConfiguration"]["containerUri"]
+        return Path(uri.removeprefix(LOCAL_ARTIFACT))
 
 
 @dataclass
@@ -40,41 +47,35 @@ class Endpoint:
 
     name: str
     version: int
-    created_s: float
-    updated_s: float
     tags: dict[str, str] = field(default_factory=dict)
+    created_s: float = field(default_factory=time.time)
+    updated_s: float = field(default_factory=time.time)
 
 
 @dataclass
 class Record:
-    """An agent runtime."""
+    """An agent runtime. The look-ups raise WireError 404."""
 
     id: str
     name: str
-    created_s: float
     versions: dict[int, Version]
-    endpoints: dict[str, Endpoint]
     tags: dict[str, str] = field(default_factory=dict)
+    endpoints: dict[str, Endpoint] = field(default_factory=lambda: {DEFAULT: Endpoint(DEFAULT, 1)})
+    created_s: float = field(default_factory=time.time)
 
     @property
     def latest(self) -> Version:
         return self.versions[max(self.versions)]
 
     def version(self, number: int) -> Version:
-        """Raises: WireError 404."""
         if number not in self.versions:
             raise not_found(f"Version {number} of agent runtime {self.id}")
         return self.versions[number]
 
     def endpoint(self, name: str) -> Endpoint:
-        """Raises: WireError 404."""
         if name not in self.endpoints:
             raise not_found(f"Endpoint {name} of agent runtime {self.id}")
         return self.endpoints[name]
-
-    def resolve(self, endpoint: str) -> Version:
-        """The version an endpoint serves. Raises: WireError 404."""
-        return self.versions[self.endpoint(endpoint).version]
 
 
 class Registry:
@@ -94,39 +95,34 @@ class Registry:
             raise not_found(f"Agent runtime {identity}")
         return self.records[identity]
 
-    def find(self, named: Named) -> Record:
+    def find(self, target: Target) -> Record:
         """Raises: WireError 404, of other accounts and regions too."""
-        if named.account_id != self.account_id or named.region not in (None, self.region):
+        if target.account_id != self.account_id or target.region not in (None, self.region):
             where = f"account {self.account_id}, region {self.region}"
-            raise not_found(f"Agent runtime {named.runtime_id} of another account or region (here is {where})")
-        return self.get(named.runtime_id)
+            raise not_found(f"Agent runtime {target.runtime_id} of another account or region (here is {where})")
+        return self.get(target.runtime_id)
 
     def by_name(self, name: str) -> Record | None:
         return next((r for r in self.records.values() if r.name == name), None)
 
     def create(
-        self, name: str, fields: Mapping[str, Any], *, salt: str | None = None, tags: Mapping[str, str] | None = None
+        self, name: str, fields: dict[str, Any], *, salt: str | None = None, tags: Mapping[str, str] | None = None
     ) -> Record:
         """A new runtime with version 1 and its DEFAULT endpoint. Raises: WireError 409."""
         if self.by_name(name) is not None:
             raise WireError("ConflictException", f"An agent runtime named {name} already exists")
-        now = time.time()
         identity = make_runtime_id(name, salt if salt is not None else str(time.time_ns()))
-        version = Version(1, dict(fields), now, status="CREATING", updated_s=now)
-        endpoints = {DEFAULT: Endpoint(DEFAULT, 1, now, now)}
-        record = Record(identity, name, now, {1: version}, endpoints, dict(tags or {}))
-        self.records[identity] = record
+        record = self.records[identity] = Record(identity, name, {1: Version(1, fields, "CREATING")}, dict(tags or {}))
         return record
 
-    def update(self, record: Record, fields: Mapping[str, Any]) -> Version:
+    def update(self, record: Record, fields: dict[str, Any]) -> Version:
         """A new version; DEFAULT follows it once it is loaded."""
-        now = time.time()
         number = record.latest.number + 1
-        record.versions[number] = Version(number, dict(fields), now, status="UPDATING", updated_s=now)
-        return record.versions[number]
+        version = record.versions[number] = Version(number, fields, "UPDATING")
+        return version
 
-    def settle(self, record: Record, version: Version, failure: str | None) -> None:
-        """Loading a version has ended."""
+    def set_loaded(self, record: Record, version: Version, failure: str | None) -> None:
+        """Set the status of a version that was loaded, or not, for this reason."""
         failed = "CREATE_FAILED" if version.number == 1 else "UPDATE_FAILED"
         version.status = "READY" if failure is None else failed
         version.failure, version.updated_s = failure, time.time()

@@ -65,6 +65,12 @@ def _lifecycle(given: Mapping[str, Any]) -> dict[str, int]:
     return kept
 
 
+def image_of(fields: Mapping[str, Any]) -> str | None:
+    """The container image of a version; None when it is an agent's file."""
+    uri = str(fields["agentRuntimeArtifact"]["containerConfiguration"]["containerUri"])
+    return None if uri.startswith(LOCAL_ARTIFACT) else uri
+
+
 def lifecycle_of(fields: Mapping[str, Any], idle_s: float, lifetime_s: float) -> tuple[float, float]:
     """Seconds that sessions of a version may idle and live, where the platform's own are ``idle_s`` and ``lifetime_s``.
 

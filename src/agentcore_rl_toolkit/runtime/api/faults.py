@@ -10,6 +10,7 @@ import contextlib
 import json
 import random
 import tomllib
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,62 +78,55 @@ class Fault:
                 raise ConfigError(f"fault {name!r} must be a number from {least} up, got {number!r}")
 
 
-class Effects:
-    """The effect of the rules that hit one request."""
+@contextlib.asynccontextmanager
+async def injected(drawn: Sequence[Fault], send: Send) -> AsyncIterator[Send]:
+    """Inject the faults that were drawn for a request around its handling, which writes to the yielded ``send``.
 
-    def __init__(self, drawn: Sequence[Fault] = ()) -> None:
-        """Raises: WireError, the first one that is planned."""
-        for fault in drawn:
-            if fault.kind in _ERRORS:
-                raise WireError(*_ERRORS[fault.kind])
-        self.drop = next((f.when for f in drawn if f.kind == "drop"), None)
-        self.start_delay_s = sum(f.delay_s for f in drawn if f.kind == "slow_start")
-        self.kills_s = [f.delay_s for f in drawn if f.kind == "kill"]
-
-    @contextlib.asynccontextmanager
-    async def dropping(self, send: Send) -> AsyncIterator[Send]:
-        """Break the connection before the block, or after it without a response. Raises: ConnectionResetError."""
-        if self.drop == "before":
-            raise ConnectionResetError("a planned fault")
-        yield send if self.drop is None else _nowhere
-        if self.drop == "after":
-            raise ConnectionResetError("a planned fault")
+    The handling does slow_start and kill itself. Raises: WireError, ConnectionResetError.
+    """
+    for fault in drawn:
+        if fault.kind in _ERRORS:
+            raise WireError(*_ERRORS[fault.kind])
+    dropped = next((fault.when for fault in drawn if fault.kind == "drop"), None)
+    if dropped == "before":
+        raise ConnectionResetError("an injected fault")
+    yield send if dropped is None else _discard
+    if dropped == "after":
+        raise ConnectionResetError("an injected fault")
 
 
-async def _nowhere(message: Message) -> None:
+async def _discard(message: Message) -> None:
     return None
 
 
 class FaultPlan:
-    """Rules with their counters."""
+    """Rules, and how often each kind was injected."""
 
     def __init__(self, rules: Sequence[Fault] = (), *, seed: int = 0) -> None:
         self.rules = list(rules)
-        self.injected: dict[str, int] = {}
+        self.injected: Counter[str] = Counter()
         self._seen = [0] * len(self.rules)
         self._random = random.Random(seed)
 
     def draw(self, operation: str, agent: str, *, starts: bool = True) -> list[Fault]:
         """The rules that hit this request, in order. Counts it. ``starts``: it will start a session."""
-        return [rule for index, rule in enumerate(self.rules) if self._hits(index, rule, operation, agent, starts)]
-
-    def _hits(self, index: int, rule: Fault, operation: str, agent: str, starts: bool) -> bool:
-        if rule.operation not in (None, operation) or rule.agent not in (None, agent):
-            return False
-        if (rule.kind == "kill" and operation == _STOP) or (
-            rule.kind == "slow_start" and (operation == _STOP or not starts)
-        ):
-            return False
-        self._seen[index] += 1
-        count = self._seen[index]
-        if rule.first is not None and count > rule.first:
-            return False
-        if rule.every is not None and count % rule.every:
-            return False
-        if rule.probability is not None and self._random.random() >= rule.probability:
-            return False
-        self.injected[rule.kind] = self.injected.get(rule.kind, 0) + 1
-        return True
+        hits = []
+        for index, rule in enumerate(self.rules):
+            if rule.operation not in (None, operation) or rule.agent not in (None, agent):
+                continue
+            if (rule.kind == "kill" and operation == _STOP) or (
+                rule.kind == "slow_start" and (operation == _STOP or not starts)
+            ):
+                continue
+            self._seen[index] += 1
+            count = self._seen[index]
+            late = rule.first is not None and count > rule.first
+            between = rule.every is not None and count % rule.every != 0
+            if late or between or (rule.probability is not None and self._random.random() >= rule.probability):
+                continue
+            self.injected[rule.kind] += 1
+            hits.append(rule)
+        return hits
 
     @classmethod
     def parse(cls, data: Any) -> FaultPlan:

@@ -6,6 +6,7 @@ Source: the AgentCore quotas page; `aws-2025` are the values of 2025, which many
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,8 +18,8 @@ from ..wire import WireError
 class QuotaProfile:
     """Limits of an account. None: no limit.
 
-    ``tps``: requests per second for each agent and operation. ``new_sessions_per_minute``: per endpoint, of agents that are
-    images. ``max_sessions``: environments alive at once, over all agents.
+    ``tps``: requests per second for each agent and operation. ``new_sessions_per_minute``: per endpoint. ``max_sessions``:
+    environments alive at once, over all agents.
     """
 
     name: str
@@ -53,17 +54,16 @@ def profile(name: str, *, region: str = "us-west-2", **own: float | None) -> Quo
 
 
 class TokenBucket:
-    """``rate_per_s`` on average, bursts up to ``burst``; starts full."""
+    """``rate_per_s`` on average, and a burst of one second's worth, at least 1. It starts full."""
 
-    def __init__(self, rate_per_s: float, burst: float, now: float) -> None:
+    def __init__(self, rate_per_s: float, now: float) -> None:
         self.rate_per_s = rate_per_s
-        self.burst = max(1.0, burst)
-        self._tokens = self.burst
+        self._burst = self._tokens = max(1.0, rate_per_s)
         self._at = now
 
     def take(self, now: float) -> bool:
         """Use one token; False when there is none."""
-        self._tokens = min(self.burst, self._tokens + (now - self._at) * self.rate_per_s)
+        self._tokens = min(self._burst, self._tokens + (now - self._at) * self.rate_per_s)
         self._at = now
         if self._tokens < 1.0:
             return False
@@ -72,12 +72,12 @@ class TokenBucket:
 
 
 class Quotas:
-    """The state behind a profile. Every method takes ``now`` in seconds of one clock and raises WireError 429 or 402."""
+    """The state of a profile. Every method takes ``now`` in seconds of one clock and raises WireError 429 or 402."""
 
     def __init__(self, chosen: QuotaProfile) -> None:
         self.profile = chosen
+        self.refused: Counter[str] = Counter()  # by AWS's error code
         self._buckets: dict[tuple[str, ...], TokenBucket] = {}
-        self.refused: dict[str, int] = {}
 
     def request(self, operation: str, runtime_id: str, now: float) -> None:
         """A data-plane request. Raises: WireError 429."""
@@ -85,23 +85,15 @@ class Quotas:
 
     def new_session(self, runtime_id: str, endpoint: str, live: int, now: float) -> None:
         """A session is to be started while ``live`` exist. Raises: WireError 402, 429."""
-        limit = self.profile.max_sessions
+        limit, per_minute = self.profile.max_sessions, self.profile.new_sessions_per_minute
         if limit is not None and live >= limit:
-            self._count("ServiceQuotaExceededException")
-            raise WireError("ServiceQuotaExceededException", f"maxVms limit exceeded for account: {limit}")
-        # One second's worth of burst: the quota is on a rate, and a minute's worth at once is refused on AWS too.
-        per_minute = self.profile.new_sessions_per_minute
-        self._take(("new", runtime_id, endpoint), None if per_minute is None else per_minute / 60, now)
+            raise self._refusal("ServiceQuotaExceededException", f"maxVms limit exceeded for account: {limit}")
+        self._take(("new", runtime_id, endpoint), per_minute and per_minute / 60, now)
 
-    def _take(self, key: tuple[str, ...], rate: float | None, now: float) -> None:
-        if rate is None:
-            return
-        bucket = self._buckets.get(key)
-        if bucket is None:
-            bucket = self._buckets[key] = TokenBucket(rate, rate, now)
-        if not bucket.take(now):
-            self._count("ThrottlingException")
-            raise WireError("ThrottlingException", "Rate exceeded")
+    def _take(self, key: tuple[str, ...], rate_per_s: float | None, now: float) -> None:
+        if rate_per_s is not None and not self._buckets.setdefault(key, TokenBucket(rate_per_s, now)).take(now):
+            raise self._refusal("ThrottlingException", "Rate exceeded")
 
-    def _count(self, code: str) -> None:
-        self.refused[code] = self.refused.get(code, 0) + 1
+    def _refusal(self, code: str, message: str) -> WireError:
+        self.refused[code] += 1
+        return WireError(code, message)

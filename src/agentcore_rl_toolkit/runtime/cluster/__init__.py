@@ -1,1 +1,1 @@
-"""Sessions on the machines of a Ray cluster: a local runtime on each node, and a front that sends every call to its node."""
+"""Sessions on the nodes of a Ray cluster: an actor per node runs the launcher of a single machine."""

@@ -1,129 +1,131 @@
-"""The Ray actor of a node, which keeps a local runtime as its child process."""
+"""The Ray actor of a node: runs a launcher, and connects the front to its sessions.
+
+A session on a node is reached through one TCP port of the node. The first line of a connection is the session's token, which the
+front got through Ray, and the rest is a connection to the session's server. ``run`` instead of ``dial`` before the token starts a
+command: its text and timeout follow as a line of JSON, and its output and end come back in such lines.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import contextlib
-import io
+import dataclasses
 import json
 import os
-import shutil
-import subprocess
-import sys
-import tarfile
-import tempfile
-import time
-from collections.abc import Collection
-from pathlib import Path
+import secrets
 from typing import Any
 
-from ...errors import ConfigError
-from ...isolation.project import Project
-from ...isolation.sandbox import project_of
+from .. import roots
+from ..agents import environments
+from ..agents.agent import Agent
+from ..config import RuntimeConfig
+from ..launcher.place import CommandEnd, Place, SessionProcess
+from ..launcher.session_log import read_log
+from ..local_node import LocalNode
+from .bundle import unpack
 
-STOP_S = 12.0  # for a runtime to end its sessions
-MAX_BUNDLE_BYTES = 64 * 2**20  # of files, before compression: code, not data sets
-LEFT_OUT = {"__pycache__", "node_modules", "build", "dist"}
-
-
-def pack_project(script: Path, hidden: Collection[Path] = ()) -> tuple[str, bytes]:
-    """Pack an agent's project, as its sandbox shows it, or a smaller part of it where the project is too large.
-
-    Returns the path of the agent's file in it, and the archive. Blocks. Raises: ConfigError if its own folder is too large.
-    """
-    own = script.parent
-    places = [folder for folder in (project_of(script), Project.of(script).folder) if folder.is_dir()]
-    for folder in places:
-        with contextlib.suppress(ConfigError):
-            return str(script.relative_to(folder)), pack(folder, hidden)
-    return script.name, pack(own, hidden)
+COMMAND_LINE_BYTES = 2**20
+READ_BYTES = 64 * 1024
 
 
-def pack(folder: Path, hidden: Collection[Path] = ()) -> bytes:
-    """Pack a folder's files: without hidden ones, caches and environments. Blocks. Raises: ConfigError above 64 MiB."""
-    total, buffer = 0, io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=3, dereference=True) as archive:
-        for base, folders, names in os.walk(folder):
-            inner = (name for name in sorted(folders) if not name.startswith(".") and name not in LEFT_OUT)
-            folders[:] = [name for name in inner if not Path(base, name, "pyvenv.cfg").exists()]
-            for path in (Path(base, name) for name in sorted(names) if not name.startswith(".")):
-                if any(path.resolve().is_relative_to(other.resolve()) for other in hidden):
-                    continue
-                if not path.is_file():  # a link to nothing, a socket
-                    continue
-                total += path.stat().st_size
-                if total > MAX_BUNDLE_BYTES:
-                    raise ConfigError(
-                        f"{folder} holds more than {MAX_BUNDLE_BYTES // 2**20} MiB of files, too much to send to every node; "
-                        "keep the agent's code in a folder of its own and its data in a store"
-                    )
-                archive.add(path, path.relative_to(folder), recursive=False)
-    return buffer.getvalue()
-
-
-def unpack(data: bytes, folder: Path) -> None:
-    """Make this folder of what was packed. Blocks."""
-    with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
-        archive.extractall(folder, filter="data")
-
-
-class NodeRuntime:
-    """Runs inside the Ray actor. When the actor or its node ends, the runtime sees that its parent is gone and ends too."""
+class NodeActor:
+    """A launcher on a node. The methods are called by the front; their arguments and results travel through Ray."""
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="agentcore-rl-node-"))
-        self._process: subprocess.Popen[bytes] | None = None
+        self._root = roots.new_root()
+        self._sessions: dict[str, tuple[Place, SessionProcess]] = {}
+        self._node: LocalNode
+        self._server: asyncio.Server
 
-    def start(self, host: str, config: bytes, within_s: float) -> dict[str, Any]:
-        """Start a runtime with this pickled configuration on this address of the node. Returns what its ready file holds.
+    async def start(self, config: RuntimeConfig, host: str) -> dict[str, Any]:
+        """Start the launcher, and listen on this address of the node."""
+        root = self._root.path
+        self._node = LocalNode(config, state_dir=root / "state", root=root)
+        await self._node.start()
+        self._server = await asyncio.start_server(self._connected, host, 0, limit=COMMAND_LINE_BYTES)
+        port = self._server.sockets[0].getsockname()[1]
+        return {"port": port, "pid": os.getpid(), "tier": self._node.tier, "logs": str(root / "state" / "logs")}
 
-        Raises: RuntimeError with the end of its output when it does not come up.
-        """
-        given, ready, output = (self._folder / name for name in ("config", "ready.json", "output"))
-        with open(os.open(given, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
-            file.write(config)
-        command = [
-            sys.executable,
-            "-m",
-            "agentcore_rl_toolkit.runtime.service",
-            str(given),
-            host,
-            str(ready),
-            str(os.getpid()),
-        ]
-        own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        with output.open("wb") as out:
-            self._process = subprocess.Popen(
-                command, env=own, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-            )
-        give_up_s = time.monotonic() + within_s
-        while not ready.exists():
-            if self._process.poll() is not None or time.monotonic() > give_up_s:
-                self.stop()
-                raise RuntimeError(f"the runtime did not start on {host}: {output.read_text()[-2000:]}")
-            time.sleep(0.05)
-        found: dict[str, Any] = json.loads(ready.read_text())
-        return found
+    async def live(self) -> None:
+        """Wait without end: the call fails when this actor is gone."""
+        await asyncio.Event().wait()
 
-    def unpack(self, data: bytes, name: str) -> str:
-        """Unpack an agent's folder where this node keeps such. Returns its path."""
-        folder = self._folder / "agents" / name
-        unpack(data, folder)
-        return str(folder)
+    async def prepare(self, agent: Agent, path: str, bundle: bytes) -> Agent:
+        """Unpack an agent's project, build its environment, and load it. Returns the agent as it is here."""
+        folder = self._root.path / "agents" / agent.folder
+        await asyncio.to_thread(unpack, bundle, folder)
+        python = await asyncio.to_thread(environments.build_beside, folder / path)
+        here = dataclasses.replace(agent, script=folder / path, python=python)
+        await self._node.prepare(here)
+        return here
 
-    def read(self, path: str) -> bytes | None:
-        """A small file of this node; None when it is not there."""
-        try:
-            return Path(path).read_bytes()
-        except OSError:
-            return None
+    async def spawn(self, agent: Agent, name: str, log: str) -> dict[str, Any]:
+        """Start a session. Returns its token and its process id."""
+        place = self._node.place(agent, name, log)
+        process = await self._node.spawn(agent, place)
+        token = secrets.token_urlsafe(24)
+        self._sessions[token] = place, process
+        return {"token": token, "pid": process.pid}
 
-    def stop(self) -> None:
-        """End the runtime with its sessions, and remove what was unpacked."""
-        if self._process is not None:
-            self._process.terminate()
-            try:
-                self._process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+    async def ended(self, token: str) -> dict[str, Any]:
+        """Wait for the end of a session, and remove its files. Returns its exit status and its usage."""
+        place, process = self._sessions[token]
+        status = await process.ended
+        del self._sessions[token]
+        await self._node.discard(place)
+        usage = {"cpu_s": process.cpu_s, "max_rss_bytes": process.max_rss_bytes}
+        return {"status": status, "death": process.death, **usage}
+
+    async def stop(self, token: str, grace_s: float) -> None:
+        """Send SIGTERM to a session, and SIGKILL after the grace."""
+        if token in self._sessions:
+            self._sessions[token][1].stop(grace_s)
+
+    async def forget(self, agent: Agent) -> None:
+        """End an agent version with its sessions."""
+        await self._node.forget(agent)
+
+    async def read(self, path: str, offset: int, size: int) -> bytes:
+        """A piece of a file of this node; empty when it is not there."""
+        return await asyncio.to_thread(read_log, path, offset, size)
+
+    async def close(self) -> None:
+        """End every session, and remove all files."""
+        await self._node.close()
+        await asyncio.to_thread(self._root.discard)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, ValueError), contextlib.closing(writer):
+            purpose, _, token = (await reader.readline()).decode().strip().partition(" ")
+            if token not in self._sessions:
+                return
+            process = self._sessions[token][1]
+            if purpose == "run":
+                await _run(process, json.loads(await reader.readline()), writer)
+            else:
+                there, back = await process.dial()
+                with contextlib.closing(back):
+                    copies = [asyncio.create_task(_copy(reader, back)), asyncio.create_task(_copy(there, writer))]
+                    _, late = await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
+                    for task in late:
+                        task.cancel()
+
+
+async def _run(process: SessionProcess, order: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+    async def send(**content: Any) -> None:
+        writer.write(json.dumps(content).encode() + b"\n")
+        await writer.drain()
+
+    async def write(name: str, data: bytes) -> None:
+        await send(name=name, data=base64.b64encode(data).decode())
+
+    end: CommandEnd = await process.command(order["text"], write, order["timeout_s"])
+    await send(end=dataclasses.asdict(end))
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(READ_BYTES):
+            writer.write(data)
+            await writer.drain()

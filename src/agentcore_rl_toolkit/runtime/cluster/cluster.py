@@ -1,79 +1,147 @@
-"""The front of a cluster: knows each session's node and sends its calls there.
+"""The launcher of a cluster: chooses a node for each session, and starts it there.
 
-Theory of operation. The front lists Ray's machines every `POLL_S`. Each new one gets an actor, which starts an ordinary local
-runtime there with a key that only this front has. A session's first call goes to the open node with the largest free share of
-its capacity, later ones to the same node. The front asks the nodes which sessions live: this frees places and tells why sessions
-ended. A machine that is gone, or whose runtime is silent for `SILENCE_S`, is lost: its sessions end with that cause, and it may
-come back as a new node.
+Theory of operation. Ray's machines are listed every `POLL_S`. Each new one gets an actor, which runs the launcher of a single
+machine. The front has all sessions in its own table; a session's process is a `RemoteProcess`, which is reached through the
+node's port. A session is placed on the node with the largest free share of its capacity. When Ray reports an actor or its machine
+as dead, its sessions end as lost. The machine may come back as a new node.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import logging
-import pickle
 import secrets
+import signal
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
-
-from starlette.types import Send
 
 from ..._servers.tasks import Tasks
 from ...errors import AgentLoadError, ConfigError, LocalRuntimeError
 from ..agents.agent import Agent
-from ..api.faults import FaultPlan
-from ..api.quotas import PROFILES
 from ..config import RuntimeConfig
-from ..sessions.connection import UpstreamLostError, request
-from ..sessions.session import Key
-from ..wire import Headers, Target, WireError, not_found
-from .actor import pack_project
-from .node import Node, least_loaded
-from .ray_nodes import Machine, RayNodes
+from ..launcher.place import CommandEnd, Place, Streams, Write
+from ..wire import WireError
+from .actor import COMMAND_LINE_BYTES
+from .bundle import pack_project
+from .ray_nodes import Machine, RayNodes, result_of
 
 log = logging.getLogger(__name__)
 RETRY_S = 10.0  # after a failed start of a node
-STOP_S = 15.0
-POLL_S, SILENCE_S, JOIN_TIMEOUT_S = 1.0, 15.0, 120.0  # a node that has not answered for the second is lost
+CLOSE_S = 15.0
+POLL_S, JOIN_TIMEOUT_S = 1.0, 120.0
 SESSIONS_PER_CPU = 50
 SESSION_BYTES = 64 * 2**20  # where no limit is set; a forked Strands session needs a fraction of it
 USABLE_MEMORY = 0.8
-REMEMBERED_ENDINGS = 10_000
-STOP = "StopRuntimeSession"
-PATHS = {"InvokeAgentRuntime": "invocations", "InvokeAgentRuntimeCommand": "commands", STOP: "stopruntimesession"}
-# Of one connection, or of the caller's signature: the front signs anew.
-NOT_HANDED_ON = frozenset(
-    {
-        *(b"host", b"connection", b"content-length", b"transfer-encoding", b"expect"),
-        *(b"authorization", b"x-amz-date", b"x-amz-content-sha256", b"x-amz-security-token"),
-    }
-)
+
+
+@dataclass(eq=False)
+class Node:
+    """A machine whose actor takes sessions. ``lost``: why it takes none any more."""
+
+    machine: Machine
+    capacity: int
+    actor: Any
+    port: int
+    pid: int
+    tier: str
+    logs: str  # the folder
+    lost: str | None = None
+    # The sessions placed here, by the folders of their agents and their names. None: it is starting.
+    sessions: dict[tuple[str, str], RemoteProcess | None] = field(default_factory=dict)
+    agents: dict[tuple[str, int], asyncio.Task[Agent]] = field(default_factory=dict)
+
+    def describe(self) -> dict[str, Any]:
+        """The node as `/_local/nodes` shows it."""
+        about = {"node_id": self.machine.node_id, "host": self.machine.host, "pid": self.pid, "isolation": self.tier}
+        state = "ready" if self.lost is None else "lost"
+        return {**about, "state": state, "capacity": self.capacity, "sessions": len(self.sessions), "reason": self.lost}
+
+
+class RemoteProcess:
+    """A session on a node, as `SessionProcess` describes it."""
+
+    lost = False
+    death: str | None = None
+    cpu_s: float | None = None
+    max_rss_bytes: int | None = None
+
+    def __init__(self, node: Node, started: Mapping[str, Any]) -> None:
+        self.ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        self.pid: int | None = started["pid"]
+        self._node, self._token = node, started["token"]
+
+    async def wait(self) -> None:
+        """Wait for its end, and resolve ``ended``."""
+        try:
+            found = await result_of(self._node.actor.ended.remote(self._token))
+        except LocalRuntimeError as e:
+            self.set_lost(f"node {self._node.machine.node_id} was lost: {e}")
+            return
+        self.cpu_s, self.max_rss_bytes, self.death = found["cpu_s"], found["max_rss_bytes"], found["death"]
+        if not self.ended.done():
+            self.ended.set_result(found["status"])
+
+    def set_lost(self, why: str) -> None:
+        """End it, because its node is gone."""
+        if not self.ended.done():
+            self.lost, self.death = True, why
+            self.ended.set_result(None)
+
+    async def dial(self) -> Streams:
+        """Connect to the session's server. Raises: OSError."""
+        return await self._connect("dial")
+
+    async def _connect(self, purpose: str) -> Streams:
+        streams = await asyncio.open_connection(self._node.machine.host, self._node.port, limit=2 * COMMAND_LINE_BYTES)
+        streams[1].write(f"{purpose} {self._token}\n".encode())
+        return streams
+
+    async def cause(self) -> str | None:
+        """Return None: the cause is known when Ray has reported it, and this does not wait for that."""
+        return self.death
+
+    async def command(self, text: str, write: Write, timeout_s: float) -> CommandEnd:
+        """Run a shell command beside the session's server, on its node."""
+        try:
+            reader, writer = await self._connect("run")
+            try:
+                writer.write(json.dumps({"text": text, "timeout_s": timeout_s}).encode() + b"\n")
+                while line := await reader.readline():
+                    found = json.loads(line)
+                    if "end" in found:
+                        return CommandEnd(**found["end"])
+                    await write(found["name"], base64.b64decode(found["data"]))
+            finally:
+                writer.close()
+        except OSError as e:
+            return CommandEnd(-1, error=str(e))
+        return CommandEnd(-signal.SIGKILL)
+
+    def stop(self, grace_s: float) -> None:
+        """SIGTERM now and SIGKILL after the grace."""
+        if not self.ended.done():
+            self._node.actor.stop.remote(self._token, grace_s)
 
 
 class Cluster:
-    """The nodes of a Ray cluster as one place for sessions. The runtime starts it and closes it.
+    """The nodes of a Ray cluster as one launcher. The runtime starts it and closes it."""
 
-    ``admit`` is asked before a new session is started and may raise a WireError.
-    """
+    writable = None  # the nodes' own
 
     def __init__(self, config: RuntimeConfig, machines: RayNodes) -> None:
-        self.admit: Callable[[Agent, str, int], None] = lambda agent, endpoint, live: None
-        self.ended: deque[dict[str, Any]] = deque(maxlen=REMEMBERED_ENDINGS)
-        self.ended_total: dict[str, int] = {}
-        self.started_total = 0
-        self._config = config
-        self._ray = machines
+        self._config, self._ray = config, machines
         self._nodes: dict[str, Node] = {}
-        self._placed: dict[Key, Node] = {}
         self._lost: deque[dict[str, Any]] = deque(maxlen=100)
         self._joining: dict[str, asyncio.Task[None]] = {}
         self._failures: dict[str, tuple[float, str]] = {}  # not again before, why
-        self._agents: dict[tuple[str, int], Agent] = {}
-        self._packed: dict[tuple[str, int], tuple[str, bytes]] = {}
-        self._changed = asyncio.Event()
+        self._agents: dict[tuple[str, int], tuple[Agent, str, bytes]] = {}  # with the path in its bundle
+        self._joined = asyncio.Event()
         self._tasks = Tasks()
 
     @property
@@ -86,9 +154,7 @@ class Cluster:
         await self._ray.connect(JOIN_TIMEOUT_S * 0.65)
         self._tasks.start(self._watch())
         try:
-            async with asyncio.timeout(JOIN_TIMEOUT_S):
-                while not self._nodes:
-                    await self._change()
+            await asyncio.wait_for(self._joined.wait(), JOIN_TIMEOUT_S)
         except TimeoutError:
             reasons = "; ".join(f"{node_id}: {why}" for node_id, (_, why) in self._failures.items())
             raise ConfigError(
@@ -97,160 +163,113 @@ class Cluster:
             ) from None
 
     async def close(self) -> None:
-        """End every node's runtime with its sessions."""
-        tasks = [*self._tasks, *self._joining.values()]
+        """End every node's sessions."""
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(self._ray.remove(node.actor, STOP_S) for node in self._nodes.values()))
-        self._nodes.clear()
+        await asyncio.gather(*(self._ray.remove(node.actor, CLOSE_S) for node in self._nodes.values()))
         await self._ray.close()
 
     # -- agents
     async def prepare(self, agent: Agent) -> None:
-        """Load an agent version on every node. Raises: AgentLoadError, LocalRuntimeError when that works on none."""
-        self._agents[agent.runtime_id, agent.version] = agent
+        """Load an agent version on every node. Raises: AgentLoadError when that works on none."""
+        if agent.image is not None:
+            raise ConfigError("container images run on a single machine's runtime only, not on a cluster")
+        path, bundle = await asyncio.to_thread(pack_project, agent.script, self._config.isolation.hidden)
+        self._agents[agent.key] = agent, path, bundle
         nodes = list(self._nodes.values())
-        results = await asyncio.gather(*(self._arn(node, agent) for node in nodes), return_exceptions=True)
-        errors = [e for e in results if isinstance(e, BaseException)]
-        if errors and len(errors) == len(results):
-            raise AgentLoadError(str(errors[0])) from errors[0]
-        for node, error in zip(nodes, results, strict=True):
-            if isinstance(error, BaseException):
-                log.warning("agent %s did not load on node %s: %s", agent.name, node.node_id, error)
+        results = await asyncio.gather(*(self._load(node, agent) for node in nodes), return_exceptions=True)
+        errors = [(node, e) for node, e in zip(nodes, results, strict=True) if isinstance(e, BaseException)]
+        if errors and len(errors) == len(nodes):
+            raise AgentLoadError(str(errors[0][1]))
+        for node, error in errors:
+            log.warning("agent %s did not load on node %s: %s", agent.name, node.machine.node_id, error)
+
+    async def _load(self, node: Node, agent: Agent) -> Agent:
+        """The agent as it is on a node, where it is loaded first if it is not. Raises: LocalRuntimeError."""
+        task = node.agents.get(agent.key)
+        if task is None or (task.done() and not _succeeded(task)):
+            _, path, bundle = self._agents[agent.key]
+            task = self._tasks.start(result_of(node.actor.prepare.remote(agent, path, bundle)))
+            node.agents[agent.key] = task
+        return await asyncio.shield(task)
 
     async def forget(self, agent: Agent) -> None:
         """Remove an agent version from the nodes, and with it its sessions."""
-        key = (agent.runtime_id, agent.version)
-        self._agents.pop(key, None)
-        self._packed.pop(key, None)
-        await asyncio.gather(*(node.forget(agent) for node in self._nodes.values()))
+        self._agents.pop(agent.key, None)
+        for node in self._nodes.values():
+            task = node.agents.pop(agent.key, None)
+            if task is not None and _succeeded(task):
+                node.actor.forget.remote(task.result())
 
     async def forget_if_unused(self, agent: Agent) -> None:
-        """Remove a version that no endpoint names any more, unless it has sessions."""
-        if not any(key[0] == agent.runtime_id for key in self._placed):
+        """Remove an agent version, unless it has sessions."""
+        if not any(folder == agent.folder for node in self._nodes.values() for folder, _ in node.sessions):
             await self.forget(agent)
 
-    async def _arn(self, node: Node, agent: Agent) -> str:
-        key = (agent.runtime_id, agent.version)
-        if key not in self._packed:
-            self._packed[key] = await asyncio.to_thread(pack_project, agent.script, self._config.isolation.hidden)
-        return await node.arn_of(agent, self._packed[key])
-
-    # -- calls
-    async def forward(
-        self,
-        operation: str,
-        target: Target,
-        agent: Agent,
-        key: Key,
-        headers: Headers,
-        body: Sequence[bytes],
-        send: Send,
-    ) -> None:
-        """Send a call to its session's node, and the node's reply to ``send`` as it comes.
-
-        Raises: WireError 404 for a stop of no session, 402 when there is no room, 424 when the node is lost.
-        UpstreamLostError when it is lost after its reply began.
-        """
-        node = self._placed.get(key)
-        if node is None:
-            if operation == STOP:
-                raise not_found(f"Session {key[2]}")
-            node = await self._place(agent, key)
-        node.remember(agent, key)
-        started = False
-        try:
-            path = node.path_of(await self._arn(node, agent), PATHS[operation], target.query)
-            payload = b"".join(body)
-            handed = [(name, value) for name, value in headers if name not in NOT_HANDED_ON]
-            handed += node.signed(path, payload)
-            async with request(node.dial, b"POST", path.encode(), handed, [payload]) as reply:
-                back = [(name, value) for name, value in reply.headers if name not in NOT_HANDED_ON]
-                length = next((v for n, v in reply.headers if n == b"content-length"), None)
-                back += [(b"content-length", length)] if length is not None else []
-                started = True
-                await send({"type": "http.response.start", "status": reply.status, "headers": back})
-                while data := await reply.read():
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
-                await send({"type": "http.response.body", "body": b""})
-        except UpstreamLostError as e:
-            if started:
-                raise
-            raise WireError("RuntimeClientError", f"The session's node does not answer: {node.lost or e}") from e
-        except LocalRuntimeError as e:
-            raise WireError("RuntimeClientError", f"The agent did not load on the session's node: {e}") from e
-        finally:
-            node.answered(key)
-
-    async def _place(self, agent: Agent, key: Key) -> Node:
-        """The node for a new session; waits while one may still join. Raises: WireError 402."""
-        self.admit(agent, key[1], len(self._placed))
-        while True:
-            if (known := self._placed.get(key)) is not None:  # another call of the same session was first
-                return known
-            node = least_loaded(list(self._nodes.values()))
-            if node is not None:
-                self._placed[key] = node
-                self.started_total += 1
-                return node
-            if not self._joining:
-                capacity = sum(each.capacity for each in self._nodes.values() if each.open)
-                raise WireError(
-                    "ServiceQuotaExceededException",
-                    "The cluster has no room for another session.",
-                    localDetail=f"{len(self._placed)} sessions, room for {capacity} on {len(self._nodes)} nodes",
-                )
-            await self._change()
-
-    # -- what is shown of them
-    @property
-    def sessions(self) -> dict[Key, dict[str, Any]]:
-        """The live sessions as their nodes last described them."""
-        return {key: node.sessions.get(key, node.fresh(key)) for key, node in self._placed.items()}
-
     def describe(self) -> list[dict[str, Any]]:
-        return list(self.sessions.values())
-
-    async def refresh(self) -> None:
-        """Ask every node which sessions live."""
-        await asyncio.gather(*(self._look(node) for node in list(self._nodes.values())))
-
-    async def stop(self, key: Key, grace_s: float | None) -> None:
-        """Stop a session at its node. Raises: WireError 404."""
-        node = self._placed.get(key)
-        if node is None:
-            raise not_found(f"Session {key[2]}")
-        await asyncio.to_thread(node.view.stop, key[2], grace_s)
-
-    async def log(self, session_id: str, offset: int) -> bytes:
-        """A session's log from an offset on. Raises: WireError 404."""
-        places = [node for key, node in self._placed.items() if key[2] == session_id]
-        places += [
-            self._nodes[e["node"]] for e in self.ended if e["session_id"] == session_id and e["node"] in self._nodes
+        """The loaded agent versions, on each node."""
+        return [
+            {"runtime_id": key[0], "version": key[1], "start": "ray", "reason": f"node {node.machine.node_id}"}
+            for node in self._nodes.values()
+            for key, task in node.agents.items()
+            if _succeeded(task)
         ]
-        if not places:
-            raise not_found(f"The log of session {session_id}")
-        return await asyncio.to_thread(places[0].view.log_from, session_id, offset)
 
+    # -- sessions
+    def place(self, agent: Agent, name: str, log: str) -> Place:
+        """Choose the node with the largest free share. Raises: WireError 402 if none has room."""
+        free = [node for node in self._nodes.values() if len(node.sessions) < node.capacity]
+        if not free:
+            capacity = sum(node.capacity for node in self._nodes.values())
+            message = "The cluster has no room for another session."
+            detail = f"{len(self._nodes)} nodes with room for {capacity} sessions"
+            raise WireError("ServiceQuotaExceededException", message, localDetail=detail)
+        node = min(free, key=lambda node: (len(node.sessions) / node.capacity, len(node.sessions)))
+        node.sessions[agent.folder, name] = None
+        return Place(name, Path(agent.folder), Path(node.logs, agent.name, log), "", node.machine.node_id)
+
+    async def spawn(self, agent: Agent, place: Place) -> RemoteProcess:
+        """Start a session on its node. Raises: LocalRuntimeError."""
+        node = self._nodes.get(place.node or "")
+        if node is None:
+            raise LocalRuntimeError(f"node {place.node} was lost")
+        here = await self._load(node, agent)
+        process = RemoteProcess(node, await result_of(node.actor.spawn.remote(here, place.name, place.log_path.name)))
+        node.sessions[agent.folder, place.name] = process
+        self._tasks.start(process.wait())
+        return process
+
+    async def discard(self, place: Place) -> None:
+        """Free the session's room. Its node has removed its files."""
+        if (node := self._nodes.get(place.node or "")) is not None:
+            node.sessions.pop((str(place.directory), place.name), None)
+
+    async def read_log(self, session: Mapping[str, Any], offset: int, size: int) -> bytes:
+        """A piece of a session's log; empty if its node is lost."""
+        if (node := self._nodes.get(session["node"])) is None:
+            return b""
+        found: bytes = await result_of(node.actor.read.remote(session["log"], offset, size))
+        return found
+
+    # -- joining and leaving
     def nodes(self) -> list[dict[str, Any]]:
         """Every node: ready, joining, failed; and those that were lost."""
-        joining = [{"node_id": n, "state": "joining"} for n in self._joining if n not in self._nodes]
+        joining = [{"node_id": node_id, "state": "joining"} for node_id in self._joining]
         failed = [
-            {"node_id": n, "state": "failed", "reason": why}
-            for n, (_, why) in self._failures.items()
-            if n not in self._joining and n not in self._nodes
+            {"node_id": node_id, "state": "failed", "reason": why}
+            for node_id, (_, why) in self._failures.items()
+            if node_id not in self._joining
         ]
         return [*(node.describe() for node in self._nodes.values()), *joining, *failed, *self._lost]
 
-    # -- joining and leaving
     async def _watch(self) -> None:
         while True:
             try:
                 self._compare(await self._ray.machines())
             except Exception:  # nodes come and go all the same
                 log.exception("looking for the cluster's machines failed, and is tried again")
-            await self.refresh()
             await asyncio.sleep(POLL_S)
 
     def _compare(self, machines: list[Machine]) -> None:
@@ -264,68 +283,44 @@ class Cluster:
             node_id = machine.node_id
             known = node_id in self._nodes or node_id in self._joining
             if not known and self._failures.get(node_id, (0.0, ""))[0] <= now:
-                task = self._joining[node_id] = asyncio.create_task(self._join(machine), name=f"join {node_id}")
-                task.add_done_callback(lambda _, node_id=node_id: self._joined(node_id))  # type: ignore[misc]  # a default makes it bind now
-
-    def _joined(self, node_id: str) -> None:
-        self._joining.pop(node_id, None)
-        self._changed.set()
+                self._joining[node_id] = self._tasks.start(self._join(machine))
 
     async def _join(self, machine: Machine) -> None:
         actor: Any = None
         try:
             async with asyncio.timeout(JOIN_TIMEOUT_S):
                 actor = await self._ray.place(machine)
-                node = await self._start_node(machine, actor)
-                await asyncio.gather(*(self._arn(node, agent) for agent in list(self._agents.values())))
-        except (Exception, asyncio.CancelledError) as e:  # Ray's errors have no common base
-            if actor is not None:
-                await self._ray.remove(actor, STOP_S)
-            if isinstance(e, asyncio.CancelledError):
-                raise
-            late = f"it did not start within {JOIN_TIMEOUT_S:g} s"
-            why = late if isinstance(e, TimeoutError) else str(e)
+                await self._probe_store(actor)
+                found = await result_of(actor.start.remote(replace(self._config, credentials={}), machine.host))
+                capacity = _capacity(machine, self._config.isolation.memory_bytes)
+                node = Node(machine=machine, capacity=capacity, actor=actor, **found)
+                await asyncio.gather(*(self._load(node, agent) for agent, *_ in list(self._agents.values())))
+        except Exception as e:  # Ray's errors have no common base
+            why = f"it did not start within {JOIN_TIMEOUT_S:g} s" if isinstance(e, TimeoutError) else str(e)
             log.warning("node %s cannot run sessions: %s", machine.node_id, why)
             self._failures[machine.node_id] = (time.monotonic() + RETRY_S, why)
+            if actor is not None:
+                await self._ray.remove(actor, CLOSE_S)
             return
+        finally:
+            self._joining.pop(machine.node_id, None)
         self._failures.pop(machine.node_id, None)
         self._nodes[machine.node_id] = node
-        self._changed.set()
-
-    async def _start_node(self, machine: Machine, actor: Any) -> Node:
-        await self._probe_store(actor)
-        credential = ("cluster", secrets.token_urlsafe(24))
-        # Quotas and faults are the front's; what it admits, its nodes take.
-        config = replace(
-            self._config,
-            state_dir=None,
-            quotas=PROFILES["unlimited"],
-            faults=FaultPlan(),
-            credentials=dict([credential]),
-        )
-        started = actor.start.remote(machine.host, pickle.dumps(config), JOIN_TIMEOUT_S * 0.75)
-        found = await asyncio.wrap_future(started.future())
-        session_bytes = self._config.isolation.memory_bytes
-        return Node(
-            node_id=machine.node_id,
-            host=machine.host,
-            capacity=_capacity(machine, session_bytes),
-            actor=actor,
-            url=found["url"],
-            credential=credential,
-            pid=found["pid"],
-            tier=found["isolation"],
-        )
+        self._joined.set()
+        try:
+            await result_of(actor.live.remote())
+        except LocalRuntimeError as e:
+            self._lose(node, str(e))
 
     async def _probe_store(self, actor: Any) -> None:
-        """Whether a node sees the folder of a ``file://`` store as this machine does. Raises: ConfigError."""
+        """Check that a node sees the folder of a ``file://`` store as this machine does. Raises: ConfigError."""
         folder = self._config.isolation.store
         if folder is None:
             return
         probe, content = folder / f".probe-{secrets.token_hex(8)}", secrets.token_bytes(16)
         try:
             await asyncio.to_thread(probe.write_bytes, content)
-            seen = await asyncio.wrap_future(actor.read.remote(str(probe)).future())
+            seen = await result_of(actor.read.remote(str(probe), 0, len(content)))
         finally:
             await asyncio.to_thread(probe.unlink, missing_ok=True)
         if seen != content:
@@ -333,42 +328,21 @@ class Cluster:
                 f"the store {folder} is not the same folder there: with several machines the store is s3:// or a shared folder"
             )
 
-    async def _look(self, node: Node) -> None:
-        try:
-            ended = await node.look()
-        except LocalRuntimeError as e:
-            if time.monotonic() - node.seen_s > SILENCE_S:
-                self._lose(node, f"its runtime has been silent for {SILENCE_S:g} s: {e}")
-            return
-        for key, ending in ended:
-            self._end(key, ending)
-        gone = [k for k, n in self._placed.items() if n is node and k not in node.sessions and k not in node.inflight]
-        for key in gone:  # its ending is forgotten there, or it never began
-            del self._placed[key]
-        self._changed.set()
-
-    def _end(self, key: Key, ending: dict[str, Any]) -> None:
-        self._placed.pop(key, None)
-        state = str(ending.get("state", "lost"))
-        self.ended_total[state] = self.ended_total.get(state, 0) + 1
-        self.ended.append(ending)
-
     def _lose(self, node: Node, why: str) -> None:
-        if self._nodes.get(node.node_id) is not node:
+        if self._nodes.get(node.machine.node_id) is not node:
             return
-        node.lost = f"node {node.node_id} was lost: {why}"
+        node.lost = f"node {node.machine.node_id} was lost: {why}"
         log.warning("%s", node.lost)
-        for key in [k for k, n in self._placed.items() if n is node]:
-            shown = node.sessions.get(key, node.fresh(key))
-            self._end(key, {**shown, "state": "lost", "cause": node.lost, "error": node.lost, "gone": True})
-        del self._nodes[node.node_id]
+        del self._nodes[node.machine.node_id]
+        for process in node.sessions.values():
+            if process is not None:
+                process.set_lost(node.lost)
         self._lost.append({**node.describe(), "sessions": 0})
-        self._changed.set()
-        self._tasks.start(self._ray.remove(node.actor, STOP_S))
+        self._tasks.start(self._ray.remove(node.actor, CLOSE_S))
 
-    async def _change(self) -> None:
-        self._changed.clear()
-        await self._changed.wait()
+
+def _succeeded(task: asyncio.Task[Agent]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
 
 
 def _capacity(machine: Machine, session_bytes: int | None) -> int:

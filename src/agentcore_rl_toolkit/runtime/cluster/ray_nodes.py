@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..._installation import missing_extra
-from ...errors import ConfigError
-from .actor import NodeRuntime
+from ...errors import AgentCoreRLError, ConfigError, LocalRuntimeError
+from .actor import NodeActor
 
 ACTOR_CPUS = 0.1
 CALL_TIMEOUT_S = 15.0
+MAX_CALLS = 100_000  # at once to one actor: each of its sessions is waited for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,20 +79,32 @@ class RayNodes:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         strategy = NodeAffinitySchedulingStrategy(machine.node_id, soft=False)
-        options = {"num_cpus": ACTOR_CPUS, "max_restarts": 0, "scheduling_strategy": strategy}
-        return await asyncio.to_thread(lambda: self._ray.remote(**options)(NodeRuntime).remote())
+        options: dict[str, Any] = {"num_cpus": ACTOR_CPUS, "max_restarts": 0, "max_concurrency": MAX_CALLS}
+        options["scheduling_strategy"] = strategy
+        return await asyncio.to_thread(lambda: self._ray.remote(**options)(NodeActor).remote())
 
     async def remove(self, actor: Any, within_s: float) -> None:
-        """End an actor and its runtime; one that is gone already is no error."""
+        """End an actor and its sessions; one that is gone already is no error."""
         with contextlib.suppress(Exception):
             async with asyncio.timeout(within_s):
-                await asyncio.wrap_future(actor.stop.remote().future())
+                await result_of(actor.close.remote())
         with contextlib.suppress(Exception):
             await asyncio.to_thread(self._ray.kill, actor)
 
     async def close(self) -> None:
         if self._ray is not None:
             await asyncio.to_thread(self._ray.shutdown)
+
+
+async def result_of(reference: Any) -> Any:
+    """The result of an actor's method. Raises: AgentCoreRLError that the method raised, else LocalRuntimeError."""
+    try:
+        return await asyncio.wrap_future(reference.future())
+    except Exception as e:  # Ray's errors have no common base
+        cause = getattr(e, "cause", None)
+        if isinstance(cause, AgentCoreRLError):
+            raise cause from e
+        raise LocalRuntimeError(str(cause or e)) from e
 
 
 def _in_daemon_thread(work: Callable[[], None]) -> Future[None]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..._installation import missing_extra
 from ...errors import ConfigError, LocalRuntimeError
-from ..agents.version_fields import LOCAL_ARTIFACT
 
 if TYPE_CHECKING:
     import aiodocker
@@ -29,26 +28,6 @@ CALL_TIMEOUT_S = 120.0
 PULL_TIMEOUT_S = 1_800.0
 _NO_REPLY = 900  # aiodocker's status of an engine that was not reached
 _BUILT_HERE = "localhost/"  # what Podman calls images that were never pushed; there is no registry to ask
-
-
-def image_of(fields: Mapping[str, Any]) -> str | None:
-    """The image that a runtime's artifact names; None when it is an agent file or code."""
-    uri = (fields.get("agentRuntimeArtifact") or {}).get("containerConfiguration", {}).get("containerUri")
-    return None if uri is None or uri.startswith(LOCAL_ARTIFACT) else str(uri)
-
-
-async def fetch(engine: ContainerEngine, name: str) -> str:
-    """The id of an image, pulled when the engine does not have it. Raises: EngineError with the reason."""
-    found = await engine.image(name)
-    if found is None and not name.startswith(_BUILT_HERE):
-        try:
-            await engine.pull(name)
-        except EngineError as e:
-            raise EngineError(f"{engine} has no image {name!r} and could not pull it: {e}", status=e.status) from e
-        found = await engine.image(name)
-    if found is None:
-        raise EngineError(f"{engine} has no image {name!r}; build it, or pull it")
-    return str(found["Id"])
 
 
 class EngineError(LocalRuntimeError):
@@ -122,67 +101,39 @@ class ContainerEngine:
         except aiohttp.ClientError as e:
             raise EngineError(f"{self} does not answer: {e}") from e
 
-    # -- containers
-    def container(self, container: str) -> DockerContainer:
-        """A container by its id; to be used while the engine is `asked`."""
-        return self._docker.containers.container(container)
-
-    async def create(self, settings: Mapping[str, Any], name: str) -> str:
-        """Make a container, not yet running; its id."""
-        async with self.asked() as docker:
-            return str((await docker.containers.create(dict(settings), name=name)).id)
-
-    async def inspect(self, container: str, **query: Any) -> dict[str, Any]:
-        async with self.asked():
-            found: dict[str, Any] = await self.container(container).show(**query)
-            return found
-
-    async def remove(self, container: str) -> None:
-        """Kill and remove it with its anonymous volumes; one that is gone is fine."""
-        async with self._gone_is_fine():
-            await self.container(container).delete(force=True, v=True)
-
-    async def signal(self, container: str, name: str) -> None:
-        """Send a signal to its first process; one that has ended is fine."""
-        async with self._gone_is_fine():
-            await self.container(container).kill(signal=name)
-
     @contextlib.asynccontextmanager
-    async def _gone_is_fine(self) -> AsyncIterator[None]:
+    async def asked_about(self, container: str) -> AsyncIterator[DockerContainer]:
+        """A container by its id, for one request that changes nothing if it has ended. Raises: EngineError."""
         try:
-            async with self.asked():
-                yield
+            async with self.asked() as docker:
+                yield docker.containers.container(container)
         except EngineError as e:
             if e.status not in (404, 409):  # 409: its removal is under way
                 raise
 
-    async def with_labels(self, labels: Sequence[str]) -> list[DockerContainer]:
-        """All containers, ended ones too, that carry every one of these labels (``key`` or ``key=value``)."""
-        async with self.asked() as docker:
-            found: list[DockerContainer] = await docker.containers.list(all=True, filters={"label": list(labels)})
-            return found
-
-    # -- images
-    async def image(self, name: str) -> dict[str, Any] | None:
-        """The engine's description of an image; None when it does not have the image."""
+    async def find_image(self, name: str) -> str | None:
+        """The id of an image; None when the engine does not have it. Raises: EngineError."""
         try:
             async with self.asked() as docker:
-                found: dict[str, Any] = await docker.images.inspect(name)
+                return str((await docker.images.inspect(name))["Id"])
         except EngineError as e:
             if e.status == 404:
                 return None
             raise
+
+    async def fetch(self, name: str) -> str:
+        """The id of an image, pulled when the engine does not have it. Raises: EngineError with the reason."""
+        found = await self.find_image(name)
+        if found is None and not name.startswith(_BUILT_HERE):
+            try:
+                async with self.asked(PULL_TIMEOUT_S) as docker:
+                    await docker.images.pull(name)
+            except EngineError as e:
+                raise EngineError(f"{self} has no image {name!r} and could not pull it: {e}", status=e.status) from e
+            found = await self.find_image(name)
+        if found is None:
+            raise EngineError(f"{self} has no image {name!r}; build it, or pull it")
         return found
-
-    async def pull(self, name: str) -> None:
-        """Fetch an image from its registry. Raises: EngineError with the registry's or the engine's words."""
-        async with self.asked(PULL_TIMEOUT_S) as docker:
-            await docker.images.pull(name)
-
-    async def load_image(self, archive: bytes) -> None:
-        """Take an image from an archive as ``docker save`` writes it."""
-        async with self.asked() as docker:
-            await docker.images.import_image(archive)
 
 
 def _usual_places() -> list[str]:

@@ -17,8 +17,7 @@ from ...isolation.project import Project, link_files
 from ...isolation.sandbox import interpreter_paths, project_of
 from ..agents.agent import Agent
 from ..config import IsolationConfig
-from ..sessions.session import Session
-from .client import ContainerEngine, fetch
+from .client import ContainerEngine
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 IMAGE = "localhost/agentcore-rl/host:2"
@@ -36,9 +35,10 @@ _ETC = (
 
 async def prepare(engine: ContainerEngine) -> str:
     """The id of the empty image. Raises: EngineError."""
-    if await engine.image(IMAGE) is None:
-        await engine.load_image(_image(_empty_layer(), IMAGE))
-    return await fetch(engine, IMAGE)
+    if await engine.find_image(IMAGE) is None:
+        async with engine.asked() as docker:
+            await docker.images.import_image(_image(_empty_layer(), IMAGE))
+    return await engine.fetch(IMAGE)
 
 
 def cover(agent: Agent, config: IsolationConfig, root: Path) -> Cover:
@@ -47,10 +47,14 @@ def cover(agent: Agent, config: IsolationConfig, root: Path) -> Cover:
 
 
 def add(
-    session: Session, settings: dict[str, Any], env: dict[str, str], cover: Cover, copied: Sequence[Path] = ()
+    agent: Agent,
+    directory: Path,
+    settings: dict[str, Any],
+    env: dict[str, str],
+    cover: Cover,
+    copied: Sequence[Path] = (),
 ) -> None:
     """Add to a container's settings what makes it run the agent's script. Fills the session's folder, too. Blocks."""
-    agent, directory = session.agent, session.directory
     (directory / "tmp").mkdir(mode=0o700)
     project = Project.of(agent.script)
     link_files(project.shown, str(directory), [*map(str, copied)])

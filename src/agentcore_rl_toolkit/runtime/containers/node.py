@@ -20,10 +20,10 @@ from typing import Any
 from ...errors import AgentLoadError, ConfigError, LocalRuntimeError, MissingExtraError
 from ...isolation.cover import Cover
 from ..agents.agent import Agent
-from ..config import IsolationConfig
-from ..sessions.session import INHERITED, Session
+from ..config import INHERITED, IsolationConfig
+from ..launcher.place import Place
 from . import host_files
-from .client import ContainerEngine, fetch
+from .client import ContainerEngine
 from .process import AGENT_PORT, ContainerProcess
 
 log = logging.getLogger(__name__)
@@ -39,87 +39,81 @@ class ContainerNode:
     """
 
     def __init__(self, config: IsolationConfig, *, root: Path, environment: Callable[[Agent], dict[str, str]]) -> None:
-        self._config = config
-        self._root = root
-        self._environment = environment
-        self._covers: dict[tuple[str, int], Cover] = {}
+        self._config, self._root, self._environment = config, root, environment
         self._engine: ContainerEngine | None = None
         self._opening = asyncio.Lock()
         self._images: dict[tuple[str, int], str] = {}
-        self._running: set[ContainerProcess] = set()
+        self._covers: dict[tuple[str, int], Cover] = {}
+        self._running: dict[ContainerProcess, tuple[str, int]] = {}
 
-    @property
-    def engine(self) -> ContainerEngine:
-        if self._engine is None:
-            raise LocalRuntimeError("no container engine was opened yet")
-        return self._engine
-
-    async def open(self) -> None:
+    async def open(self) -> ContainerEngine:
         """Find the engine, and remove containers of this user's runtimes that are gone. Raises: ConfigError, EngineError."""
         async with self._opening:
-            if self._engine is not None:
-                return
-            engine = ContainerEngine()
-            try:
-                await engine.start()
-                if engine.name == "podman" and self._config.container_runtime is not None:
-                    raise ConfigError(
-                        "Podman takes its runtime from containers.conf ([engine], runtime), not from --runtime"
-                    )
-                await self._sweep(engine)
-            except BaseException:
-                await engine.close()
-                raise
-            self._engine = engine
+            if self._engine is None:
+                engine = ContainerEngine()
+                try:
+                    await engine.start()
+                    if engine.name == "podman" and self._config.container_runtime is not None:
+                        raise ConfigError(
+                            "Podman takes its runtime from containers.conf ([engine], runtime), not from --runtime"
+                        )
+                    await self._sweep(engine)
+                except BaseException:
+                    await engine.close()
+                    raise
+                self._engine = engine
+            return self._engine
 
     async def _sweep(self, engine: ContainerEngine) -> None:
-        for found in await engine.with_labels([f"{MACHINE_LABEL}={_machine()}"]):
-            root = Path(found["Labels"].get(RUNTIME_LABEL, ""))
-            if root.parent == self._root.parent and not await asyncio.to_thread(root.exists):
-                log.info("removing container %s of a runtime that is gone", found.id[:12])
-                await engine.remove(found.id)
+        async with engine.asked() as docker:
+            ours = {"label": [f"{MACHINE_LABEL}={_machine()}"]}
+            for found in await docker.containers.list(all=True, filters=ours):
+                root = Path(found["Labels"].get(RUNTIME_LABEL, ""))
+                if root.parent == self._root.parent and not await asyncio.to_thread(root.exists):
+                    log.info("removing container %s of a runtime that is gone", found.id[:12])
+                    async with engine.asked_about(found.id) as container:
+                        await container.delete(force=True, v=True)
 
     async def prepare(self, agent: Agent) -> None:
         """See to the agent's image. Raises: AgentLoadError with the reason."""
         try:
-            await self.open()
-            if agent.image is not None:
-                found = await fetch(self.engine, agent.image)
-            else:
-                found = await host_files.prepare(self.engine)
+            engine = await self.open()
+            found = await (host_files.prepare(engine) if agent.image is None else engine.fetch(agent.image))
         except (ConfigError, LocalRuntimeError, MissingExtraError) as e:
             raise AgentLoadError(f"agent {agent.name}: {e}") from e
-        self._images[agent.runtime_id, agent.version] = found
+        self._images[agent.key] = found
 
-    async def spawn(self, session: Session) -> ContainerProcess:
-        """Start a container. Raises: AgentLoadError."""
-        key = (session.agent.runtime_id, session.agent.version)
-        if key not in self._images:
-            await self.prepare(session.agent)
-        settings = await asyncio.to_thread(self._settings, session, self._images[key])
-        process = ContainerProcess(self.engine, session, settings, f"agentcore-rl-{self._root.name}-{session.name}")
-        self._running.add(process)
-        process.ended.add_done_callback(lambda _: self._running.discard(process))
+    async def spawn(self, agent: Agent, place: Place) -> ContainerProcess:
+        """Start a container. Raises: AgentLoadError, EngineError."""
+        engine = await self.open()
+        if agent.key not in self._images:
+            await self.prepare(agent)
+        settings = await asyncio.to_thread(self._settings, engine, agent, place)
+        process = ContainerProcess(engine, settings, place.log_path)
+        self._running[process] = agent.key
+        process.ended.add_done_callback(lambda _: self._running.pop(process, None))
+        await process.start(f"agentcore-rl-{self._root.name}-{agent.folder}-{place.name}")
         return process
 
     def describe(self) -> list[dict[str, Any]]:
         """The agents whose images are here, in the form of templates."""
+        keys = list(self._running.values())
         return [
             {
-                "runtime_id": runtime_id,
-                "version": version,
+                "runtime_id": key[0],
+                "version": key[1],
                 "start": "container",
-                "reason": f"{self.engine}, image {image}",
+                "reason": f"{self._engine}, image {image}",
                 "pid": None,
-                "sessions": sum(p.agent_key == (runtime_id, version) for p in self._running),
+                "sessions": keys.count(key),
             }
-            for (runtime_id, version), image in self._images.items()
+            for key, image in self._images.items()
         ]
 
     async def forget(self, agent: Agent) -> None:
         """End its sessions."""
-        self._images.pop((agent.runtime_id, agent.version), None)
-        await self._end([p for p in self._running if p.agent_key == (agent.runtime_id, agent.version)])
+        self._images.pop(agent.key, None)
+        await self._end([process for process, key in self._running.items() if key == agent.key])
 
     async def close(self) -> None:
         """End every session."""
@@ -132,10 +126,10 @@ class ContainerNode:
             process.stop(0.0)
         await asyncio.gather(*(p.ended for p in processes))
 
-    def _settings(self, session: Session, image: str) -> dict[str, Any]:
+    def _settings(self, engine: ContainerEngine, agent: Agent, place: Place) -> dict[str, Any]:
         """The configuration of a session's container, and the session's folder. Blocks."""
-        agent, c = session.agent, self._config
-        session.directory.mkdir(mode=0o700, parents=True)
+        c = self._config
+        place.directory.mkdir(mode=0o700, parents=True)
         env = {**self._environment(agent), "DOCKER_CONTAINER": "1"}  # the SDK then listens on all addresses
         for folder in c.writable_folders:
             folder.mkdir(parents=True, exist_ok=True)
@@ -149,22 +143,22 @@ class ContainerNode:
         }
         if c.memory_bytes is not None:
             host |= {"Memory": c.memory_bytes, "MemorySwap": c.memory_bytes}
-        if self.engine.name == "docker":  # Podman names this machine host.containers.internal itself
+        if engine.name == "docker":  # Podman names this machine host.containers.internal itself
             host["ExtraHosts"] = [f"{DOCKER_HOST_NAME}:host-gateway"]
-        if self.engine.name == "podman" and sys.platform == "linux":
+        if engine.name == "podman" and sys.platform == "linux":
             host["Ulimits"] = _own_limits()
         if c.container_runtime is not None:
             host["Runtime"] = c.container_runtime
         settings: dict[str, Any] = {
-            "Image": image,
+            "Image": self._images[agent.key],
             "ExposedPorts": {f"{AGENT_PORT}/tcp": {}},
             "Labels": {RUNTIME_LABEL: str(self._root), MACHINE_LABEL: _machine()},
             "HostConfig": host,
         }
         if agent.image is None:
-            if (key := (agent.runtime_id, agent.version)) not in self._covers:
-                self._covers[key] = host_files.cover(agent, c, self._root)
-            host_files.add(session, settings, env, self._covers[key], c.copied)
+            if agent.key not in self._covers:
+                self._covers[agent.key] = host_files.cover(agent, c, self._root)
+            host_files.add(agent, place.directory, settings, env, self._covers[agent.key], c.copied)
         else:
             env = {k: v for k, v in env.items() if k not in INHERITED or k in agent.env}
         settings["Env"] = [f"{k}={v}" for k, v in env.items()]

@@ -4,44 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+import uuid
+from collections.abc import Callable
 from typing import Any
 
+from starlette.responses import Response
 from starlette.routing import Match, Route, Router
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from ..._servers import sigv4
 from ..._servers.host_check import HostCheck
+from ..._servers.process import break_off
+from ..launcher.connection import UpstreamLostError, header
 from ..runtime import Runtime
-from ..sessions.connection import header
-from ..wire import WireError, not_found
+from ..wire import MAX_PAYLOAD_BYTES, REQUEST_ID_HEADER, WireError, invalid, not_found
 from . import control, local_api
-from .data_plane import COMMAND, INVOKE, STOP, DataPlane
-from .responses import failed, read_body, refusal_error
+from .data_plane import OPERATIONS, DataPlane
+from .responses import AWS_REQUEST_ID, as_wire_error
 
-OPERATIONS = {"invocations": INVOKE, "commands": COMMAND, "stopruntimesession": STOP}
+BROKEN_OFF = 499  # the status that metrics count where the caller was gone, or got no whole response
 
 
 class RuntimeApp:
     """ASGI application over a `Runtime`. ``hosts``: the check of Host and Origin; None: none.
 
-    Endpoints are ASGI applications. ``scope["runtime.body"]`` holds the body, in the pieces it came in. An endpoint sets
-    ``scope["runtime.operation"]`` for the metrics.
+    ``scope`` has the request's ``runtime.body``, ``runtime.request_id``, and for the metrics ``runtime.operation``.
     """
 
     def __init__(self, runtime: Runtime, hosts: HostCheck | None = None) -> None:
         self.runtime = runtime
         self._hosts = hosts
-        data_plane = DataPlane(runtime)
-        routes = [
-            _Route(f"/runtimes/{{runtime:path}}/{path}", _operation(name, data_plane.endpoint(name)), methods=["POST"])
-            for path, name in OPERATIONS.items()
-        ]
-        routes += [
-            _Route(path, _operation(name, endpoint), methods=[method])
-            for method, path, name, endpoint in (*local_api.routes(runtime), *control.routes(runtime))
-        ]
-        self._router = Router(routes, redirect_slashes=False, default=_no_such_operation)
+        plane = DataPlane(runtime)
+        data_plane = [(path, "POST", operation, plane.endpoint(operation)) for path, operation in OPERATIONS.items()]
+        every = [*data_plane, *local_api.routes(runtime), *control.routes(runtime)]
+        self._router = Router([_Route(*each) for each in every], redirect_slashes=False, default=_no_such_operation)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -59,33 +55,50 @@ class RuntimeApp:
             await send({"type": "lifespan.startup.complete"})
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        status = 200
+        status = 0
+        given = header(scope["headers"], REQUEST_ID_HEADER)
+        request_id = scope["runtime.request_id"] = given or str(uuid.uuid4()).encode()
 
-        async def send_counted(message: Any) -> None:
+        async def send_named(message: Message) -> None:
             nonlocal status
-            status = message.get("status", status)
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (AWS_REQUEST_ID, request_id)]
             await send(message)
 
         scope["path"] = scope["path"].rstrip("/")
         try:
-            refusal = self._hosts.refusal_of(scope["headers"]) if self._hosts is not None else None
-            if refusal is not None:
-                raise refusal_error(refusal)
-            body = scope["runtime.body"] = await read_body(dict(scope["headers"]), receive)
-            self._check_signature(scope, b"".join(body))
-            await self.respond(scope, receive, send_counted)
+            self._check_host(scope)
+            body = scope["runtime.body"] = await read_body(scope, receive)
+            self._check_signature(scope, body)
+            await self.respond(scope, receive, send_named)
+        except (ConnectionResetError, UpstreamLostError):
+            status = BROKEN_OFF
+            await break_off(send)
         except (Exception, asyncio.CancelledError) as e:
-            status = await failed(e, send)
+            error, begun = as_wire_error(e), status
+            status = error.status
+            if begun:  # no part of a response may be taken for the whole
+                await break_off(send)
+            else:
+                headers = {"x-amzn-errortype": error.code}
+                await Response(error.body(), error.status, headers, "application/json")(scope, receive, send_named)
         finally:
-            self.runtime.metrics.request(scope.get("runtime.operation", "Unknown"), status)
+            self.runtime.metrics.requests[scope.get("runtime.operation", "Unknown"), status] += 1
 
     async def respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to a request that was checked. Raises: WireError."""
         await self._router(scope, receive, send)
 
+    def _check_host(self, scope: Scope) -> None:
+        """Raises: WireError 403, 421."""
+        refusal = self._hosts.refusal_of(scope["headers"]) if self._hosts is not None else None
+        if refusal is not None:
+            raise WireError("AccessDeniedException", refusal.message, status=refusal.status)
+
     def _check_signature(self, scope: Scope, body: bytes) -> None:
         """Raises: WireError 403."""
-        credentials: Mapping[str, str] = self.runtime.config.credentials
+        credentials = self.runtime.config.credentials
         if not credentials or sigv4.has_password(credentials, header(scope["headers"], b"authorization")):
             return
         refusal = sigv4.refusal(
@@ -102,21 +115,36 @@ class RuntimeApp:
 
 
 class _Route(Route):
-    """A route that does not answer other methods: another route may, and AWS has no 405."""
+    """A route of one method, which sets the name of its operation. AWS has no 405: another route may have the other methods."""
+
+    def __init__(self, path: str, method: str, operation: str, endpoint: Callable[..., Any]) -> None:
+        super().__init__(path, endpoint, methods=[method])
+        self._operation = operation
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        found = super().matches(scope)
-        return (Match.NONE, {}) if found[0] is Match.PARTIAL else found
-
-
-class _operation:  # noqa: N801  # an ASGI application, which Starlette does not wrap as it does functions
-    def __init__(self, name: str, endpoint: Any) -> None:
-        self._name, self._endpoint = name, endpoint
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["runtime.operation"] = self._name
-        await self._endpoint(scope, send)
+        match, child = super().matches(scope)
+        return (
+            (Match.FULL, {**child, "runtime.operation": self._operation}) if match is Match.FULL else (Match.NONE, {})
+        )
 
 
 async def _no_such_operation(scope: Scope, receive: Receive, send: Send) -> None:
     raise not_found(f"Operation {scope['method']} {scope['path']}")
+
+
+async def read_body(scope: Scope, receive: Receive) -> bytes:
+    """The request's body. Raises: WireError 400 above 100 MB, ConnectionResetError."""
+    length = header(scope["headers"], b"content-length") or b"0"
+    size = int(length) if length.isdigit() else 0
+    pieces: list[bytes] = []
+    more = True
+    while more:
+        if size > MAX_PAYLOAD_BYTES:
+            raise invalid(f"payload exceeds {MAX_PAYLOAD_BYTES} bytes", field="payload")
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ConnectionResetError("the caller went away while sending")
+        pieces.append(message.get("body", b""))
+        more = message.get("more_body", False)
+        size = max(size, sum(map(len, pieces)))
+    return b"".join(pieces)

@@ -16,7 +16,7 @@ from starlette.types import Send
 from ..._parsing import parse_json
 from ..sessions.session import Session
 from ..wire import SESSION_HEADER, invalid
-from .responses import AWS_REQUEST_ID, as_wire_error
+from .responses import as_wire_error
 
 Emit = Callable[[Any], Awaitable[None]]
 MAX_COMMAND_CHARS = 65_536
@@ -68,13 +68,12 @@ def parse_command(body: bytes) -> tuple[str, int]:
     return command, timeout
 
 
-async def run_command(session: Session, command: str, timeout_s: float, send: Send, request_id: str) -> None:
+async def run_command(session: Session, command: str, timeout_s: float, send: Send) -> None:
     """Run the command beside the session's server, in the same confinement; it ends with the session.
 
-    A caller that goes away does not end it. What goes wrong once the reply has begun ends it as an exception event.
+    A caller that goes away does not end it. An error after the beginning of the response ends it as an exception event.
     """
-    headers = [(b"content-type", CONTENT_TYPE), (SESSION_HEADER, session.id.encode())]
-    headers += [(AWS_REQUEST_ID, request_id.encode())]
+    headers = [(b"content-type", CONTENT_TYPE), (SESSION_HEADER, session.id.encode("latin-1"))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def emit(payload: Any) -> None:
@@ -98,20 +97,20 @@ async def _run(session: Session, text: str, timeout_s: float, emit: Emit) -> Non
         if shown:
             await emit({"contentDelta": {name: shown}})
 
+    assert session.process is not None
     await emit({"contentStart": {}})
     end = await session.process.command(text, write, timeout_s)
-    status = "TIMED_OUT" if end.timed_out else "COMPLETED"
     if end.error is not None:
         await emit({"contentDelta": {"stderr": f"the command could not be started: {end.error}\n"}})
     exit_code = end.code if end.code >= -1 else 128 - end.code  # a signal, as a shell reports it
     if exit_code > 128 and not end.timed_out and await _ended(session):
         await emit({"contentDelta": {"stderr": f"the session ended while the command ran: {session.state}\n"}})
         exit_code = PLATFORM_ERROR
-    await emit({"contentStop": {"exitCode": exit_code, "status": status}})
+    await emit({"contentStop": {"exitCode": exit_code, "status": "TIMED_OUT" if end.timed_out else "COMPLETED"}})
 
 
 async def _ended(session: Session) -> bool:
-    """Return True if the session is over. What it ran is killed before its own end is known."""
+    """Return True if the session is over. Its command is killed before its own end is known."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(session.closed.wait(), SESSION_END_S)
     return session.over

@@ -6,32 +6,38 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
-from starlette.types import Scope, Send
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
 from ..agents.agent import Agent
-from ..api.faults import Effects
+from ..api import faults
 from ..config import TimeLimits
+from ..launcher.connection import UpstreamLostError, header
 from ..runtime import Runtime
-from ..sessions.connection import UpstreamLostError, header
 from ..sessions.session import Key, Session
 from ..wire import (
     REQUEST_ID_HEADER,
     SESSION_HEADER,
-    Headers,
-    Target,
     WireError,
     forwarded_headers,
     invalid,
     not_found,
+    parse_target,
     returned_headers,
     session_id_of,
 )
 from .commands import parse_command, run_command
-from .responses import AWS_REQUEST_ID, parse_object, query_of, reply_json, request_id_of
+from .responses import object_of
 
 INVOKE, COMMAND, STOP = "InvokeAgentRuntime", "InvokeAgentRuntimeCommand", "StopRuntimeSession"
+OPERATIONS = {
+    "/runtimes/{runtime:path}/invocations": INVOKE,
+    "/runtimes/{runtime:path}/commands": COMMAND,
+    "/runtimes/{runtime:path}/stopruntimesession": STOP,
+}
 
 
 class DataPlane:
@@ -40,69 +46,68 @@ class DataPlane:
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
 
-    def endpoint(self, operation: str) -> Callable[[Scope, Send], Awaitable[None]]:
-        async def respond(scope: Scope, send: Send) -> None:
-            await self.call(operation, Target(scope["path_params"]["runtime"], query_of(scope)), scope, send)
+    def endpoint(self, operation: str) -> Any:
+        """The operation as an ASGI application, which writes its response piece by piece. Raises: WireError."""
 
-        return respond
+        class Endpoint:  # Starlette wraps functions, and calls objects as they are
+            async def __call__(_, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: N805
+                await self._serve(operation, scope, receive, send)
 
-    async def call(self, operation: str, target: Target, scope: Scope, send: Send) -> None:
-        """Check the request, draw its faults, and obey it. Raises: WireError."""
-        runtime, headers, body = self.runtime, scope["headers"], scope["runtime.body"]
-        session_id = session_id_of(dict(headers))
+        return Endpoint()
+
+    async def _serve(self, operation: str, scope: Scope, receive: Receive, send: Send) -> None:
+        request, runtime = Request(scope), self.runtime
+        target = parse_target(request.path_params["runtime"], request.query_params)
+        session_id = session_id_of(scope["headers"])
         agent = await runtime.find(target)
         runtime.quotas.request(operation, agent.runtime_id, time.monotonic())
         if operation == STOP and session_id is None:
             raise invalid("runtimeSessionId is required", field="runtimeSessionId")
-        key = (agent.runtime_id, target.qualifier, session_id or str(uuid.uuid4()))
-        effects = Effects(runtime.faults.draw(operation, agent.name, starts=key not in runtime.table.sessions))
-        async with effects.dropping(send) as send_or_drop:
-            if runtime.cluster is not None:
-                await runtime.cluster.forward(operation, target, agent, key, headers, body, send_or_drop)
-            elif operation == STOP:
-                parse_object(b"".join(body))
-                await self._stop(key, send_or_drop)
+        key = (agent.runtime_id, target.endpoint, session_id or str(uuid.uuid4()))
+        drawn = runtime.faults.draw(operation, agent.name, starts=key not in runtime.table.sessions)
+        async with faults.injected(drawn, send) as send_or_drop:
+            if operation == STOP:
+                object_of(request)
+                if runtime.table.stop(key) is None:
+                    raise not_found(f"Session {key[2]}")
+                await JSONResponse({}, headers={SESSION_HEADER.decode(): key[2]})(scope, receive, send_or_drop)
             else:
-                await self._with_session(operation, agent, key, effects, headers, body, send_or_drop)
+                await self._use_session(operation, agent, key, drawn, scope, send_or_drop)
 
-    async def _stop(self, key: Key, send: Send) -> None:
-        if self.runtime.table.stop(key) is None:
-            raise not_found(f"Session {key[2]}")
-        await reply_json(send, {}, headers=[(SESSION_HEADER, key[2].encode())])
-
-    async def _with_session(
-        self, operation: str, agent: Agent, key: Key, effects: Effects, headers: Headers, body: list[bytes], send: Send
+    async def _use_session(
+        self, operation: str, agent: Agent, key: Key, drawn: list[faults.Fault], scope: Scope, send: Send
     ) -> None:
-        command = parse_command(b"".join(body)) if operation == COMMAND else None
-        if operation == INVOKE:
+        body: bytes = scope["runtime.body"]
+        command = parse_command(body) if operation == COMMAND else None
+        if command is None:
             self.runtime.check_store(body)
-        request_id = request_id_of(dict(headers))
-        async with self.runtime.table.in_use(agent, key, start_delay_s=effects.start_delay_s) as session:
-            for delay_s in effects.kills_s:
-                asyncio.get_running_loop().call_later(delay_s, session.process.stop, 0.0)
+        delay_s = sum(fault.delay_s for fault in drawn if fault.kind == "slow_start")
+        async with self.runtime.table.in_use(agent, key, start_delay_s=delay_s) as session:
+            assert session.process is not None
+            for fault in drawn:
+                if fault.kind == "kill":
+                    asyncio.get_running_loop().call_later(fault.delay_s, session.process.stop, 0.0)
             if command is not None:
-                await run_command(session, *command, send, request_id)
-                return
-            times = self.runtime.config.times
-            await relay(session, send, times=times, headers=headers, body=body, request_id=request_id)
+                await run_command(session, *command, send)
+            else:
+                await relay(session, scope, send, times=self.runtime.config.times)
 
 
-async def relay(
-    session: Session, send: Send, *, times: TimeLimits, headers: Headers, body: Sequence[bytes], request_id: str
-) -> None:
+async def relay(session: Session, scope: Scope, send: Send, *, times: TimeLimits) -> None:
     """Send a request to an acquired session and stream its reply to ``send``.
 
     A caller that goes away changes nothing for the agent: its reply is read to the end all the same, as on AWS.
     Raises: WireError 424 when the agent answers 4xx or 5xx, breaks off before its reply starts, or takes too long.
     UpstreamLostError when the reply had started and its rest will not come: the agent broke off.
     """
-    sent = forwarded_headers(headers, session.agent.header_allowlist)
-    sent += [(SESSION_HEADER, session.id.encode()), (REQUEST_ID_HEADER, request_id.encode())]
-    log = str(session.log_path)
+    sent = forwarded_headers(scope["headers"], session.agent.header_allowlist)
+    sent += [(SESSION_HEADER, session.id.encode("latin-1")), (REQUEST_ID_HEADER, scope["runtime.request_id"])]
+    log = str(session.place.log_path)
     started = False
     try:
         async with contextlib.AsyncExitStack() as exits, asyncio.timeout(times.invoke_timeout_s) as limit:
-            reply = await exits.enter_async_context(session.request(b"POST", session.agent.invocation_path, sent, body))
+            opened = session.request(b"POST", session.agent.invocation_path, sent, scope["runtime.body"])
+            reply = await exits.enter_async_context(opened)
             if reply.status >= 400:
                 raise WireError(
                     "RuntimeClientError",
@@ -114,8 +119,7 @@ async def relay(
                 limit.reschedule(asyncio.get_running_loop().time() + times.stream_timeout_s)
             data = await reply.read()  # an agent that ends before it is an error with a status
             started = True
-            back = returned_headers(reply.headers)
-            back += [(SESSION_HEADER, session.id.encode()), (AWS_REQUEST_ID, request_id.encode())]
+            back = [*returned_headers(reply.headers), (SESSION_HEADER, session.id.encode("latin-1"))]
             length = header(reply.headers, b"content-length") if data else b"0"
             if length is not None:
                 back.append((b"content-length", length))
@@ -125,7 +129,7 @@ async def relay(
                 data = await reply.read()
             await send({"type": "http.response.body", "body": b""})
     except UpstreamLostError as e:
-        if started:
+        if started or session.process is None:
             raise
         why = await session.process.cause() or e
         raise WireError("RuntimeClientError", f"The runtime ended the connection: {why}", localLog=log) from e

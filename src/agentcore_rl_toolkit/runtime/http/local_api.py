@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from typing import Any
 
-from starlette.types import Scope, Send
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from ..._parsing import parse_json
 from ...errors import ConfigError
 from .. import metrics
 from ..api.faults import FaultPlan
-from ..launcher.session_log import read_log
 from ..runtime import Runtime
-from ..sessions.session import MAX_ASKED, endings_of
-from ..wire import Target, invalid, not_found
-from .responses import query_of, reply, reply_json
+from ..wire import invalid, not_found, parse_target
+from .responses import json_of
 
 LOG_BYTES = 1_000_000
-Endpoint = Callable[[Scope, Send], Awaitable[None]]
-PLAIN = b"text/plain; charset=utf-8"
+MAX_ASKED = 10_000  # sessions in one question
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def routes(runtime: Runtime) -> Iterator[tuple[str, str, str, Endpoint]]:
-    """Method, path, name and endpoint of each."""
+    """Path, method, operation and endpoint of each."""
     api = LocalApi(runtime)
     for method, path, endpoint in (
         ("GET", "sessions", api.sessions),
@@ -39,7 +37,7 @@ def routes(runtime: Runtime) -> Iterator[tuple[str, str, str, Endpoint]]:
         ("GET", "faults", api.faults),
         ("PUT", "faults", api.set_faults),
     ):
-        yield method, f"/_local/{path}", "Local", endpoint
+        yield f"/_local/{path}", method, "Local", endpoint
 
 
 class LocalApi:
@@ -48,105 +46,90 @@ class LocalApi:
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
 
-    async def sessions(self, scope: Scope, send: Send) -> None:
-        if self.runtime.cluster is not None:
-            await self.runtime.cluster.refresh()
-        shown = self.runtime.shown
-        await reply_json(send, {"sessions": shown.describe(), "ended": list(shown.ended)})
+    async def sessions(self, request: Request) -> Response:
+        table = self.runtime.table
+        return JSONResponse({"sessions": table.describe(), "ended": list(table.ended)})
 
-    async def status(self, scope: Scope, send: Send) -> None:
-        await reply_json(send, self.runtime.status())
+    async def status(self, request: Request) -> Response:
+        return JSONResponse(self.runtime.status())
 
-    async def metrics(self, scope: Scope, send: Send) -> None:
-        runtime, states = self.runtime, dict[str, int]()
-        for session in runtime.shown.describe():
-            states[session["state"]] = states.get(session["state"], 0) + 1
+    async def metrics(self, request: Request) -> Response:
+        runtime = self.runtime
         text = metrics.render(
             runtime.metrics,
-            states=states,
-            started=runtime.shown.started_total,
-            ended=runtime.shown.ended_total,
+            states=Counter(session["state"] for session in runtime.table.describe()),
+            started=runtime.table.started_total,
+            ended=runtime.table.ended_total,
             refused=runtime.quotas.refused,
             faults=runtime.faults.injected,
         )
-        await reply(send, 200, text, kind=b"text/plain; version=0.0.4")
+        return Response(text, media_type="text/plain; version=0.0.4")
 
-    async def endings(self, scope: Scope, send: Send) -> None:
-        asked = _parsed(scope)
+    async def endings(self, request: Request) -> Response:
+        asked = json_of(request)
         if not isinstance(asked, dict) or not isinstance(asked.get("sessions"), list):
             raise invalid('an object with "agentRuntimeArn" and "sessions"', reason="CannotParse")
         if len(asked["sessions"]) > MAX_ASKED:
             raise invalid(f"at most {MAX_ASKED} sessions", field="sessions")
-        qualifier = asked.get("qualifier")
-        target = Target(str(asked.get("agentRuntimeArn")), {"qualifier": str(qualifier)} if qualifier else {})
-        shown, names = self.runtime.shown, [str(name) for name in asked["sessions"]]
-        found = endings_of(shown.sessions, shown.ended, target.named.runtime_id, target.qualifier, names)
-        await reply_json(send, {"ended": found})
+        qualifier = {"qualifier": str(asked["qualifier"])} if asked.get("qualifier") else {}
+        target = parse_target(str(asked.get("agentRuntimeArn")), qualifier)
+        names = [str(name) for name in asked["sessions"]]
+        return JSONResponse({"ended": self.runtime.table.endings(target.runtime_id, target.endpoint, names)})
 
-    async def log(self, scope: Scope, send: Send) -> None:
+    async def log(self, request: Request) -> Response:
         """A session's log from an offset on (negative: from its end), live or ended."""
-        offset = _number(query_of(scope), "offset", 0)
-        live, ended = self.runtime.shown.describe(), self.runtime.shown.ended
-        wanted = _complete(scope["path_params"]["session"], (each["session_id"] for each in (*live, *ended)))
-        if self.runtime.cluster is not None:
-            text = await self.runtime.cluster.log(wanted, offset)
-        else:
-            paths = [each["log"] for each in (*live, *reversed(ended)) if each["session_id"] == wanted]
-            text = read_log(paths[0], offset, LOG_BYTES)
-        await reply(send, 200, text, kind=PLAIN)
+        try:
+            offset = int(request.query_params.get("offset", "0"))
+        except ValueError:
+            raise invalid("offset must be a whole number", field="offset") from None
+        table = self.runtime.table
+        known = [*table.describe(), *reversed(table.ended)]
+        wanted = _complete(request, (session["session_id"] for session in known))
+        session = next(session for session in known if session["session_id"] == wanted)
+        return PlainTextResponse(await self.runtime.launcher.read_log(session, offset, LOG_BYTES))
 
-    async def stop(self, scope: Scope, send: Send) -> None:
-        grace_s = _number(query_of(scope), "grace_s", None)
-        known = self.runtime.shown.sessions
-        wanted = _complete(scope["path_params"]["session"], (key[2] for key in known))
-        for key in [key for key in known if key[2] == wanted]:  # it may have one at each endpoint
-            if self.runtime.cluster is not None:
-                await self.runtime.cluster.stop(key, grace_s)
-            else:
-                self.runtime.table.stop(key, grace_s=grace_s)
-        await reply_json(send, {"stopped": wanted})
+    async def stop(self, request: Request) -> Response:
+        grace_s = _seconds(request.query_params, "grace_s")
+        sessions = self.runtime.table.sessions
+        wanted = _complete(request, (key[2] for key in sessions))
+        for key in [key for key in sessions if key[2] == wanted]:  # it may have one at each endpoint
+            self.runtime.table.stop(key, grace_s=grace_s)
+        return JSONResponse({"stopped": wanted})
 
-    async def reload(self, scope: Scope, send: Send) -> None:
-        record = await self.runtime.reload(scope["path_params"]["name"])
-        await reply_json(send, {"agentRuntimeId": record.id, "agentRuntimeVersion": record.latest.number})
+    async def reload(self, request: Request) -> Response:
+        record = self.runtime.reload(request.path_params["name"])
+        return JSONResponse({"agentRuntimeId": record.id, "agentRuntimeVersion": record.latest.number})
 
-    async def hide(self, scope: Scope, send: Send) -> None:
-        paths = _parsed(scope)
+    async def hide(self, request: Request) -> Response:
+        paths = json_of(request)
         if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
             raise invalid("a list of paths", reason="CannotParse")
-        await reply_json(send, {"agents": self.runtime.hide(paths)})
+        return JSONResponse({"agents": self.runtime.hide(paths)})
 
-    async def nodes(self, scope: Scope, send: Send) -> None:
-        if self.runtime.cluster is None:
+    async def nodes(self, request: Request) -> Response:
+        nodes = getattr(self.runtime.launcher, "nodes", None)
+        if nodes is None:
             raise not_found("GET /_local/nodes")
-        await reply_json(send, {"nodes": self.runtime.cluster.nodes()})
+        return JSONResponse({"nodes": nodes()})
 
-    async def faults(self, scope: Scope, send: Send) -> None:
+    async def faults(self, request: Request) -> Response:
         plan = self.runtime.faults
-        await reply_json(send, {"injected": plan.injected, "rules": len(plan.rules)})
+        return JSONResponse({"injected": plan.injected, "rules": len(plan.rules)})
 
-    async def set_faults(self, scope: Scope, send: Send) -> None:
+    async def set_faults(self, request: Request) -> Response:
+        given = json_of(request)
         try:
-            self.runtime.faults = FaultPlan.parse(_parsed(scope))
+            self.runtime.faults = FaultPlan.parse([] if given is None else given)
         except ConfigError as e:
             raise invalid(str(e), reason="CannotParse") from e
-        await reply_json(send, {"rules": len(self.runtime.faults.rules)})
+        return JSONResponse({"rules": len(self.runtime.faults.rules)})
 
 
-def _parsed(scope: Scope) -> Any:
-    try:
-        return parse_json(b"".join(scope["runtime.body"]) or b"[]")
-    except ValueError as e:
-        raise invalid(f"The body is not JSON: {e}", reason="CannotParse") from None
-
-
-def _number(query: Mapping[str, str], name: str, default: float | None) -> Any:
-    """A whole number where there is a default, else seconds from 0 up. Raises: WireError 400."""
+def _seconds(query: Mapping[str, str], name: str) -> float | None:
+    """Seconds from 0 up, None where there are none. Raises: WireError 400."""
     if name not in query:
-        return default
+        return None
     try:
-        if default is not None:
-            return int(query[name])
         value = float(query[name])
     except ValueError:
         value = math.nan
@@ -155,11 +138,12 @@ def _number(query: Mapping[str, str], name: str, default: float | None) -> Any:
     return value
 
 
-def _complete(name: str, known: Iterable[str]) -> str:
-    """The id that is this name, or the only one that begins with it. Raises: WireError 404, 400 when it could be several."""
+def _complete(request: Request, known: Iterable[str]) -> str:
+    """The id that the path has, or the only one that begins with it. Raises: WireError 404, 400 when it could be several."""
+    name = request.path_params["session"]
     found = {session_id for session_id in known if session_id.startswith(name)}
     if name in found:
-        return name
+        return str(name)
     if not found:
         raise not_found(f"Session {name}")
     if len(found) > 1:

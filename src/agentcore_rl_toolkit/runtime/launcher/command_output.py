@@ -5,42 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 
-AFTER_EXIT_S = 0.5  # how long to wait for the rest when something in the background holds the output open
-CHUNK_BYTES = 64_000  # AWS: 64 KB a chunk
-Write = Callable[[str, bytes], Awaitable[None]]  # stdout or stderr, and what came; nothing at its end
+from .place import CHUNK_BYTES, Write
+
+AFTER_EXIT_S = 0.5  # for the rest of the output if a background process holds it open
 _NAMES = {b"o": "stdout", b"e": "stderr"}
-
-
-@dataclass(frozen=True)
-class CommandEnd:
-    """How a command ended. ``code``: its exit status (negative: a signal), -1 when it could not be started, for ``error``."""
-
-    code: int
-    timed_out: bool = False
-    error: str | None = None
 
 
 @contextlib.asynccontextmanager
 async def written(path: str, write: Write) -> AsyncIterator[None]:
-    """Listen at ``path``, and hand on what comes. The block ends with the command; what it wrote last is waited for."""
-    copying: list[asyncio.Task[None]] = []
+    """Listen at ``path``, and pass the output to ``write``. At the end of the block, wait for the rest of the output."""
+    copying: set[asyncio.Task[None]] = set()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        copying.append(task)
-        try:
-            name = _NAMES[await reader.read(1)]
+        copying.add(task)
+        with contextlib.suppress(ConnectionError), contextlib.closing(writer):
+            name = _NAMES[await reader.readexactly(1)]
             while data := await reader.read(CHUNK_BYTES):
                 await write(name, data)
             await write(name, b"")
-        except (ConnectionError, KeyError):
-            return
-        finally:
-            writer.close()
 
     server = await asyncio.start_unix_server(connected, path)
     try:

@@ -18,7 +18,8 @@ from typing import Any
 from ...errors import AgentLoadError, LocalRuntimeError
 from ...isolation.project import Project
 from . import linux
-from .command_output import CommandEnd, Write, written
+from .command_output import written
+from .place import CommandEnd, Place, Streams, Write
 from .session_log import log_tail
 
 BOOT = str(Path(__file__).resolve().parent / "boot.py")
@@ -50,46 +51,54 @@ class TemplateSpec:
     copied: Sequence[str] = ()
 
 
-class SessionProcess:
-    """A running session process. ``ended`` resolves to its exit status (negative: the signal that killed it, None: unknown)."""
+class ForkedProcess:
+    """A session that a template started, as `SessionProcess` describes it. ``started`` resolves when it runs."""
 
-    def __init__(self, template: TemplateProcess, session_id: str, socket_path: str) -> None:
+    lost = False
+    death: str | None = None  # its exit status is the whole cause
+
+    def __init__(self, template: TemplateProcess, place: Place) -> None:
         loop = asyncio.get_running_loop()
-        self.template = template
-        self.id = session_id
-        self.pid: int | None = None
-        self.started: asyncio.Future[int | None] = loop.create_future()
+        self.started: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[int | None] = loop.create_future()
+        self.pid: int | None = None
         self.cpu_s: float | None = None
         self.max_rss_bytes: int | None = None
-        self.death: str | None = None  # its exit status says it all
-        self._socket_path = socket_path
+        self._template, self._place = template, place
 
-    async def dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection to the session's server. Raises: OSError."""
-        return await asyncio.open_unix_connection(self._socket_path)
+    async def dial(self) -> Streams:
+        """Connect to the session's server. Raises: OSError."""
+        return await asyncio.open_unix_connection(self._place.socket_path)
 
     async def cause(self) -> str | None:
-        """None: the cause is known only when the template has reaped the process, and this does not wait for that."""
+        """Return None: the cause is known only when the template has reaped the process, and this does not wait for that."""
         return None
 
     async def command(self, text: str, write: Write, timeout_s: float) -> CommandEnd:
-        """Run a shell command in the session's environment to its end. What it prints goes to ``write``."""
+        """Run a shell command in the session's environment to its end. ``write`` gets its output."""
         number = str(next(_command_numbers))
-        path = f"{self._socket_path}{number}"
+        path = f"{self._place.socket_path}{number}"
         ended: asyncio.Future[CommandEnd] = asyncio.get_running_loop().create_future()
         async with written(path, write):
-            self.template.commands[number] = ended
-            self.template.send(op="command", id=number, session=self.id, command=text, socket=path)
+            self._template.commands[number] = ended
+            self._template.send(op="command", id=number, session=self._place.name, command=text, socket=path)
             await asyncio.wait([ended], timeout=timeout_s)
             if ended.done():
                 return ended.result()
-            self.template.send(op="kill_command", id=number)
+            self._template.send(op="kill_command", id=number)
             return replace(await ended, timed_out=True)
 
     def stop(self, grace_s: float) -> None:
         """SIGTERM now and SIGKILL of all that it started after the grace; at once when the grace is 0."""
-        self.template.send(op="stop", id=self.id, grace_s=grace_s)
+        self._template.send(op="stop", id=self._place.name, grace_s=grace_s)
+
+    def set_ended(self, status: int | None, why: str) -> None:
+        """Resolve the futures. ``why`` is the error of a process that never started."""
+        if not self.started.done():
+            self.started.set_exception(LocalRuntimeError(why))
+            self.started.exception()  # retrieved: a caller that gave up waiting is no reason for a warning
+        if not self.ended.done():
+            self.ended.set_result(status)
 
 
 class TemplateProcess:
@@ -103,7 +112,7 @@ class TemplateProcess:
         self.no_view: str | None = None  # the reason, where sessions should get a view and do not
         self.pid: int | None = None
         self.closed = False
-        self.sessions: dict[str, SessionProcess] = {}
+        self.sessions: dict[str, ForkedProcess] = {}  # by the names of their places
         self.commands: dict[str, asyncio.Future[CommandEnd]] = {}
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -129,6 +138,10 @@ class TemplateProcess:
         self.no_view = event["no_view"]
 
     async def _launch(self, mode: str, reason: str | None = None) -> dict[str, Any]:
+        spec = self.spec
+        project = None if spec.project is None else str(spec.project)
+        options = {"script": str(spec.script), "mode": mode, "reason": reason, "project": project}
+        options_json = json.dumps({**options, "memory_bytes": spec.memory_bytes})
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         try:
@@ -139,6 +152,7 @@ class TemplateProcess:
                     BOOT,
                     TEMPLATE_MODULE,
                     str(theirs.fileno()),
+                    options_json,
                     pass_fds=[theirs.fileno()],
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
@@ -155,40 +169,38 @@ class TemplateProcess:
         finally:
             theirs.close()
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=2**22)  # closes it where it is cancelled
-        project = None if self.spec.project is None else str(self.spec.project)
-        options = {"memory_bytes": self.spec.memory_bytes, "project": project}
-        self.send(script=str(self.spec.script), mode=mode, reason=reason, **options)
-        line = b""
         try:
-            with contextlib.suppress(ConnectionError):  # it ended before it had read what it is to do
-                async with asyncio.timeout(self.spec.load_timeout_s):
-                    line = await reader.readline()
+            line = await asyncio.wait_for(reader.readline(), spec.load_timeout_s)
         except TimeoutError:
             raise AgentLoadError(
-                f"{self.spec.script} did not reach its server within {self.spec.load_timeout_s:g} s; "
-                f"output: {self.spec.log_path}"
+                f"{spec.script} did not reach its server within {spec.load_timeout_s:g} s; output: {spec.log_path}"
             ) from None
-        event: dict[str, Any] = json.loads(line) if line else {"ev": "died"}
-        if event["ev"] == "error":
-            raise AgentLoadError(f"{self.spec.script} failed to load:\n{event['traceback']}")
-        if event["ev"] == "died":
+        if not line:
             status = await self._process.wait()
             raise AgentLoadError(
-                f"{self.spec.script}: its process ended (status {status}) before the server started. "
-                f"Output:\n{log_tail(self.spec.log_path, 4_000)}"
+                f"{spec.script}: its process ended (status {status}) before the server started. "
+                f"Output:\n{log_tail(spec.log_path, 4_000)}"
             )
-        self._reading = asyncio.create_task(self._read(reader), name=f"template {self.spec.script.name}")
+        event: dict[str, Any] = json.loads(line)
+        if event["ev"] == "error":
+            raise AgentLoadError(f"{spec.script} failed to load:\n{event['traceback']}")
+        self._reading = asyncio.create_task(self._read(reader), name=f"template {spec.script.name}")
         return event
 
-    def spawn(self, session_id: str, socket_path: str, directory: Path, log: Path) -> SessionProcess:
-        """Order a session process. Its ``started`` resolves to the process id, or fails with LocalRuntimeError."""
+    async def spawn(self, place: Place) -> ForkedProcess:
+        """Start a session process. Raises: LocalRuntimeError."""
         if not self.alive:
-            raise LocalRuntimeError("the agent's template process is gone", session_id=session_id)
-        process = self.sessions[session_id] = SessionProcess(self, session_id, socket_path)
-        order = {"socket": socket_path, "dir": str(directory), "log": str(log), "links": self._shown}
-        viewed = self.spec.project if self.no_view is None else None
-        project = None if viewed is None else str(viewed)
-        self.send(op="spawn", id=session_id, project=project, copied=list(self.spec.copied), **order)
+            raise LocalRuntimeError("the agent's template process is gone")
+        process = self.sessions[place.name] = ForkedProcess(self, place)
+        paths = {"socket": place.socket_path, "dir": str(place.directory), "log": str(place.log_path)}
+        project = str(self.spec.project) if self.spec.project is not None and self.no_view is None else None
+        copied = list(self.spec.copied)
+        self.send(op="spawn", id=place.name, project=project, copied=copied, links=self._shown, **paths)
+        try:
+            await process.started
+        except asyncio.CancelledError:
+            process.stop(0.0)
+            raise
         return process
 
     def send(self, **order: Any) -> None:
@@ -201,32 +213,28 @@ class TemplateProcess:
                 self._on_event(json.loads(line))
         self.closed = True
         for process in self.sessions.values():
-            _end(process, None, "the agent's template process died")
+            process.set_ended(None, "the agent's template process died")
         self.sessions.clear()
         for command in self.commands.values():
-            _exited(command, CommandEnd(-1))
+            _set_command_end(command, CommandEnd(-1))
         self.commands.clear()
 
     def _on_event(self, event: dict[str, Any]) -> None:
-        if event["ev"] == "command_exit":
-            command = self.commands.pop(event["id"], None)
-            if command is not None:
-                _exited(command, CommandEnd(event["status"], error=event.get("error")))
+        kind, name = event["ev"], event["id"]
+        if kind == "command_exit":
+            if (command := self.commands.pop(name, None)) is not None:
+                _set_command_end(command, CommandEnd(event["status"], error=event.get("error")))
+        elif (process := self.sessions.get(name)) is None:
             return
-        process = self.sessions.get(event["id"])
-        if process is None:
-            return
-        if event["ev"] == "spawned":
+        elif kind == "spawned":
             process.pid = event["pid"]
             if not process.started.done():
-                process.started.set_result(process.pid)
-            return
-        del self.sessions[process.id]
-        if event["ev"] == "exit":
-            process.cpu_s, process.max_rss_bytes = event["cpu_s"], event["max_rss"]
-            _end(process, event["status"], f"the session's process ended with status {event['status']}")
+                process.started.set_result(None)
         else:
-            _end(process, None, event["error"])
+            del self.sessions[name]
+            process.cpu_s, process.max_rss_bytes = event.get("cpu_s"), event.get("max_rss")
+            status = event.get("status")
+            process.set_ended(status, event.get("error") or f"the session's process ended with status {status}")
 
     def _kill(self) -> None:
         """Kill the template and all below it."""
@@ -252,14 +260,6 @@ class TemplateProcess:
             self._reading = None
 
 
-def _exited(command: asyncio.Future[CommandEnd], end: CommandEnd) -> None:
+def _set_command_end(command: asyncio.Future[CommandEnd], end: CommandEnd) -> None:
     if not command.done():  # a caller that was cancelled cancelled the future too
         command.set_result(end)
-
-
-def _end(process: SessionProcess, status: int | None, why: str) -> None:
-    if not process.started.done():
-        process.started.set_exception(LocalRuntimeError(why, session_id=process.id))
-        process.started.exception()  # retrieved: a caller that gave up waiting is no reason for a warning
-    if not process.ended.done():
-        process.ended.set_result(status)

@@ -2,7 +2,11 @@
 
 Theory of operation. A session is ``starting`` (calls wait for its first healthy ping), ``ready``, or over, and then its state is
 the reason. `Session.run` is its whole life, in one task. `Session.end` may be called at any time. It takes effect at once for
-callers, while the old process is still within its grace.
+callers, while the process is still within its grace.
+
+AWS counts a session as active while an invocation or a command runs, and while its /ping answers HealthyBusy; otherwise it is
+idle. AWS pings about every two seconds. Here a session is pinged once a while after its last call, then as often as needed while
+it is busy, and right before it would end as idle.
 """
 
 from __future__ import annotations
@@ -14,152 +18,123 @@ import logging
 import re
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container, Iterable, Mapping, Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from ..._parsing import parse_json
 from ...errors import LocalRuntimeError
-from .. import roots
 from ..agents.agent import Agent
 from ..config import TimeLimits
+from ..launcher.connection import Headers, Reply, UpstreamLostError, request
+from ..launcher.place import Place, SessionProcess
 from ..launcher.session_log import log_tail
 from ..wire import WireError
-from .activity import ActivityClock
-from .connection import Connection, Headers, UpstreamLostError, request
 
 log = logging.getLogger(__name__)
 
-SHOWN_CHARS = 600  # of a cause, in a message
-# What sessions see of the runtime's own environment: nothing else is inherited.
-INHERITED = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
-_PLAIN_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
-
 Key = tuple[str, str, str]  # runtime id, endpoint, session id
-MAX_ASKED = 10_000  # sessions in one question
-PING_BYTES = 64 * 1024  # of its answer, which has two short fields
+SHOWN_CHARS = 600  # of a cause, in a message
+PING_BYTES = 64 * 1024  # of a response to /ping, which has two short fields
 PING_TIMEOUT_S = 5.0
+PING_MIN_S, PING_MAX_S = 2.0, 15.0  # 2 s is the platform's own pace; an idle limit is kept by AWS to within 15 s
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.5  # between the pings of a start
 DEATH_S = 2.0  # for the exit status of a process that broke its connection
 INIT_FAILED = "Runtime initialization failed."
 INIT_LATE = "Runtime initialization time exceeded. Please make sure that initialization completes in {:g}s."
-
-
-@dataclass(frozen=True)
-class SessionFolders:
-    """Where sessions' own folders, logs and sockets are."""
-
-    sessions: Path
-    logs: Path
-    sockets: Path
+_PLAIN_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
 class Session:
-    """One environment. ``spawn`` starts its process. ``on_end`` is called when it is over.
-
-    A process has ``started`` and ``ended`` (futures of its id and of its exit status), ``dial``, ``command``, ``stop(grace_s)``,
-    ``cause`` and ``death``.
-    """
+    """One environment. ``on_end`` is called when it is over. ``times`` are the runtime's."""
 
     def __init__(
         self,
         key: Key,
         agent: Agent,
-        number: int,
+        place: Place,
         *,
-        folders: SessionFolders,
         times: TimeLimits,
-        spawn: Callable[[Session], Awaitable[Any]],
         on_end: Callable[[Session], None],
     ) -> None:
-        self.key, self.agent = key, agent
-        self.directory = folders.sessions / agent.folder / str(number)
-        self.log_path = folders.logs / agent.name / f"{log_name(key[2], endpoint=key[1])}.log"
-        self.socket_path = str(folders.sockets / agent.folder / f"{number}.s")
-        self.clock = ActivityClock(time.monotonic(), agent.idle_timeout_s, agent.max_lifetime_s)
-        self.created_unix_s = time.time()
+        self.key, self.agent, self.place = key, agent, place
         self.state = "starting"
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.process: Any = None
+        self.process: SessionProcess | None = None
+        self.invocations = self.inflight = 0
+        self.busy = False  # by its last ping
         self.start_s: float | None = None
-        self.invocations = 0
-        self.error: str | None = None  # while it starts: what the last ping got
+        self.error: str | None = None  # while it starts: the result of the last ping
         self.closed = asyncio.Event()  # set when it is over
-        self.ending: dict[str, Any] | None = None  # its description then; what its process used is added later
-        self._times, self._spawn, self._on_end = times, spawn, on_end
-        self._exit_status: int | None = None
+        self.ending: dict[str, Any] = {}  # its description when it is over; the usage of its process is added later
+        self._born_s = self._last_active_s = time.monotonic()
+        self._pinged = False  # since its last activity
+        self._last_answer: tuple[str, Any] | None = None
         self._changed = asyncio.Event()
+        self._times, self._on_end = times, on_end
 
     @property
     def id(self) -> str:
         return self.key[2]
 
     @property
-    def name(self) -> str:
-        """Of this start: unique among its agent version's, not the caller's id."""
-        return self.directory.name
-
-    @property
     def over(self) -> bool:
         return self.state not in ("starting", "ready")
-
-    @property
-    def active(self) -> bool:
-        return self.clock.inflight > 0 or self.clock.busy
 
     @contextlib.asynccontextmanager
     async def in_use(self) -> AsyncIterator[Session]:
         """Wait until the session is ready. It is active for as long as the block runs. Raises: WireError if it did not start."""
-        self.clock.begin(time.monotonic())
+        self.inflight += 1
         try:
             await asyncio.shield(self.ready)
             self.invocations += 1
             yield self
         finally:
-            self.clock.end(time.monotonic())
+            self.inflight -= 1
+            self._last_active_s, self._pinged = time.monotonic(), False
+            self._changed.set()
 
     def request(
-        self, method: bytes, path: bytes, headers: Headers, body: Sequence[bytes] = ()
-    ) -> contextlib.AbstractAsyncContextManager[Connection]:
+        self, method: bytes, path: bytes, headers: Headers, body: bytes = b""
+    ) -> contextlib.AbstractAsyncContextManager[Reply]:
         """A request to the session's server, on a connection of its own; the block reads the reply. Raises: UpstreamLostError."""
+        assert self.process is not None
         return request(self.process.dial, method, path, headers, body)
 
     # -- its life
-    async def run(self, starting: asyncio.Semaphore, delay_s: float, clean_up: Executor) -> None:
-        """Live from the start of the process to the removal of the files. Never raises.
+    async def run(
+        self,
+        spawn: Callable[[Agent, Place], Awaitable[SessionProcess]],
+        starting: asyncio.Semaphore,
+        delay_s: float = 0.0,
+    ) -> None:
+        """Live from the start of the process, by ``spawn``, to its end. Never raises.
 
         ``starting`` bounds how many sessions start at once: each would miss its init timeout if all did.
         """
         await asyncio.sleep(min(delay_s, self._times.init_timeout_s))
         async with starting:
-            await self._start(self._times.init_timeout_s - delay_s)
+            await self._start(spawn, self._times.init_timeout_s - delay_s)
         while not self.over:
-            await self._check()
-        assert self.ending is not None
+            await self._watch()
         if self.process is not None:
-            self._exit_status = await self.process.ended
-            usage = {"cpu_s": self.process.cpu_s, "max_rss_bytes": self.process.max_rss_bytes}
-            self.ending |= {"exit_status": self._exit_status, **usage}
-        self.ending |= {"gone": True, "gone_unix_s": round(time.time(), 3), "cause": self.cause}
-        await asyncio.get_running_loop().run_in_executor(clean_up, self._remove_files)
+            await self.process.ended
+            self.ending |= {"cpu_s": self.process.cpu_s, "max_rss_bytes": self.process.max_rss_bytes}
+        facts = {"exit_status": self._exit_status(), "gone_unix_s": round(time.time(), 3), "cause": self.cause}
+        self.ending |= {"gone": True, **facts}
 
-    async def _start(self, limit_s: float) -> None:
+    async def _start(self, spawn: Callable[[Agent, Place], Awaitable[SessionProcess]], limit_s: float) -> None:
         try:
             async with asyncio.timeout(max(0.0, limit_s)):
                 if not self.over:
-                    self.process = await self._spawn(self)
+                    self.process = await spawn(self.agent, self.place)
                     self.process.ended.add_done_callback(lambda _: self._changed.set())
-                    await asyncio.shield(self.process.started)
-                if _is_over(self):  # stopped meanwhile
-                    self._stop_process(0.0)
-                    return
-                await self._first_ping()
+                    if _is_over(self):  # stopped meanwhile
+                        self.process.stop(0.0)
+                    await self._first_ping(self.process)
         except TimeoutError:
             limit = self._times.init_timeout_s
-            last_answer = f", the last one was {self.error}" if self.error is not None else ""
-            self._fail(INIT_LATE.format(limit), f"no healthy answer to /ping within {limit:g} s{last_answer}")
+            last = f", the last one was {self.error}" if self.error is not None else ""
+            self._fail(INIT_LATE.format(limit), f"no healthy answer to /ping within {limit:g} s{last}")
         except (LocalRuntimeError, UpstreamLostError, OSError) as e:
             if self.process is not None and not self.over:
                 await asyncio.wait([self.process.ended], timeout=DEATH_S)
@@ -169,77 +144,88 @@ class Session:
             self._fail(INIT_FAILED, f"{type(e).__name__}: {e}")
         else:
             if not _is_over(self):
-                now = time.monotonic()
-                self.start_s, self.state, self.error = round(now - self.clock.born_s, 4), "ready", None
-                self.clock.last_active_s = now
+                self._last_active_s = now = time.monotonic()
+                self.start_s, self.state, self.error = round(now - self._born_s, 4), "ready", None
                 self.ready.set_result(None)
 
-    async def _first_ping(self) -> None:
-        """Ask until the session is healthy. Raises: LocalRuntimeError when its process ends."""
+    async def _first_ping(self, process: SessionProcess) -> None:
+        """Ping until the session is healthy. Raises: LocalRuntimeError when its process ends."""
         pause_s = FIRST_PAUSE_S
         while not self.over:
             try:
-                code, body = await self.ask()
+                status, body = await self.ask()
             except (UpstreamLostError, OSError) as e:
                 self.error = str(e) or type(e).__name__
             else:
-                if code == 200 or not self.agent.pinged:
-                    self.clock.saw_ping(ping_status(body)[0] if code == 200 else None, time.monotonic())
-                    self.clock.last_ping_s = None
+                if status == 200 or not self.agent.pinged:
+                    self.busy = status == 200 and ping_status(body)[0] == "HealthyBusy"
                     return
-                self.error = str(code)
-            await asyncio.wait([self.process.ended], timeout=pause_s)
-            if self.process.ended.done():
-                status = self.process.ended.result()
-                raise LocalRuntimeError(
-                    f"its process ended (status {status}) before it was healthy", session_id=self.id
-                )
+                self.error = str(status)
+            await asyncio.wait([process.ended], timeout=pause_s)
+            if process.ended.done():
+                why = f"its process ended (status {process.ended.result()}) before it was healthy"
+                raise LocalRuntimeError(process.death or why, session_id=self.id)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    async def _check(self) -> None:
-        """Sleep until the session may be over: its process ended, it was stopped, or it is due to be pinged."""
+    def _due_s(self, now: float) -> float:
+        """The time at which the session is to be looked at again."""
+        lifetime_end_s = self._born_s + self.agent.max_lifetime_s
+        if self.inflight:
+            return lifetime_end_s
+        interval_s = min(PING_MAX_S, max(PING_MIN_S, self.agent.idle_timeout_s / 60))
+        idle_end_s = self._last_active_s + self.agent.idle_timeout_s
+        if self.busy:
+            return min(lifetime_end_s, now + interval_s)
+        return min(lifetime_end_s, idle_end_s if self._pinged else min(idle_end_s, now + interval_s))
+
+    async def _watch(self) -> None:
+        """Wait until something happened or a ping is due. End the session that died or is beyond its limits."""
+        assert self.process is not None
+        now, due = time.monotonic(), False
+        try:
+            async with asyncio.timeout(max(0.0, self._due_s(now) - now)):
+                await self._changed.wait()
+        except TimeoutError:
+            due = True
         self._changed.clear()
-        now = time.monotonic()
-        due_s = self.clock.next_check_s() if self.clock.inflight == 0 else now + self.clock.ping_interval_s
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, due_s - now)):
-                if not self.over and not self.process.ended.done():
-                    await self._changed.wait()
-        if self.process.ended.done() and not self.over:
-            self._exit_status = self.process.ended.result()
-            self.error = self.process.death
-            self.end("crashed", 0.0)
         if self.over:
             return
-        verdict = self.clock.verdict(time.monotonic())
-        if verdict is None and self.clock.inflight == 0 and time.monotonic() >= self.clock.next_check_s():
+        if self.process.ended.done():
+            self.error = self.process.death
+            self.end("lost" if self.process.lost else "crashed", 0.0)
+            return
+        if time.monotonic() >= self._born_s + self.agent.max_lifetime_s:
+            self.end("max_lifetime", self._times.stop_grace_s)
+        elif due and self.inflight == 0:
             await self._ping()
-            verdict = self.clock.verdict(time.monotonic())
-        if verdict is not None:
-            self.end(verdict, self._times.stop_grace_s)
+            idle_s = time.monotonic() - self._last_active_s
+            if self.inflight == 0 and not self.busy and idle_s >= self.agent.idle_timeout_s:
+                self.end("idle", self._times.stop_grace_s)
 
     async def _ping(self) -> None:
-        status: str | None = None
+        was_busy, self.busy, self._pinged = self.busy, False, True
         try:
             async with asyncio.timeout(PING_TIMEOUT_S):
                 code, body = await self.ask()
             if code == 200:
                 status, stamp = ping_status(body)
+                self.busy = status == "HealthyBusy"
                 self._compare_ping(status, stamp)
         except (TimeoutError, UpstreamLostError, OSError):
             pass
-        except Exception:  # none of its answers may keep a session beyond its limits
-            log.exception("the answer of session %s to /ping cannot be read", self.id)
-        self.clock.saw_ping(status, time.monotonic())
+        except Exception:  # no response of the session may keep it beyond its limits
+            log.exception("the response of session %s to /ping cannot be read", self.id)
+        if self.busy or was_busy:  # it was busy until some time since the last ping
+            self._last_active_s = time.monotonic()
 
     async def ask(self) -> tuple[int, bytes]:
-        """Status and body of the answer to a ping."""
+        """Status and body of the response to a ping."""
         async with self.request(b"GET", b"/ping", []) as reply:
             return reply.status, await reply.whole(PING_BYTES)
 
     def _compare_ping(self, status: str, stamp: Any) -> None:
         """Warn once per agent of a /ping that AgentCore takes differently. Sessions are idle here by the status only."""
-        last, self.clock.last_answer = self.clock.last_answer, (status, stamp)
+        last, self._last_answer = self._last_answer, (status, stamp)
         problem = None
         if status == "HealthyBusy" and stamp is None:
             problem = "has no time_of_last_update: AgentCore then ignores HealthyBusy and ends the session as idle"
@@ -254,50 +240,38 @@ class Session:
 
     # -- its end
     def end(self, reason: str, grace_s: float) -> None:
-        """End the session for this reason: SIGTERM now, SIGKILL after the grace. A second call changes nothing."""
-        if self.over:
-            return
-        if self.state == "starting" and reason != "failed_to_start":
-            self.error = None
-        self.state = reason
-        if not self.ready.done():
-            self.ready.set_exception(_ended_while_starting(reason))
-            self.ready.exception()
-        self._stop_process(grace_s)
-        gone = self.process is None or bool(self.process.ended.done())
-        self.ending = {**self.describe(time.monotonic()), "cause": self.cause, "gone": gone}
-        self.closed.set()
-        self._changed.set()
-        self._on_end(self)
-
-    def hurry(self, grace_s: float) -> None:
-        """Shorten the grace of a session that is ending."""
-        self._stop_process(grace_s)
-
-    def _fail(self, message: str, why: str) -> None:
-        cause = log_tail(self.log_path)
-        self.error = f"{why}{': ' + cause if cause else ''}"
-        log.warning("session %s of agent %s did not start: %s", self.id, self.agent.name, self.error)
-        if not self.ready.done():
-            # Clients of AWS show the message and drop what its service model does not name.
-            self.ready.set_exception(
-                WireError("RuntimeClientError", f"{message} {shortened(self.error)}", localDetail=self.error)
-            )
-            self.ready.exception()
-        self.end("failed_to_start", 0.0)
-
-    def _stop_process(self, grace_s: float) -> None:
+        """End the session for this reason: SIGTERM now, SIGKILL after the grace. A second call only shortens the grace."""
+        if not self.over:
+            if self.state == "starting" and reason != "failed_to_start":
+                self.error = None
+            self.state = reason
+            self._not_ready(_ended_while_starting(reason))
+            gone = self.process is None or self.process.ended.done()
+            self.ending = {**self.describe(time.monotonic()), "cause": self.cause, "gone": gone}
+            self.closed.set()
+            self._changed.set()
+            self._on_end(self)
         if self.process is not None and not self.process.ended.done():
             self.process.stop(grace_s)
 
-    def _remove_files(self) -> None:
-        """Remove the session's folder and socket, and its log when it is empty. Blocks."""
-        roots.remove(self.directory)
-        with contextlib.suppress(OSError):
-            Path(self.socket_path).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            if self.log_path.lstat().st_size == 0:
-                self.log_path.unlink()
+    def _fail(self, message: str, why: str) -> None:
+        cause = log_tail(self.place.log_path)
+        self.error = f"{why}{': ' + cause if cause else ''}"
+        log.warning("session %s of agent %s did not start: %s", self.id, self.agent.name, self.error)
+        # Clients of AWS show the message and drop the fields that its service model does not have.
+        text = f"{message} {shortened(self.error)}"
+        self._not_ready(WireError("RuntimeClientError", text, localDetail=self.error))
+        self.end("failed_to_start", 0.0)
+
+    def _not_ready(self, error: WireError) -> None:
+        if not self.ready.done():
+            self.ready.set_exception(error)
+            self.ready.exception()
+
+    def _exit_status(self) -> int | None:
+        if self.process is None or not self.process.ended.done():
+            return None
+        return self.process.ended.result()
 
     # -- what is shown of it
     @property
@@ -305,53 +279,36 @@ class Session:
         """Why it is over, in one sentence without its full stop."""
         return {
             "stopped": "the session was stopped by a request to its runtime",
-            "idle": f"the session was ended because it was idle for {self.clock.idle_timeout_s:g} s",
-            "max_lifetime": f"the session was ended at its maximum lifetime of {self.clock.max_lifetime_s:g} s",
+            "idle": f"the session was ended because it was idle for {self.agent.idle_timeout_s:g} s",
+            "max_lifetime": f"the session was ended at its maximum lifetime of {self.agent.max_lifetime_s:g} s",
             "shutdown": "the session was ended because its runtime was shut down",
             "failed_to_start": f"the session did not start: {self.error}",
-        }.get(self.state, self.error or _exit(self._exit_status))
+        }.get(self.state, self.error or _exit(self._exit_status()))
 
     def describe(self, now: float) -> dict[str, Any]:
         """The session as `/_local/sessions` shows it."""
+        active = self.inflight > 0 or self.busy
+        state = self.state if self.over or self.state == "starting" else ("active" if active else "idle")
         return {
             "session_id": self.id,
             "agent": self.agent.name,
             "runtime_id": self.key[0],
             "version": self.agent.version,
             "endpoint": self.key[1],
-            "state": self.state if self.over or self.state == "starting" else ("active" if self.active else "idle"),
-            "pid": getattr(self.process, "pid", None),
-            "created_unix_s": round(self.created_unix_s, 3),
-            "age_s": round(now - self.clock.born_s, 3),
-            "idle_s": 0.0 if self.active else round(now - self.clock.last_active_s, 3),
-            "inflight": self.clock.inflight,
-            "busy": self.clock.busy,
+            "node": self.place.node,
+            "state": state,
+            "pid": None if self.process is None else self.process.pid,
+            "created_unix_s": round(time.time() - (now - self._born_s), 3),
+            "age_s": round(now - self._born_s, 3),
+            "idle_s": 0.0 if active else round(now - self._last_active_s, 3),
+            "inflight": self.inflight,
+            "busy": self.busy,
             "invocations": self.invocations,
             "start_s": self.start_s,
-            "exit_status": self._exit_status,
+            "exit_status": self._exit_status(),
             "error": self.error,
-            "log": str(self.log_path),
+            "log": str(self.place.log_path),
         }
-
-
-def endings_of(
-    live: Container[Key],
-    ended: Iterable[Mapping[str, Any]],
-    runtime_id: str,
-    endpoint: str,
-    session_ids: Collection[str],
-) -> dict[str, dict[str, Any]]:
-    """Of these sessions those that are over: why, and whether their processes are gone. The others live, or are forgotten.
-
-    ``live`` and ``ended`` are all of the runtime's, the ended ones oldest first.
-    """
-    wanted = {name for name in session_ids if (runtime_id, endpoint, name) not in live}
-    found: dict[str, dict[str, Any]] = {}
-    for ending in ended if wanted else ():  # of several with one id the last one counts
-        name = ending["session_id"]
-        if name in wanted and (ending["runtime_id"], ending["endpoint"]) == (runtime_id, endpoint):
-            found[name] = {"cause": ending["cause"], "gone": ending["gone"], "log": ending["log"]}
-    return found
 
 
 def _is_over(session: Session) -> bool:
@@ -381,7 +338,7 @@ def log_name(session_id: str, *, endpoint: str) -> str:
     name = session_id
     if not _PLAIN_ID.fullmatch(session_id):
         name = f"id.{hashlib.sha256(session_id.encode(errors='surrogatepass')).hexdigest()[:40]}"
-    return name if endpoint == "DEFAULT" else f"{name}.{endpoint}"
+    return f"{name}.log" if endpoint == "DEFAULT" else f"{name}.{endpoint}.log"
 
 
 def ping_status(body: bytes) -> tuple[str, Any]:

@@ -7,22 +7,34 @@ import contextlib
 import itertools
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Collection
+from typing import Any, Protocol
 
 from ..._servers.tasks import Tasks
 from ..agents.agent import Agent
 from ..config import RuntimeConfig
+from ..launcher.place import Place, SessionProcess
 from ..metrics import Metrics
-from .session import Key, Session, SessionFolders
+from .session import Key, Session, log_name
 
-CLEAN_UP_THREADS = 4
-REMEMBERED_ENDINGS = 1_000
+REMEMBERED_ENDINGS = 4_000
+
+
+class Starts(Protocol):
+    """The functions of a launcher that sessions use."""
+
+    def place(self, agent: Agent, name: str, log: str) -> Place:
+        """Choose where a new session's files are. Raises: WireError 402 if there is no room."""
+
+    async def spawn(self, agent: Agent, place: Place) -> SessionProcess:
+        """Start a session's process. Raises: AgentLoadError, LocalRuntimeError."""
+
+    async def discard(self, place: Place) -> None:
+        """Remove the files of a session that is over."""
 
 
 class SessionTable:
-    """All live sessions. ``spawn`` starts the process of one.
+    """All live sessions.
 
     ``admit`` is called before a new session is started and may raise a WireError; ``on_gone`` when a session's process is no more
     and its files are removed.
@@ -30,23 +42,21 @@ class SessionTable:
 
     def __init__(
         self,
-        spawn: Callable[[Session], Awaitable[Any]],
+        launcher: Starts,
         config: RuntimeConfig,
-        folders: SessionFolders,
         metrics: Metrics,
+        admit: Callable[[Agent, str, int], None] = lambda agent, endpoint, live: None,
+        on_gone: Callable[[Session], None] = lambda session: None,
     ) -> None:
         self.sessions: dict[Key, Session] = {}
         self.ended: deque[dict[str, Any]] = deque(maxlen=REMEMBERED_ENDINGS)
-        self.admit: Callable[[Agent, str, int], None] = lambda agent, endpoint, live: None
-        self.on_gone: Callable[[Session], None] = lambda session: None
         self.started_total = 0
         self.ended_total: dict[str, int] = {}
-        self._spawn, self._config, self._folders, self._metrics = spawn, config, folders, metrics
+        self._launcher, self._config, self._metrics = launcher, config, metrics
+        self._admit, self._on_gone = admit, on_gone
         self._numbers = itertools.count(1)
         self._all: set[Session] = set()  # with those that are ending
         self._tasks = Tasks()
-        # A session can leave files that take minutes to remove: they keep nothing else waiting.
-        self._clean_up = ThreadPoolExecutor(CLEAN_UP_THREADS, thread_name_prefix="clean-up")
         self._starting = asyncio.Semaphore(config.parallel_starts)
 
     @contextlib.asynccontextmanager
@@ -57,21 +67,14 @@ class SessionTable:
         """
         session = self.sessions.get(key)
         if session is None:
-            self.admit(agent, key[1], len(self.sessions))
+            self._admit(agent, key[1], len(self.sessions))
             session = self._begin(key, agent, start_delay_s)
         async with session.in_use():
             yield session
 
     def _begin(self, key: Key, agent: Agent, start_delay_s: float) -> Session:
-        session = Session(
-            key,
-            agent,
-            next(self._numbers),
-            folders=self._folders,
-            times=self._config.times,
-            spawn=self._spawn,
-            on_end=self._ended,
-        )
+        place = self._launcher.place(agent, str(next(self._numbers)), log_name(key[2], endpoint=key[1]))
+        session = Session(key, agent, place, times=self._config.times, on_end=self._ended)
         self.sessions[key] = session
         self._all.add(session)
         session.ready.add_done_callback(lambda _: self._count_start(session))
@@ -81,20 +84,20 @@ class SessionTable:
 
     def _count_start(self, session: Session) -> None:
         if session.start_s is not None:
-            self._metrics.start_s.add(session.start_s)
+            self._metrics.add_start(session.start_s)
 
     async def _run(self, session: Session, start_delay_s: float) -> None:
-        await session.run(self._starting, start_delay_s, self._clean_up)
+        await session.run(self._launcher.spawn, self._starting, start_delay_s)
+        await self._launcher.discard(session.place)
         if session.process is not None:
             self._metrics.session_cpu_s += session.process.cpu_s or 0.0
         self._all.discard(session)
-        self.on_gone(session)
+        self._on_gone(session)
 
     def _ended(self, session: Session) -> None:
         if self.sessions.get(session.key) is session:
             del self.sessions[session.key]
         self.ended_total[session.state] = self.ended_total.get(session.state, 0) + 1
-        assert session.ending is not None
         self.ended.append(session.ending)
 
     def stop(self, key: Key, *, grace_s: float | None = None) -> Session | None:
@@ -106,14 +109,23 @@ class SessionTable:
 
     async def close(self) -> None:
         """End every session within the shutdown grace."""
-        grace_s = self._config.times.shutdown_grace_s
+        times = self._config.times
         for session in list(self._all):
-            session.end("shutdown", grace_s)
-            session.hurry(min(grace_s, self._config.times.stop_grace_s))
+            session.end("shutdown", min(times.shutdown_grace_s, times.stop_grace_s))
         while self._tasks:
             await asyncio.wait(self._tasks)
-        self._clean_up.shutdown(wait=False)
 
     def describe(self) -> list[dict[str, Any]]:
+        """The live sessions as `/_local/sessions` shows them."""
         now = time.monotonic()
         return [s.describe(now) for s in self.sessions.values()]
+
+    def endings(self, runtime_id: str, endpoint: str, session_ids: Collection[str]) -> dict[str, dict[str, Any]]:
+        """Of these sessions those that are over: why, and whether their processes are gone. The others live, or are forgotten."""
+        wanted = {name for name in session_ids if (runtime_id, endpoint, name) not in self.sessions}
+        found = {}
+        for ending in self.ended if wanted else ():  # of several with one id the last one counts
+            name = ending["session_id"]
+            if name in wanted and (ending["runtime_id"], ending["endpoint"]) == (runtime_id, endpoint):
+                found[name] = {"cause": ending["cause"], "gone": ending["gone"], "log": ending["log"]}
+        return found

@@ -1,13 +1,13 @@
 """The template process: runs an agent script up to ``app.run()`` once, then forks it per session.
 
 Theory of operation. The runtime starts one template per agent and version and talks to it over a socket, one JSON object per
-line. In fork mode the script is executed here; at the point where it would start its server, the loop below runs instead and
-every session is a fork that carries on from that point: imports and module state are shared copy-on-write.
+line. In fork mode the script is executed here; at the point where it would start its server, the loop of `keeper` runs instead
+and every session is a fork that carries on from that point: imports and module state are shared copy-on-write.
 In exec mode nothing is imported here, and each session runs the whole script from its start in a fresh fork. A script with
 threads, a running event loop, or an open connection cannot be forked safely.
 
 Orders: ``spawn`` {id, socket, dir, log, links, copied, project}, ``stop`` {id, grace_s},
-``command`` {id, session, socket, command}, ``kill_command`` {id}. Reports: ``ready`` {mode, reason, pid, no_view},
+``command`` {id, session, socket, command}, ``kill_command`` {id}. Events: ``ready`` {mode, reason, pid, no_view},
 ``unforkable`` {reason}, ``error`` {traceback},
 ``spawned`` {id, pid}, ``failed`` {id, error}, ``exit`` {id, status, cpu_s, max_rss}, ``command_exit`` {id, status}.
 
@@ -22,7 +22,6 @@ import gc
 import importlib
 import json
 import os
-import selectors
 import signal
 import socket
 import sys
@@ -33,14 +32,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ...isolation import hints, view
-from ...isolation.hints import hint
 from ..launcher import linux
-from .keeper import Fork, Keeper
+from .keeper import Keeper, report
 from .script import run_script
-from .serve import make_config
+from .serve import leave, make_config, serve
 from .shared import shared_by_forks
 
-Serve = Callable[[Fork], None]
 ENDING_THREAD_S = 0.5  # the kernel lists a thread a moment longer than `join` waits for it
 # Loaded library -> modules it imports on first use.
 LATE_IMPORTS = {
@@ -53,109 +50,27 @@ LATE_IMPORTS = {
 }
 
 
-def import_late_parts() -> None:
-    """Import the modules of the table whose library is loaded."""
-    for library, names in LATE_IMPORTS.items():
-        for name in names if library in sys.modules else ():
-            with contextlib.suppress(Exception):  # another version of the library, or one without this part
-                importlib.import_module(name)
-
-
 class CannotForkError(BaseException):
     """Raised out of the agent script: its state at ``app.run()`` does not survive a fork."""
 
 
-class Template:
-    """Owns the control socket: orders in, reports out."""
-
-    def __init__(self, control: socket.socket) -> None:
-        self.control = control
-        self.pending = b""
-
-    def read_options(self) -> dict[str, Any]:
-        """The first line on the control socket."""
-        while b"\n" not in self.pending:
-            data = self.control.recv(65536)
-            if not data:
-                os._exit(0)
-            self.pending += data
-        line, self.pending = self.pending.split(b"\n", 1)
-        options: dict[str, Any] = json.loads(line)
-        return options
-
-    def report(self, **event: Any) -> None:
-        """Tell the runtime. When it is gone, the loop learns it from the same socket."""
-        try:
-            self.control.sendall(json.dumps(event).encode() + b"\n")
-        except (BrokenPipeError, ConnectionResetError):
-            return
-
-    def ready(self, options: dict[str, Any], **how: str | None) -> None:
-        """Report how sessions start, and why they get no view of the project, if they get none."""
-        project = options.get("project")
-        no_view = view.why_none(project) if project is not None else None
-        if no_view is not None:
-            hints.add(no_view=no_view)
-        self.report(ev="ready", pid=os.getpid(), no_view=no_view, **how)
-
-    def loop(self, options: dict[str, Any], serve: Serve) -> None:
-        """Serve orders until the runtime goes away. Forked sessions run ``serve`` and never come back."""
-        linux.die_with_parent(0)  # from here on a closed control socket says it, and leaves time to end the sessions
-        previous = signal.signal(signal.SIGCHLD, _ignore)
-        wake_read, wake_write = os.pipe()
-        for fd in (wake_read, wake_write):
-            os.set_blocking(fd, False)
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        selector = selectors.DefaultSelector()
-        selector.register(self.control, selectors.EVENT_READ)
-        selector.register(wake_read, selectors.EVENT_READ)
-
-        def release() -> None:
-            """In a forked child: give up what belongs to the template."""
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, previous if previous is not None else signal.SIG_DFL)
-            selector.close()
-            os.close(wake_read)
-            os.close(wake_write)
-            self.control.close()
-
-        keeper = Keeper(options.get("memory_bytes"), self.report, serve, release)
-        while True:
-            for key, _ in selector.select(keeper.timeout_s()):
-                if key.fd == wake_read:
-                    _drain(wake_read)
-                elif not self._read_orders(keeper):
-                    keeper.end_everything()
-            keeper.reap()
-            keeper.kill_overdue()
-
-    def _read_orders(self, keeper: Keeper) -> bool:
-        try:
-            data = self.control.recv(262144)
-        except ConnectionResetError:
-            data = b""
-        if not data:
-            return False
-        *lines, self.pending = (self.pending + data).split(b"\n")
-        for line in lines:
-            keeper.obey(json.loads(line))
-        return True
-
-
-def main(control: str) -> None:
-    """Run the template over this inherited socket until the runtime goes away."""
+def main(control: str, given: str) -> None:
+    """Run the template over this inherited socket until the runtime goes away. ``given``: its options as JSON."""
     control_fd = int(control)
     linux.die_with_parent(signal.SIGKILL)
     linux.adopt_orphans()
     os.set_inheritable(control_fd, False)
     os.closerange(3, control_fd)  # what the runtime's loop leaves open besides: further descriptors of our log
     os.closerange(control_fd + 1, os.sysconf("SC_OPEN_MAX"))
-    template = Template(socket.socket(fileno=control_fd))
-    options = template.read_options()
+    runtime, options = socket.socket(fileno=control_fd), json.loads(given)
     script = options["script"]
-    if options["mode"] == "exec":
-        template.ready(options, mode="exec", reason=options.get("reason"))
-        template.loop(options, lambda session: session.run_cold(script))
+
+    def loop(how: dict[str, str | None], serve: Callable[[socket.socket], None]) -> None:
+        no_view = view.why_none(options["project"]) if options["project"] is not None else None
+        if no_view is not None:
+            hints.add(no_view=no_view)
+        report(runtime, ev="ready", pid=os.getpid(), no_view=no_view, **how)
+        Keeper(runtime, options["memory_bytes"], serve).loop()
 
     def take_over(app: Any, uvicorn_options: dict[str, Any]) -> None:
         reason = why_not_forkable(control_fd)
@@ -165,31 +80,44 @@ def main(control: str) -> None:
         import_late_parts()
         gc.collect()
         gc.freeze()
-        forced = reason and f"forced, although {reason}"
-        template.ready(options, mode="fork", reason=forced)
-        template.loop(options, lambda session: session.serve(config))
+        how = {"mode": "fork", "reason": reason and f"forced, although {reason}"}
+        loop(how, lambda listener: leave(serve(config, listener)))
+
+    def run_cold(listener: socket.socket) -> None:
+        run_script(
+            script,
+            lambda app, uvicorn_options: leave(serve(make_config(app, uvicorn_options), listener)),
+            serve_here=lambda: listener,
+        )
 
     try:
+        if options["mode"] == "exec":
+            loop({"mode": "exec", "reason": options["reason"]}, run_cold)
         run_script(script, take_over)
     except CannotForkError as e:
-        template.report(ev="unforkable", reason=str(e))
+        report(runtime, ev="unforkable", reason=str(e))
     except BaseException as e:
-        template.report(ev="error", traceback=_agents_traceback(e))
+        report(runtime, ev="error", traceback=_agents_traceback(e))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
+def import_late_parts() -> None:
+    """Import the modules of the table whose library is loaded."""
+    for library, names in LATE_IMPORTS.items():
+        for name in names if library in sys.modules else ():
+            with contextlib.suppress(Exception):  # another version of the library, or one without this part
+                importlib.import_module(name)
+
+
 def _agents_traceback(error: BaseException) -> str:
     """An exception without the launcher's own frames."""
-    trace = error.__traceback__
-    here = os.path.dirname(os.path.abspath(__file__))
-    while (
-        trace is not None and os.path.dirname(trace.tb_frame.f_code.co_filename) == here and trace.tb_next is not None
-    ):
+    here, trace = os.path.dirname(os.path.abspath(__file__)), error.__traceback__
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename.startswith(here):
         trace = trace.tb_next
     text = "".join(traceback.format_exception(type(error), error, trace))
-    why = hint(error)
+    why = hints.hint(error)
     return text if why is None else f"{text}{why}\n"
 
 
@@ -223,15 +151,4 @@ def why_not_forkable(control: int) -> str | None:
             f"the script keeps open what its sessions would share: {', '.join(shared[:5])}; "
             "open it in the entrypoint, or close it when the file is loaded"
         )
-    return None
-
-
-def _drain(fd: int) -> None:
-    try:
-        os.read(fd, 4096)
-    except BlockingIOError:
-        return
-
-
-def _ignore(signum: int, frame: Any) -> None:
     return None

@@ -1,0 +1,63 @@
+"""Where a session's files are, and the functions that every kind of session process has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+CHUNK_BYTES = 64_000  # AWS: 64 KB a chunk
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Write = Callable[[str, bytes], Awaitable[None]]  # "stdout" or "stderr", and its output; no bytes at the end
+
+
+@dataclass(frozen=True)
+class Place:
+    """The folder, log and socket of a session. ``name`` is unique among the sessions of an agent version.
+
+    ``node`` is the node of the cluster that has these files, None for this machine.
+    """
+
+    name: str
+    directory: Path
+    log_path: Path
+    socket_path: str
+    node: str | None = None
+
+
+@dataclass(frozen=True)
+class CommandEnd:
+    """The end of a command. ``code``: its exit status (negative: a signal), or -1 if it could not be started, for ``error``."""
+
+    code: int
+    timed_out: bool = False
+    error: str | None = None
+
+
+class SessionProcess(Protocol):
+    """A running session: a process, a container, or one of them on another machine.
+
+    ``ended`` resolves to the exit status (negative: the signal that killed it, None: unknown). ``death`` is the cause, where
+    the status does not tell it. ``lost``: its machine is gone.
+    """
+
+    ended: asyncio.Future[int | None]
+    pid: int | None
+    cpu_s: float | None
+    max_rss_bytes: int | None
+    death: str | None
+    lost: bool
+
+    async def dial(self) -> Streams:
+        """Connect to the session's server. Raises: OSError."""
+
+    async def command(self, text: str, write: Write, timeout_s: float) -> CommandEnd:
+        """Run a shell command beside the server, in the same environment. ``write`` gets its output."""
+
+    async def cause(self) -> str | None:
+        """Return why the session ended, after a connection to it broke; None if that is not known yet."""
+
+    def stop(self, grace_s: float) -> None:
+        """Send SIGTERM now, and SIGKILL to all that it started after the grace."""
