@@ -13,17 +13,18 @@ from typing import Any
 
 from agentcore_rl_toolkit.backends.collection.groups import Group
 from agentcore_rl_toolkit.backends.collection.samples import to_samples
+from agentcore_rl_toolkit.backends.training.batch import Datum
+from agentcore_rl_toolkit.backends.training.client import Loss, Passed
+from agentcore_rl_toolkit.backends.training.local import LocalModel
 from agentcore_rl_toolkit.gateway.capture.record import pack_logprobs
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR
-from agentcore_rl_toolkit.policy.training_service.interface import Completion, Example
-from agentcore_rl_toolkit.policy.training_service.model import PolicyModel
 from agentcore_rl_toolkit.policy.word_problems import problems
 from serving import serving
 
 from .math_agent import math_agent
 
 
-class RecordingModel(PolicyModel):
+class RecordingModel(LocalModel):
     """`sampled` and `trained` are what it was asked for, in order.
 
     `keeps` is a tensor that what is published for sampling has as it was in the first publish.
@@ -32,29 +33,24 @@ class RecordingModel(PolicyModel):
     def __init__(self) -> None:
         super().__init__()
         self.sampled: list[tuple[str | None, list[int]]] = []
-        self.trained: list[Example] = []
+        self.trained: list[Datum] = []
         self.keeps: str | None = None
         self.first: str | None = None
 
-    def sample(self, path: str | None, prompt_ids: list[int], n: int, params: Mapping[str, Any]) -> list[Completion]:
+    def sample(self, path: str | None, prompt_ids: list[int], n: int, params: Mapping[str, Any]) -> list[Any]:
         made = super().sample(path, prompt_ids, n, params)
-        self.sampled += [(path, completion.ids) for completion in made]
+        self.sampled += [(path, completion.token_ids) for completion in made]
         return made
 
-    def forward_backward(
-        self,
-        run: str,
-        data: Sequence[Example],
-        loss_fn: str,
-        config: Mapping[str, float | str],
-        forward_only: bool,
-    ) -> tuple[list[list[float]], dict[str, float]]:
-        if not forward_only:
+    def forward_backward(self, run: str, data: Sequence[Datum], loss: Loss, *, backward: bool = True) -> Passed:
+        if backward:
             self.trained += data
-        return super().forward_backward(run, data, loss_fn, config, forward_only)
+        return super().forward_backward(run, data, loss, backward=backward)
 
-    def publish(self, run: str, path: str) -> None:
-        super().publish(run, path)
+    def save(self, run: str, path: str, *, optimizer: bool) -> None:
+        super().save(run, path, optimizer=optimizer)
+        if optimizer:
+            return
         self.first = self.first or path
         if self.keeps is not None:
             state = self._runs[run].model.state_dict()
@@ -119,12 +115,7 @@ def check_tokens(model: RecordingModel, groups: list[Group], *, sampled_from: in
                 old[place - 1], advantages[place - 1] = logprob, sample.advantage
         expected.append((tokens[:-1], tokens[1:], pack_logprobs(old), pack_logprobs(advantages)))
     received = [
-        (
-            d.tokens,
-            d.inputs["target_tokens"],
-            pack_logprobs(d.inputs["logprobs"]),
-            pack_logprobs(d.inputs["advantages"]),
-        )
+        (d.tokens, d.target_tokens, pack_logprobs(d.logprobs), pack_logprobs(d.advantages))
         for d in model.trained[trained_from:]
     ]
     # In an order of their own; logprobs and advantages bit for bit, as the 32-bit numbers of the SDK.

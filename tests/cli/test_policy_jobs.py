@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,13 @@ from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.backends.sagemaker.adapter import run_async
 from agentcore_rl_toolkit.backends.sagemaker.config import SageMakerConfig
 from agentcore_rl_toolkit.backends.sagemaker.job import JobConfig, Jobs
-from agentcore_rl_toolkit.cli.servers.job_surroundings import JobSurroundings, ModelSampler
+from agentcore_rl_toolkit.backends.sagemaker.local.jobs import ModelSampler
+from agentcore_rl_toolkit.backends.sagemaker.local.service import running
+from agentcore_rl_toolkit.backends.training.local import LocalModel
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, UpstreamConfig
 from agentcore_rl_toolkit.gateway.sampling_services.sagemaker import CONTROL, Caller, client_of
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR
-from agentcore_rl_toolkit.policy.training_service.model import PolicyModel
-from agentcore_rl_toolkit.policy.training_service.sagemaker.service import running
 from agentcore_rl_toolkit.runtime import LocalRuntime
 
 HUB = "arn:aws:sagemaker:us-west-2:aws:hub-content/SageMakerPublicHub/Model/any"
@@ -33,9 +34,9 @@ def test_one_agent_is_driven_by_our_client_a_job_and_a_session(tmp_path: Path, m
     rows.write_text("".join(json.dumps({"prompt": f"What is {n} + 2?"}) + "\n" for n in range(32)))
     row = tmp_path / "row.jsonl"
     row.write_text(rows.read_text().splitlines()[0] + "\n")
-    model, records = PolicyModel(), tmp_path / "records"
+    model, records = LocalModel(), tmp_path / "records"
     records.mkdir()
-    with running(model, around=JobSurroundings(model, WEIGHTS_DIR)) as service:
+    with running(model) as service:
         for name, value in service.environment.items():
             monkeypatch.setenv(name, value)
         options = ["--store", str(records)]
@@ -77,11 +78,11 @@ def test_one_agent_is_driven_by_our_client_a_job_and_a_session(tmp_path: Path, m
     model.close()
 
 
-async def by_our_client(model: PolicyModel, agent: str, store: str) -> dict[str, Any]:
+async def by_our_client(model: LocalModel, agent: str, store: str) -> dict[str, Any]:
     key, session_id = secrets.token_urlsafe(24), new_session_id()
     upstream = UpstreamConfig(url="http://in-process.invalid", engine="sagemaker")
     config = GatewayConfig(upstreams=(upstream,), model_dir=str(WEIGHTS_DIR), admin_key=key)
-    gateway = Gateway(config, connect=lambda: ModelSampler(model))
+    gateway = Gateway(config, connect=lambda: ModelSampler(model, ThreadPoolExecutor(4)))
     await gateway.start()
     async with GatewayClient(gateway.url, admin_key=key) as sessions, RolloutClient(agent, store, "client") as client:
         await sessions.set_weight_version_async(1, sampler="base")

@@ -11,10 +11,10 @@ import httpx
 import numpy as np
 import tinker
 
+from agentcore_rl_toolkit.backends.tinker.local import LocalService, Result
 from agentcore_rl_toolkit.gateway.testing import Fault
-from agentcore_rl_toolkit.policy.training_service.clients import LocalService, Result
 
-from ..policy.training_service.scripted import ScriptedModel
+from ..backends.scripted_model import ScriptedModel
 
 
 @dataclass

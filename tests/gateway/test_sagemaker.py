@@ -11,13 +11,13 @@ import pytest
 
 pytest.importorskip("torch")
 
+from agentcore_rl_toolkit.backends.sagemaker.local.service import Running, running
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, GatewayConfig, UpstreamConfig
 from agentcore_rl_toolkit.gateway.sampling_services.sagemaker import RUNTIME, SESSIONS
 from agentcore_rl_toolkit.messages.render import Renderer
-from agentcore_rl_toolkit.policy.training_service.interface import Completion
-from agentcore_rl_toolkit.policy.training_service.sagemaker.service import Running, running
 
-from ..policy.training_service.scripted import ScriptedModel
+from ..backends.faulty_service import FaultyApp
+from ..backends.scripted_model import ScriptedModel
 from .asking import MODEL, captured, gpt, opened
 
 ARN = "arn:aws:sagemaker:us-west-2:123456789012:model-package/run/{}"
@@ -32,7 +32,7 @@ class Recorded(ScriptedModel):
         self.first_id, self.last_id = 300, 500
         self.asked: list[tuple[str | None, Mapping[str, Any]]] = []
 
-    def sample(self, path: str | None, prompt_ids: list[int], n: int, params: Mapping[str, Any]) -> list[Completion]:
+    def sample(self, path: str | None, prompt_ids: list[int], n: int, params: Mapping[str, Any]) -> list[Any]:
         self.asked.append((path, params))
         return super().sample(path, prompt_ids, n, params)
 
@@ -47,7 +47,7 @@ def model() -> Recorded:
 
 @pytest.fixture
 def service(model: Recorded, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
-    with running(model) as service:
+    with running(model, app=FaultyApp) as service:
         for name, value in service.environment.items():
             monkeypatch.setenv(name, value)
         boto3.Session().client("sagemaker").create_training_session(
@@ -112,8 +112,12 @@ async def test_new_weights_are_named_in_each_request(model: Recorded, gateway: G
     assert (turn.weight_version_first, turn.weight_version_last) == (4, 4)
 
 
-async def test_requests_are_sent_again_until_the_service_takes_them(service: Running, gateway: Gateway) -> None:
-    service.app.faults.update(throttle=0.3, error=0.2)  # a lost reply would have the sample done twice
+async def test_requests_are_sent_again_until_the_service_takes_them(
+    service: Running, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        FaultyApp, "faults", {"throttle": 0.3, "error": 0.2}
+    )  # a lost reply would have the sample done twice
     _, [turn] = await say(gateway)
     assert turn.completion_ids == [300, 301]
 

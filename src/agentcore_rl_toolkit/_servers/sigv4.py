@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from urllib.parse import parse_qsl, urlencode
 
 from botocore.auth import SIGV4_TIMESTAMP, SigV4Auth
 from botocore.awsrequest import AWSRequest
@@ -121,26 +119,3 @@ def has_password(credentials: Mapping[str, str], authorization: bytes | None) ->
         return False
     known = credentials.get(access_key)
     return known is not None and hmac.compare_digest(known.encode(), secret.encode())
-
-
-def bearer_refusal(credentials: Mapping[str, str], token: str, *, now: float) -> str | None:
-    """Why a bearer token of SageMaker is not one of ``credentials``; None when it is. It is a presigned request, in base64.
-
-    Source: the SDK `sagemaker-core`, its token generator. Units: ``now`` in unix seconds.
-    """
-    try:
-        url = base64.b64decode(token.removeprefix("sagemaker-api-key-"), validate=True).decode()
-        host, _, query = url.partition("/?")
-        given = dict(parse_qsl(query))
-        access_key, _, region, service, _ = given["X-Amz-Credential"].split("/")
-        signed_at_s = _unix_s(given["X-Amz-Date"])
-        fresh = signed_at_s is not None and -MAX_SKEW_S < now - signed_at_s < float(given["X-Amz-Expires"])
-        signed = urlencode([(k, v) for k, v in given.items() if k not in ("X-Amz-Signature", "Version")])
-        request = AWSRequest("POST", f"https://{host}/?{signed}", headers={"host": host})
-        auth = SigV4Auth(Credentials(access_key, credentials[access_key]), service, region)
-        signature = _signature(auth, request, given["X-Amz-Date"])
-    except (binascii.Error, UnicodeDecodeError, KeyError, ValueError):
-        return "The bearer token included in the request is invalid."
-    if not fresh or not hmac.compare_digest(signature, given.get("X-Amz-Signature", "")):
-        return "The bearer token included in the request is expired or has another signature."
-    return None

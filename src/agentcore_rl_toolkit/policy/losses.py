@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from ..errors import ConfigError
+
 LOSSES = ("cross_entropy", "importance_sampling", "ppo", "cispo")
 CLIP = (0.8, 1.2)
 
@@ -35,8 +37,10 @@ def token_losses(
 ) -> torch.Tensor:
     """The loss of each token. A token with advantage 0 has none, whatever its logprobs are.
 
-    Shapes: all equal.
+    Shapes: all equal. Raises: ConfigError if there is no loss of this name.
     """
+    if name not in LOSSES:
+        raise ConfigError(f"loss {name!r} is not known here; there are {', '.join(LOSSES)}")
     if name == "cross_entropy":
         return -logprobs
     # The recorded logprob of a context token means nothing, and the exponential of the difference could overflow.

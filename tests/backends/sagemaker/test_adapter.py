@@ -18,16 +18,16 @@ from agentcore_rl_toolkit.backends.collection.samples import to_samples
 from agentcore_rl_toolkit.backends.sagemaker import adapter, session
 from agentcore_rl_toolkit.backends.sagemaker.adapter import SageMakerTraining, chunks, combined
 from agentcore_rl_toolkit.backends.sagemaker.config import SageMakerConfig
+from agentcore_rl_toolkit.backends.sagemaker.local.service import ACCESS_KEY, Running, running
 from agentcore_rl_toolkit.backends.training.batch import Datum, to_data
-from agentcore_rl_toolkit.backends.training.client import Adam, Loss
+from agentcore_rl_toolkit.backends.training.client import Adam, Loss, Passed
+from agentcore_rl_toolkit.backends.training.local import LocalModel
 from agentcore_rl_toolkit.cli.doctor.aws import Account
 from agentcore_rl_toolkit.errors import ConfigError, TrainingServiceError
-from agentcore_rl_toolkit.policy.training_service.interface import Example
-from agentcore_rl_toolkit.policy.training_service.model import PolicyModel
-from agentcore_rl_toolkit.policy.training_service.sagemaker.service import ACCESS_KEY, Running, running
 
-from ...policy.training_service.scripted import ScriptedModel
+from ..faulty_service import FaultyApp
 from ..recorded import Replay, recorded_episodes, requests_for
+from ..scripted_model import ScriptedModel
 
 HUB = "arn:aws:sagemaker:us-west-2:aws:hub-content/SageMakerPublicHub/Model/m"
 ADAM = Adam(learning_rate=1e-3, beta1=0.9, beta2=0.95, grad_clip_norm=0.0)
@@ -40,15 +40,13 @@ class Logged(ScriptedModel):
         super().__init__()
         self.done: list[Any] = []
 
-    def forward_backward(
-        self, run: str, data: Sequence[Example], loss_fn: str, config: Mapping[str, float | str], forward_only: bool
-    ) -> tuple[list[list[float]], dict[str, float]]:
-        self.done.append([example.tokens[0] for example in data])
-        return super().forward_backward(run, data, loss_fn, config, forward_only)
+    def forward_backward(self, run: str, data: Sequence[Datum], loss: Loss, *, backward: bool = True) -> Passed:
+        self.done.append([datum.tokens[0] for datum in data])
+        return super().forward_backward(run, data, loss, backward=backward)
 
-    def optim_step(self, run: str, adam: Mapping[str, float]) -> dict[str, float]:
+    def step(self, run: str, adam: Adam) -> Mapping[str, float]:
         self.done.append("step")
-        return super().optim_step(run, adam)
+        return super().step(run, adam)
 
 
 @pytest.fixture
@@ -58,7 +56,7 @@ def model() -> Logged:
 
 @pytest.fixture
 def service(model: Logged, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
-    with running(model) as service:
+    with running(model, app=FaultyApp) as service:
         for name, value in service.environment.items():
             monkeypatch.setenv(name, value)
         yield service
@@ -108,12 +106,12 @@ async def test_each_operation_is_done_once_and_in_order_whatever_is_refused_or_l
 ) -> None:
     monkeypatch.setattr(adapter, "CHUNK_DATA", 2)
     training = await SageMakerTraining.open(config_in(tmp_path, poll_s=0.1), None)
-    service.app.faults.update(throttle=0.15, error=0.1, lost=0.2)
+    FaultyApp.faults = {"throttle": 0.15, "error": 0.1, "lost": 0.2}
     for _ in range(2):
         forward, step = training.forward_backward(some_data(5), Loss(name="ppo"), 1.0), training.step(ADAM)
         await forward
         assert (await step)["billed_training_tokens"] > 0
-    service.app.faults.clear()
+    FaultyApp.faults = {}
     path = await training.save_weights("w")
     assert path in model.paths
     await training.close("success")
@@ -204,22 +202,15 @@ async def test_the_loss_of_64_episodes_is_the_one_that_tinker_computes(
     groups = collect(requests_for(episodes), client=replay.client, gateway=replay.gateway)
     data = [datum for datum, _ in to_data(to_samples(groups))]
     assert len(data) == 59
-    examples = [
-        Example(
-            tokens=d.tokens,
-            inputs={"target_tokens": d.target_tokens, "logprobs": d.logprobs, "advantages": d.advantages},
-        )
-        for d in data
-    ]
-    model = PolicyModel()
+    model = LocalModel()
     model.create("tinker")
     with running(model) as service:
         for name, value in service.environment.items():
             monkeypatch.setenv(name, value)
         training = await SageMakerTraining.open(config_in(tmp_path, poll_s=0.1), None)
         for loss in ("importance_sampling", "ppo", "cispo"):
-            _, wanted = model.forward_backward("tinker", examples, loss, {}, True)
+            wanted = model.forward_backward("tinker", data, Loss(name=loss), backward=False).metrics["loss"]
             found = (await training.forward_backward(data, Loss(name=loss), 1.0)).metrics["actor/pg_loss"] * len(data)
-            assert found == pytest.approx(wanted["loss:sum"], abs=1e-4)
+            assert found == pytest.approx(wanted, abs=1e-4)
         await training.close("success")
     await asyncio.to_thread(model.close)

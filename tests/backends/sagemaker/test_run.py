@@ -17,9 +17,9 @@ pytest.importorskip("torch")
 from agentcore_rl_toolkit.backends.collection.groups import Group
 from agentcore_rl_toolkit.backends.sagemaker.adapter import run_async
 from agentcore_rl_toolkit.backends.sagemaker.config import SageMakerConfig
+from agentcore_rl_toolkit.backends.sagemaker.local.service import running
 from agentcore_rl_toolkit.backends.training.settings import STATE_FILE
 from agentcore_rl_toolkit.contract import Outcome
-from agentcore_rl_toolkit.policy.training_service.sagemaker.service import running
 
 from ..service_runs import RecordingModel, agents, check_tokens
 
@@ -54,8 +54,7 @@ def test_a_session_trains_exactly_what_it_sampled_and_a_second_run_goes_on(
         assert Counter(r.outcome for g in groups for r in g.rollouts) == {Outcome.OK: 31, Outcome.AGENT_ERROR: 1}
         assert steps[0]["billed_sample_tokens"] > 0
         check_tokens(model, groups)
-        masks = [example.inputs["weights"] for example in model.trained]
-        assert masks == [[float(a != 0) for a in example.inputs["advantages"]] for example in model.trained]
+        assert [d.mask for d in model.trained] == [[a != 0 for a in d.advantages] for d in model.trained]
         state = json.loads((config.output_dir / STATE_FILE).read_text())
         assert state["state"] in model.paths
 

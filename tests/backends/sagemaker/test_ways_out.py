@@ -18,12 +18,12 @@ from click.testing import CliRunner
 pytest.importorskip("torch")
 
 from agentcore_rl_toolkit.backends.sagemaker import session
+from agentcore_rl_toolkit.backends.sagemaker.local.service import running
 from agentcore_rl_toolkit.cli.doctor.aws import Account
 from agentcore_rl_toolkit.cli.train import command
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR
-from agentcore_rl_toolkit.policy.training_service.sagemaker.service import running
 
-from ...policy.training_service.scripted import ScriptedModel
+from ..scripted_model import ScriptedModel
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
@@ -47,13 +47,13 @@ class Held(ScriptedModel):
             self.reached.set()
             self.release.wait(120)
 
-    def create(self, run: str) -> None:
+    def create(self, run: str, *, temperature: float = 1.0) -> None:
         self._at("create")
         super().create(run)
 
-    def publish(self, run: str, path: str) -> None:
+    def save(self, run: str, path: str, *, optimizer: bool) -> None:
         self._at("publish")
-        super().save(run, path)
+        super().save(run, path, optimizer=optimizer)
 
 
 class Place:

@@ -22,13 +22,13 @@ pytest.importorskip("tinker")
 from agentcore_rl_toolkit.backends.collection.groups import Group
 from agentcore_rl_toolkit.backends.tinker.adapter import TinkerTraining, run_async
 from agentcore_rl_toolkit.backends.tinker.config import TinkerConfig
+from agentcore_rl_toolkit.backends.tinker.local import LocalService
 from agentcore_rl_toolkit.backends.training.client import Adam
 from agentcore_rl_toolkit.backends.training.publishing import gap, publish
 from agentcore_rl_toolkit.backends.training.settings import STATE_FILE
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.errors import WeightsError
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR, load_policy
-from agentcore_rl_toolkit.policy.training_service.clients import LocalService
 from agentcore_rl_toolkit.runs import Query, RunReader, TokenSequence, read_metrics
 
 from ..service_runs import RecordingModel, agents, check_tokens

@@ -363,7 +363,8 @@ class _Collection:
         if rollout.future is None:
             return
         try:
-            await asyncio.wait_for(rollout.future.cancel_async(), self.config.stop_timeout_s)
+            async with asyncio.timeout(self.config.stop_timeout_s):
+                await rollout.future.cancel_async()
         except Exception as e:  # a session that cannot be stopped ends at the runtime's own idle limit
             log.warning("could not stop session %s: %s: %s", rollout.session_id, type(e).__name__, e)
 

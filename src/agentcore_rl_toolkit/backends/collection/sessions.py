@@ -129,7 +129,8 @@ class Sessions:
         for start in range(0, len(made), SESSIONS_PER_CALL):
             part = made[start : start + SESSIONS_PER_CALL]
             try:
-                await asyncio.wait_for(self._gateway.delete_async(part), self._config.gateway_timeout_s)
+                async with asyncio.timeout(self._config.gateway_timeout_s):
+                    await self._gateway.delete_async(part)
             except Exception as e:  # the data is already here
                 log.warning("could not delete %d gateway sessions: %s", len(made) - start, e)
                 return
@@ -141,7 +142,8 @@ class Sessions:
         while True:
             began_s = time.monotonic()
             try:
-                answer = await asyncio.wait_for(call(), limit_s)
+                async with asyncio.timeout(limit_s):  # `wait_for` of Python 3.11 may swallow a cancellation
+                    answer = await call()
                 silent_since_s.pop(url, None)
                 return answer
             except (TimeoutError, OSError, GatewayError) as e:

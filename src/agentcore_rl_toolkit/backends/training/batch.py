@@ -6,8 +6,9 @@ one: position i predicts token i + 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ...errors import ConfigError
 from ..collection.groups import Group
@@ -89,3 +90,16 @@ def to_data(
         if any(s.advantages)
     ]
     return [(datum, sample) for datum, sample in pairs if datum is not None]
+
+
+def datum_of(tokens: list[int], inputs: Mapping[str, list[Any]]) -> Datum:
+    """The datum of a service's request: ``inputs`` are named as Tinker and SageMaker name them, and aligned with the tokens."""
+    zeros = [0.0] * len(tokens)
+    return Datum(
+        tokens=tokens,
+        target_tokens=inputs["target_tokens"],
+        logprobs=inputs.get("logprobs", zeros),
+        advantages=inputs.get("advantages", zeros),
+        mask=inputs.get("weights", [1] * len(tokens)),
+        fresh=[False] * len(tokens),
+    )

@@ -105,10 +105,10 @@ class TorchClient:
     # -- the verbs
 
     def forward_backward(self, data: Sequence[Datum], loss: Loss, tokens: float) -> Awaitable[Passed]:
-        return self._do(lambda: self._forward_backward(data, loss, tokens))
+        return self._do(lambda: self.compute(data, loss, tokens))
 
     def step(self, adam: Adam) -> Awaitable[Mapping[str, float]]:
-        return self._do(lambda: self._step(adam))
+        return self._do(lambda: self.apply(adam))
 
     async def publish(self, version: int, gateway: Any, probe: Sequence[int] | None) -> None:
         if self._publisher is None:
@@ -145,14 +145,16 @@ class TorchClient:
     def _do(self, work: Callable[[], T]) -> asyncio.Future[T]:
         return asyncio.wrap_future(self._worker.submit(work))
 
-    def _forward_backward(self, data: Sequence[Datum], loss: Loss, tokens: float) -> Passed:
+    def compute(self, data: Sequence[Datum], loss: Loss, tokens: float, *, backward: bool = True) -> Passed:
+        """Do the work of `forward_backward` on this thread. Without ``backward`` no gradient is added."""
         device, total, divergence = next(self.model.parameters()).device, 0.0, 0.0
         logprobs: list[list[float]] = [[] for _ in data]
         entropies: list[list[float]] = [[] for _ in data]
         for places in at_once([len(datum.tokens) for datum in data], self.settings.tokens_at_once):
             piece = [data[place] for place in places]
             batch = Batch.of(piece, self._pad_id, device)
-            logprobs_BT, entropies_BT = token_logprobs(self.model, batch, self.settings.temperature)
+            with torch.set_grad_enabled(backward):
+                logprobs_BT, entropies_BT = token_logprobs(self.model, batch, self.settings.temperature)
             terms_BT = token_losses(
                 loss.name, logprobs_BT, batch.sampled_logprobs_BT, batch.advantages_BT, loss.options
             )
@@ -161,7 +163,8 @@ class TorchClient:
                 terms_BT = terms_BT + self.settings.kl_penalty * kl_BT
                 divergence += (kl_BT.detach() * batch.mask_BT).sum().item()
             value = (terms_BT * batch.mask_BT).sum() / tokens
-            value.backward()  # type: ignore[no-untyped-call]  # torch
+            if backward:
+                value.backward()  # type: ignore[no-untyped-call]  # torch
             total += value.item()
             for b, place in enumerate(places):
                 length = len(data[place].tokens)
@@ -180,7 +183,8 @@ class TorchClient:
         log_ratio_BT = start_BT - logprobs_BT
         return log_ratio_BT.exp() - 1 - log_ratio_BT
 
-    def _step(self, adam: Adam) -> dict[str, float]:
+    def apply(self, adam: Adam) -> dict[str, float]:
+        """Do the work of `step` on this thread."""
         for group in self.optimizer.param_groups:
             group["lr"] = adam.learning_rate
             if "betas" in group:

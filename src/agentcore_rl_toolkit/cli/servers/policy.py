@@ -59,12 +59,9 @@ def serve(model: Path | None, api: str, checkpoint_dir: Path | None, dtype: str 
 
         serve_tokens(model, **settings, dtype=dtype, admin_key=os.environ.get("AGENTCORE_RL_POLICY_ADMIN_KEY") or None)
         return
-    from ...policy.model import check_directory
-    from ...policy.training_service.sagemaker.service import serve as serve_sessions
-    from .job_surroundings import JobSurroundings
+    from ...backends.sagemaker.local.service import serve as serve_sagemaker
 
-    folder = check_directory(model)
-    serve_sessions(model, **settings, checkpoint_dir=checkpoint_dir, around=lambda made: JobSurroundings(made, folder))
+    serve_sagemaker(model, **settings, checkpoint_dir=checkpoint_dir)
 
 
 group.add_command(vllm_command)

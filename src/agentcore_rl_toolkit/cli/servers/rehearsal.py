@@ -56,26 +56,22 @@ def agent_here(agent: Path, config: T, environment: Mapping[str, str]) -> Iterat
 
 
 def local_tinker(folder: Path) -> Any:
-    """The built-in policy by the methods of Tinker's SDK; what it saves is kept in the run's folder."""
-    from ...policy.training_service.clients import LocalService
-    from ...policy.training_service.model import PolicyModel
+    """The built-in policy behind the methods of Tinker's SDK. The run's folder keeps what it saves."""
+    from ...backends.tinker.local import LocalService
+    from ...backends.training.local import LocalModel
 
-    return LocalService(PolicyModel(checkpoint_dir=folder / "checkpoints"))
+    return LocalService(LocalModel(checkpoint_dir=folder / "checkpoints"))
 
 
 @contextlib.contextmanager
 def local_sagemaker(folder: Path) -> Iterator[Mapping[str, str]]:
-    """The local service of training sessions and jobs, found by boto3; what it saves is kept in the run's folder. Yields the
-    variables of its clients in other processes.
-    """
-    from ...policy import WEIGHTS_DIR
-    from ...policy.training_service.model import PolicyModel
-    from ...policy.training_service.sagemaker.service import running
-    from .job_surroundings import JobSurroundings
+    """The local service of training sessions and jobs, which boto3 finds. The run's folder keeps what it saves.
 
-    checkpoints = folder / "checkpoints"
-    model = PolicyModel(checkpoint_dir=checkpoints)
-    around = JobSurroundings(model, WEIGHTS_DIR)
-    with contextlib.closing(model), running(model, checkpoint_dir=checkpoints, around=around) as service:
+    Yields the variables of its clients in other processes.
+    """
+    from ...backends.sagemaker.local.service import running
+    from ...backends.training.local import LocalModel
+
+    with contextlib.closing(LocalModel(checkpoint_dir=folder / "checkpoints")) as model, running(model) as service:
         os.environ.update(service.endpoints)
         yield service.environment

@@ -1,6 +1,6 @@
-"""Tinker's clients over a model in this process: the SDK's methods, types and errors, and nothing of its wire.
+"""Tinker's clients over a model in this process: the SDK's methods, types and errors, without its wire.
 
-For tests, and for rehearsals of a run on one machine. Source: the `tinker` package 0.38.0.
+For rehearsals of a run on one machine, and for tests. Source: the `tinker` package 0.38.0.
 """
 
 from __future__ import annotations
@@ -16,20 +16,15 @@ import numpy as np
 
 from ..._installation import missing_extra
 from ...errors import ConfigError
-from .interface import Completion, Example
-from .operations import Operations
+from ..training.batch import datum_of
+from ..training.client import Adam, Loss
 
 if TYPE_CHECKING:
-    from .model import PolicyModel
+    from ..training.local import LocalModel
 
 try:
     import tinker
-    from tinker.types import (
-        OptimStepResponse,
-        RequestErrorCategory,
-        SaveWeightsForSamplerResponse,
-        SaveWeightsResponse,
-    )
+    from tinker import types
 except ModuleNotFoundError as e:
     raise missing_extra("Tinker's clients need its SDK", "tinker") from e
 
@@ -52,12 +47,12 @@ class Result(Generic[T]):
 class LocalService:
     """A `tinker.ServiceClient`. ``finished`` are the statuses that it was closed with; it can be used again after that."""
 
-    def __init__(self, model: PolicyModel) -> None:
+    def __init__(self, model: LocalModel) -> None:
         self.model = model
         self.finished: list[str] = []
-        self.operations = Operations()
-        self.samplers = ThreadPoolExecutor(64, "training-service-sample")
-        self._name = secrets.token_hex(4)  # saved weights outlive the service: the next one's names must be others
+        self._trainer = ThreadPoolExecutor(1, "tinker-train")  # one operation at a time, in the order of the calls
+        self._samplers = ThreadPoolExecutor(64, "tinker-sample")
+        self._name = secrets.token_hex(4)  # saved weights outlive the service, so their names must differ
         self._numbers = itertools.count()
 
     def create_lora_training_client(self, base_model: str, rank: int = 32, seed: int | None = None) -> Result[Any]:
@@ -77,22 +72,22 @@ class LocalService:
                 self.model.load(client.run, path, optimizer=True)
             return client
 
-        return client._do(create)
+        return self._submit(create)
 
     def create_sampling_client(self, model_path: str | None = None, base_model: str | None = None) -> Result[Any]:
         if model_path is not None and model_path not in self.model.paths:
             raise _refused(f"there are no weights {model_path!r}")
         if model_path is None and base_model != self.model.base_model:
             raise _refused(f"there is no base model {base_model!r}")
-        made: Future[LocalSamplingClient] = Future()
-        made.set_result(LocalSamplingClient(self, model_path))
-        return Result(made)
+        return _done(LocalSamplingClient(self, model_path))
 
     def close(self, status: str) -> Result[None]:
         self.finished.append(status)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return Result(done)
+        return _done(None)
+
+    def _submit(self, work: Callable[[], T], *, sample: bool = False) -> Result[T]:
+        """Do work of a client: training work after all that was sent before, samples at once."""
+        return Result((self._samplers if sample else self._trainer).submit(_with_sdk_errors, work))
 
 
 class LocalTrainingClient:
@@ -100,61 +95,59 @@ class LocalTrainingClient:
 
     def __init__(self, service: LocalService, run: str) -> None:
         self.run = run
-        self._service = service
-        self._model = service.model
-        self._numbers = itertools.count()
-        service.operations.begin(run)
+        self._service, self._model = service, service.model
 
     def forward(self, data: Sequence[Any], loss_fn: str, loss_fn_config: Any = None) -> Result[Any]:
-        return self._pass(data, loss_fn, loss_fn_config, forward_only=True)
+        return self._pass(data, loss_fn, loss_fn_config, backward=False)
 
     def forward_backward(self, data: Sequence[Any], loss_fn: str, loss_fn_config: Any = None) -> Result[Any]:
-        return self._pass(data, loss_fn, loss_fn_config, forward_only=False)
+        return self._pass(data, loss_fn, loss_fn_config, backward=True)
 
-    def _pass(self, data: Sequence[Any], loss_fn: str, config: Any, *, forward_only: bool) -> Result[Any]:
-        examples = [
-            Example(
-                tokens=datum.model_input.to_ints(), inputs={k: list(v.data) for k, v in datum.loss_fn_inputs.items()}
-            )
-            for datum in data
-        ]
-
+    def _pass(self, data: Sequence[Any], loss_fn: str, config: Any, *, backward: bool) -> Result[Any]:
         def work() -> Any:
-            logprobs, metrics = self._model.forward_backward(self.run, examples, loss_fn, config or {}, forward_only)
-            outputs = [{"logprobs": tinker.TensorData(data=row, dtype="float32", shape=[len(row)])} for row in logprobs]
-            return tinker.ForwardBackwardOutput("ArrayRecord", outputs, metrics)
+            inputs = [{name: list(v.data) for name, v in datum.loss_fn_inputs.items()} for datum in data]
+            given = [datum_of(datum.model_input.to_ints(), each) for datum, each in zip(data, inputs, strict=True)]
+            loss = Loss(name=loss_fn, options=config or {})  # type: ignore[arg-type]  # checked where it is computed
+            passed = self._model.forward_backward(self.run, given, loss, backward=backward)
+            rows = passed.logprobs or ()
+            outputs = [{"logprobs": tinker.TensorData(data=row, dtype="float32", shape=[len(row)])} for row in rows]
+            return tinker.ForwardBackwardOutput("ArrayRecord", outputs, {"loss:sum": passed.metrics["loss"]})
 
-        return self._do(work)
+        return self._service._submit(work)
 
     def optim_step(self, optim_params: Any) -> Result[Any]:
-        adam = optim_params.model_dump()
-        return self._do(lambda: OptimStepResponse(metrics=self._model.optim_step(self.run, adam)))
+        adam = Adam(
+            learning_rate=optim_params.learning_rate,
+            beta1=optim_params.beta1,
+            beta2=optim_params.beta2,
+            grad_clip_norm=optim_params.grad_clip_norm,
+        )
+
+        def work() -> Any:
+            norm = self._model.step(self.run, adam)["grad_norm"]
+            return types.OptimStepResponse(metrics={"grad_norm:mean": norm})
+
+        return self._service._submit(work)
 
     def save_state(self, name: str, ttl_seconds: int | None = None, overwrite: bool = False) -> Result[Any]:
         path = f"tinker://{self.run}/weights/{name}"
         if path in self._model.paths and not overwrite:
             raise _refused(f"{path} is there already")
-
-        def save() -> SaveWeightsResponse:
-            self._model.save(self.run, path)
-            return SaveWeightsResponse(path=path)
-
-        return self._do(save)
+        return self._save(path, types.SaveWeightsResponse(path=path), optimizer=True)
 
     def save_weights_for_sampler(self, name: str, ttl_seconds: int | None = None) -> Result[Any]:
         path = f"tinker://{self.run}/sampler_weights/{name}"
+        return self._save(path, types.SaveWeightsForSamplerResponse(path=path), optimizer=False)
 
-        def publish() -> SaveWeightsForSamplerResponse:
-            self._model.publish(self.run, path)
-            return SaveWeightsForSamplerResponse(path=path)
+    def _save(self, path: str, response: T, *, optimizer: bool) -> Result[T]:
+        def work() -> T:
+            self._model.save(self.run, path, optimizer=optimizer)
+            return response
 
-        return self._do(publish)
+        return self._service._submit(work)
 
     def create_sampling_client(self, model_path: str) -> Result[Any]:
         return self._service.create_sampling_client(model_path)
-
-    def _do(self, work: Callable[[], T]) -> Result[T]:
-        return Result(self._service.operations.submit(self.run, next(self._numbers), lambda: _answered(work)))
 
 
 class LocalSamplingClient:
@@ -169,22 +162,28 @@ class LocalSamplingClient:
 
         def work() -> Any:
             found = self._service.model.sample(self.path, ids, num_samples, params)
-            return tinker.SampleResponse([_sequence(i, completion) for i, completion in enumerate(found)])
+            sequences = [
+                tinker.SampledSequence(
+                    "length" if g.finish_reason == "length" else "stop",
+                    str(number),
+                    np.array(g.token_ids, np.int32),
+                    np.array(g.logprobs, np.float32),
+                )
+                for number, g in enumerate(found)
+            ]
+            return tinker.SampleResponse(sequences)
 
-        return Result(self._service.samplers.submit(lambda: _answered(work)))
+        return self._service._submit(work, sample=True)
 
 
-def _sequence(index: int, completion: Completion) -> Any:
-    return tinker.SampledSequence(
-        "length" if completion.stop_reason == "length" else "stop",
-        str(index),
-        np.array(completion.ids, np.int32),
-        np.array(completion.logprobs, np.float32),
-    )
+def _done(value: T) -> Result[T]:
+    future: Future[T] = Future()
+    future.set_result(value)
+    return Result(future)
 
 
-def _answered(work: Callable[[], T]) -> T:
-    """Do some work; what the model refuses is raised as the SDK raises it."""
+def _with_sdk_errors(work: Callable[[], T]) -> T:
+    """Do some work. Errors of the model are raised as the SDK raises them."""
     try:
         return work()
     except ConfigError as e:
@@ -192,4 +191,4 @@ def _answered(work: Callable[[], T]) -> T:
 
 
 def _refused(message: str) -> tinker.RequestFailedError:
-    return tinker.RequestFailedError(message, "local", RequestErrorCategory.User)
+    return tinker.RequestFailedError(message, "local", types.RequestErrorCategory.User)

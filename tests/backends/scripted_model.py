@@ -1,4 +1,4 @@
-"""A model that makes tokens up and learns nothing."""
+"""A model of a training service that makes tokens up and learns nothing."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import random
 import threading
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from agentcore_rl_toolkit.backends.training.batch import Datum
+from agentcore_rl_toolkit.backends.training.client import Adam, Loss, Passed
 from agentcore_rl_toolkit.errors import ConfigError
-from agentcore_rl_toolkit.policy.training_service.interface import Completion, Example
+from agentcore_rl_toolkit.policy import WEIGHTS_DIR
 
 
 def logprob_of(token: int) -> float:
@@ -20,11 +23,22 @@ def logprob_of(token: int) -> float:
     return -(token % 97) / 64 - 0.015625
 
 
+@dataclass
+class Made:
+    """A completion, as `policy.batch.Generation` has it."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reason: str
+
+
 class ScriptedModel:
     """Makes tokens up, or takes them from `replies` (``{"token_ids": [...]}``); its logprobs are `logprob_of`.
 
     The weights of a run are the number of steps taken (`steps`), saved and loaded as such.
     """
+
+    folder = WEIGHTS_DIR
 
     def __init__(self, *, base_model: str = "scripted/model", tokens: int = 8, seed: int = 0) -> None:
         self.base_model = base_model
@@ -40,41 +54,33 @@ class ScriptedModel:
     def paths(self) -> Collection[str]:
         return self.saved
 
-    def create(self, run: str) -> None:
+    def create(self, run: str, *, temperature: float = 1.0) -> None:
         self.steps[run] = 0
 
-    def forward_backward(
-        self,
-        run: str,
-        data: Sequence[Example],
-        loss_fn: str,
-        config: Mapping[str, float | str],
-        forward_only: bool,
-    ) -> tuple[list[list[float]], dict[str, float]]:
-        return [[logprob_of(int(t)) for t in example.inputs["target_tokens"]] for example in data], {"loss:sum": 0.0}
+    def forward_backward(self, run: str, data: Sequence[Datum], loss: Loss, *, backward: bool = True) -> Passed:
+        logprobs = [[logprob_of(int(t)) for t in datum.target_tokens] for datum in data]
+        return Passed(metrics={"loss": 0.0}, logprobs=logprobs)
 
-    def optim_step(self, run: str, adam: Mapping[str, float]) -> dict[str, float]:
+    def step(self, run: str, adam: Adam) -> Mapping[str, float]:
         self.steps[run] += 1
-        return {"grad_norm:mean": 0.0}
+        return {"grad_norm": 0.0}
 
-    def save(self, run: str, path: str) -> None:
+    def save(self, run: str, path: str, *, optimizer: bool) -> None:
         self.saved[path] = self.steps[run]
 
-    publish = save
-
-    def load(self, run: str, path: str, optimizer: bool) -> None:
+    def load(self, run: str, path: str, *, optimizer: bool) -> None:
         if path not in self.saved:
             raise ConfigError(f"there are no weights {path!r}")
         self.steps[run] = self.saved[path]
 
-    def sample(self, path: str | None, prompt_ids: list[int], n: int, params: Mapping[str, Any]) -> list[Completion]:
+    def sample(self, path: str | None, prompt_ids: list[int], n: int, params: Mapping[str, Any]) -> list[Any]:
         with self._lock:
             return [self._one(params) for _ in range(n)]
 
     def logprobs(self, path: str | None, ids: list[int]) -> list[float]:
         return [logprob_of(i) for i in ids[1:]]
 
-    def _one(self, params: Mapping[str, Any]) -> Completion:
+    def _one(self, params: Mapping[str, Any]) -> Made:
         limit = int(params.get("max_tokens") or self.tokens)
         stops = [stop for stop in params.get("stop") or () if isinstance(stop, int)] or [self.last_id]
         if self.replies:
@@ -85,6 +91,6 @@ class ScriptedModel:
             reason = "stop" if self.tokens <= limit else "length"
             if reason == "stop":
                 ids[-1] = stops[0]
-        return Completion(ids=ids, logprobs=[logprob_of(i) for i in ids], stop_reason=reason)
+        return Made(ids, [logprob_of(i) for i in ids], reason)
 
     def close(self) -> None: ...

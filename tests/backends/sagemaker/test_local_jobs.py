@@ -3,93 +3,57 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
-import os
-import subprocess
 import threading
-import urllib.error
-import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
-from botocore.auth import SigV4QueryAuth
-from botocore.awsrequest import AWSRequest
 from botocore.config import Config
-from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 from click.testing import CliRunner
 
 from agentcore_rl_toolkit.backends.sagemaker.job import JobConfig, Jobs
+from agentcore_rl_toolkit.backends.sagemaker.local import jobs as jobs_module
+from agentcore_rl_toolkit.backends.sagemaker.local import service as service_module
+from agentcore_rl_toolkit.backends.sagemaker.local.service import ACCESS_KEY, Running, running
 from agentcore_rl_toolkit.cli.runs import show
 from agentcore_rl_toolkit.cli.train import command as train_command
 from agentcore_rl_toolkit.errors import TrainingServiceError
-from agentcore_rl_toolkit.policy.training_service.interface import Example
-from agentcore_rl_toolkit.policy.training_service.sagemaker import jobs as jobs_module
-from agentcore_rl_toolkit.policy.training_service.sagemaker.service import ACCESS_KEY, Running, running
 from serving import wait_for
 
-from .scripted import ScriptedModel
-from .test_sagemaker import BASE, ROLE, check_response
+from ..scripted_model import ScriptedModel
+from .test_local_sessions import BASE, ROLE, check_response
 
 ARN = "arn:aws:bedrock-agentcore:us-west-2:123456789012:runtime/sums-0123456789"
 GROUPS = "arn:aws:sagemaker:us-west-2:123456789012:model-package-group/"
 PARAMETERS = {"global_batch_size": "32", "group_size": "2", "max_steps": "1", "learning_rate": "1e-3"}
-REPLY = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "4"}, "finish_reason": "stop"}]}
+ASK = {"messages": [{"role": "user", "content": "2+2"}]}
 
 
-class Around:
-    """The surroundings of a job: ``agent(service, payload)`` answers an invocation, in a thread."""
+class ScriptedAgents:
+    """The agents of a job: ``agent(payload)`` answers an invocation, in a thread."""
 
     def __init__(self) -> None:
         self.agent: Callable[[dict[str, Any]], Any] = lambda payload: {}
-        self.sampler: list[str | None] = []
         self.payloads: list[Mapping[str, Any]] = []
         self.sessions: set[str] = set()
 
-    async def prompts(self, uri: str) -> list[str]:
-        if uri.startswith("file://"):
-            text = await asyncio.to_thread(Path(uri.removeprefix("file://")).read_text)
-            return [json.loads(line)["prompt"] for line in text.splitlines()]
-        assert uri == "s3://data/rows"
-        return [f"{i}+{i}" for i in range(32)]
-
-    async def invoke(self, arn: str, qualifier: str, session_id: str, payload: Mapping[str, Any]) -> Any:
+    async def invoke(self, arn: str, qualifier: str, rollout_id: str, payload: Mapping[str, Any]) -> Any:
         assert (arn, qualifier) == (ARN, "DEFAULT")
-        self.sessions.add(session_id)
+        self.sessions.add(rollout_id)
         self.payloads.append(payload)
         return await asyncio.to_thread(self.agent, dict(payload))
 
-    async def stop(self, arn: str, qualifier: str, session_id: str) -> None:
-        self.sessions.remove(session_id)
-
-    async def use(self, place: str, path: str | None) -> None:
-        self.sampler.append(path)
-
-    async def leave(self, place: str) -> None:
-        """Nothing is kept."""
-
-    async def chat(self, place: str, trajectory_id: str, request: Mapping[str, Any]) -> AsyncIterator[bytes]:
-        if request["stream"]:
-            yield b'data: {"choices": []}\n\n'
-            yield b"data: [DONE]\n\n"
-        else:
-            yield json.dumps(REPLY).encode()
-
-    async def sampled(self, place: str, trajectory_id: str, temperature: float) -> list[Example]:
-        inputs = {"target_tokens": [6, 7, 8], "logprobs": [0.0, -0.5, -0.25]}
-        return [Example(tokens=[5, 6, 7], inputs={**inputs, "weights": [0.0, 1.0, 1.0], "advantages": [0, 1, 2]})]
-
-    async def close(self) -> None:
-        """Nothing is open."""
+    async def stop(self, arn: str, qualifier: str, rollout_id: str) -> None:
+        self.sessions.remove(rollout_id)
 
 
 class Service:
-    def __init__(self, here: Running, around: Around, model: ScriptedModel) -> None:
-        self.url, self.secret, self.around, self.model = here.url, here.secret, around, model
+    def __init__(self, here: Running, agents: ScriptedAgents, model: ScriptedModel, folder: Path) -> None:
+        self.url, self.secret, self.agents, self.model, self.folder = here.url, here.secret, agents, model, folder
         self.control, self.runtime = self.client("sagemaker"), self.client("sagemakerjobruntime")
 
     def client(self, name: str) -> Any:
@@ -107,7 +71,7 @@ class Service:
 
     def create(self, name: str = "sums", category: str = "AgentRFT", **parameters: str) -> str:
         training = category == "AgentRFT"
-        channel = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": "s3://data/rows"}}
+        channel = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": f"file://{self.folder}/rows.jsonl"}}
         config = {
             "BaseModelArn": BASE,
             "MlflowConfig": {"MlflowResourceArn": "arn:aws:sagemaker:us-west-2:123456789012:mlflow-app/app"},
@@ -147,20 +111,23 @@ class Service:
     def roll(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         """A whole rollout, by boto3. Its reward is 1 for every other rollout of a row."""
         ids = self.ids(payload)
-        body = self.runtime.sample(**ids, Body=json.dumps({"messages": []}).encode())["Body"].read()
-        assert json.loads(body) == REPLY
+        body = self.runtime.sample(**ids, Body=json.dumps(ASK).encode())["Body"].read()
+        assert json.loads(body)["choices"]
         self.runtime.complete_rollout(**ids, Status="ready")
-        group = [p["metadata"]["rolloutId"] for p in list(self.around.payloads) if p["prompt"] == payload["prompt"]]
+        group = [p["metadata"]["rolloutId"] for p in list(self.agents.payloads) if p["prompt"] == payload["prompt"]]
         self.runtime.update_reward(**ids, Rewards=[float(group.index(ids["TrajectoryId"]) % 2)])
         return {"status": "completed"}
 
 
 @pytest.fixture
-def service() -> Iterator[Service]:
-    around, model = Around(), ScriptedModel()
-    with running(model, around=around) as here:
-        made = Service(here, around, model)
-        around.agent = made.roll
+def service(tmp_path: Path) -> Iterator[Service]:
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"{i}+{i}"}) + "\n" for i in range(32)))
+    agents, model = ScriptedAgents(), ScriptedModel()
+    model.last_id = 500
+    with running(model) as here:
+        here.app.agents = agents
+        made = Service(here, agents, model, tmp_path)
+        agents.agent = made.roll
         yield made
 
 
@@ -177,11 +144,10 @@ def test_a_job_trains_and_leaves_a_model_package(service: Service) -> None:
     ]
     assert output["OutputModelPackageArn"].endswith("model-package/out/1")
     assert output["RolloutInfo"] == {"Completed": 64, "Total": 64}
-    assert not service.around.sessions
+    assert not service.agents.sessions
     assert output["ProgressInfo"]["CurrentStep"] == output["ProgressInfo"]["MaxSteps"] == 1
-    assert [path and path.rpartition(":")[2] for path in service.around.sampler] == ["model-package/steps/1"]
     assert service.model.saved[output["OutputModelPackageArn"]] == 1
-    payload = service.around.payloads[0]
+    payload = service.agents.payloads[0]
     assert payload["inferenceParams"] == {"temperature": 1.0, "topP": 1.0, "maxTokens": 4096}
     assert payload["metadata"]["endpoint"] == service.url
     [summary] = service.control.list_jobs(JobCategory="AgentRFT")["JobSummaries"]
@@ -192,11 +158,11 @@ def test_an_evaluation_reports_its_mean(service: Service) -> None:
     service.create(category="AgentRFTEvaluation", eval_group_size="2")
     found, output = service.ended(category="AgentRFTEvaluation")
     assert (found["JobStatus"], output["EvaluationMetrics"]) == ("Completed", {"eval/reward/mean": 0.5})
-    assert service.around.payloads[0]["inferenceParams"]["temperature"] == 0
+    assert service.agents.payloads[0]["inferenceParams"]["temperature"] == 0
 
 
 def test_a_job_is_stopped_and_keeps_its_weights(service: Service) -> None:
-    service.around.agent = lambda payload: {"status": "in_progress"}  # and no rollout ends
+    service.agents.agent = lambda payload: {"status": "in_progress"}  # and no rollout ends
     service.create()
     with pytest.raises(ClientError, match="ResourceInUse"):
         service.create()
@@ -212,7 +178,7 @@ def test_a_job_is_stopped_and_keeps_its_weights(service: Service) -> None:
     "parameters",
     [
         {"temperature": "0"},
-        {"sampling_temperature": "1"},
+        {"advantage_method": "group_based_per_turn"},
         {"group_size": "1"},
         {"loss_fn": "dpo"},
         {"advantage_method": "opo"},
@@ -244,60 +210,14 @@ def test_what_ended_jobs_at_aws_ends_this_one(
         if case == "error":
             return {"status": "error"}
         if case == "no reward":
-            service.runtime.sample(**service.ids(payload), Body=b"{}")
+            service.runtime.sample(**service.ids(payload), Body=json.dumps(ASK).encode())
         service.runtime.complete_rollout(**service.ids(payload), Status="ready")
         return {}
 
-    service.around.agent = agent
+    service.agents.agent = agent
     service.create()
     found, _ = service.ended()
     assert (found["JobStatus"], found["FailureReason"]) == ("Failed", reason)
-
-
-def test_a_failed_rollout_is_tried_again_under_a_new_id(service: Service) -> None:
-    failed: list[str] = []
-
-    def agent(payload: dict[str, Any]) -> Any:
-        if payload["prompt"] == "7+7" and not failed:
-            failed.append(payload["metadata"]["rolloutId"])
-            service.runtime.complete_rollout(**service.ids(payload), Status="failed")
-            return {}
-        return service.roll(payload)
-
-    service.around.agent = agent
-    service.create()
-    found, _ = service.ended()
-    assert (found["JobStatus"], len(service.around.payloads)) == ("Completed", 65)
-
-
-def test_turns_are_compared_with_the_same_turns_of_the_group(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    trained: list[list[float]] = []
-
-    def forward_backward(run: str, data: Sequence[Example], *_: Any) -> tuple[list[list[float]], dict[str, float]]:
-        trained.extend(example.inputs["advantages"] for example in data)
-        return [], {"loss:sum": 0.0}
-
-    def agent(payload: dict[str, Any]) -> Any:
-        ids = service.ids(payload)
-        for _ in range(2):
-            service.runtime.sample(**ids, Body=b'{"messages": []}')
-        service.runtime.complete_rollout(**ids, Status="ready")
-        with pytest.raises(ClientError, match="1 values for 2 sampling requests"):
-            service.runtime.update_reward(**ids, Rewards=[1.0])
-        group = [p["metadata"]["rolloutId"] for p in list(service.around.payloads) if p["prompt"] == payload["prompt"]]
-        first = float(group.index(ids["TrajectoryId"]) % 2)
-        service.runtime.update_reward(**ids, Rewards=[first, 1.0 - first])
-        return {}
-
-    monkeypatch.setattr(service.model, "forward_backward", forward_backward)
-    service.around.agent = agent
-    service.create(advantage_method="group_based_per_turn")
-    assert service.ended()[0]["JobStatus"] == "Completed"
-    assert len(trained) == 64
-    assert {tuple(round(A, 3) for A in advantages_T) for advantages_T in trained} == {
-        (0, 0.707, -0.707),
-        (0, -0.707, 0.707),
-    }
 
 
 def test_a_batch_without_any_reward_ends_the_job(service: Service) -> None:
@@ -305,10 +225,10 @@ def test_a_batch_without_any_reward_ends_the_job(service: Service) -> None:
         service.runtime.complete_rollout(**service.ids(payload), Status="failed")
         return {}
 
-    service.around.agent = agent
-    service.create(rollout_max_retries="1")
+    service.agents.agent = agent
+    service.create()
     found, _ = service.ended()
-    assert found["FailureReason"] == "no rollout of a batch has a reward: CompleteRollout said failed"
+    assert "CompleteRollout said failed" in found["FailureReason"]
 
 
 def test_reports_are_taken_once_and_in_order(service: Service) -> None:
@@ -321,10 +241,10 @@ def test_reports_are_taken_once_and_in_order(service: Service) -> None:
 
     def agent(payload: dict[str, Any]) -> Any:
         ids, runtime = service.ids(payload), service.runtime
-        if payload["metadata"]["rolloutId"] != service.around.payloads[0]["metadata"]["rolloutId"]:
+        if payload["metadata"]["rolloutId"] != service.agents.payloads[0]["metadata"]["rolloutId"]:
             return service.roll(payload)
         refused(runtime.update_reward, **ids, Rewards=[1.0])
-        runtime.sample(**ids, Body=b"{}")
+        runtime.sample(**ids, Body=json.dumps(ASK).encode())
         for _ in range(2):
             runtime.complete_rollout(**ids, Status="ready", ClientToken="same")
         refused(runtime.complete_rollout, **ids, Status="failed")
@@ -336,7 +256,7 @@ def test_reports_are_taken_once_and_in_order(service: Service) -> None:
         refused(runtime.sample, JobArn=ids["JobArn"], TrajectoryId="unknown", Body=b"{}")
         return {}
 
-    service.around.agent = agent
+    service.agents.agent = agent
     service.create()
     assert service.ended()[0]["JobStatus"] == "Completed"
     assert [answer.partition(":")[0] for answer in answers] == [
@@ -351,48 +271,12 @@ def test_reports_are_taken_once_and_in_order(service: Service) -> None:
     assert "Cannot transition trajectory" in answers[1]
 
 
-def bearer(secret: str) -> str:
-    """A token as AWS's SDK makes it: a presigned request."""
-    request = AWSRequest("POST", "https://sagemaker.amazonaws.com/", params={"Action": "CallWithBearerToken"})
-    SigV4QueryAuth(Credentials(ACCESS_KEY, secret), "sagemaker", "us-west-2", expires=43200).add_auth(request)
-    url = request.url.removeprefix("https://") + "&Version=1"
-    return "sagemaker-api-key-" + base64.b64encode(url.encode()).decode()
-
-
-def test_the_form_of_aws_s_own_decorator(service: Service) -> None:
-    """A bearer token, the job in the body, and an OpenAI path."""
-
-    def post(path: str, body: Any, token: str, **headers: str) -> bytes:
-        sent = {"authorization": f"Bearer {token}", "content-type": "application/json", **headers}
-        request = urllib.request.Request(service.url + path, json.dumps(body).encode(), sent)
-        with urllib.request.urlopen(request, timeout=30) as reply:
-            return bytes(reply.read())
-
-    def agent(payload: dict[str, Any]) -> Any:
-        ids, token = service.ids(payload), bearer(service.secret)
-        headers = {
-            "X-Amzn-SageMaker-Job-Arn": ids["JobArn"],
-            "X-Amzn-SageMaker-Trajectory-Id": ids["TrajectoryId"],
-        }
-        with pytest.raises(urllib.error.HTTPError, match="403"):
-            post("/v1/chat/completions", {"messages": []}, bearer("another"), **headers)
-        assert b"DONE" in post("/v1/chat/completions", {"messages": [], "stream": True}, token, **headers)
-        post("/complete-rollout", {**ids, "Status": "ready", "ClientToken": "a"}, token)
-        post("/update-reward", {**ids, "Rewards": [1.0], "ClientToken": "b"}, token)
-        return {}
-
-    service.around.agent = agent
-    service.create()
-    assert service.ended()[0]["JobStatus"] == "Completed"
-
-
 @pytest.fixture
 def settings(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A configuration of `train --backend sagemaker`, and the environment that leads it to the service."""
     for name, value in (("ENDPOINT_URL_SAGEMAKER", service.url), ("SECRET_ACCESS_KEY", service.secret)):
         monkeypatch.setenv(f"AWS_{name}", value)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"{i}+{i}"}) + "\n" for i in range(32)))
     return {
         "form": "job",
         "job_name": "sums",
@@ -423,13 +307,13 @@ def test_the_command_evaluates_trains_and_evaluates(service: Service, settings: 
     assert 'sums-after  Completed  {"RolloutInfo": {"Completed": 32, "Total": 32}}  {"EvaluationMetrics":' in shown
     [*_, last] = service.control.list_jobs(JobCategory="AgentRFTEvaluation")["JobSummaries"]
     assert (last["JobName"], last["JobStatus"]) == ("sums-after", "Completed")
-    assert service.around.payloads[0]["prompt"] == '{"prompt":"0+0"}'
+    assert service.agents.payloads[0]["prompt"] == '{"prompt":"0+0"}'
 
 
 async def test_an_interrupted_command_stops_its_job_and_the_next_one_finds_it(
     service: Service, settings: dict[str, Any]
 ) -> None:
-    service.around.agent = lambda payload: {"status": "in_progress"}
+    service.agents.agent = lambda payload: {"status": "in_progress"}
     config = JobConfig.from_values(settings, where="settings")
     rolling = asyncio.Event()
     command = asyncio.create_task(
@@ -446,16 +330,16 @@ async def test_an_interrupted_command_stops_its_job_and_the_next_one_finds_it(
 async def test_a_command_that_is_interrupted_while_its_job_is_made_stops_it(
     service: Service, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service.around.agent = lambda payload: {"status": "in_progress"}
-    asked, go_on, create = asyncio.Event(), threading.Event(), jobs_module.Jobs.create
+    service.agents.agent = lambda payload: {"status": "in_progress"}
+    asked, go_on = asyncio.Event(), threading.Event()
 
-    def held(jobs: jobs_module.Jobs, request: Mapping[str, Any]) -> jobs_module.Job:
+    def held(*given: Any) -> jobs_module.Job:
         loop.call_soon_threadsafe(asked.set)
         go_on.wait(30)
-        return create(jobs, request)
+        return jobs_module.Job(*given)
 
     loop = asyncio.get_running_loop()
-    monkeypatch.setattr(jobs_module.Jobs, "create", held)
+    monkeypatch.setattr(service_module, "Job", held)
     command = asyncio.create_task(Jobs(JobConfig.from_values(settings, where="settings"), print).run_async())
     await asked.wait()
     command.cancel()
@@ -475,34 +359,3 @@ async def test_a_command_that_finds_its_job_leaves_the_rows_that_the_job_reads(
     config.data_path.write_text("".join(json.dumps({"prompt": f"{i}*{i}"}) + "\n" for i in range(32)))
     await Jobs(config, lambda line: None).run_async()
     assert rows.read_bytes() == before
-
-
-@pytest.mark.system
-def test_an_agent_under_aws_s_own_decorator_is_served(
-    service: Service, make_environment: Callable[..., str], tmp_path: Path
-) -> None:
-    python = make_environment("sagemaker-train", "sagemaker-train>=1.27,<2", limit_s=300)
-    keys = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": service.secret, "HOME": str(tmp_path)}
-    lock = threading.Lock()
-    with subprocess.Popen(
-        [python, "-W", "ignore", str(Path(__file__).parent / "published" / "rft.py")],
-        env={"PATH": os.environ["PATH"], **keys},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        to_agent, of_agent = process.stdin, process.stdout
-
-        def agent(payload: dict[str, Any]) -> Any:
-            with lock:
-                to_agent.write(json.dumps(payload) + "\n")
-                to_agent.flush()
-                return json.loads(of_agent.readline())
-
-        service.around.agent = agent
-        service.create()
-        found, output = service.ended()
-        to_agent.close()
-    assert (found["JobStatus"], output["RolloutInfo"]["Completed"]) == ("Completed", 64), found.get("FailureReason")

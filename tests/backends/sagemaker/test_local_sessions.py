@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shutil
-import subprocess
-import sys
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 
 import boto3
 import pytest
-from botocore.auth import SigV4Auth
-from botocore.awsrequest import AWSRequest
 from botocore.config import Config
-from botocore.credentials import Credentials
 from botocore.exceptions import ClientError, HTTPClientError
 from botocore.validate import ParamValidator
 
-from agentcore_rl_toolkit.policy.training_service.model import PolicyModel
-from agentcore_rl_toolkit.policy.training_service.sagemaker.service import ACCESS_KEY, Running, running
+from agentcore_rl_toolkit.backends.sagemaker.local.service import ACCESS_KEY, Running, running
+from agentcore_rl_toolkit.backends.training.local import LocalModel
 from serving import serving, wait_for
 
-from .scripted import ScriptedModel
+from ..faulty_service import FaultyApp
+from ..scripted_model import ScriptedModel
 
 ROLE = "arn:aws:iam::123456789012:role/trainer"
 BASE = "arn:aws:sagemaker:us-west-2:aws:hub-content/SageMakerPublicHub/Model/openai-reasoning-gpt-oss-20b/1.2.3"
@@ -37,7 +31,6 @@ NOWHERE = "arn:aws:sagemaker:us-west-2:123456789012:model-package/mine/99"
 PROMPT = [300, 301, 302]
 STEP = {"optimizerStep": {"adamParamsConfig": {"learningRate": 0.001}}}
 WITHIN_S = 60
-PUBLISHED = Path(__file__).with_name("published")  # programs over what others published, in environments of their own
 
 
 def check_response(http_response: Any, model: Any, **_: Any) -> None:
@@ -92,13 +85,6 @@ class Clients:
     @property
     def status(self) -> str:
         return str(self.described()["TrainingSessionStatus"])
-
-    def put_faults(self, **shares: float) -> None:
-        url, body = f"{self.url}/_local/faults", json.dumps(shares).encode()
-        request = AWSRequest("PUT", url, data=body)
-        SigV4Auth(Credentials(ACCESS_KEY, self.secret), "sagemaker", "us-west-2").add_auth(request)
-        asked = urllib.request.Request(url, body, dict(request.headers.items()), method="PUT")
-        urllib.request.urlopen(asked, timeout=WITHIN_S).close()
 
     def until(self, status: str) -> None:
         wait_for(lambda: self.status == status)
@@ -190,9 +176,9 @@ def refused(code: str, match: str | None = None) -> Iterator[None]:
     assert raised.value.response["Error"]["Code"] == code
 
 
-def test_a_session_trains_saves_samples_and_goes_on_from_a_saved_state(serve: Serve, tmp_path: Path) -> None:
-    with contextlib.closing(PolicyModel()) as model:
-        clients = serve(model, checkpoint_dir=tmp_path)
+def test_a_session_trains_saves_samples_and_goes_on_from_a_saved_state(serve: Serve) -> None:
+    with contextlib.closing(LocalModel()) as model:
+        clients = serve(model)
         before = clients.train({"forward": backward()["forwardBackward"]})
         passed = clients.train(backward(datum(), datum()))
         assert passed["metrics"]["actor/pg_loss"] == pytest.approx(
@@ -227,30 +213,12 @@ def test_a_session_trains_saves_samples_and_goes_on_from_a_saved_state(serve: Se
     assert detail["LastReceivedSequenceNumber"] == clients.number
     assert detail["BillableTokenUsage"]["TrainingTokenCount"] == 3 + 6 + 3 + 2 * 3 + 3
     assert detail["BillableTokenUsage"]["SampleTokenCount"] == sum(len(s["tokens"]) for s in reply["sequences"])
-    listed = clients.control.list_model_packages(ModelPackageGroupName=GROUP)["ModelPackageSummaryList"]
-    assert [(p["ModelPackageArn"], p["ModelPackageDescription"]) for p in listed] == [
-        (weights, ""),
-        (state, "one step"),
-    ]
-    package = clients.control.describe_model_package(ModelPackageName=state)
-    [container] = package["InferenceSpecification"]["Containers"]
-    assert container["IsCheckpoint"]
-    assert container["BaseModel"] == {
-        "HubContentName": "openai-reasoning-gpt-oss-20b",
-        "HubContentVersion": "1.2.3",
-    }
 
 
-def test_operations_wait_for_the_number_that_is_missing(serve: Serve) -> None:
+def test_a_number_that_leaves_a_gap_is_refused(serve: Serve) -> None:
     clients = serve()
-    clients.ended(clients.submit(STEP, 1))
-    third, second = clients.submit(STEP, 3), None
-    assert clients.status == "Blocked"
-    assert clients.poll(third)["status"] == "Pending"
-    second = clients.submit(STEP, 2)
-    assert clients.ended(second)["status"] == clients.ended(third)["status"] == "Completed"
-    assert clients.status == "Running"
-    assert clients.described()["LastReceivedSequenceNumber"] == 3
+    with refused("ValidationException", "sequence number 2 comes after 0"):
+        clients.submit(STEP, 2)
 
 
 def test_a_resend_with_the_same_token_is_the_same_operation(serve: Serve) -> None:
@@ -266,40 +234,37 @@ def test_a_resend_with_the_same_token_is_the_same_operation(serve: Serve) -> Non
             clients.submit(STEP, 1, token)
 
 
-@pytest.mark.parametrize(
-    ("config", "details"),
-    [
-        (backward(datum(advantages=tensor([1.0]))), "advantages has 1 values"),
-        (backward(datum(weights={**tensor([0.0, 0.0, 1.0]), "shape": [3, 1]})), "weights has 3 values of shape"),
-        (
-            backward({"modelInput": model_input(PROMPT)}),
-            "importance_sampling needs target_tokens, weights, logprobs, advantages",
-        ),
-        ({"loadState": {"modelPackageArn": NOWHERE, "loadOptimizer": False}}, "does not exist"),
-    ],
-)
-def test_after_a_failed_operation_the_others_are_skipped(serve: Serve, config: dict[str, Any], details: str) -> None:
-    clients = serve()
-    last = clients.submit(STEP, 3)
-    skipped = clients.submit(STEP, 2)
-    failed = clients.ended(clients.submit(config, 1))
-    assert failed["status"] == "Failed"
-    assert details in failed["errorDetails"]
-    assert {clients.ended(operation)["status"] for operation in (skipped, last)} == {"Skipped"}
-    assert clients.status == "Failed"
-    with refused("ConflictException", "Failed"):
-        clients.submit(STEP, 4)
-    clients.control.delete_training_session(TrainingSessionName=clients.session)
-
-
 class _WaitingModel(ScriptedModel):
     def __init__(self) -> None:
         super().__init__()
         self.may_step = threading.Event()
 
-    def optim_step(self, run: str, adam: Any) -> dict[str, float]:
+    def step(self, run: str, adam: Any) -> Mapping[str, float]:
         self.may_step.wait(WITHIN_S)
-        return super().optim_step(run, adam)
+        return super().step(run, adam)
+
+
+@pytest.mark.parametrize(
+    ("config", "details"),
+    [
+        (backward(datum(advantages=tensor([1.0]))), "advantages must have a value for each of 3 tokens"),
+        (backward({"modelInput": model_input(PROMPT)}), "target_tokens"),
+        ({"loadState": {"modelPackageArn": NOWHERE, "loadOptimizer": False}}, "does not exist"),
+    ],
+)
+def test_after_a_failed_operation_the_others_are_skipped(serve: Serve, config: dict[str, Any], details: str) -> None:
+    model = _WaitingModel()
+    clients = serve(model)
+    _, first, skipped, last = (clients.submit(each) for each in (STEP, config, STEP, STEP))
+    model.may_step.set()
+    failed = clients.ended(first)
+    assert failed["status"] == "Failed"
+    assert details in failed["errorDetails"]
+    assert {clients.ended(operation)["status"] for operation in (skipped, last)} == {"Skipped"}
+    assert clients.status == "Failed"
+    with refused("ConflictException", "Failed"):
+        clients.submit(STEP)
+    clients.control.delete_training_session(TrainingSessionName=clients.session)
 
 
 def test_a_session_is_stopped_once_and_deleted_after_that(serve: Serve) -> None:
@@ -354,21 +319,12 @@ SAMPLE = {"prompt": model_input(PROMPT), "numSamples": 1, "samplingParams": {"ma
 @pytest.mark.parametrize(
     ("config", "match"),
     [
-        (backward(datum(old_logprobs=tensor([0.0] * 3))), "old_logprobs|lossFnInputs"),
-        (backward(clip_low_threshold=1.5), "clip_low_threshold"),
-        (backward(clip_high_threshold=0.5), "clip_high_threshold"),
-        (backward(temperature=1.0), "temperature"),
-        (backward(loss="dro"), "lossFnName"),
         ({"optimizerStep": {"adamParamsConfig": {"learningRate": -0.1}}}, "learningRate"),
-        ({"optimizerStep": {"adamParamsConfig": {"learningRate": 0.1}}}, "learningRate"),
         ({"loadState": {"modelPackageArn": NOWHERE}}, "loadOptimizer"),
         ({**STEP, "saveState": {}}, "tagged union"),
         ({}, "operationConfig"),
         ({"sample": {**SAMPLE, "samplingParams": {"maxTokens": 511}}}, "maxTokens"),
-        ({"sample": {**SAMPLE, "samplingParams": {"maxTokens": 512, "temperature": 2.5}}}, "temperature"),
         ({"sample": {**SAMPLE, "numSamples": 0}}, "numSamples"),
-        ({"sample": {**SAMPLE, "topkPromptLogprobs": 2}}, "topkPromptLogprobs"),
-        ({"sample": {**SAMPLE, "includePromptLogprobs": True}}, "includePromptLogprobs"),
         ({"computeLogprobs": {"prompt": {"chunks": [{"tokens": ["1"], "type": "encoded_text"}]}}}, "tokens"),
     ],
 )
@@ -421,8 +377,8 @@ def test_a_request_needs_the_services_own_name_and_key() -> None:
 
 def test_throttled_and_lost_requests_are_done_once_when_they_are_sent_again(serve: Serve) -> None:
     model = ScriptedModel()
-    clients = serve(model)
-    clients.put_faults(throttle=0.3, lost=0.3)
+    clients = serve(model, app=FaultyApp)
+    FaultyApp.faults = {"throttle": 0.3, "lost": 0.3}
     seen: set[str] = set()
     for number in range(1, 21):
         while True:
@@ -436,13 +392,14 @@ def test_throttled_and_lost_requests_are_done_once_when_they_are_sent_again(serv
     assert seen == {"ThrottlingException", "lost"}
     assert operation == "train-20"
     wait_for(lambda: list(model.steps.values()) == [20])
+    FaultyApp.faults = {}
 
 
 @pytest.mark.system
 def test_saved_packages_outlive_their_service(tmp_path: Path, serve: Serve) -> None:
     kept = tmp_path / "kept"
-    with contextlib.closing(PolicyModel(checkpoint_dir=kept)) as model:
-        state = serve(model, checkpoint_dir=kept).train({"saveState": {"description": "kept"}})["modelPackageArn"]
+    with contextlib.closing(LocalModel(checkpoint_dir=kept)) as model:
+        state = serve(model).train({"saveState": {"description": "kept"}})["modelPackageArn"]
     with serving(tmp_path, "policy", "serve", "--as", "sagemaker", "--checkpoint-dir", str(kept)) as ready:
         clients = Clients(ready["url"], Path(ready["secret_file"]).read_text())
         with refused("ResourceNotFound"):
@@ -450,54 +407,3 @@ def test_saved_packages_outlive_their_service(tmp_path: Path, serve: Serve) -> N
         clients.create()
         clients.train({"loadState": {"modelPackageArn": state, "loadOptimizer": True}})
         assert clients.train({"saveWeights": {}})["modelPackageArn"] == state.replace("mine/1", "mine/2")
-        listed = clients.control.list_model_packages(ModelPackageGroupName="mine")["ModelPackageSummaryList"]
-        assert [p["ModelPackageDescription"] for p in listed] == ["", "kept"]
-
-
-@pytest.mark.system
-def test_the_unmodified_sdk_trains_and_samples(make_environment: Callable[..., str], tmp_path: Path) -> None:
-    python = make_environment("sagemaker-train", "sagemaker-train>=1.27,<2", limit_s=300)
-    script = PUBLISHED / "sdk.py"
-    with contextlib.closing(PolicyModel()) as model, running(model) as service:
-        run = subprocess.run(
-            [python, "-W", "ignore", str(script)],
-            env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), **service.environment},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-    assert run.returncode == 0, run.stderr[-4000:]
-    got = json.loads(run.stdout)
-    assert got["metrics"].keys() == {"actor/pg_loss", "actor/grad_norm"}
-    assert got["logprobs"] == got["again"]
-    assert got["logprobs"][-len(got["sampled"]) :] == pytest.approx(got["sampled"], abs=1e-3)
-    assert (
-        got["checkpoint"]
-        == got["latest"]
-        == "arn:aws:sagemaker:us-west-2:123456789012:model-package/sagemaker-default/1"
-    )
-    assert got["sessions"] == ["Stopped", "Stopped"]
-
-
-# The loop serves its gateway at the address by which this machine would reach 8.8.8.8: here that is the loopback.
-OWN_NETWORK = 'ip link set lo up && ip route add 8.8.8.8/32 dev lo src 127.0.0.1 && exec "$@"'
-
-
-@pytest.mark.nightly
-def test_the_published_toolkits_own_loop_trains_unchanged(make_environment: Callable[..., str], tmp_path: Path) -> None:
-    own_network = ["unshare", "-rn", "sh", "-c", OWN_NETWORK, "sh"]
-    if shutil.which("unshare") is None or subprocess.run([*own_network, "true"], capture_output=True).returncode != 0:
-        pytest.skip("this machine gives no network of one's own")
-    wanted = ("agentcore-rl-toolkit[rollout,gateway,server]==0.2.0", "sagemaker-train>=1.27,<2", "transformers==5.12")
-    python = make_environment("published-sagemaker", *wanted, limit_s=300)
-    run = subprocess.run(
-        [*own_network, sys.executable, str(PUBLISHED / "loop.py"), python, str(tmp_path)],
-        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONWARNINGS": "ignore"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    said = run.stdout + run.stderr
-    assert run.returncode == 0, said[-4000:]
-    assert said.count("Training on 8 datums") == 2
-    assert "Requested stop for training session" in said

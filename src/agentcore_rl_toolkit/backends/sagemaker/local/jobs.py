@@ -1,0 +1,464 @@
+"""Multi-turn RL jobs: the training loop of this package, with rollouts as AWS's jobs make them.
+
+A rollout is an invocation of the agent with the payload of AWS's jobs. It is over when CompleteRollout and UpdateReward have
+come, whatever the agent returns. A fault that was seen to end whole jobs at AWS ends this job too. Hyperparameters have the names
+that the API was seen to accept, and the ranges of the developer guide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import secrets
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from ....client.data import read_rows
+from ....client.transport import Transport
+from ....contract import Stage
+from ....errors import AgentCoreRLError, GatewayError, RolloutLostError
+from ....gateway import Gateway, GatewayClient, GatewayConfig, UpstreamConfig
+from ....gateway.engines import Piece
+from ....gateway.engines.errors import upstream_error
+from ....gateway.engines.sampling_service import Asked
+from ....gateway.http.client import stream
+from ....store import open_store
+from ...collection.collect import collect_async
+from ...collection.groups import CollectConfig, GroupRequest, summarize
+from ...training.batch import Datum
+from ...training.client import Adam, Loss, Passed
+from ...training.local import LocalModel
+from ...training.loop import train
+from ...training.settings import LoopSettings, Services
+from . import wire
+from .sessions import save_package
+from .wire import RefusedError
+
+REWARD_S = 60.0  # from CompleteRollout to UpdateReward; AWS's own limit is not known
+REPLY_S = 600.0
+MOST_ROLLOUTS = 96  # that a job runs at once
+BASE = "base"  # the path of the weights that the model began with
+CODES = {400: "ValidationException", 429: "ThrottlingException"}
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+
+
+class Rollouts(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The hyperparameters that trainings and evaluations share. Those of type Any are read by AWS only."""
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] = 0.0
+    sampling_top_p: Fraction = 1.0
+    sampling_max_tokens: Annotated[int, Meta(ge=512, le=8192)] = 4096
+    rollout_timeout: Annotated[int, Meta(ge=300, le=86400)] = 600
+    rollout_max_concurrency: Annotated[int, Meta(ge=32, le=MOST_ROLLOUTS)] = MOST_ROLLOUTS
+    eval_group_size: Annotated[int, Meta(ge=1)] = 1
+    rollout_max_retries: Any = None
+    pass_k_values: Any = None
+    success_threshold: Any = None
+
+
+class Training(Rollouts, kw_only=True, forbid_unknown_fields=True):
+    temperature: Annotated[float, Meta(gt=0, le=2)] = 1.0  # AWS takes 0, where there is nothing to compare
+    global_batch_size: Annotated[int, Meta(ge=32, le=128, multiple_of=32)] = 128
+    group_size: Annotated[int, Meta(ge=2, le=32)] = 8
+    advantage_method: Literal["group_based", "rloo"] = "group_based"
+    loss_fn: Literal["ppo", "importance_sampling", "cispo"] = "ppo"
+    clip_low: Fraction = 0.8
+    clip_high: Annotated[float, Meta(ge=1, le=10)] = 1.2
+    max_epochs: Annotated[int, Meta(ge=1, le=30)] = 1
+    max_steps: Annotated[int, Meta(ge=1, le=1000)] = 50
+    learning_rate: Annotated[float, Meta(gt=0, le=0.01)] = 4e-5
+    grad_clip: Annotated[float, Meta(ge=0)] = 1.0
+    val_every: Any = None
+    lora_rank: Any = None
+    lora_alpha: Any = None
+    max_steps_off_policy: Any = None
+
+
+class ModelSampler:
+    """A gateway's `Sampler` and `SamplingService` over a model in this process."""
+
+    def __init__(self, model: LocalModel, threads: Executor, path: str = BASE) -> None:
+        self._model, self._threads, self._path = model, threads, None if path == BASE else path
+
+    async def open(self, path: str) -> ModelSampler:
+        return ModelSampler(self._model, self._threads, path)
+
+    async def sample(self, asked: Asked) -> list[Piece]:
+        params = {name: getattr(asked, name) for name in ("max_tokens", "temperature", "top_p", "top_k", "seed")}
+        params["stop"] = asked.stop_token_ids or None
+        sample = functools.partial(self._model.sample, self._path, asked.prompt, asked.n, params)
+        generations = await asyncio.get_running_loop().run_in_executor(self._threads, sample)
+        return [
+            Piece(choice=i, ids=g.token_ids, logprobs=list(g.logprobs), finish_reason=g.finish_reason)
+            for i, g in enumerate(generations)
+        ]
+
+    def for_agent(self, error: Exception) -> Any:
+        return upstream_error(400, str(error).encode())
+
+    async def close(self) -> None:
+        """Leave the threads to the service."""
+
+
+class Rollout:
+    """A rollout of a job: the future that the collection waits for, and the trajectory that agents know by its ``id``."""
+
+    stage = Stage.RUN
+    stages: Mapping[str, float] = {}
+
+    def __init__(self, job: Job, rollout_id: str, prompt: str, gateway: Mapping[str, str]) -> None:
+        self.id, self.job = rollout_id, job
+        self._prompt, self._url, self._key = prompt, gateway["base_url"], gateway["api_key"]
+        self._samples = 0
+        self._status: str | None = None
+        self._rewards: list[float] = []
+        self._tokens: set[str] = set()  # client tokens of the reports that were accepted
+        self._completed, self._rewarded = asyncio.Event(), asyncio.Event()
+
+    async def result_async(self) -> dict[str, Any]:
+        """Run the agent. Returns the record of the rollout. Raises: RolloutLostError."""
+        job, lost = self.job, functools.partial(RolloutLostError, session_id=self.id)
+        try:
+            response = await job.agents.invoke(*job.agent, self.id, job.payload(self.id, self._prompt))
+            if isinstance(response, dict) and response.get("status") == "error":
+                raise job.fail("The agent signaled that the trajectory failed")
+            await self._completed.wait()
+            if self._status == "failed":
+                raise lost("CompleteRollout said failed")
+            if not self._samples:
+                raise job.fail("No sampling requests were received for this rollout")
+            try:
+                async with asyncio.timeout(REWARD_S):
+                    await self._rewarded.wait()
+            except TimeoutError as e:
+                raise job.fail("The rollout completed but no reward was received in time") from e
+        except OSError as e:
+            raise lost(f"the agent could not be invoked: {e}") from e
+        finally:
+            self._status = self._status or "timed out"
+            await job.agents.stop(*job.agent, self.id)
+        return {"status_code": 200, "rewards": self._rewards[-1]}
+
+    async def cancel_async(self) -> None:
+        """Do nothing: `result_async` stops the session when it ends."""
+
+    async def sample(self, request: Mapping[str, Any]) -> AsyncIterator[bytes]:
+        """Yield the reply to a chat completion, whole or as a stream. Raises: RefusedError."""
+        if self._status is not None:
+            raise RefusedError(f"Trajectory is not in valid status for sampling: {self._status}")
+        self._samples += 1
+        try:
+            async for piece in stream(
+                "POST", f"{self._url}/chat/completions", body=request, key=self._key, timeout_s=REPLY_S
+            ):
+                yield piece
+        except GatewayError as e:
+            raise RefusedError(e.message, code=CODES.get(e.status or 0, "InternalServerException")) from e
+
+    def complete(self, status: str, token: str) -> None:
+        """Raises: RefusedError when another request has completed it."""
+        if token in self._tokens:
+            return
+        if status not in ("ready", "failed"):
+            raise RefusedError(f"Status is neither ready nor failed: {status}")
+        if self._status is not None:
+            raise RefusedError(f"Cannot transition trajectory from {self._status}", code="ConflictException")
+        self._status = status
+        self._tokens.add(token)
+        self._completed.set()
+
+    def update(self, rewards: list[float], token: str) -> None:
+        """Set the rewards. Raises: RefusedError when there are none, or it is not completed, or it has rewards."""
+        if token in self._tokens:
+            return
+        if not self._completed.is_set() or self._rewards:
+            raise RefusedError("Trajectory is not in valid status for a reward", code="ConflictException")
+        if not rewards:
+            raise RefusedError("Rewards is empty")
+        self._rewards = rewards
+        self._tokens.add(token)
+        self._rewarded.set()
+
+
+class Agents:
+    """Invokes agents where boto3 finds AgentCore: AWS_ENDPOINT_URL_BEDROCK_AGENTCORE names the local runtime."""
+
+    def __init__(self, threads: Executor) -> None:
+        self._threads = threads
+        self._transport = functools.cache(_transport)
+
+    async def invoke(self, arn: str, qualifier: str, rollout_id: str, payload: Mapping[str, Any]) -> Any:
+        """Return the agent's response. Raises: OSError."""
+        call = functools.partial(self._transport(arn, qualifier).invoke, f"rollout-{rollout_id}")
+        try:
+            body = json.dumps(payload).encode()
+            return json.loads(await asyncio.get_running_loop().run_in_executor(self._threads, call, body))
+        except (AgentCoreRLError, ValueError) as e:
+            raise ConnectionError(str(e)) from e
+
+    async def stop(self, arn: str, qualifier: str, rollout_id: str) -> None:
+        with contextlib.suppress(AgentCoreRLError):  # an idle session ends by itself
+            stop = self._transport(arn, qualifier).stop
+            await asyncio.get_running_loop().run_in_executor(self._threads, stop, f"rollout-{rollout_id}")
+
+
+def _transport(arn: str, qualifier: str) -> Transport:
+    options: dict[str, Any] = {"pool_connections": MOST_ROLLOUTS, "read_timeout_s": 900.0}
+    return Transport(arn, region=arn.split(":")[3], endpoint_url=None, qualifier=qualifier, **options)
+
+
+class PackageTraining:
+    """The `TrainingClient` of a job. Each version of its weights is a model package."""
+
+    service = "the local service"
+    max_logprob_gap: float | None = None
+
+    def __init__(self, model: LocalModel, trainer: Executor, run: str, group: str) -> None:
+        self._model, self._trainer, self._run, self._group = model, trainer, run, group
+
+    def do(self, work: Callable[..., Any], *args: Any, **named: Any) -> Awaitable[Any]:
+        return asyncio.get_running_loop().run_in_executor(self._trainer, lambda: work(*args, **named))
+
+    def forward_backward(self, data: Sequence[Datum], loss: Loss, tokens: float) -> Awaitable[Passed]:
+        return self.do(self._model.forward_backward, self._run, data, loss)
+
+    def step(self, adam: Adam) -> Awaitable[Mapping[str, float]]:
+        return self.do(self._model.step, self._run, adam)
+
+    async def publish(self, version: int, gateway: Any, probe: Sequence[int] | None) -> None:
+        path = await self.do(save_package, self._model, self._run, self._group)
+        await gateway.set_weight_version_async(version, sampler=path)
+
+    async def save(self, steps: int) -> str:
+        return str(await self.do(save_package, self._model, self._run, self._group, optimizer=True))
+
+    async def close(self, status: str) -> None:
+        """Leave the model to the service."""
+
+
+class Job:
+    """One job, a task from CreateJob's request on. Raises: RefusedError on a request that cannot be honored."""
+
+    def __init__(
+        self,
+        request: Mapping[str, Any],
+        model: LocalModel,
+        pools: tuple[Executor, Executor],
+        agents: Agents,
+        rollouts: dict[str, Rollout],
+        endpoint: str,
+    ) -> None:
+        self._model, (self._trainer, self._samplers), self.agents = model, pools, agents
+        self._rollouts, self._endpoint = rollouts, endpoint
+        self._request, self.category = request, request["JobCategory"]
+        training = self.category == "AgentRFT"
+        try:
+            self._document = wire.read(request["JobConfigDocument"].encode(), dict[str, Any])
+            agent = self._document["AgentConfig"]["BedrockAgentCoreConfig"]
+            self.agent: tuple[str, str] = agent["AgentRuntimeArn"], agent.get("Qualifier", "DEFAULT")
+            sources = {c["ChannelName"]: c["DataSource"] for c in self._document["InputDataConfig"]}
+            self._uri: str = sources["train" if training else "evaluation"]["S3DataSource"]["S3Uri"]
+            config = self._document["TrainingConfig" if training else "EvaluationConfig"]
+            self._packages: Mapping[str, str] = self._document.get("ModelPackageConfig", {})
+            kind = Training if training else Rollouts
+            self._params: Rollouts = msgspec.convert(config.get("HyperParameters", {}), kind, strict=False)
+        except (KeyError, TypeError, AttributeError) as e:
+            raise RefusedError(f"the request lacks {e}, or it has another form") from e
+        except msgspec.ValidationError as e:
+            raise RefusedError(f"HyperParameters: {e}") from e
+        self.arn = wire.arn(f"job/{self.category}/{request['JobName']}")
+        self._limit_s = int(self._document.get("StoppingCondition", {}).get("MaxRuntimeInSeconds", 86400))
+        self._failure = ""
+        self._output: dict[str, Any] = {}
+        self._transitions: list[dict[str, Any]] = []
+        self._move("Starting")
+        self._task = asyncio.create_task(self._run(), name=self.arn)
+
+    @property
+    def active(self) -> bool:
+        return self.status in ("InProgress", "Stopping")
+
+    def stop(self) -> None:
+        """Stop the job. It keeps its last weights."""
+        if self.status == "InProgress":
+            self._move("Stopping", "Stopping")
+            self._task.cancel()
+
+    def fail(self, reason: str) -> RolloutLostError:
+        """End the job for this reason. Returns the error of the rollout."""
+        self._failure = reason
+        self._task.cancel()
+        return RolloutLostError(reason)
+
+    def payload(self, rollout_id: str, prompt: str) -> dict[str, Any]:
+        """The payload of a rollout, as AWS's jobs send it."""
+        where = {"jobArn": self.arn, "rolloutId": rollout_id, "endpoint": self._endpoint, "region": wire.REGION}
+        params = self._params
+        sampling = {"temperature": params.temperature, "topP": params.sampling_top_p}
+        sampling["maxTokens"] = params.sampling_max_tokens
+        return {"prompt": prompt, "metadata": where, "inferenceParams": sampling}
+
+    def summary(self) -> dict[str, Any]:
+        """The entry in ListJobs."""
+        changed_s = self._transitions[-1]["StartTime"]
+        return {
+            "JobArn": self.arn,
+            "JobName": self._request["JobName"],
+            "JobCategory": self.category,
+            "JobStatus": self.status,
+            "JobSecondaryStatus": self._transitions[-1]["Status"],
+            "CreationTime": self._transitions[0]["StartTime"],
+            "LastModifiedTime": changed_s,
+            **({} if self.active else {"EndTime": changed_s}),
+        }
+
+    def described(self) -> dict[str, Any]:
+        summary = self.summary()
+        return {
+            "SecondaryStatus": summary.pop("JobSecondaryStatus"),
+            **summary,
+            "RoleArn": self._request["RoleArn"],
+            "JobConfigSchemaVersion": "1.0.0",
+            "JobConfigDocument": msgspec.json.encode({**self._document, "ServiceOutput": self._output}).decode(),
+            "SecondaryStatusTransitions": self._transitions,
+            **({"FailureReason": self._failure[:1024]} if self._failure else {}),
+        }
+
+    def _move(self, secondary: str, status: str = "InProgress") -> None:
+        now_s = time.time()
+        if self._transitions:
+            self._transitions[-1]["EndTime"] = now_s
+        self._transitions.append({"Status": secondary, "StartTime": now_s})
+        self.status = status
+
+    async def _run(self) -> None:
+        try:
+            async with asyncio.timeout(self._limit_s), self._gateway() as gateway:
+                self._move("Downloading")
+                prompts = await _prompts(self._uri)
+                if isinstance(self._params, Training):
+                    await self._train(self._params, prompts, gateway)
+                else:
+                    await self._evaluate(self._params, prompts, gateway)
+            self._move("Completed", "Completed")
+        except asyncio.CancelledError:
+            self._move("Failed" if self._failure else "Stopped", "Failed" if self._failure else "Stopped")
+        except TimeoutError:
+            self._move("MaxRuntimeExceeded", "Stopped")
+        except Exception as e:  # a failed job is a response to the client
+            self._failure = str(e) or type(e).__name__
+            self._move("Failed", "Failed")
+
+    @contextlib.asynccontextmanager
+    async def _gateway(self) -> AsyncIterator[GatewayClient]:
+        """A gateway of this job's own: its weights change with the job's steps."""
+        key = secrets.token_urlsafe(24)
+        upstream = UpstreamConfig(url="http://in-process.invalid", engine="sagemaker")
+        config = GatewayConfig(upstreams=(upstream,), model_dir=str(self._model.folder), admin_key=key)
+        gateway = Gateway(config, connect=lambda: ModelSampler(self._model, self._samplers))
+        await gateway.start()
+        try:
+            async with GatewayClient(gateway.url, admin_key=key) as client:
+                yield client
+        finally:
+            await gateway.stop()
+
+    def submit(self, payload: Mapping[str, Any], *, session_id: str, rollout_config: Any, input_id: str) -> Rollout:
+        """Make a rollout, as a `RolloutClient` does for a collection."""
+        rollout = self._rollouts[session_id] = Rollout(self, session_id, payload["prompt"], rollout_config)
+        return rollout
+
+    def _collect_config(self, **more: Any) -> CollectConfig:
+        params = self._params
+        sampling = {"temperature": params.temperature, "top_p": params.sampling_top_p}
+        return CollectConfig(
+            max_concurrent=params.rollout_max_concurrency,
+            rollout_timeout_s=float(params.rollout_timeout),
+            sampling_params={**sampling, "max_tokens": params.sampling_max_tokens},
+            train="all",
+            **more,
+        )
+
+    async def _train(self, params: Training, prompts: Sequence[str], gateway: GatewayClient) -> None:
+        size, model = params.global_batch_size, self._model
+        if len(prompts) < size:
+            raise RefusedError(f"{len(prompts)} rows are fewer than global_batch_size {size}")
+        output, checkpoints = (
+            self._packages[f"{name}ModelPackageGroupArn"] for name in ("Output", "IntermediateCheckpoint")
+        )
+        if output == checkpoints:
+            raise RefusedError("checkpoints need another model package group than the output")
+        run, start = f"{self.arn}:{secrets.token_hex(4)}", self._packages.get("InputModelPackageArn")
+        training = PackageTraining(model, self._trainer, run, checkpoints)
+        await training.do(model.create, run, temperature=params.temperature)
+        if start is not None:
+            await training.do(model.load, run, start, optimizer=False)
+        settings = LoopSettings(
+            steps=min(params.max_steps, params.max_epochs * (len(prompts) // size)),
+            groups=size,
+            rollouts=params.group_size,
+            adam=Adam(learning_rate=params.learning_rate, beta1=0.9, beta2=0.95, grad_clip_norm=params.grad_clip),
+            collect=self._collect_config(),
+            estimator="rloo" if params.advantage_method == "rloo" else "grpo",
+            loss=Loss(
+                name=params.loss_fn,
+                options={"clip_low_threshold": params.clip_low, "clip_high_threshold": params.clip_high},
+            ),
+            max_empty_steps=1,
+        )
+        info = self._output["RolloutInfo"] = {"Completed": 0, "Total": settings.steps * size * params.group_size}
+        billed = self._output["BillableTokenUsage"] = {"TrainTokenCount": 0}
+
+        def observe(event: str, facts: dict[str, Any]) -> None:
+            if event == "rollout":
+                info["Completed"] += 1
+            elif event == "step":
+                billed["TrainTokenCount"] += facts["computed_tokens"]
+                progress = {"CurrentStep": facts["step"] + 1, "MaxSteps": settings.steps, "BatchSize": size}
+                self._output["ProgressInfo"] = progress
+
+        self._move("Training")
+        services: Any = Services(client=self, gateway=gateway, run_dir=model.folder)  # type: ignore[arg-type]
+        rows = [{"prompt": prompt} for prompt in prompts]
+        try:
+            await train(services, training, settings, rows, [], observe)
+        finally:
+            self._output["OutputModelPackageArn"] = await training.do(save_package, model, run, output)
+
+    async def _evaluate(self, params: Rollouts, prompts: Sequence[str], gateway: GatewayClient) -> None:
+        await gateway.set_weight_version_async(0, sampler=self._packages.get("InputModelPackageArn", BASE))
+        self._move("Evaluating")
+        n = params.eval_group_size
+        info = self._output["RolloutInfo"] = {"Completed": 0, "Total": n * len(prompts)}
+
+        def count(_: Any) -> None:
+            info["Completed"] += 1
+
+        requests = [GroupRequest(input_id=f"row-{i}", payload={"prompt": p}, n=n) for i, p in enumerate(prompts)]
+        client: Any = self
+        config = self._collect_config(evaluation=True)
+        groups = await collect_async(requests, client=client, gateway=gateway, config=config, on_rollout=count)
+        self._output["EvaluationMetrics"] = {"eval/reward/mean": summarize(groups).ok_mean}
+
+
+async def _prompts(uri: str) -> list[str]:
+    """Read the column ``prompt`` of a data set, or its first column."""
+    place, _, prefix = uri.rpartition("/")
+    store = open_store(place)
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for found in await store.list_async(prefix):
+            file = Path(folder) / Path(found.key).name
+            file.write_bytes(await store.get_async(found.key))
+            rows += read_rows(file)
+    texts = [row.get("prompt", next(iter(row.values()))) for row in rows]
+    return [text if isinstance(text, str) else json.dumps(text) for text in texts]

@@ -1,0 +1,288 @@
+"""The service on a port: the control plane (JSON 1.1, `X-Amz-Target`), and the runtimes of sessions and of jobs (rest-json)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from ...._servers import keys, sigv4
+from ...._servers.open_files import raise_file_limit
+from ...._servers.process import listen, stop_event, url_of, write_private, write_ready
+from ....gateway.sampling_services.sagemaker import CONTROL, RUNTIME
+from ....policy.server.process import Server
+from ...training.local import LocalModel
+from . import wire
+from .jobs import MOST_ROLLOUTS, Agents, Job, Rollout
+from .sessions import Session
+from .wire import RefusedError
+
+log = logging.getLogger(__name__)
+ACCESS_KEY = "local"
+ENDPOINTS = ("SAGEMAKER", "SAGEMAKERTRAININGSESSIONRUNTIME", "SAGEMAKERJOBRUNTIME")  # of AWS_ENDPOINT_URL_...
+STREAM = "/sample-with-response-stream"
+JOB_RUNTIME = ("/sample", STREAM, "/complete-rollout", "/update-reward")
+
+
+class SageMakerApp:
+    """ASGI application. ``secret`` is that of its clients' credential, ``url`` its own address, for the agents of jobs."""
+
+    def __init__(self, model: LocalModel, *, secret: str, url: str) -> None:
+        self._model, self._url = model, url
+        self._credential = {ACCESS_KEY: secret}
+        self._sessions: dict[str, Session] = {}
+        self._jobs: dict[tuple[str, str], Job] = {}
+        self._rollouts: dict[str, Rollout] = {}
+        self._trainer = ThreadPoolExecutor(1, "sagemaker-train")
+        self._samplers = ThreadPoolExecutor(MOST_ROLLOUTS, "sagemaker-sample")
+        self._invocations = ThreadPoolExecutor(MOST_ROLLOUTS, "sagemaker-invoke")
+        self.agents = Agents(self._invocations)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        request = Request(scope, receive)
+        body, target = await request.body(), request.headers.get("x-amz-target", "").removeprefix("SageMaker.")
+        try:
+            self._check_signature(scope, request.headers.get("authorization", ""), body)
+            response = await self.respond(request, target, body)
+        except Exception as e:
+            code = getattr(e, "code", "InternalServerException")
+            if isinstance(e, (KeyError, msgspec.ValidationError)):
+                code = "ValidationException"
+            elif not isinstance(e, RefusedError):
+                log.exception("a request failed for an unforeseen reason")
+            error = {"__type": code, "message": str(e)}
+            response = JSONResponse(error, wire.STATUS.get(code, 400), {"x-amzn-errortype": code})
+        await response(scope, receive, send)
+
+    def close(self) -> None:
+        for pool in (self._trainer, self._samplers, self._invocations):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _check_signature(self, scope: Any, authorization: str, body: bytes) -> None:
+        """Raises: RefusedError for a request that this service's credential did not sign."""
+        refusal = sigv4.refusal(
+            self._credential,
+            method=scope["method"],
+            path=scope["raw_path"].decode("latin-1"),
+            query=scope["query_string"].decode("latin-1"),
+            headers=scope["headers"],
+            body=body,
+            now=time.time(),
+        )
+        if refusal is None and "/sagemaker/aws4_request" not in authorization:
+            refusal = "Credential should be scoped to correct service: 'sagemaker'."
+        if refusal is not None:
+            raise RefusedError(refusal, code="AccessDeniedException")
+
+    async def respond(self, request: Request, target: str, body: bytes) -> Response:
+        """Raises: RefusedError, KeyError, msgspec.ValidationError."""
+        if target:
+            return JSONResponse(self._control(target, body))
+        if request.url.path in JOB_RUNTIME:
+            return await self._job_runtime(request, wire.read(body, dict[str, Any]))
+        return JSONResponse(self._session_runtime(request.method, request.url.path.split("/")[1:], body))
+
+    def _session_runtime(self, method: str, path: list[str], body: bytes) -> dict[str, Any]:
+        missing = "ResourceNotFoundException"
+        match [method, *path]:
+            case ["POST", "v1", "training-sessions", name, "operations"]:
+                operation = wire.request(body, RUNTIME, "ExecuteTrainingOperation", trainingSessionName=name)
+                return {"operationId": self._session(name, missing).train(operation)}
+            case ["POST", "v1", "training-sessions", name, "sampling-operations"]:
+                operation = wire.request(body, RUNTIME, "ExecuteSamplingOperation", trainingSessionName=name)
+                return {"operationId": self._session(name, missing).sample(operation)}
+            case ["GET", "v1", "training-sessions", name, "operations" | "sampling-operations", operation_id]:
+                return self._session(name, missing).result(operation_id)
+        raise RefusedError(f"There is no {method} /{'/'.join(path)}.", code=missing)
+
+    def _session(self, name: str, missing: str = "ResourceNotFound") -> Session:
+        if name not in self._sessions:
+            raise RefusedError(f"Training session {name} does not exist.", code=missing)
+        return self._sessions[name]
+
+    async def _job_runtime(self, request: Request, given: dict[str, Any]) -> Response:
+        path, headers = request.url.path, request.headers
+        arn = headers.get("x-amzn-sagemaker-job-arn") or given.get("JobArn")
+        rollout_id = headers.get("x-amzn-sagemaker-trajectory-id") or given["TrajectoryId"]
+        rollout = self._rollouts.get(rollout_id)
+        samples = path in ("/sample", STREAM)
+        if rollout is None or rollout.job.arn != arn:
+            code = "ValidationException" if samples else "ResourceNotFoundException"
+            raise RefusedError(f"Trajectory not found: {rollout_id}", code=code)
+        if samples:
+            return await _reply(rollout.sample({**given, "stream": path == STREAM}), stream=path == STREAM)
+        token = f"{path} {given.get('ClientToken') or time.monotonic_ns()}"
+        if path == "/complete-rollout":
+            rollout.complete(given.get("Status", "ready"), token)
+        else:
+            rollout.update(msgspec.convert(given["Rewards"], list[float]), token)
+        return JSONResponse({})
+
+    def _control(self, operation: str, body: bytes) -> dict[str, Any]:
+        """A request to the control plane. Lists of sessions are newest first."""
+        if not operation.endswith(("TrainingSession", "TrainingSessions", "Job", "Jobs")):
+            raise RefusedError(f"The local service has no {operation}.", code="UnknownOperationException")
+        given = wire.request(body, CONTROL, operation)
+        status, name = given.get("StatusEquals"), given.get("TrainingSessionName", "")
+        match operation:
+            case "CreateTrainingSession":
+                if name in self._sessions:
+                    raise RefusedError(f"Training session {name} already exists.", code="ResourceInUse")
+                session = self._sessions[name] = Session(self._model, self._trainer, self._samplers, given)
+                return {"TrainingSessionArn": session.summary()["TrainingSessionArn"]}
+            case "DescribeTrainingSession":
+                return {"TrainingSessionDetail": {"TrainingSessionName": name, **self._session(name).described()}}
+            case "ListTrainingSessions":
+                found = [
+                    s.summary() for s in reversed(self._sessions.values()) if given.get("NameContains", "") in s.name
+                ]
+                chosen = [s for s in found if status in (None, s["TrainingSessionStatus"])]
+                return wire.page("TrainingSessionSummaries", chosen, given)
+            case "StopTrainingSession":
+                self._session(name).stop()
+                return {}
+            case "DeleteTrainingSession":
+                self._session(name).check_transition("Deleting", "Stopped", "Failed")
+                del self._sessions[name]
+                return {}
+            case "CreateJob":
+                return {"JobArn": self._create_job(given).arn}
+            case "ListJobs":
+                found = [job.summary() for job in self._jobs.values() if job.category == given["JobCategory"]]
+                return wire.page("JobSummaries", [s for s in found if status in (None, s["JobStatus"])], given)
+            case "DescribeJob":
+                return self._job(given).described()
+            case "StopJob":
+                self._job(given).stop()
+                return {}
+        raise RefusedError(f"The local service has no {operation}.", code="UnknownOperationException")
+
+    def _create_job(self, given: dict[str, Any]) -> Job:
+        key = given["JobCategory"], given["JobName"]
+        if key in self._jobs:
+            raise RefusedError(f"Job {key[1]} already exists.", code="ResourceInUse")
+        if any(other.active and other.category == key[0] for other in self._jobs.values()):
+            raise RefusedError("The account-level limit is 1 job in progress.", code="ResourceLimitExceeded")
+        pools = (self._trainer, self._samplers)
+        job = Job(given, self._model, pools, self.agents, self._rollouts, self._url)
+        self._jobs[key] = job
+        return job
+
+    def _job(self, given: dict[str, Any]) -> Job:
+        key = given["JobCategory"], given["JobName"]
+        if key not in self._jobs:
+            raise RefusedError(f"Job {key[1]} does not exist.", code="ResourceNotFound")
+        return self._jobs[key]
+
+
+async def _reply(pieces: AsyncIterator[bytes], *, stream: bool) -> Response:
+    first = await anext(pieces)  # an error comes before it, with a status of its own
+    if not stream:
+        return Response(first + b"".join([piece async for piece in pieces]), media_type="application/json")
+
+    async def whole() -> AsyncIterator[bytes]:
+        yield first
+        async for piece in pieces:
+            yield piece
+
+    return StreamingResponse(whole(), media_type="text/event-stream")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """A service that listens. ``environment`` are the variables by which unmodified clients find it."""
+
+    url: str
+    secret: str = field(repr=False)
+    app: SageMakerApp
+
+    @property
+    def endpoints(self) -> dict[str, str]:
+        return {**{f"AWS_ENDPOINT_URL_{name}": self.url for name in ENDPOINTS}, "AWS_DEFAULT_REGION": wire.REGION}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**self.endpoints, "AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": self.secret}
+
+
+@contextlib.contextmanager
+def running(
+    model: LocalModel,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    allowed_hosts: tuple[str, ...] = (),
+    app: type[SageMakerApp] = SageMakerApp,
+) -> Iterator[Running]:
+    """Serve a model on a thread of this process until the block ends. ``port`` 0 takes a free one.
+
+    Clients of this package that run as the same user find the service's key by its address. Raises: ConfigError (port in use).
+    """
+    secret = keys.make()
+    with listen(host, port) as listener:
+        url = url_of(listener)
+        made = app(model, secret=secret, url=url)
+        server = Server(made, host, listener, allowed_hosts)
+        key_file = keys.leave(keys.RUNTIME, url, f"{ACCESS_KEY}:{secret}") if keys.is_here(host) else None
+        thread = threading.Thread(
+            target=lambda: asyncio.run(server.serve(sockets=[listener])), name="sagemaker", daemon=True
+        )
+        thread.start()
+        try:
+            yield Running(url=url, secret=secret, app=made)
+        finally:
+            server.should_exit = True
+            thread.join()
+            made.close()
+            keys.forget(key_file)
+
+
+def serve(
+    weights: Path | None,
+    *,
+    checkpoint_dir: Path | None,
+    ready_file: Path | None,
+    parent_pid: int | None,
+    threads: int,
+    seed: int | None,
+    **server: Any,
+) -> None:
+    """Serve a policy until SIGTERM, SIGINT or the parent's end. ``server`` are further arguments of `running`.
+
+    Raises: ConfigError.
+    """
+    torch.set_num_threads(threads)
+    raise_file_limit()
+    with (
+        contextlib.closing(LocalModel(weights=weights, checkpoint_dir=checkpoint_dir, seed=seed or 0)) as model,
+        running(model, **server) as service,
+        tempfile.TemporaryDirectory(prefix="agentcore-rl-sagemaker-") as folder,
+    ):
+        file = Path(folder) / "secret"
+        write_private(file, service.secret)
+        if ready_file is not None:
+            write_ready(ready_file, {"url": service.url, "pid": os.getpid(), "secret_file": str(file)})
+        print(f"SageMaker Training Sessions and multi-turn RL jobs at {service.url}", file=sys.stderr)
+        secret = {"AWS_SECRET_ACCESS_KEY": f"$(cat {file})"}  # the secret itself stays out of logs
+        for name, value in {**service.environment, **secret}.items():
+            print(f"  export {name}={value}", file=sys.stderr, flush=True)
+
+        async def until_stopped() -> None:
+            await stop_event(parent_pid).wait()
+
+        asyncio.run(until_stopped())

@@ -1,0 +1,225 @@
+"""Training sessions over a model. Operations are done one at a time, in the order of their numbers.
+
+AWS does not say whether a session outlives a failed operation; here it does not, the stricter reading: later operations are
+Skipped. A number that leaves a gap is refused. The gradient is that of the loss summed over tokens; ``actor/pg_loss`` is its mean
+over the data of one request, as the SDK combines the metrics of several.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Any
+
+from botocore import xform_name
+
+from ....errors import ConfigError
+from ...training.batch import Datum, datum_of
+from ...training.client import Adam, Loss
+from ...training.local import LocalModel
+from . import wire
+from .wire import RefusedError
+
+
+def save_package(model: LocalModel, run: str, group: str, *, optimizer: bool = False) -> str:
+    """Save the weights of a run as the next version of a model package group, by its name or ARN. Returns the version's ARN."""
+    prefix = wire.arn(f"model-package/{group.rpartition('/')[2]}/")
+    path = f"{prefix}{1 + sum(known.startswith(prefix) for known in model.paths)}"
+    model.save(run, path, optimizer=optimizer)
+    return path
+
+
+@dataclass(eq=False)
+class Operation:
+    """An operation that a client submitted. ``response`` is the answer to a request for its result."""
+
+    kind: str
+    config: Any
+    token: str | None = None
+    response: dict[str, Any] = field(default_factory=lambda: {"status": "Pending"})
+
+    def run(self, work: Callable[[str, Any], dict[str, Any]]) -> None:
+        """Do the work on this thread. The operation is skipped when the work raises RefusedError."""
+        self.response = {"status": "InProgress"}
+        try:
+            result = work(self.kind, self.config)
+        except RefusedError:
+            self.response = {"status": "Skipped"}
+        except Exception as e:  # a failed operation is data for its client
+            self.response = {"status": "Failed", "errorDetails": str(e)}
+        else:
+            usage = {"tokenUsage": result["tokenUsage"]} if "tokenUsage" in result else {}
+            self.response = {"status": "Completed", "operationResult": {self.kind: result}, **usage}
+
+
+class Session:
+    """One training session, from CreateTrainingSession's request on."""
+
+    def __init__(self, model: LocalModel, trainer: Executor, samplers: Executor, request: dict[str, Any]) -> None:
+        self.name: str = request["TrainingSessionName"]
+        self._request, self._model, self._trainer, self._samplers = request, model, trainer, samplers
+        self._run = f"{self.name}:{secrets.token_hex(4)}"
+        self._training: list[Operation] = []
+        self._sampling: list[Operation] = []
+        self._latest: str | None = None  # the newest model package
+        self._created_s, self._ended_s = time.time(), 0.0
+        self._error = ""
+        self._tokens: Counter[str] = Counter()
+        self._created = trainer.submit(model.create, self._run)
+
+    # -- the control plane
+
+    @property
+    def status(self) -> str:
+        if self._ended_s:
+            computing = any(operation.response["status"] == "InProgress" for operation in self._training)
+            return "Stopping" if computing else "Stopped"
+        return "Failed" if self._error else "Running" if self._created.done() else "Created"
+
+    def described(self) -> dict[str, Any]:
+        """The TrainingSessionDetail."""
+        counts = {f"{kind}TokenCount": self._tokens[kind] for kind in ("Prefill", "Sample", "Training")}
+        numbers = {"LastReceivedSequenceNumber": len(self._training), "BillableTokenUsage": counts}
+        ended = {"EndTime": self._ended_s, "ErrorDetails": self._error}
+        return {**self._request, **self.summary(), **numbers, **{name: v for name, v in ended.items() if v}}
+
+    def summary(self) -> dict[str, Any]:
+        """The entry in ListTrainingSessions."""
+        return {
+            "TrainingSessionArn": wire.arn(f"training-session/{self.name}"),
+            "TrainingSessionStatus": self.status,
+            "CreationTime": self._created_s,
+            "LastModifiedTime": self._ended_s or self._created_s,
+        }
+
+    def stop(self) -> None:
+        """Raises: RefusedError on a session that has ended."""
+        self.check_transition("Stopping", "Created", "Running")
+        self._ended_s = time.time()
+
+    def check_transition(self, new: str, *allowed: str) -> None:
+        """Raises: RefusedError unless the session's state is one of those ``allowed``."""
+        if (status := self.status) not in allowed:
+            raise RefusedError(f"invalid session state transition from {status} to {new}")
+
+    # -- the runtime
+
+    def train(self, request: Mapping[str, Any]) -> str:
+        """Start a training operation. Returns its id, also when this client token came with the number before."""
+        [(kind, config)] = request["operationConfig"].items()
+        number, token = request["sequenceNumber"], request.get("clientToken")
+        if number <= len(self._training):
+            if token is None or self._training[number - 1].token != token:
+                raise RefusedError(f"sequence number {number} was used by another operation")
+            return f"train-{number}"
+        self._check_open()
+        if number != len(self._training) + 1:
+            raise RefusedError(f"sequence number {number} comes after {len(self._training)}")
+        operation = Operation(kind, config, token)
+        self._training.append(operation)
+        self._trainer.submit(operation.run, self._in_turn)
+        return f"train-{number}"
+
+    def sample(self, request: Mapping[str, Any]) -> str:
+        """Start a sampling operation. Returns its id."""
+        [(kind, config)] = request["operationConfig"].items()
+        self._check_open()
+        operation = Operation(kind, {"modelPackageArn": self._latest, **config})
+        self._sampling.append(operation)
+        self._samplers.submit(operation.run, self._do_sampling)
+        return f"sample-{len(self._sampling)}"
+
+    def result(self, operation_id: str) -> dict[str, Any]:
+        """Status and result of an operation. Raises: RefusedError."""
+        kind, _, number = operation_id.partition("-")
+        known = dict(enumerate(self._training if kind == "train" else self._sampling, 1))
+        if int(number) not in known:
+            raise RefusedError(f"Operation {operation_id} does not exist.", code="ResourceNotFoundException")
+        response = known[int(number)].response
+        skipped = response["status"] == "Pending" and (self._ended_s or self._error)
+        return {"status": "Skipped"} if skipped else response
+
+    def _check_open(self) -> None:
+        if (status := self.status) != "Running":
+            raise RefusedError(f"The session is {status}; it must be Running.", code="ConflictException")
+
+    # -- on threads
+
+    def _in_turn(self, kind: str, config: Any) -> dict[str, Any]:
+        if self._ended_s or self._error:
+            raise RefusedError("the session is over")
+        try:
+            return self._do_training(kind, config)
+        except Exception as e:
+            self._error = f"{kind} failed: {e}"  # before a client can see that the operation failed
+            raise ConfigError(str(e)) from e
+
+    def _do_training(self, kind: str, config: Any) -> dict[str, Any]:
+        match kind:
+            case "forward" | "forwardBackward":
+                data = [_datum(each) for each in config["datumList"]]
+                loss = Loss(name=config["lossFnName"], options=config.get("lossFnConfig", {}))
+                passed = self._model.forward_backward(self._run, data, loss, backward=kind == "forwardBackward")
+                tokens = sum(len(datum.tokens) for datum in data)
+                self._tokens["Training"] += tokens
+                mean = {"actor/pg_loss": passed.metrics["loss"] / len(data)}
+                return {"metrics": mean, "tokenUsage": {"trainingTokens": tokens}}
+            case "optimizerStep":
+                given = config["adamParamsConfig"]
+                adam = Adam(
+                    learning_rate=given["learningRate"],
+                    beta1=given.get("beta1", 0.9),
+                    beta2=given.get("beta2", 0.95),
+                    grad_clip_norm=given.get("gradClipNorm", 0.0),
+                )
+                return {"metrics": {"actor/grad_norm": self._model.step(self._run, adam)["grad_norm"]}}
+            case "loadState":
+                self._check_saved(config["modelPackageArn"])
+                self._model.load(self._run, config["modelPackageArn"], optimizer=config["loadOptimizer"])
+                return {}
+        group = self._request.get("ModelPackageGroupArn", self.name)
+        self._latest = save_package(self._model, self._run, group, optimizer=kind == "saveState")
+        return {"modelPackageArn": self._latest}
+
+    def _do_sampling(self, kind: str, config: Any) -> dict[str, Any]:
+        path = config["modelPackageArn"]
+        self._check_saved(path)
+        if kind == "loadWeightsForSampling":
+            return {}
+        ids = _ids(config["prompt"])
+        if kind == "computeLogprobs":
+            return {"logprobs": [None, *self._model.logprobs(path, ids)]}
+        params = {xform_name(name): value for name, value in config["samplingParams"].items()}
+        generations = self._model.sample(path, ids, config["numSamples"], params)
+        self._tokens.update(Prefill=len(ids) * len(generations), Sample=sum(len(g.token_ids) for g in generations))
+        sequences = [
+            {
+                "stopReason": g.finish_reason,
+                "tokens": g.token_ids,
+                "logprobs": g.logprobs,
+                "tokenUsage": {"prefill": len(ids), "decode": len(g.token_ids)},
+            }
+            for g in generations
+        ]
+        return {"sequences": sequences}
+
+    def _check_saved(self, path: str | None) -> None:
+        if path is not None and path not in self._model.paths:
+            raise ConfigError(f"model package {path} does not exist")
+
+
+def _ids(model_input: Mapping[str, Any]) -> list[int]:
+    return [token for chunk in model_input["chunks"] for token in chunk["tokens"]]
+
+
+def _datum(given: Mapping[str, Any]) -> Datum:
+    """Raises: ConfigError on an input that has another length than the tokens."""
+    tokens, inputs = _ids(given["modelInput"]), {k: v["data"] for k, v in given.get("lossFnInputs", {}).items()}
+    wrong = [name for name, values in inputs.items() if len(values) != len(tokens)]
+    if wrong:
+        raise ConfigError(f"{', '.join(wrong)} must have a value for each of {len(tokens)} tokens")
+    return datum_of(tokens, inputs)

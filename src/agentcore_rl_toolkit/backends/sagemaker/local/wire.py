@@ -1,0 +1,68 @@
+"""The requests of SageMaker's APIs, checked by botocore's own models of them, and the errors of the responses.
+
+Source: botocore's models `sagemaker` and `sagemakertrainingsessionruntime`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import botocore.session
+import msgspec
+from botocore.validate import ParamValidator
+
+from ....errors import PolicyError
+
+T = TypeVar("T")
+REGION, ACCOUNT = "us-west-2", "123456789012"  # of all names that the service gives
+STATUS = {
+    "AccessDeniedException": 403,
+    "ResourceNotFoundException": 404,
+    "ConflictException": 409,
+    "ThrottlingException": 429,
+    "InternalServerException": 500,
+}  # all others are 400
+
+
+class RefusedError(PolicyError):
+    """A request that is answered with an error of AWS's. ``code`` is its name there."""
+
+    def __init__(self, message: str, *, code: str = "ValidationException", **ids: Any) -> None:
+        super().__init__(message, **ids)
+        self.code = code
+
+
+def arn(resource: str) -> str:
+    """The name of a resource of this service."""
+    return f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:{resource}"
+
+
+def read(body: bytes, kind: type[T]) -> T:
+    """Raises: RefusedError that names the field."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        raise RefusedError(str(e)) from e
+
+
+def request(body: bytes, service: str, operation: str, **located: str) -> dict[str, Any]:
+    """A request for this operation. ``located`` are the members in its path. Raises: RefusedError that names the member."""
+    found = {**read(body, dict[str, Any]), **located}
+    problems = ParamValidator().validate(found, _model(service).operation_model(operation).input_shape)
+    if problems.has_errors():
+        raise RefusedError(problems.generate_report())
+    return found
+
+
+def page(key: str, found: list[dict[str, Any]], request: Mapping[str, Any]) -> dict[str, Any]:
+    """A page of a list, of ``MaxResults`` entries from ``NextToken`` on."""
+    first, size = int(request.get("NextToken", 0)), request.get("MaxResults", 10)
+    more = {"NextToken": str(first + size)} if first + size < len(found) else {}
+    return {key: found[first : first + size], **more}
+
+
+@functools.cache
+def _model(service: str) -> Any:
+    return botocore.session.get_session().get_service_model(service)
