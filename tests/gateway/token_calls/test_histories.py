@@ -189,13 +189,13 @@ async def test_histories_made_again_are_the_ones_that_were_there(
     assert made.roots == kept.roots
     for digest, commit in made.commits.items():
         other = kept.commits[digest]
-        assert (commit.turn_id, commit.length, commit.text_bytes, commit.continued) == (
+        assert (commit.turn_id, commit.row.length, commit.row.text_bytes, commit.continued) == (
             other.turn_id,
-            other.length,
-            other.text_bytes,
+            other.row.length,
+            other.row.text_bytes,
             other.continued,
         )
-        assert commit.buffer.ids(commit.length) == other.buffer.ids(other.length)
+        assert commit.row.ids() == other.row.ids()
     assert made.size_bytes == kept.size_bytes
 
 

@@ -339,7 +339,7 @@ def test_a_failed_call_leaves_the_session_as_it_was(renderer_for) -> None:
     other = renderer.render(conversation, [USER, answer("a"), {"role": "user", "content": "something else"}])
     assert other.branch_reason is None
     assert other.token_ids[: len(before)] == before
-    assert conversation.running == 1
+    assert sum(asked.running for asked in conversation.asked.values()) == 1
 
 
 def test_two_choices_of_one_call_are_both_at_hand(renderer_for) -> None:
@@ -349,7 +349,7 @@ def test_two_choices_of_one_call_are_both_at_hand(renderer_for) -> None:
     one, two = renderer.encode("one<|im_end|>"), renderer.encode("two<|im_end|>")
     renderer.commit(conversation, prompt, one, answer("one"), turn_id="t0.0", more=True)
     renderer.commit(conversation, prompt, two, answer("two"), turn_id="t0.1")
-    assert conversation.running == 0
+    assert sum(asked.running for asked in conversation.asked.values()) == 0
     for entries, ids, turn_id in (("one", one, "t0.0"), ("two", two, "t0.1")):
         following = renderer.render(conversation, [USER, answer(entries), USER])
         assert following.parent_turn == turn_id

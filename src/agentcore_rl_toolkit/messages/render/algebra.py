@@ -3,7 +3,7 @@
 Theory of operation. Turn k+1's prompt is turn k's prompt, the sampled tokens, and a *suffix*: the mark that closes
 the answer, the new messages, the opening of the next answer. To get the suffix at a cost that does not grow with the
 conversation, the new messages are rendered behind a stub: one short user message and an answer in which a random
-word stands where the sampled text would be. The text between the word and the closing mark is the answer's own syntax
+word stands in place of the sampled text. The text between the word and the closing mark is the answer's own syntax
 and was sampled; the suffix begins at the closing mark. Each rendering has a word of its own, which none of its messages
 contains: a message with the word in it would be cut off there.
 
@@ -14,22 +14,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import RequestError
-from .template import ChatTemplate
+from ..wire.history import Message
+from .template import PROBE_TOOL, PROBE_USER, ChatTemplate
 from .tokens import Tokenizer
-
-_USER = {"role": "user", "content": "q"}
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "probe_tool",
-        "description": "d",
-        "parameters": {"type": "object", "properties": {"s": {"type": "string"}}, "required": ["s"]},
-    },
-}
 
 
 def fresh_word() -> str:
@@ -37,25 +28,17 @@ def fresh_word() -> str:
     return f"zqx{secrets.token_hex(16)}qxz"
 
 
-def stub_of(answer: Mapping[str, Any], word: str) -> dict[str, Any]:
-    """An assistant message with the outward form of ``answer`` (which tools it calls, under which ids) and the word in
-    it.
-    """
-    calls = answer.get("tool_calls") or []
+def stub_of(answer: Mapping[str, Any], word: str) -> Message:
+    """An assistant message with the outward form of ``answer`` (which tools it calls, under which ids) and the word in it."""
+    calls = answer.get("tool_calls")
     if not calls:
         return {"role": "assistant", "content": word}
-    stubs = [
-        {
-            "id": call.get("id") or "",
-            "type": "function",
-            "function": {
-                "name": call["function"]["name"],
-                "arguments": {"s": word},
-            },
-        }
-        for call in calls
-    ]
+    stubs = [_call(call.get("id") or "", call["function"]["name"], s=word) for call in calls]
     return {"role": "assistant", "content": "", "tool_calls": stubs}
+
+
+def _call(call_id: str, name: str = "probe_tool", **arguments: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,17 +47,16 @@ class TemplateFacts:
 
     ``closers`` are texts that may end an answer. ``opener_style``: answers have no closing mark of their own, the
     next message's opening mark ends them (GLM). ``after_text`` and ``after_calls``: new messages may be rendered
-    behind a stub for an answer without or with calls. ``needs_tools``: only with the tool list at hand.
-    ``tools_shown``: the list of tools is in the prompt. ``problems``: reasons in words."""
+    behind a stub for an answer without or with calls. ``tools_shown``: the list of tools is in the prompt.
+    ``problems``: reasons in words."""
 
     closers: tuple[str, ...]
     opener_style: bool
     after_text: bool
     after_calls: bool
-    needs_tools: bool
     tools_supported: bool
     tools_shown: bool
-    problems: tuple[str, ...] = field(default=())
+    problems: tuple[str, ...]
 
 
 class SuffixRenderer:
@@ -82,42 +64,126 @@ class SuffixRenderer:
 
     def __init__(self, template: ChatTemplate, closers: Sequence[str]) -> None:
         self._template = template
-        self._closers = tuple(closers)
+        self._closers = closers
 
     def suffix(
         self,
         answer: Mapping[str, Any],
-        messages: Sequence[dict[str, Any]],
+        messages: Sequence[Message],
         *,
         tools: Sequence[dict[str, Any]] | None = None,
         options: Mapping[str, Any] | None = None,
         now: float | None = None,
-        before: Sequence[dict[str, Any]] = (_USER,),
+        before: Sequence[Message] = (PROBE_USER,),
     ) -> str | None:
-        """The text from the closing mark of ``answer`` to the opening of the next one; None when there is no closing
-        mark.
+        """The text from the closing mark of ``answer`` to the opening of the next one; None if there is no closing mark.
 
         Raises: RequestError when the template refuses the messages.
         """
         word = fresh_word()
-        text = self._template.render(
-            [*before, stub_of(answer, word), *messages],
-            tools=tools,
-            options=options,
-            now=now,
-            add_generation_prompt=True,
-        )
-        return self.after(word, text)
-
-    def after(self, word: str, text: str) -> str | None:
-        """The text from the first closing mark behind the word."""
+        history = [*before, stub_of(answer, word), *messages]
+        text = self._template.render(history, tools=tools, options=options, now=now)
         # The last one: a template may write all calls of an answer, or only the first.
         at = text.rfind(word)
         if at < 0:
             return None
-        at += len(word)
-        found = [position for closer in self._closers if (position := text.find(closer, at)) >= 0]
+        found = [end for closer in self._closers if (end := text.find(closer, at + len(word))) >= 0]
         return text[min(found) :] if found else None
+
+    def agrees(self, answer: Mapping[str, Any], following: Sequence[Sequence[Message]]) -> bool:
+        """Return True if suffixes after this kind of answer do not depend on the history before it.
+
+        Messages that the template refuses do not count.
+        """
+        compared = 0
+        for messages in following:
+            for history in _HISTORIES:
+                for tools in (None, [PROBE_TOOL]):
+                    try:
+                        full = self.suffix(answer, messages, tools=tools, now=0.0, before=history)
+                    except RequestError:
+                        continue
+                    try:
+                        short = self.suffix(answer, messages, tools=tools, now=0.0)
+                    except RequestError:
+                        return False
+                    if full is None or short != full:
+                        return False
+                    compared += 1
+        return compared > 0
+
+
+def _result(call_id: str, content: str = "r") -> Message:
+    return {"role": "tool", "tool_call_id": call_id, "name": "probe_tool", "content": content}
+
+
+_ONE_CALL: Message = {"role": "assistant", "content": "", "tool_calls": [_call("call_0000a")]}
+_TWO_CALLS: Message = {"role": "assistant", "content": "", "tool_calls": [_call("call_0000a"), _call("call_0000b")]}
+_BRIEF = ({"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"})
+_HISTORIES: tuple[tuple[Message, ...], ...] = (
+    _BRIEF,
+    (
+        PROBE_USER,
+        {"role": "assistant", "content": "one", "reasoning_content": "because"},
+        {"role": "user", "content": "two"},
+    ),
+    (*_BRIEF, {**_ONE_CALL, "reasoning_content": "because"}, _result("call_0000a")),
+)
+_NEXT = {"role": "user", "content": "next"}
+_KIND = {"role": "system", "content": "be kind"}
+_AFTER_TEXT = ([_NEXT], [_NEXT, {"role": "assistant", "content": "a"}, _NEXT], [_NEXT, _KIND])
+_AFTER_CALL = tuple([_result("call_0000a"), *more] for more in ([], [_NEXT], [_KIND]))
+_AFTER_TWO = ([_result("call_0000a"), _result("call_0000b", "s")],)
+
+
+def probe(template: ChatTemplate, tokenizer: Tokenizer) -> TemplateFacts:
+    """Learn what may be rendered behind a stub. Costs some hundred small renderings, once per model."""
+    word = fresh_word()
+    problems: list[str] = []
+
+    def rendered(*messages: Message, tools: bool = False, opening: bool = True) -> str | None:
+        offered = [PROBE_TOOL] if tools else None
+        try:
+            return template.render(messages, tools=offered, add_generation_prompt=opening, now=0.0)
+        except RequestError:
+            return None
+
+    stub = stub_of({}, word)
+    followed, alone = rendered(PROBE_USER, stub, PROBE_USER), rendered(PROBE_USER, stub, opening=False)
+    mark = None
+    if followed is None or word not in followed:
+        problems.append("the template does not write an assistant message with text")
+    else:
+        mark = _first_special(followed.partition(word)[2], tokenizer)
+        if mark is None:
+            problems.append("no special token follows an answer")
+    ends = [tokenizer.text_of(token_id) for token_id in sorted(tokenizer.eos_ids)]
+    closers = tuple(dict.fromkeys([*([] if mark is None else [mark]), *ends]))
+    suffixes = SuffixRenderer(template, closers)
+    called = rendered(PROBE_USER, stub_of(_ONE_CALL, word), *_AFTER_CALL[0], tools=True)
+    tools_supported = called is not None and word in called
+    after_text = mark is not None and suffixes.agrees({}, _AFTER_TEXT)
+    after_calls = (mark is not None and tools_supported) and all(
+        suffixes.agrees(answer, following)
+        for answer, following in ((_ONE_CALL, _AFTER_CALL), (_TWO_CALLS, _AFTER_TWO))
+        if rendered(PROBE_USER, answer, *following[0], tools=True) is not None
+    )
+    if mark is not None and not after_text:
+        problems.append("what the template writes after an answer depends on earlier messages")
+    if mark is not None and tools_supported and not after_calls:
+        problems.append("what the template writes after a tool call depends on earlier messages")
+    offered = rendered(PROBE_USER, tools=True)
+    return TemplateFacts(
+        closers=closers,
+        opener_style=mark is not None
+        and alone is not None
+        and _first_special(alone.partition(word)[2], tokenizer) is None,
+        after_text=after_text,
+        after_calls=after_calls,
+        tools_supported=tools_supported,
+        tools_shown=offered is not None and offered != rendered(PROBE_USER),
+        problems=tuple(problems),
+    )
 
 
 def _first_special(text: str, tokenizer: Tokenizer) -> str | None:
@@ -125,138 +191,3 @@ def _first_special(text: str, tokenizer: Tokenizer) -> str | None:
         if token_id in tokenizer.special_ids or token_id in tokenizer.eos_ids:
             return tokenizer.text_of(token_id)
     return None
-
-
-def _call(name: str, call_id: str) -> dict[str, Any]:
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": {}}}
-
-
-def _result(call_id: str, content: str = "r") -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": call_id, "name": "probe_tool", "content": content}
-
-
-_TEXT_ANSWER: dict[str, Any] = {"role": "assistant", "content": "a"}
-_CALL_ANSWER: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [_call("probe_tool", "call_0000a")]}
-_TWO_CALLS: dict[str, Any] = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [_call("probe_tool", "call_0000a"), _call("probe_tool", "call_0000b")],
-}
-_HISTORIES: tuple[tuple[dict[str, Any], ...], ...] = (
-    ({"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}),
-    (
-        _USER,
-        {"role": "assistant", "content": "one", "reasoning_content": "because"},
-        {"role": "user", "content": "two"},
-    ),
-    (
-        {"role": "system", "content": "be brief"},
-        {"role": "user", "content": "hello"},
-        {**_CALL_ANSWER, "reasoning_content": "because"},
-        _result("call_0000a"),
-    ),
-)
-
-
-class _Prober:
-    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer) -> None:
-        self._template = template
-        self._tokenizer = tokenizer
-        self.word = fresh_word()
-        self.problems: list[str] = []
-
-    def render(self, messages: Sequence[dict[str, Any]], *, tools: bool, opening: bool = True) -> str | None:
-        try:
-            return self._template.render(
-                messages, tools=[_TOOL] if tools else None, add_generation_prompt=opening, now=0.0
-            )
-        except RequestError:
-            return None
-
-    def closer(self) -> tuple[str | None, bool]:
-        """The mark that ends an answer, and whether it is in truth the opening of what comes next."""
-        stub = stub_of({}, self.word)
-        followed = self.render([_USER, stub, _USER], tools=False)
-        alone = self.render([_USER, stub], tools=False, opening=False)
-        if followed is None or self.word not in followed:
-            self.problems.append("the template does not write an assistant message with text")
-            return None, False
-        mark = _first_special(followed.partition(self.word)[2], self._tokenizer)
-        if mark is None:
-            self.problems.append("no special token follows an answer")
-            return None, False
-        return mark, alone is not None and _first_special(alone.partition(self.word)[2], self._tokenizer) is None
-
-    def agrees(
-        self,
-        suffixes: SuffixRenderer,
-        answer: dict[str, Any],
-        following: Sequence[Sequence[dict[str, Any]]],
-        *,
-        with_tools: bool,
-    ) -> bool:
-        """Do stub renderings equal full ones for this kind of answer? Followings that the template refuses do not
-        count.
-        """
-        stub = stub_of(answer, self.word)
-        compared = 0
-        for messages in following:
-            for history in _HISTORIES:
-                for tools in (False, True):
-                    full = self.render([*history, stub, *messages], tools=tools)
-                    if full is None:
-                        continue
-                    short = self.render([_USER, stub, *messages], tools=tools and with_tools)
-                    wanted = suffixes.after(self.word, full)
-                    if wanted is None or short is None or suffixes.after(self.word, short) != wanted:
-                        return False
-                    compared += 1
-        return compared > 0
-
-
-def probe(template: ChatTemplate, tokenizer: Tokenizer) -> TemplateFacts:
-    """Learn what may be rendered behind a stub. Costs some hundred small renderings, once per model."""
-    prober = _Prober(template, tokenizer)
-    mark, opener_style = prober.closer()
-    ends = [tokenizer.text_of(token_id) for token_id in sorted(tokenizer.eos_ids)]
-    closers = tuple(dict.fromkeys([*([mark] if mark else []), *ends]))
-    suffixes = SuffixRenderer(template, closers)
-    user = {"role": "user", "content": "next"}
-    system = {"role": "system", "content": "be kind"}
-    after_answer: list[list[dict[str, Any]]] = [[user], [user, _TEXT_ANSWER, user], [user, system]]
-    after_call: list[list[dict[str, Any]]] = [
-        [_result("call_0000a")],
-        [_result("call_0000a"), user],
-        [_result("call_0000a"), system],
-    ]
-    after_two: list[list[dict[str, Any]]] = [[_result("call_0000a"), _result("call_0000b", "s")]]
-    called = prober.render([_USER, stub_of(_CALL_ANSWER, prober.word), *after_call[0]], tools=True)
-    tools_supported = called is not None and prober.word in called
-    offered = prober.render([_USER], tools=True)
-    needs_tools = False
-    after_text = after_calls = False
-    if mark is not None:
-        after_text = prober.agrees(suffixes, {}, after_answer, with_tools=True)
-        after_calls = tools_supported and all(
-            prober.agrees(suffixes, answer, following, with_tools=True)
-            for answer, following in ((_CALL_ANSWER, after_call), (_TWO_CALLS, after_two))
-            if prober.render([_USER, answer, *following[0]], tools=True) is not None
-        )
-        needs_tools = not (
-            (not after_text or prober.agrees(suffixes, {}, after_answer, with_tools=False))
-            and (not after_calls or prober.agrees(suffixes, _CALL_ANSWER, after_call, with_tools=False))
-        )
-        if not after_text:
-            prober.problems.append("what the template writes after an answer depends on earlier messages")
-        if tools_supported and not after_calls:
-            prober.problems.append("what the template writes after a tool call depends on earlier messages")
-    return TemplateFacts(
-        closers=closers,
-        opener_style=opener_style,
-        after_text=after_text,
-        after_calls=after_calls,
-        needs_tools=needs_tools,
-        tools_supported=tools_supported,
-        tools_shown=offered is not None and offered != prober.render([_USER], tools=False),
-        problems=tuple(prober.problems),
-    )

@@ -22,7 +22,7 @@ import msgspec
 from ..errors import NOT_JSON
 from ..wire.arguments import value_of
 from ..wire.history import text_of
-from .tokens import TokenBuffer
+from .tokens import TokenRow
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 _KEEP_LISTS = 4  # branches whose last message list is kept for comparison; others are found by digest
@@ -35,11 +35,6 @@ def _hash(*parts: bytes) -> Digest:
     return hashlib.blake2b(b"\x00".join(parts), digest_size=16).digest()
 
 
-def options_digest(tools: Sequence[dict[str, Any]] | None, options: Mapping[str, Any] | None) -> Digest:
-    """The basis of a history besides its messages: the tools offered and the template's switches."""
-    return _hash(b"options", _ENCODER.encode([list(tools or ()), dict(options or {})]))
-
-
 def _arguments_key(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
@@ -49,6 +44,12 @@ def _arguments_key(arguments: Any) -> Any:
         return arguments.strip()
 
 
+def _called(message: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Name and arguments of each call."""
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    return [(function["name"], _arguments_key(function.get("arguments"))) for function in functions]
+
+
 def message_digest(message: Mapping[str, Any], *, text: bool = True) -> Digest:
     """The content of a message, however its framework writes it. ``text=False`` leaves the text of a calling
     answer out.
@@ -56,10 +57,7 @@ def message_digest(message: Mapping[str, Any], *, text: bool = True) -> Digest:
     role = message["role"]
     content = message.get("content")
     if role == "assistant":
-        calls = [
-            [call["function"]["name"], _arguments_key(call["function"].get("arguments"))]
-            for call in message.get("tool_calls") or ()
-        ]
+        calls = _called(message)
         words = text_of(content).strip() if text or not calls else ""
         return _hash(b"assistant", _ENCODER.encode([words, calls]))
     if isinstance(content, list) and any(part.get("type") != "text" for part in content):
@@ -75,53 +73,42 @@ def _calls_key(message: Mapping[str, Any]) -> Digest | None:
     return _hash(b"calls", _ENCODER.encode(ids)) if ids and all(ids) else None
 
 
-def _filled_in(sampled: Sequence[Any], message: Mapping[str, Any]) -> bool:
-    """Return True if the message has the sampled calls with added members. Some agents fill in defaults."""
-    calls = message.get("tool_calls") or ()
-    if len(sampled) != len(calls):
+def _filled_in(sampled: Sequence[tuple[str, Any]], called: Sequence[tuple[str, Any]]) -> bool:
+    """Return True if these are the sampled calls, perhaps with added members. Some agents fill in defaults."""
+    if [name for name, _ in sampled] != [name for name, _ in called]:
         return False
-    for (name, ours), call in zip(sampled, calls, strict=True):
-        theirs = _arguments_key(call["function"].get("arguments"))
-        if name != call["function"]["name"]:
-            return False
-        if ours != theirs and not (
-            isinstance(ours, dict) and isinstance(theirs, dict) and {k: theirs.get(k) for k in ours} == ours
-        ):
-            return False
-    return True
+    pairs = [(ours, theirs) for (_, ours), (_, theirs) in zip(sampled, called, strict=True)]
+    return all(
+        ours == theirs
+        or (isinstance(ours, dict) and isinstance(theirs, dict) and {k: theirs.get(k) for k in ours} == ours)
+        for ours, theirs in pairs
+    )
 
 
 @dataclass(slots=True, eq=False)
 class Commit:
-    """A finished turn: the first ``length`` tokens of ``buffer`` are its prompt and completion.
-
-    ``continued`` counts the prompts made from here, ``running`` those of them that are still being answered.
-    """
+    """A finished turn: ``row`` has its prompt and completion. ``continued`` counts the prompts made from here."""
 
     turn_id: str
     digest: Digest
-    buffer: TokenBuffer
-    length: int
-    text_bytes: int
-    calls: Sequence[Any] = ()  # name and arguments of each
+    row: TokenRow
+    calls: Sequence[tuple[str, Any]] = ()
     continued: int = 0
-    running: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class KnownPrompt:
-    """A prompt that was made: the first ``length`` tokens of ``buffer``. The same messages again get the same tokens
-    again.
+    """A prompt that was made. The same messages again get the same tokens again.
+
+    ``calls`` counts the calls that it was made for, ``running`` those of them that are still being answered.
     """
 
     digest: Digest
     base: Commit | None
-    buffer: TokenBuffer
-    length: int
-    text_bytes: int
+    row: TokenRow
     opens_reasoning: bool
     extended: bool
-    times: int = 0
+    calls: int = 0
     running: int = 0
 
 
@@ -155,26 +142,27 @@ class Conversation:
     ``now`` (unix seconds) is the date its templates see. Message objects that were passed in must not be changed
     afterwards. Not thread-safe: its owner lets one thread at a time use it."""
 
-    __slots__ = ("_lists", "_options", "_rows", "asked", "commits", "now", "roots", "running")
+    __slots__ = ("_lists", "_options", "_rows", "asked", "commits", "now", "roots")
 
     def __init__(self, *, now: float | None = None) -> None:
         self.now = now
         self.commits: dict[Digest, Commit] = {}
         self.asked: dict[Digest, KnownPrompt] = {}
         self.roots: set[Digest] = set()
-        self.running = 0
         self._lists: list[Listed] = []
-        self._rows: list[TokenBuffer] = []  # one per branch
+        self._rows: dict[int, TokenRow] = {}  # the last one of each branch, by its buffer
         self._options: tuple[Any, Any, Digest] | None = None
 
     def options(self, tools: Sequence[dict[str, Any]] | None, options: Mapping[str, Any] | None) -> Digest:
-        """`options_digest`, remembered: tool lists are long and hardly ever change."""
+        """The basis of a history besides its messages: the tools offered and the template's switches.
+
+        It is remembered: tool lists are long and hardly ever change.
+        """
         known = self._options
-        if known is not None and known[0] == tools and known[1] == options:
-            return known[2]
-        digest = options_digest(tools, options)
-        self._options = (tools, options, digest)
-        return digest
+        if known is None or known[0] != tools or known[1] != options:
+            digest = _hash(b"options", _ENCODER.encode([list(tools or ()), dict(options or {})]))
+            known = self._options = (tools, options, digest)
+        return known[2]
 
     def match(self, messages: list[dict[str, Any]], options: Digest) -> Match:
         """Find the deepest commit that the messages go on from. Cost: O(new messages) if they extend a recent list."""
@@ -196,7 +184,7 @@ class Conversation:
             commit = self.commits.get(whole) or self.commits.get(_hash(digest, message_digest(message, text=False)))
             if commit is None and (key := _calls_key(message)) is not None:
                 commit = self.commits.get(_hash(digest, key))
-                commit = commit if commit is not None and _filled_in(commit.calls, message) else None
+                commit = commit if commit is not None and _filled_in(commit.calls, _called(message)) else None
             if commit is None:
                 digest = whole
             else:
@@ -219,7 +207,7 @@ class Conversation:
         if base is not None:
             if not base.continued:
                 return None
-            return "parallel_calls" if base.running else "history_rewritten"
+            return "parallel_calls" if self._running(base) else "history_rewritten"
         if not self.asked:
             return None
         if root not in self.roots:
@@ -228,72 +216,53 @@ class Conversation:
                 if 1 < len(known.messages) < len(messages) and messages[1 : len(known.messages)] == known.messages[1:]:
                     return "tools_changed" if messages[0] == known.messages[0] else "history_rewritten"
             return "sub_agent"
-        return "parallel_calls" if self.running else "history_rewritten"
+        return "parallel_calls" if self._running() else "history_rewritten"
+
+    def _running(self, base: Commit | None = None) -> bool:
+        """Whether a prompt is being answered, or one made from ``base``."""
+        return any(asked.running and base in (None, asked.base) for asked in self.asked.values())
 
     def add_prompt(
-        self, match: Match, root: Digest, buffer: TokenBuffer, *, opens_reasoning: bool, extended: bool
+        self, match: Match, root: Digest, row: TokenRow, *, opens_reasoning: bool, extended: bool
     ) -> KnownPrompt:
-        """Record that ``buffer``, as it is now, was made for these messages."""
-        asked = KnownPrompt(match.digest, match.base, buffer, len(buffer), buffer.text_bytes, opens_reasoning, extended)
+        """Record that the row was made for these messages."""
+        asked = KnownPrompt(match.digest, match.base, row, opens_reasoning, extended)
         self.asked[match.digest] = asked
-        self._hold(buffer)
+        self._rows[id(row.buffer)] = row
         self.roots.add(root)
         if match.base is not None:
             match.base.continued += 1
         return asked
 
-    def begin(self, asked: KnownPrompt) -> None:
-        asked.times += 1
-        asked.running += 1
-        self.running += 1
-        if asked.base is not None:
-            asked.base.running += 1
-
-    def end(self, asked: KnownPrompt) -> None:
-        asked.running -= 1
-        self.running -= 1
-        if asked.base is not None:
-            asked.base.running -= 1
-
     def forget(self, asked: KnownPrompt) -> None:
         """Take back a prompt that got no answer, so that the next one is not taken for a branch beside it."""
-        asked.times -= 1
-        if asked.times or asked.running or self.asked.get(asked.digest) is not asked:
+        asked.calls -= 1
+        if asked.calls or asked.running or self.asked.get(asked.digest) is not asked:
             return
         del self.asked[asked.digest]
         base = asked.base
         if base is not None:
             base.continued -= 1
-        if base is None or base.buffer is not asked.buffer:
-            self._rows = [row for row in self._rows if row is not asked.buffer]
-        elif len(base.buffer) == asked.length and not base.continued:
-            base.buffer.cut(base.length, base.text_bytes)
-
-    def _hold(self, buffer: TokenBuffer) -> None:
-        if not any(row is buffer for row in self._rows):
-            self._rows.append(buffer)
+        if base is None or base.row.buffer is not asked.row.buffer:
+            self._rows.pop(id(asked.row.buffer), None)
+        elif asked.row.ends_buffer and not base.continued:
+            base.row.cut()
+            self._rows[id(base.row.buffer)] = base.row
 
     def add_commit(
         self, asked: KnownPrompt, turn_id: str, completion_ids: Sequence[int], message: Mapping[str, Any]
     ) -> Commit:
         """Record the answer to a prompt. Shapes: ``completion_ids`` (C,)."""
-        buffer = asked.buffer
-        if len(buffer) != asked.length:
-            buffer = buffer.copy(asked.length, asked.text_bytes)
-            self._hold(buffer)
-        buffer.extend(completion_ids)
-        digest = _hash(asked.digest, message_digest(message))
-        commit = Commit(turn_id, digest, buffer, len(buffer), buffer.text_bytes)
+        row = asked.row.extended(completion_ids)
+        self._rows[id(row.buffer)] = row
+        commit = Commit(turn_id, _hash(asked.digest, message_digest(message)), row)
         # Two answers in the same words (n > 1, a retry): the later one is what the agent most likely goes on from.
-        self.commits[digest] = commit
+        self.commits[commit.digest] = commit
         self.commits[_hash(asked.digest, message_digest(message, text=False))] = commit
         key = _calls_key(message)
         if key is not None:
             self.commits[_hash(asked.digest, key)] = commit
-            commit.calls = [
-                (call["function"]["name"], _arguments_key(call["function"].get("arguments")))
-                for call in message["tool_calls"]
-            ]
+            commit.calls = _called(message)
         return commit
 
     @property
@@ -301,4 +270,6 @@ class Conversation:
         """Memory that the session's tokens and message lists take; what dropping the object would free."""
         # The event loop may ask while a thread makes a prompt: an estimate is enough.
         # The messages of a branch take about as many bytes as its ids do as text.
-        return sum(4 * len(row) + 2 * row.text_bytes for row in self._rows) + _TURN_BYTES * len(self.asked)
+        return sum(4 * row.length + 2 * row.text_bytes for row in list(self._rows.values())) + _TURN_BYTES * len(
+            self.asked
+        )

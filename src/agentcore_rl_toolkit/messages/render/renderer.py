@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,39 +24,47 @@ from .conversation import Conversation, Digest, KnownPrompt, Match, message_dige
 from .parsers import Grammar, grammar_named, grammar_of, new_parser
 from .reply import ReplyStream
 from .template import ChatTemplate
-from .tokens import PlainText, TokenBuffer, Tokenizer
+from .tokens import PlainText, Tokenizer, TokenRow
 
 _TAIL = 24  # tokens that surely hold the mark that opens reasoning, in any tokenizer
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class RenderedPrompt:
-    """A prompt as tokens.
-
-    ``reused_tokens`` lead it that were prompted or sampled in an earlier turn (``parent_turn``) and are repeated
-    exactly. ``branch_reason`` is one of `trajectory.BRANCH_REASONS`, None when the prompt simply goes on.
-    ``extended`` is False when everything was rendered anew."""
+    """A prompt as tokens. ``branch_reason`` is one of `trajectory.BRANCH_REASONS`, None when the prompt simply goes on."""
 
     asked: KnownPrompt = field(repr=False)
-    reused_tokens: int
-    parent_turn: str | None
     branch_reason: str | None
-    extended: bool
+
+    @property
+    def extended(self) -> bool:
+        """False when everything was rendered anew."""
+        return self.asked.extended
+
+    @property
+    def parent_turn(self) -> str | None:
+        """The earlier turn whose prompt and completion are repeated exactly."""
+        return self.asked.base.turn_id if self.asked.base is not None and self.extended else None
+
+    @property
+    def reused_tokens(self) -> int:
+        """The number of tokens of the earlier turn."""
+        return self.asked.base.row.length if self.asked.base is not None and self.extended else 0
 
     @property
     def length(self) -> int:
         """Units: tokens."""
-        return self.asked.length
+        return self.asked.row.length
 
     @property
     def token_ids(self) -> list[int]:
         """Shapes: (P,). A fresh list each time; for sending, `json` is cheaper."""
-        return self.asked.buffer.ids(self.asked.length).tolist()
+        return self.asked.row.ids().tolist()
 
     @property
     def json(self) -> bytes:
         """The ids as JSON text, ready to be put into a request body."""
-        return self.asked.buffer.json(self.asked.text_bytes)
+        return self.asked.row.json()
 
     @property
     def opens_reasoning(self) -> bool:
@@ -142,24 +151,15 @@ class Renderer:
             suffix = self._suffix(match, messages, tools, options, conversation.now)
             if suffix is None:
                 text = self._text(messages, tools, options, conversation.now)
-                buffer = TokenBuffer()
-                buffer.extend(self._plain.encode(text))
+                row = TokenRow().extended(self._plain.encode(text))
             else:
-                text, ids = suffix
-                buffer = self._continued(match)
-                buffer.extend(ids)
+                text, row = suffix
             asked = conversation.add_prompt(
-                match, root, buffer, opens_reasoning=self._opens(text), extended=suffix is not None
+                match, root, row, opens_reasoning=self._opens(text), extended=suffix is not None
             )
-        conversation.begin(asked)
-        base = asked.base if asked.extended else None
-        return RenderedPrompt(
-            asked=asked,
-            reused_tokens=base.length if base is not None else 0,
-            parent_turn=base.turn_id if base is not None else None,
-            branch_reason=reason,
-            extended=asked.extended,
-        )
+        asked.calls += 1
+        asked.running += 1
+        return RenderedPrompt(asked, reason)
 
     def commit(
         self,
@@ -180,11 +180,11 @@ class Renderer:
             raise CaptureError(f"turn {turn_id} has no completion ids")
         conversation.add_commit(prompt.asked, turn_id, completion_ids, message)
         if not more:
-            conversation.end(prompt.asked)
+            prompt.asked.running -= 1
 
     def abandon(self, conversation: Conversation, prompt: RenderedPrompt) -> None:
         """The call failed or was aborted: the session stands where it stood before `render`."""
-        conversation.end(prompt.asked)
+        prompt.asked.running -= 1
         conversation.forget(prompt.asked)
 
     def parse(
@@ -272,53 +272,37 @@ class Renderer:
         tools: Sequence[dict[str, Any]] | None,
         options: Mapping[str, Any] | None,
         now: float | None,
-    ) -> tuple[str, list[int]] | None:
-        """Text and ids that come after the tokens of the commit; None when everything has to be rendered."""
-        base = match.base
-        following = messages[match.covered :]
-        if base is None or not following:
-            return None
-        text = self._suffix_text(messages, match.covered, tools, options, now)
-        if text is None:
-            return None
-        ids = self._plain.encode(text)
-        if not ids or ids[0] not in self._closer_ids:
-            return None
-        last = base.buffer.last(base.length)
-        closed = last == ids[0] or (not self.facts.opener_style and last in self.stop_token_ids)
-        return text, ids[1:] if closed else ids
+    ) -> tuple[str, TokenRow] | None:
+        """The text after the tokens of the commit, and the commit's tokens with its ids; None when everything has to be rendered.
 
-    def _suffix_text(
-        self,
-        messages: list[dict[str, Any]],
-        covered: int,
-        tools: Sequence[dict[str, Any]] | None,
-        options: Mapping[str, Any] | None,
-        now: float | None,
-    ) -> str | None:
-        """The suffix rendered behind a stub, or, where the template looks further back, behind the whole history."""
+        The text is rendered behind a stub, or, where the template looks further back, behind the whole history.
+        """
+        base, covered = match.base, match.covered
+        if base is None or covered == len(messages):
+            return None
         answer, following = messages[covered - 1], self._plain.messages(messages[covered:])
         tools = self._plain.mask(list(tools)) if tools else tools
         calls = bool(answer.get("tool_calls"))
         usual = calls or following[0]["role"] != "tool"
+        text: str | None = None
+        rendered = False
         if usual and (self.facts.after_calls if calls else self.facts.after_text):
-            seen = tools if self.facts.needs_tools else None
-            try:
-                return self._suffixes.suffix(answer, following, tools=seen, options=options, now=now)
-            except RequestError:
-                pass  # perhaps only the stub is refused; if not, the next line says so
-        before = self._plain.messages(messages[: covered - 1])
-        return self._suffixes.suffix(answer, following, tools=tools, options=options, now=now, before=before)
+            with contextlib.suppress(
+                RequestError
+            ):  # perhaps only the stub is refused; if not, the next rendering says so
+                text = self._suffixes.suffix(answer, following, tools=tools, options=options, now=now)
+                rendered = True
+        if not rendered:
+            before = self._plain.messages(messages[: covered - 1])
+            text = self._suffixes.suffix(answer, following, tools=tools, options=options, now=now, before=before)
+        ids = self._plain.encode(text) if text is not None else []
+        if text is None or not ids or ids[0] not in self._closer_ids:
+            return None
+        last = base.row.tail(1)
+        closed = ids[0] in last or (not self.facts.opener_style and not self.stop_token_ids.isdisjoint(last))
+        return text, base.row.extended(ids[1:] if closed else ids)
 
-    @staticmethod
-    def _continued(match: Match) -> TokenBuffer:
-        base = match.base
-        assert base is not None
-        if len(base.buffer) == base.length:
-            return base.buffer
-        return base.buffer.copy(base.length, base.text_bytes)
-
-    def opens_reasoning(self, prompt: TokenBuffer) -> bool:
+    def opens_reasoning(self, prompt: TokenRow) -> bool:
         """Whether a prompt ends with the opening mark of the model's reasoning, judged by its tokens."""
         reasoning = self.grammar.reasoning
         if reasoning is None or reasoning[0] not in self.template.all_text:

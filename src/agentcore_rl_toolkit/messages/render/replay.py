@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import CaptureError
-from .conversation import Conversation, Match
+from .conversation import Conversation
 from .renderer import Renderer
-from .tokens import TokenBuffer
+from .tokens import TokenRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,23 +52,15 @@ def _add(renderer: Renderer, conversation: Conversation, call: PastCall) -> None
     match = conversation.match(call.messages, conversation.options(call.tools, options))
     asked = conversation.asked.get(match.digest)
     if asked is None:
+        base = match.base.row if match.base is not None and call.extended else None
+        extended = base is not None and call.prompt[: base.length] == base.ids()
+        row = TokenRow().extended(call.prompt)
+        if base is not None and extended:
+            row = base.extended(call.prompt[base.length :])
         root = renderer.root(call.messages, conversation, call.tools, options)
-        buffer, extended = _row(call, match)
         asked = conversation.add_prompt(
-            match, root, buffer, opens_reasoning=renderer.opens_reasoning(buffer), extended=extended
+            match, root, row, opens_reasoning=renderer.opens_reasoning(row), extended=extended
         )
-    asked.times += 1
+    asked.calls += 1
     for turn_id, ids, message in call.answers:
         conversation.add_commit(asked, turn_id, ids, message)
-
-
-def _row(call: PastCall, match: Match) -> tuple[TokenBuffer, bool]:
-    """The prompt's tokens, in the row of the turn that it extends if there is one."""
-    base = match.base if call.extended else None
-    if base is None or call.prompt[: base.length] != base.buffer.ids(base.length):
-        buffer = TokenBuffer()
-        buffer.extend(call.prompt)
-        return buffer, False
-    buffer = base.buffer if len(base.buffer) == base.length else base.buffer.copy(base.length, base.text_bytes)
-    buffer.extend(call.prompt[base.length :])
-    return buffer, True

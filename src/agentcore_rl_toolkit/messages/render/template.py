@@ -66,10 +66,14 @@ _ENVIRONMENT = _environment()
 
 
 _SYSTEM = ("system", "developer")
-_USER = {"role": "user", "content": "q"}
-_PROBE_TOOL: dict[str, Any] = {
+PROBE_USER = {"role": "user", "content": "q"}
+PROBE_TOOL: dict[str, Any] = {
     "type": "function",
-    "function": {"name": "probe_tool", "description": "p", "parameters": {"type": "object", "properties": {}}},
+    "function": {
+        "name": "probe_tool",
+        "description": "d",
+        "parameters": {"type": "object", "properties": {"s": {"type": "string"}}, "required": ["s"]},
+    },
 }
 # From the least to the most; agents name any of them, templates know some.
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -137,15 +141,15 @@ class ChatTemplate:
 
         self.habits = Habits()
         self._offers: list[list[dict[str, Any]] | None] = [None]  # what habits are tried with
-        if self._writes([_USER], offers=[_PROBE_TOOL]):
-            self._offers.append([_PROBE_TOOL])
+        if self._writes([PROBE_USER], offers=[PROBE_TOOL]):
+            self._offers.append([PROBE_TOOL])
         self._text_arguments = self._takes_text_arguments()
         self.habits = self._find_habits()
 
     def _find_habits(self) -> Habits:
         first, second, asked = "probe-first", "probe-second", "probe-asked"
         system = [{"role": "system", "content": first}, {"role": "system", "content": second}]
-        user = {**_USER, "content": asked}
+        user = {**PROBE_USER, "content": asked}
         broken = {"id": "call_00000", "type": "function", "function": {"name": "probe_tool", "arguments": "{broken"}}
         calling = {"role": "assistant", "content": "", "tool_calls": [broken]}
         readable = {**broken, "function": {"name": "probe_tool", "arguments": "{}"}}
@@ -202,12 +206,12 @@ class ChatTemplate:
         probe = '{"q": [1,  2]}'  # spaced as no encoder would
         call = {"id": "call_00000", "type": "function", "function": {"name": "probe_tool", "arguments": probe}}
         messages: list[dict[str, Any]] = [
-            _USER,
+            PROBE_USER,
             {"role": "assistant", "content": "", "tool_calls": [call]},
         ]
         self._text_arguments = True
         try:
-            return probe in self.render(messages, tools=[_PROBE_TOOL], add_generation_prompt=False, now=0.0)
+            return probe in self.render(messages, tools=[PROBE_TOOL], add_generation_prompt=False, now=0.0)
         except RequestError:
             return False
 

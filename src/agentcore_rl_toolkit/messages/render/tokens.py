@@ -282,54 +282,56 @@ class TextDecoder:
         return now[len(before) :]
 
 
-class TokenBuffer:
-    """A growing row of token ids, kept twice: four bytes each, and as JSON text.
+class _Buffer:
+    """A growing row of token ids: four bytes each, and as JSON text. A prompt of 100,000 tokens is sent anew every turn; keeping
+    its text makes that a copy instead of 100,000 conversions.
+    """
 
-    A prompt of 100,000 tokens is sent anew every turn; keeping its text makes that a copy instead of 100,000
-    conversions."""
+    __slots__ = ("ids", "text")
 
-    __slots__ = ("_ids", "_text")
+    def __init__(self, ids: array[int], text: bytearray) -> None:
+        self.ids = ids
+        self.text = text
 
-    def __init__(self) -> None:
-        self._ids = array("I")
-        self._text = bytearray()
 
-    def __len__(self) -> int:
-        return len(self._ids)
+class TokenRow:
+    """The first ``length`` tokens of a buffer, which take ``text_bytes`` as JSON text. Rows of one branch share their buffer."""
+
+    __slots__ = ("buffer", "length", "text_bytes")
+
+    def __init__(self, buffer: _Buffer | None = None) -> None:
+        self.buffer = _Buffer(array("I"), bytearray()) if buffer is None else buffer
+        self.length = len(self.buffer.ids)
+        self.text_bytes = len(self.buffer.text)
 
     @property
-    def text_bytes(self) -> int:
-        return len(self._text)
+    def ends_buffer(self) -> bool:
+        """Whether nothing in the buffer continues this row."""
+        return len(self.buffer.ids) == self.length
 
-    def extend(self, ids: Sequence[int]) -> None:
-        if not len(ids):
-            return
-        packed = ids if isinstance(ids, array) else array("I", ids)
-        self._ids.extend(packed)
-        if self._text:
-            self._text += b","
-        self._text += msgspec.json.encode(ids if isinstance(ids, list) else packed.tolist())[1:-1]
+    def extended(self, ids: Sequence[int]) -> TokenRow:
+        """The row with more tokens. It gets a buffer of its own if another row continues this one."""
+        buffer = self.buffer
+        if not self.ends_buffer:
+            buffer = _Buffer(self.ids(), buffer.text[: self.text_bytes])
+        if len(ids):
+            if buffer.text:
+                buffer.text += b","
+            buffer.text += msgspec.json.encode(list(ids))[1:-1]
+            buffer.ids.extend(ids)
+        return TokenRow(buffer)
 
-    def cut(self, length: int, text_bytes: int) -> None:
-        """Forget everything behind ``length`` ids, which take ``text_bytes`` of the text."""
-        del self._ids[length:]
-        del self._text[text_bytes:]
+    def cut(self) -> None:
+        """Drop the tokens in the buffer that continue this row."""
+        del self.buffer.ids[self.length :]
+        del self.buffer.text[self.text_bytes :]
 
-    def copy(self, length: int, text_bytes: int) -> TokenBuffer:
-        fresh = TokenBuffer()
-        fresh._ids = self._ids[:length]
-        fresh._text = self._text[:text_bytes]
-        return fresh
-
-    def ids(self, length: int) -> array[int]:
-        return self._ids[:length]
+    def ids(self) -> array[int]:
+        return self.buffer.ids[: self.length]
 
     def tail(self, count: int) -> array[int]:
-        return self._ids[-count:]
+        return self.buffer.ids[max(self.length - count, 0) : self.length]
 
-    def last(self, length: int) -> int | None:
-        return self._ids[length - 1] if length else None
-
-    def json(self, text_bytes: int) -> bytes:
+    def json(self) -> bytes:
         # A slice, not a view: while a view exists no other thread could extend the text.
-        return b"".join((b"[", self._text[:text_bytes], b"]"))
+        return b"".join((b"[", self.buffer.text[: self.text_bytes], b"]"))
