@@ -113,27 +113,17 @@ class KnownPrompt:
 
 
 @dataclass(slots=True, eq=False)
-class Listed:
-    """A message list as it came, for comparison with the next one: it is made of ``digest`` and goes on from
-    ``base``.
+class Match:
+    """The place of a request: the commit ``base`` that it continues, the number of messages that this covers, and the digest of
+    all its messages. ``root`` identifies its agent: the tools, and the system message if there is one.
     """
 
     options: Digest
     messages: list[dict[str, Any]]
+    root: Digest
     digest: Digest
-    base: Commit | None
-    covered: int
-
-
-@dataclass(slots=True)
-class Match:
-    """Where a request stands: the commit it goes on from, how many messages that covers, and the digest of all its
-    messages.
-    """
-
-    base: Commit | None
-    covered: int
-    digest: Digest
+    base: Commit | None = None
+    covered: int = 0
 
 
 class Conversation:
@@ -142,63 +132,61 @@ class Conversation:
     ``now`` (unix seconds) is the date its templates see. Message objects that were passed in must not be changed
     afterwards. Not thread-safe: its owner lets one thread at a time use it."""
 
-    __slots__ = ("_lists", "_options", "_rows", "asked", "commits", "now", "roots")
+    __slots__ = ("_matches", "_options", "_rows", "asked", "commits", "now", "roots")
 
     def __init__(self, *, now: float | None = None) -> None:
         self.now = now
         self.commits: dict[Digest, Commit] = {}
         self.asked: dict[Digest, KnownPrompt] = {}
         self.roots: set[Digest] = set()
-        self._lists: list[Listed] = []
+        self._matches: list[Match] = []  # the last ones, for comparison with the next request
         self._rows: dict[int, TokenRow] = {}  # the last one of each branch, by its buffer
         self._options: tuple[Any, Any, Digest] | None = None
 
-    def options(self, tools: Sequence[dict[str, Any]] | None, options: Mapping[str, Any] | None) -> Digest:
-        """The basis of a history besides its messages: the tools offered and the template's switches.
-
-        It is remembered: tool lists are long and hardly ever change.
-        """
+    def _basis(self, tools: Sequence[dict[str, Any]] | None, options: Mapping[str, Any] | None) -> Digest:
+        """The basis of a history besides its messages. It is remembered: tool lists are long and hardly ever change."""
         known = self._options
         if known is None or known[0] != tools or known[1] != options:
             digest = _hash(b"options", _ENCODER.encode([list(tools or ()), dict(options or {})]))
             known = self._options = (tools, options, digest)
         return known[2]
 
-    def match(self, messages: list[dict[str, Any]], options: Digest) -> Match:
+    def match(
+        self,
+        messages: list[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None,
+        options: Mapping[str, Any] | None,
+    ) -> Match:
         """Find the deepest commit that the messages go on from. Cost: O(new messages) if they extend a recent list."""
-        base: Commit | None = None
-        covered = start = 0
-        digest = options
-        extended: Listed | None = None
-        for known in reversed(self._lists):
+        basis, first = self._basis(tools, options), messages[0]
+        root = basis + message_digest(first) if first["role"] in ("system", "developer") else basis
+        found = Match(basis, messages, root, basis)
+        start = 0
+        for known in reversed(self._matches):
             size = len(known.messages)
-            if known.options == options and size <= len(messages) and messages[:size] == known.messages:
-                base, covered, start, digest, extended = known.base, known.covered, size, known.digest, known
+            if known.options == basis and size <= len(messages) and messages[:size] == known.messages:
+                start, found.digest, found.base, found.covered = size, known.digest, known.base, known.covered
+                self._matches.remove(known)
                 break
-        for i in range(start, len(messages)):
-            message = messages[i]
-            if message["role"] != "assistant":
-                digest = _hash(digest, message_digest(message))
-                continue
-            whole = _hash(digest, message_digest(message))
-            commit = self.commits.get(whole) or self.commits.get(_hash(digest, message_digest(message, text=False)))
-            if commit is None and (key := _calls_key(message)) is not None:
-                commit = self.commits.get(_hash(digest, key))
-                commit = commit if commit is not None and _filled_in(commit.calls, _called(message)) else None
-            if commit is None:
-                digest = whole
+        for i, message in enumerate(messages[start:], start):
+            if message["role"] != "assistant" or (commit := self._commit(found.digest, message)) is None:
+                found.digest = _hash(found.digest, message_digest(message))
             else:
-                base, covered, digest = commit, i + 1, commit.digest
-        self._remember(Listed(options, messages, digest, base, covered), extended)
-        return Match(base, covered, digest)
+                found.base, found.covered, found.digest = commit, i + 1, commit.digest
+        self._matches.append(found)
+        del self._matches[:-_KEEP_LISTS]
+        return found
 
-    def _remember(self, listed: Listed, extended: Listed | None) -> None:
-        if extended is not None:
-            self._lists.remove(extended)
-        self._lists.append(listed)
-        del self._lists[:-_KEEP_LISTS]
+    def _commit(self, before: Digest, message: Mapping[str, Any]) -> Commit | None:
+        """The turn that an assistant message is the answer of."""
+        for text in (True, False):
+            if (commit := self.commits.get(_hash(before, message_digest(message, text=text)))) is not None:
+                return commit
+        key = _calls_key(message)
+        commit = None if key is None else self.commits.get(_hash(before, key))
+        return commit if commit is not None and _filled_in(commit.calls, _called(message)) else None
 
-    def branch_reason(self, match: Match, root: Digest, messages: list[dict[str, Any]]) -> str | None:
+    def branch_reason(self, match: Match) -> str | None:
         """Return why a prompt does not continue its parent (one of `trajectory.BRANCH_REASONS`). None: it does."""
         again = self.asked.get(match.digest)
         if again is not None:
@@ -210,11 +198,12 @@ class Conversation:
             return "parallel_calls" if self._running(base) else "history_rewritten"
         if not self.asked:
             return None
-        if root not in self.roots:
+        if match.root not in self.roots:
             # The same conversation under another system message or tool list is no other agent's.
-            for known in reversed(self._lists[:-1]):
-                if 1 < len(known.messages) < len(messages) and messages[1 : len(known.messages)] == known.messages[1:]:
-                    return "tools_changed" if messages[0] == known.messages[0] else "history_rewritten"
+            messages = match.messages
+            for known in (each.messages for each in reversed(self._matches[:-1])):
+                if 1 < len(known) < len(messages) and messages[1 : len(known)] == known[1:]:
+                    return "tools_changed" if messages[0] == known[0] else "history_rewritten"
             return "sub_agent"
         return "parallel_calls" if self._running() else "history_rewritten"
 
@@ -222,14 +211,12 @@ class Conversation:
         """Whether a prompt is being answered, or one made from ``base``."""
         return any(asked.running and base in (None, asked.base) for asked in self.asked.values())
 
-    def add_prompt(
-        self, match: Match, root: Digest, row: TokenRow, *, opens_reasoning: bool, extended: bool
-    ) -> KnownPrompt:
+    def add_prompt(self, match: Match, row: TokenRow, *, opens_reasoning: bool, extended: bool) -> KnownPrompt:
         """Record that the row was made for these messages."""
         asked = KnownPrompt(match.digest, match.base, row, opens_reasoning, extended)
         self.asked[match.digest] = asked
         self._rows[id(row.buffer)] = row
-        self.roots.add(root)
+        self.roots.add(match.root)
         if match.base is not None:
             match.base.continued += 1
         return asked

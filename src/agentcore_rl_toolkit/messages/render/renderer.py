@@ -20,7 +20,7 @@ from ...errors import CaptureError, ConfigError
 from ..errors import RequestError
 from ..wire.canonical import Choice
 from .algebra import SuffixRenderer, TemplateFacts, probe
-from .conversation import Conversation, Digest, KnownPrompt, Match, message_digest
+from .conversation import Conversation, KnownPrompt, Match
 from .parsers import Grammar, grammar_named, grammar_of, new_parser
 from .reply import ReplyStream
 from .template import ChatTemplate
@@ -143,20 +143,17 @@ class Renderer:
         if not messages:
             raise RequestError("messages must not be empty", param="messages")
         options = self.template.options(options)
-        match = conversation.match(messages, conversation.options(tools, options))
-        root = self.root(messages, conversation, tools, options)
-        reason = conversation.branch_reason(match, root, messages)
+        match = conversation.match(messages, tools, options)
+        reason = conversation.branch_reason(match)
         asked = conversation.asked.get(match.digest)
         if asked is None:
-            suffix = self._suffix(match, messages, tools, options, conversation.now)
+            suffix = self._suffix(match, tools, options, conversation.now)
             if suffix is None:
                 text = self._text(messages, tools, options, conversation.now)
                 row = TokenRow().extended(self._plain.encode(text))
             else:
                 text, row = suffix
-            asked = conversation.add_prompt(
-                match, root, row, opens_reasoning=self._opens(text), extended=suffix is not None
-            )
+            asked = conversation.add_prompt(match, row, opens_reasoning=self._opens(text), extended=suffix is not None)
         asked.calls += 1
         asked.running += 1
         return RenderedPrompt(asked, reason)
@@ -253,22 +250,9 @@ class Renderer:
     def decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(ids)
 
-    def root(
-        self,
-        messages: list[dict[str, Any]],
-        conversation: Conversation,
-        tools: Sequence[dict[str, Any]] | None,
-        options: Mapping[str, Any] | None,
-    ) -> Digest:
-        """The marks of an agent of the session: its tools, and its system message if there is one."""
-        digest = conversation.options(tools, options)
-        first = messages[0]
-        return digest + message_digest(first) if first["role"] in ("system", "developer") else digest
-
     def _suffix(
         self,
         match: Match,
-        messages: list[dict[str, Any]],
         tools: Sequence[dict[str, Any]] | None,
         options: Mapping[str, Any] | None,
         now: float | None,
@@ -277,7 +261,7 @@ class Renderer:
 
         The text is rendered behind a stub, or, where the template looks further back, behind the whole history.
         """
-        base, covered = match.base, match.covered
+        base, covered, messages = match.base, match.covered, match.messages
         if base is None or covered == len(messages):
             return None
         answer, following = messages[covered - 1], self._plain.messages(messages[covered:])

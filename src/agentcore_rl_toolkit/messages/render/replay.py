@@ -49,7 +49,7 @@ def replay(renderer: Renderer, past: Iterable[PastCall], *, now: float | None = 
 
 def _add(renderer: Renderer, conversation: Conversation, call: PastCall) -> None:
     options = renderer.template.options(call.options)
-    match = conversation.match(call.messages, conversation.options(call.tools, options))
+    match = conversation.match(call.messages, call.tools, options)
     asked = conversation.asked.get(match.digest)
     if asked is None:
         base = match.base.row if match.base is not None and call.extended else None
@@ -57,10 +57,7 @@ def _add(renderer: Renderer, conversation: Conversation, call: PastCall) -> None
         row = TokenRow().extended(call.prompt)
         if base is not None and extended:
             row = base.extended(call.prompt[base.length :])
-        root = renderer.root(call.messages, conversation, call.tools, options)
-        asked = conversation.add_prompt(
-            match, root, row, opens_reasoning=renderer.opens_reasoning(row), extended=extended
-        )
+        asked = conversation.add_prompt(match, row, opens_reasoning=renderer.opens_reasoning(row), extended=extended)
     asked.calls += 1
     for turn_id, ids, message in call.answers:
         conversation.add_commit(asked, turn_id, ids, message)

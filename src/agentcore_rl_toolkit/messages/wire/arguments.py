@@ -2,40 +2,43 @@
 
 Python's reader and writer know ``NaN``, ``Infinity`` and ``-Infinity``, and read ``1e999`` as infinite. Models write such
 numbers, vLLM and SGLang pass them on, and JSON does not have them (RFC 8259, 6): one of them in a body makes all of the body
-unreadable to most clients. Dialects that carry arguments as text get the model's own. Where a dialect has an object, such a
+unreadable to most clients. Dialects that carry arguments as text get the model's own. In a dialect with objects, such a
 number is a string with its name, as in protobuf's JSON (https://protobuf.dev/programming-guides/json); pydantic, for one,
 takes that for a number.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
-import re
 from typing import Any
 
 import msgspec
 
 from ..errors import NOT_JSON
 
-_NAMES = frozenset({"NaN", "Infinity", "-Infinity"})
-_STRING_OR_BARE = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[A-Za-z0-9+\-.]+', re.DOTALL)
+
+def loads(text: str, *, strict: bool = True) -> Any:
+    """JSON as Python reads it, with strings for numbers that JSON does not have. Raises: ValueError, RecursionError."""
+    value = json.loads(text, strict=strict, parse_constant=str, parse_float=_number)
+    json.dumps(value)  # it is not deeper than what can be written
+    return value
 
 
-def _as_json(bare: str) -> str:
-    if bare in _NAMES:
-        return f'"{bare}"'
-    if not bare.startswith('"') and "e" in bare.lower():
-        try:
-            if math.isinf(float(bare)):
-                return '"-Infinity"' if bare[0] == "-" else '"Infinity"'
-        except ValueError:
-            pass
-    return bare
+def _number(text: str) -> float | str:
+    number = float(text)
+    return number if math.isfinite(number) else "-Infinity" if number < 0 else "Infinity"
 
 
 def standard(text: str) -> str:
-    """The same text, with a string for each number that JSON does not have."""
-    return _STRING_OR_BARE.sub(lambda found: _as_json(found[0]), text)
+    """The same JSON with strings for such numbers. Text that is no JSON to Python stays as it is."""
+    try:
+        msgspec.json.decode(text)
+    except NOT_JSON:
+        with contextlib.suppress(ValueError, RecursionError):
+            return msgspec.json.encode(loads(text)).decode()
+    return text
 
 
 def value_of(arguments: str) -> Any:

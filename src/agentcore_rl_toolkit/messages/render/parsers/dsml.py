@@ -9,8 +9,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ...wire.arguments import loads
 from .base import Call, Grammar, Schemas
-from .families import dumps, loads, name_ok, object_text, typed_value
+from .families import dumps, name_ok, object_text, typed_value
 
 _OPEN, _CLOSE = "<｜DSML｜parameter", "</｜DSML｜parameter>"
 _NAME = re.compile(r'\s+name="([^"]+)"\s*>')

@@ -7,7 +7,6 @@ zai-org/GLM-4.5 and deepseek-ai/DeepSeek-V3 / V3.1 / R1, which show the model it
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import msgspec
 
 from ...errors import NOT_JSON
-from ...wire.arguments import standard, value_of
+from ...wire.arguments import loads, standard, value_of
 from .base import Call, Grammar, Schemas
 
 
@@ -29,21 +28,14 @@ class _Json(msgspec.Struct):
 _CALL_DECODER = msgspec.json.Decoder(_Json)
 
 
-def loads(text: str, *, strict: bool = True) -> Any:
-    """JSON as Python reads it, with NaN and Infinity. Raises: ValueError, RecursionError."""
-    value = json.loads(text, strict=strict)
-    dumps(value)  # as deep as can be written
-    return value
-
-
 def dumps(value: Any) -> str:
-    """JSON text that any agent can read: NaN and infinite numbers are strings. Raises: RecursionError."""
-    text = standard(json.dumps(value, ensure_ascii=False))
+    """JSON text that any agent can read. Raises: RecursionError."""
+    text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode()
     except UnicodeEncodeError:  # half of a surrogate pair can only stand in JSON as an escape
-        return standard(json.dumps(value))
-    return text
+        text = json.dumps(value)
+    return standard(text)
 
 
 def call_from_json(text: str) -> Call | None:
@@ -119,8 +111,6 @@ def typed_value(text: str, schema: Any) -> Any:
             return lowered == "true"
         if "null" in wanted and lowered in ("none", "null"):
             return None
-        return text
-    if isinstance(value, float) and not math.isfinite(value) and "number" not in wanted:
         return text
     if isinstance(value, float) and value.is_integer() and "integer" in wanted and "number" not in wanted:
         return int(value)  # 3.0 is an integer to JSON Schema
