@@ -52,11 +52,9 @@ def _add(renderer: Renderer, conversation: Conversation, call: PastCall) -> None
     match = conversation.match(call.messages, call.tools, options)
     asked = conversation.asked.get(match.digest)
     if asked is None:
-        base = match.base.row if match.base is not None and call.extended else None
-        extended = base is not None and call.prompt[: base.length] == base.ids()
-        row = TokenRow().extended(call.prompt)
-        if base is not None and extended:
-            row = base.extended(call.prompt[base.length :])
+        base = match.base.row if match.base is not None and call.extended else TokenRow()
+        extended = base.length > 0 and call.prompt[: base.length] == base.ids()
+        row = base.extended(call.prompt[base.length :]) if extended else TokenRow().extended(call.prompt)
         asked = conversation.add_prompt(match, row, opens_reasoning=renderer.opens_reasoning(row), extended=extended)
     asked.calls += 1
     for turn_id, ids, message in call.answers:
