@@ -48,9 +48,6 @@ class Dispatch:
         self._loopback = is_loopback(config.host)
         self._admin_key = config.admin_key.encode() if config.admin_key is not None else None
 
-    async def close(self) -> None:
-        await self._bodies.close()
-
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """Answer a request. Its body is read after its key was checked, so that strangers cannot send much."""
         raw, _, query = http.raw_path.encode("utf-8", "surrogateescape").partition(b"?")

@@ -115,7 +115,6 @@ class Gateway:
             call.abort(RequestError("the gateway is stopping", kind="overloaded"))
         await self.running.until(lambda: not len(self.running), grace_s)
         await self.connections.shutdown(grace_s)
-        await self._dispatch.close()
         if self._ticker is not None:
             self._ticker.cancel()
             with contextlib.suppress(asyncio.CancelledError):

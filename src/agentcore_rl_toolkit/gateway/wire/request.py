@@ -40,7 +40,7 @@ class CallRequest:
     """
 
     dialect: str
-    body: bytes = b""  # empty if the helper process has read it
+    body: bytes = b""  # empty if another process has read it
     fields: Fields = field(default_factory=dict)
     digest: int = 0
     stream: bool = False
@@ -121,7 +121,7 @@ async def read_large_request(
     as_they_are: bool,
     recorded: Mapping[str, dict[str, Any]],
 ) -> CallRequest:
-    """Decode a large request in the helper process. ``as_they_are``: the server gets the messages unchanged.
+    """Decode a large request in another process. ``as_they_are``: the server gets the messages unchanged.
 
     Raises: RequestError.
     """
