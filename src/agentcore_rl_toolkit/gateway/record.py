@@ -18,7 +18,6 @@ from .sessions import RecordedReply, Session
 from .wire.request import CallRequest
 
 AGENT_GONE = "agent_gone"  # the code of the error of a call whose agent hung up
-_FEW = 3  # running calls up to which waiting for others to commit with would only be waiting
 _MOST_REFUSED = 50  # requests of one session that are entries of it: an agent may repeat one forever
 
 
@@ -63,7 +62,7 @@ class Recorder:
                     committed.set_result(error)
 
             session.append()
-            position = session.store.append(session, record, done, alone=len(context.running) <= _FEW)
+            position = session.store.append(session, record, done)
             error = await committed
             if error is None and status in TURNS:
                 self.reply = RecordedReply(session, position, connections=connections())

@@ -36,7 +36,6 @@ from .schema import FILE, INSERT_CALL, PAGE_BYTES, PUT_SESSION, Row, call_row, c
 log = logging.getLogger(__name__)
 
 _PROBE_BYTES = 64 * 2**10  # what a disk that refused must take before it counts as one with room
-_RETRY_S = 0.1  # how soon a disk that refused is tried again
 _LOCKED_S = 5.0  # how long another program may hold the file before calls are refused
 _REST_S = 0.02  # between two tries of a locked file, and of removing calls
 _SLICE_S = 0.005  # for so long at a time: the loop has other work
@@ -54,55 +53,6 @@ class QueuedCall(NamedTuple):
     row: Row
     session: Any  # which has a `number`
     done: Done | None
-
-
-class Queue:
-    """The writes of the next commit. ``after`` runs when all of it is committed, or was refused."""
-
-    def __init__(self) -> None:
-        self.calls: list[QueuedCall] = []
-        self.sessions: dict[int, tuple[Any, ...]] = {}
-        self.deleted: dict[int, None] = {}
-        self.delivered: dict[int, bool] = {}
-        self.settings: dict[str, Any] = {}
-        self.after: list[Done] = []
-
-    def __bool__(self) -> bool:
-        return bool(self.calls or self.after or self._more)
-
-    @property
-    def _more(self) -> bool:
-        """Whether there is something beside calls."""
-        return bool(self.sessions or self.deleted or self.delivered or self.settings)
-
-    def write(self, database: sqlite3.Connection, calls: list[QueuedCall]) -> None:
-        """One transaction with these calls. Raises: sqlite3.Error, which leaves all as it was."""
-        if len(calls) == 1 and not self._more:
-            database.execute(INSERT_CALL, calls[0].row)  # a transaction by itself, at half the cost
-            return
-        with transaction(database):
-            if self.sessions:
-                database.executemany(PUT_SESSION, self.sessions.values())
-            if self.deleted:
-                numbers = [(number,) for number in self.deleted]
-                database.executemany("DELETE FROM sessions WHERE number = ?", numbers)
-                database.executemany("INSERT OR IGNORE INTO deleted VALUES(?)", numbers)
-            if calls:
-                database.executemany(INSERT_CALL, [call.row for call in calls])
-            if self.delivered:
-                database.executemany(
-                    "UPDATE calls SET delivered = ? WHERE number = ?",
-                    [(whole, number) for number, whole in self.delivered.items()],
-                )
-            if self.settings:
-                database.executemany("INSERT OR REPLACE INTO settings VALUES(?,?)", self.settings.items())
-
-    def written(self) -> list[Done]:
-        """All but calls is stored. Returns what is to run now."""
-        for each in (self.sessions, self.deleted, self.delivered, self.settings):
-            each.clear()
-        after, self.after = self.after, []
-        return after
 
 
 @contextmanager
@@ -164,7 +114,7 @@ class Store:
     """The store of one gateway. ``directory`` None: a private one, which `close` removes. ``reader`` belongs to the event loop.
 
     ``failed`` is why the disk refuses calls at the moment. ``on_refused`` runs for every call that was refused, with
-    its session.
+    its session. ``removing`` are deleted sessions whose calls are still to be removed.
     Belongs to one event loop. Raises: ConfigError when another gateway has the directory, or it holds no usable store.
     """
 
@@ -194,10 +144,12 @@ class Store:
         except sqlite3.Error as e:
             raise ConfigError(trouble(e, self.path)) from e
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._queue = Queue()
+        self._calls: list[QueuedCall] = []
+        self._writes: dict[tuple[str, Any], tuple[str, Row]] = {}  # all else, by table and key: the last one counts
+        self._after: list[Done] = []  # what runs when all of it is committed, or was refused
         self._scheduled = False
         self._tidying: asyncio.Task[None] | None = None
-        self._retry_at = self._locked_since = 0.0
+        self._locked_since = 0.0
 
     def _number(self, sql: str) -> int:
         return int(self._database.execute(sql).fetchone()[0] or 0)
@@ -208,39 +160,33 @@ class Store:
 
     # -- what is to be stored
 
-    def append(self, session: Any, record: CallRecord, done: Done | None = None, *, alone: bool = False) -> int:
-        """Store a call; `done` runs once it is committed, or was refused. Returns its number.
-
-        With ``alone`` no others are to be expected in this pass of the loop: it is committed at once.
-        """
+    def append(self, session: Any, record: CallRecord, done: Done | None = None) -> int:
+        """Store a call; `done` runs once it is committed, or was refused. Returns its number."""
         number = self.next_call
         self.next_call += 1
-        self._queue.calls.append(QueuedCall(call_row(number, session.number, record), session, done))
-        if alone:
-            self.commit()
-        else:
-            self._schedule()
+        self._calls.append(QueuedCall(call_row(number, session.number, record), session, done))
+        self._schedule()
         return number
 
     def put_session(self, *row: Any) -> None:
         """Store a session as it is now: the columns of `sessions`."""
-        self._queue.sessions[row[0]] = row
-        self._schedule()
+        self._write("sessions", row[0], PUT_SESSION, row)
 
     def delete_session(self, number: int) -> None:
-        """Forget a session. It is gone with the next commit; its calls are removed a few at a time."""
-        self._queue.sessions.pop(number, None)
-        self._queue.deleted[number] = None
-        self._schedule()
+        """Delete a session with the next commit; its calls are removed a few at a time."""
+        self._write("sessions", number, "DELETE FROM sessions WHERE number = ?", (number,))
+        self._write("deleted", number, "INSERT OR IGNORE INTO deleted VALUES(?)", (number,))
 
     def deliver(self, call: int, *, whole: bool) -> None:
         """Store whether an agent has the whole reply of a call."""
-        self._queue.delivered[call] = whole
-        self._schedule()
+        self._write("calls", call, "UPDATE calls SET delivered = ? WHERE number = ?", (whole, call))
 
     def set(self, name: str, value: Any) -> None:
         """Store a setting of the gateway."""
-        self._queue.settings[name] = value
+        self._write("settings", name, "INSERT OR REPLACE INTO settings VALUES(?,?)", (name, value))
+
+    def _write(self, table: str, key: Any, sql: str, values: Row) -> None:
+        self._writes[table, key] = sql, values
         self._schedule()
 
     def _schedule(self) -> None:
@@ -250,66 +196,70 @@ class Store:
 
     # -- storing it
 
-    def commit(self) -> None:
-        """Store what is queued."""
+    def commit(self, *, probe: bool = False) -> None:
+        """Store what is queued. A disk that refused is only tried with ``probe``."""
         self._scheduled = False
-        if not self._queue:
+        calls, self._calls = self._calls, []
+        if not (calls or self._writes or self._after):
             return
-        calls, self._queue.calls = self._queue.calls, []
-        if self.failed is not None and time.monotonic() < self._retry_at:
+        if self.failed is not None and not probe:
             self._refuse(calls, self.failed)
             return
         try:
-            self._queue.write(self._database, calls)
+            with transaction(self._database):
+                self._database.executemany(INSERT_CALL, [call.row for call in calls])
+                for sql, values in self._writes.values():
+                    self._database.execute(sql, values)
         except sqlite3.Error as e:
             self._failed(calls, e)
-        else:
-            self._stored(calls)
-
-    def _stored(self, calls: list[QueuedCall]) -> None:
+            return
         self._locked_since = 0.0
-        if self._queue.deleted:
-            self.removing.extend(self._queue.deleted)
-            self._tidy()
-        after = self._queue.written()
+        self.removing.extend(key for table, key in self._writes if table == "deleted")
+        self._writes.clear()
+        self._tidy()
         if self.failed is not None:
             log.warning("the gateway's store takes calls again")
             self.failed = None
             self.set("probe", None)
-        for done in (*(call.done for call in calls), *after):
-            _report(done, None)
+        self._report(calls, None)
 
     def _failed(self, calls: list[QueuedCall], error: sqlite3.Error) -> None:
         """A transaction was refused."""
         code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
-        now = time.monotonic()
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) and self._loop is not None:
+            now = time.monotonic()
             self._locked_since = self._locked_since or now
             if now - self._locked_since < _LOCKED_S:
-                self._queue.calls[:0] = calls
+                self._calls[:0] = calls
                 self._loop.call_later(_REST_S, self.commit)
                 return
         if self.failed is None:
             log.error("storing calls failed: %s", trouble(error, self.path))
         self.failed = os_error(error, self.path)
-        self._retry_at = now + _RETRY_S
         self._refuse(calls, self.failed)
 
     def _refuse(self, calls: list[QueuedCall], error: OSError) -> None:
-        queue = self._queue
-        after, queue.after = queue.after, []
         for call in calls:
             if self.on_refused is not None:
                 self.on_refused(call.session)
+        self._report(calls, error)
+
+    def _report(self, calls: list[QueuedCall], error: OSError | None) -> None:
+        """Run the callbacks. A fault in one must not keep the others from running."""
+        after, self._after = self._after, []
         for done in (*(call.done for call in calls), *after):
-            _report(done, error)
+            try:
+                if done is not None:
+                    done(error)
+            except Exception:
+                log.exception("a call is stored, and what was to follow failed")
 
     async def kept(self) -> OSError | None:
         """Return when everything appended so far is committed (with ``fsync``: on the disk), or why it is not."""
-        if not self._queue:
+        if not (self._calls or self._writes or self._after):
             return None
         committed: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
-        self._queue.after.append(lambda error: None if committed.done() else committed.set_result(error))
+        self._after.append(lambda error: None if committed.done() else committed.set_result(error))
         self._schedule()
         return await committed
 
@@ -323,9 +273,9 @@ class Store:
 
     def tend(self) -> None:
         """Try a disk that refused again, also without new calls; and remove the calls of deleted sessions."""
-        if self.failed is not None and time.monotonic() >= self._retry_at:
-            self._queue.settings["probe"] = bytes(_PROBE_BYTES)
-            self.commit()
+        if self.failed is not None:
+            self.set("probe", bytes(_PROBE_BYTES))
+            self.commit(probe=True)
         self._tidy()
         self.wal.tend()
 
@@ -362,7 +312,7 @@ class Store:
 
     @property
     def queue_depth(self) -> int:
-        return len(self._queue.calls)
+        return len(self._calls)
 
     async def stop(self) -> None:
         """Store everything, then `close`."""
@@ -371,23 +321,13 @@ class Store:
 
     def close(self) -> None:
         self._loop = None
-        if self._queue:
-            self.commit()
+        self.commit(probe=True)
         self.for_threads.close()
         self.reader.close()
         self._database.close()  # which moves the write-ahead log into the file
         if self._private is not None:
             shutil.rmtree(self._private, ignore_errors=True)
         os.close(self._lock)
-
-
-def _report(done: Done | None, error: OSError | None) -> None:
-    """Run a callback. A fault in it must not keep the others from running."""
-    try:
-        if done is not None:
-            done(error)
-    except Exception:
-        log.exception("a call is stored, and what was to follow failed")
 
 
 def _pieces(items: Iterator[bytes]) -> Iterator[bytes]:
