@@ -171,7 +171,6 @@ class Trainer:
             endpoint_url=settings.runtime,
             tps_limit=500,
             model_id="scripted",
-            on_failure="retry" if batch else "return",
             retries=5 if batch else 0,
             max_retry_attempts=30,
             watch=WatchSettings(heartbeat_s=1.0, lost_after_s=5.0),

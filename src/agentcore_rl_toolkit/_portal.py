@@ -1,7 +1,7 @@
-"""One daemon thread with one event loop, and the ways into it: the sync face of everything async here.
+"""One daemon thread with one event loop, under the sync methods of everything async.
 
-Sync callers block on a `concurrent.futures.Future`, async callers in whatever loop await the same one. So sync and async calls
-mix freely, notebooks with a running loop work, and connections live on between calls, which a fresh loop per call would close.
+Sync callers block on a `concurrent.futures.Future`, and async callers await the same one in their own loop. So sync and async
+calls mix freely, notebooks with a running loop work, and connections live on between calls.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ _portals: weakref.WeakSet[Portal] = weakref.WeakSet()
 def result_of(future: concurrent.futures.Future[T], timeout_s: float | None = None) -> T:
     """`future.result(timeout_s)` that Ctrl-C always ends.
 
-    A signal that comes just before the thread falls asleep, or to another thread, does not wake it: Python acts on it at the
-    next waking. So threads here sleep only briefly.
+    A signal just before the thread falls asleep, or to another thread, does not wake it. So threads sleep only briefly.
     """
     end_s = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
@@ -48,8 +47,8 @@ def result_of(future: concurrent.futures.Future[T], timeout_s: float | None = No
 class Portal:
     """Runs coroutines on a background loop. Starts on first use; thread-safe.
 
-    A portal with an `owner` (what to call it in errors) is closed with it, and refuses to work in a forked child, where the
-    owner's state is a copy. One without serves the whole process, and a forked child gets a fresh loop.
+    A portal with an `owner` (a name for errors) is closed with its owner, and refuses to work in a forked child, where the
+    owner's state is a copy. One without an owner serves the whole process, and a forked child gets a fresh loop.
     """
 
     def __init__(self, name: str, *, owner: str | None = None) -> None:
@@ -67,9 +66,8 @@ class Portal:
 
         Raises: ConfigError after `close`, and for an owned portal in a process forked after the first use.
         """
-        loop = self._loop
-        if loop is not None and self._pid == os.getpid() and not self._closed:
-            return loop
+        if self._loop is not None and self.started:  # without the lock, which a signal handler's own thread may hold
+            return self._loop
         with self._lock:
             if self._closed:
                 raise ConfigError(f"the {self._owner or self._name} is closed; make a new one")
@@ -77,9 +75,7 @@ class Portal:
                 return self._loop
             if self._loop is not None and self._owner is not None:
                 raise ConfigError(f"the {self._owner} was used before this process forked; make one in the child")
-            ready = threading.Event()
-            self._loop = asyncio.new_event_loop()
-            self._pid = os.getpid()
+            self._loop, self._pid, ready = asyncio.new_event_loop(), os.getpid(), threading.Event()
             self._thread = threading.Thread(target=_run, args=(self._loop, ready), name=self._name, daemon=True)
             self._thread.start()
             ready.wait()
@@ -87,11 +83,20 @@ class Portal:
 
     @property
     def started(self) -> bool:
+        """True while the loop runs in this process."""
         return self._loop is not None and not self._closed and self._pid == os.getpid()
 
     @property
     def on_own_thread(self) -> bool:
+        """True on the loop's thread."""
         return threading.current_thread() is self._thread
+
+    def refuse_own_thread(self) -> None:
+        """Raises: ConfigError on the loop's own thread, where a sync wait would never end."""
+        if self.on_own_thread:
+            raise ConfigError(
+                "a sync method was called on the thread that does its work, and would wait for itself; use the `_async` one"
+            )
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Start a coroutine on the loop; cancelling the returned future cancels the task."""
@@ -112,13 +117,6 @@ class Portal:
         except RuntimeError:  # the loop closed between the check and the call
             return
 
-    def refuse_own_thread(self) -> None:
-        """Raises: ConfigError on the loop's own thread, where a sync wait would never end."""
-        if self.on_own_thread:
-            raise ConfigError(
-                "a sync method was called on the thread that does its work, and would wait for itself; use the `_async` one"
-            )
-
     def sync(self, method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[S, P], T]:
         """The sync twin of an async method: the same signature and docstring, without ``_async`` in its name."""
 
@@ -131,7 +129,7 @@ class Portal:
         return call
 
     def call(self, coroutine: Coroutine[Any, Any, T], *, clean_up_s: float = 0.0) -> T:
-        """Run a coroutine on the loop and wait for it here. Ctrl-C cancels it and gives it `clean_up_s` to end.
+        """Run a coroutine on the loop and wait for it in this thread. Ctrl-C cancels it and gives it `clean_up_s` to end.
 
         Raises: ConfigError on the loop's own thread, where waiting would never end.
         """
@@ -158,17 +156,13 @@ class Portal:
             else:
                 answer.set_result(task.result())
 
-        def cancel() -> None:
-            for task in tasks:
-                task.cancel()
-
         try:
-            # asyncio.run_coroutine_threadsafe would leave a moment in which the work runs and Ctrl-C finds nothing to cancel
+            # asyncio.run_coroutine_threadsafe would leave a moment in which the work runs and Ctrl-C finds nothing to cancel.
             loop.call_soon_threadsafe(begin)
             return result_of(answer)
         except BaseException:
             if not answer.done():
-                loop.call_soon_threadsafe(cancel)
+                loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
                 concurrent.futures.wait([answer], clean_up_s)
             raise
 
@@ -179,11 +173,9 @@ class Portal:
     def close(self) -> None:
         """Stop the loop and join the thread."""
         with self._lock:
-            if self._closed:
-                return
-            self._closed = True
+            running, self._closed = self.started, True
             loop, thread = self._loop, self._thread
-        if loop is None or thread is None or self._pid != os.getpid():
+        if not running or loop is None or thread is None:
             return
         loop.call_soon_threadsafe(loop.stop)
         if threading.current_thread() is not thread:
@@ -191,18 +183,9 @@ class Portal:
 
 
 def _run(loop: asyncio.AbstractEventLoop, ready: threading.Event) -> None:
-    asyncio.set_event_loop(loop)
-    loop.call_soon(ready.set)
-    try:
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:  # it cancels what is left, and closes the loop
+        runner.get_loop().call_soon(ready.set)
         loop.run_forever()
-    finally:
-        tasks = asyncio.all_tasks(loop)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()
 
 
 def _after_fork() -> None:

@@ -27,13 +27,12 @@ from .errors import OTHER_FAILURE, POLICY_FAILURES, ConfigError, ContractError, 
 
 ROLLOUT_FIELD = "_rollout"
 INFO_FIELD = "_agent"  # the record's block of our own fields: outcome, cause, failure, session_id, attempt, times
-RUNS_ONCE_FIELD = (
-    "runs_once"  # True in an agent's reply: this session's payload runs once however often it is delivered
-)
+# True in an agent's reply: this session's payload runs once however often it is delivered.
+RUNS_ONCE_FIELD = "runs_once"
 TURNS_USED = "model calls, all are used"  # in the gateway's refusal of a call beyond `max_turns`, in every dialect
 PROBE_FIELD = "_probe"  # of a payload: the doctor asks what a session can reach
-PROBED = "probed"  # `status` of an agent's reply to a probe; `probe` has what it found
-PROBE_EXPERIMENT = "agentcore-rl-doctor"  # the doctor's keys, and no training's, begin with it
+PROBED = "probed"  # `status` of an agent's reply to a probe, which has the report under `probe`
+PROBE_EXPERIMENT = "agentcore-rl-doctor"  # the doctor's keys begin with it
 REFUSED = "refused"  # `status` of an agent's reply when it cannot store its record; `error` says why
 # The agent's 403, which AgentCore passes on without its text.
 ROLLOUTS_OFF = (
@@ -50,13 +49,13 @@ MAX_KEY_BYTES = 1024  # S3's own limit on a key
 IdValue = str | int | float  # an experiment or input id as a caller writes it; in a key it stands as `str` writes it
 
 TRAIN_FIELD = "train"  # of the `_rollout` block, and of a record's own block: the rule of what trains
-TEXTS_FIELD = (
-    "texts"  # of the `_rollout` block: texts to try, by name; of a record's own block: those that the agent read
-)
+# Of the `_rollout` block: texts to try, by name. Of a record's own block: those that the agent read.
+TEXTS_FIELD = "texts"
 POLICY_REWARD_FIELD = "policy_reward"  # of a record's own block: what the agent declares for failures of the policy
 TRAIN_RULES = ("all", "task", "main")  # any other word is a tag; `trajectory.selection` says what each means
 DEFAULT_TRAIN = "task"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _TAG = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 SECRET_KEYS = frozenset(
@@ -91,23 +90,18 @@ class Outcome(StrEnum):
 class Cause(StrEnum):
     """The cause of a failed rollout. A cancelled one has none: it did not fail.
 
-    The policy's failure is no outcome of its own but the cause of an `agent_error`: clients and agents that know no causes go on
-    reading `agent_error` there, and mask it.
+    A failure of the policy is an `agent_error` with this cause. Clients and agents that know no causes mask it.
     """
 
     AGENT = "agent"  # its code raised, or its record cannot be used
-    POLICY = "policy"  # out of tokens, turns or context, or calls that do not parse: something to learn from
+    POLICY = "policy"  # out of tokens, turns or context, or calls that do not parse
     INFRASTRUCTURE = "infrastructure"  # runtime, store, gateway, engine, network, settings: never scored
 
 
 _CAUSE_OF: dict[Outcome, Cause | None] = {
-    Outcome.OK: None,
-    Outcome.CANCELLED: None,
-    Outcome.AGENT_ERROR: Cause.AGENT,
-    Outcome.INVALID: Cause.AGENT,
-    Outcome.LOST: Cause.INFRASTRUCTURE,
-    Outcome.TIMEOUT: Cause.INFRASTRUCTURE,  # it does not say who was slow
-    Outcome.THROTTLED: Cause.INFRASTRUCTURE,
+    **dict.fromkeys((Outcome.OK, Outcome.CANCELLED)),
+    **dict.fromkeys((Outcome.AGENT_ERROR, Outcome.INVALID), Cause.AGENT),
+    **dict.fromkeys((Outcome.LOST, Outcome.TIMEOUT, Outcome.THROTTLED), Cause.INFRASTRUCTURE),
 }
 
 
@@ -122,12 +116,12 @@ class Stage(StrEnum):
 
 
 def trace_id_of(session_id: str) -> str:
-    """The id of the OpenTelemetry trace that a session's spans belong to, on every side: 32 hexadecimal digits."""
+    """The id of the OpenTelemetry trace of a session's spans, on every side: 32 hexadecimal digits."""
     return hashlib.sha256(f"trace/{session_id}".encode(errors="surrogatepass")).hexdigest()[:32]
 
 
 def span_id_of(name: str) -> str:
-    """The id of a span by what it is of; a session's own is the root of its trace: 16 hexadecimal digits."""
+    """The id of a span by its name: 16 hexadecimal digits. The span of a session is the root of its trace."""
     return hashlib.sha256(f"span/{name}".encode(errors="surrogatepass")).hexdigest()[:16]
 
 
@@ -138,35 +132,32 @@ def new_session_id() -> str:
 
 def check_session_id(session_id: str) -> str:
     """Return the id unchanged. Raises: ContractError when it is not 33 to 256 visible ASCII characters, or unusable in a key."""
-    if not _is_text(session_id) or not SESSION_ID_PATTERN.fullmatch(session_id):
+    given: object = session_id
+    if not isinstance(given, str) or not SESSION_ID_PATTERN.fullmatch(given):
         raise ContractError(
             f"session id {short(session_id)} must be 33 to 256 ASCII characters without blanks at its ends; "
             "contract.new_session_id() makes one"
         )
-    _check_parts(session_id, "session id")
-    return session_id
+    return _check_parts(session_id, "session id")
 
 
 def check_id(value: IdValue, name: str) -> str:
-    """The text that an experiment or input id has in keys. Numbers stand as `str` writes them, as in the published package.
+    """The text of an experiment or input id in keys. Numbers are written by `str`, as in the published package.
 
-    Any text that stays below its experiment is an id, slashes inside it included (``team/run-7``).
-    Raises: ContractError on an empty or ``..`` part, on a control character, on what is not Unicode, and on what is neither text
-        nor a number.
+    Any text that stays below its experiment is an id, also one with slashes (``team/run-7``).
+    Raises: ContractError on an empty or ``..`` part, on a control character, on half a character, and on anything but text and
+        finite numbers.
     """
     if not isinstance(value, (str, bool)) and not is_finite(value):
         raise ContractError(
             f"{name} must be text or a number, got {short(value)}; name inputs by str(...) of what you have"
         )
-    text = str(value)
-    _check_parts(text, name)
-    return text
+    return _check_parts(str(value), name)
 
 
-def _check_parts(text: str, name: str) -> None:
+def _check_parts(text: str, name: str) -> str:
     """Raises: ContractError when a key made with this text could be another one, or none at all."""
-    trouble = ""
-    parts = text.split("/")
+    parts, trouble = text.split("/"), ""
     if not text:
         trouble = "is empty: give it a name, or leave it out where a fresh one will do"
     elif ".." in parts or "." in parts:
@@ -175,24 +166,21 @@ def _check_parts(text: str, name: str) -> None:
         trouble = "begins or ends with '/' or has '//', which stores read as another name: remove the extra '/'"
     elif _CONTROL.search(text):
         trouble = "holds a control character, which not every store takes: remove it"
-    else:
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            trouble = "holds half a character (a lone surrogate): repair the text it comes from"
+    elif _SURROGATE.search(text):
+        trouble = "holds half a character (a lone surrogate): repair the text it comes from"
     if trouble:
         raise ContractError(f"{name} {short(text)} {trouble}")
+    return text
 
 
 def result_key(exp_id: IdValue, input_id: IdValue, session_id: str) -> str:
     """Key of a rollout's record: ``{exp_id}/{input_id}/{session_id}.json``, nothing escaped, as the published package writes it.
 
-    The session id may be any text here: deployed agents make up a uuid when called without one.
+    The session id may be any text: deployed agents make up a uuid when called without one.
     Raises: ContractError on an id that leads out of its experiment, and on a key too long for S3.
     """
     experiment, input_name = check_id(exp_id, "exp_id"), check_id(input_id, "input_id")
-    _check_parts(session_id, "session id")
-    key = f"{experiment}/{input_name}/{session_id}{RECORD_SUFFIX}"
+    key = f"{experiment}/{input_name}/{_check_parts(session_id, 'session id')}{RECORD_SUFFIX}"
     size = len(alive_key(key).encode())  # the longer one of the two
     if size > MAX_KEY_BYTES:
         raise ContractError(f"key of {size} bytes is longer than {MAX_KEY_BYTES}; shorten exp_id or input_id")
@@ -222,6 +210,7 @@ class RolloutConfig:
     attempt: int = 1
     heartbeat_s: float | None = None
     proof_key: str | None = field(default=None, repr=False)
+    s3_region: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -272,10 +261,7 @@ _KNOWN = tuple(field.name for field in fields(RolloutConfig) if field.name != "e
 
 
 def redact(value: Any) -> Any:
-    """A deep copy of JSON-like data with the values of secret-looking keys replaced.
-
-    Raises: ContractError when the data is nested deeper than the interpreter can follow.
-    """
+    """A deep copy of JSON-like data with the values of secret-looking keys replaced. Raises: ContractError if it is too deep."""
     try:
         return _redact(value)
     except RecursionError:
@@ -311,18 +297,22 @@ def _redact(value: Any) -> Any:
     return value
 
 
+def _own_block(record: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    block = (record or {}).get(INFO_FIELD)
+    return block if isinstance(block, Mapping) else {}
+
+
 def record_outcome(record: Mapping[str, Any]) -> Outcome:
-    """Outcome that a stored record stands for.
+    """The outcome of a stored record.
 
-    Ours say it in their own block, which an agent's result cannot overwrite, and repeat it under `outcome` unless the agent uses
-    that name for itself. Records of the published toolkit carry only `status_code`, which decides when there is no other word:
-    there, `outcome` is just a key of the agent's (``{"outcome": "resolved"}``).
+    Our records have it in their own block, which an agent's result cannot overwrite, and repeat it under `outcome` unless the
+    agent uses that name for itself. In records of the published toolkit `status_code` decides.
 
-    An agent that the infrastructure made raise is lost. Agents of ours that are deployed already may call it `agent_error`.
+    An agent that the infrastructure made raise is lost. Agents of ours that are deployed may call it `agent_error`.
     """
-    block = record.get(INFO_FIELD)
-    named = block.get("outcome") if isinstance(block, Mapping) else None
-    if isinstance(block, Mapping) and named is not None:
+    block = _own_block(record)
+    named = block.get("outcome")
+    if named is not None:
         try:
             outcome = Outcome(named)
         except ValueError:
@@ -332,38 +322,23 @@ def record_outcome(record: Mapping[str, Any]) -> Outcome:
     try:
         return Outcome(str(record.get("outcome")))
     except ValueError:
-        pass
-    status = record.get("status_code", 200)
+        status = record.get("status_code", 200)
     if not isinstance(status, int) or isinstance(status, bool):
         return Outcome.INVALID
     return Outcome.OK if 200 <= status < 300 else Outcome.AGENT_ERROR
 
 
-def usual_cause(outcome: Outcome) -> Cause | None:
-    """The cause of an outcome where nothing says more."""
-    return _CAUSE_OF[outcome]
-
-
 def record_cause(record: Mapping[str, Any], outcome: Outcome) -> Cause | None:
-    """Cause of a stored record that stands for `outcome`.
-
-    Only an `agent_error` leaves a choice, the agent or the policy, and only our own block is asked. Agents that know no causes
-    have the usual one.
-    """
-    block = record.get(INFO_FIELD)
-    if outcome is Outcome.AGENT_ERROR and isinstance(block, Mapping):
-        try:
-            return Cause(str(block.get("cause")))
-        except ValueError:  # none, or one of a later version
-            pass
-    return usual_cause(outcome)
+    """The cause of a stored record with this outcome. Only an `agent_error` leaves a choice: the agent or the policy."""
+    named = str(_own_block(record).get("cause"))
+    return Cause(named) if outcome is Outcome.AGENT_ERROR and named in set(Cause) else _CAUSE_OF[outcome]
 
 
 def record_failure(record: Mapping[str, Any], outcome: Outcome) -> str | None:
-    """The policy's failure, where the policy is the record's cause: one of `errors.POLICY_FAILURES`; else None."""
+    """The policy's failure, if the policy is the record's cause: a key of `errors.POLICY_FAILURES`."""
     if record_cause(record, outcome) is not Cause.POLICY:
         return None
-    named = record[INFO_FIELD].get("failure")
+    named = _own_block(record).get("failure")
     return named if isinstance(named, str) and named in POLICY_FAILURES else OTHER_FAILURE
 
 
@@ -378,7 +353,7 @@ class SessionFacts:
 
     @property
     def failure(self) -> str | None:
-        """What the policy failed at: a key of `errors.POLICY_FAILURES`; None if nothing shows that it failed."""
+        """The policy's failure: a key of `errors.POLICY_FAILURES`; None if nothing shows that it failed."""
         failed = {"answer": self.unanswered, "tokens": self.truncated, "calls": self.unparsed}
         return self.limit or next((name for name, holds in failed.items() if holds), None)
 
@@ -413,20 +388,19 @@ def check_train(rule: str) -> str:
 
 
 def record_train(record: Mapping[str, Any] | None) -> str | None:
-    """The rule of what trains that client or agent set, as the record has it."""
-    block = (record or {}).get(INFO_FIELD)
-    rule = block.get(TRAIN_FIELD) if isinstance(block, Mapping) else None
+    """The rule of what trains in a record, set by the client or the agent."""
+    rule = _own_block(record).get(TRAIN_FIELD)
     return rule if isinstance(rule, str) else None
 
 
 def cause_of(outcome: Outcome, record: Mapping[str, Any] | None, error: BaseException | None) -> Cause | None:
-    """The cause of an ended rollout's failure; None where it did not fail."""
-    usual = usual_cause(outcome)
+    """The cause of an ended rollout's failure; None if it did not fail."""
+    usual = _CAUSE_OF[outcome]
     if usual is None:
         return None
     if isinstance(error, RolloutError):
         return None if error.cause is None else Cause(error.cause)
-    if error is not None:  # credentials, settings, the store, the gateway: nothing that agent or policy did
+    if error is not None:  # credentials, settings, the store, the gateway
         return Cause.INFRASTRUCTURE
     return usual if record is None else record_cause(record, outcome)
 
@@ -467,10 +441,6 @@ def extract_reward(record: Mapping[str, Any]) -> float | None:
         if not (isinstance(number, bool) or is_finite(number)):
             raise ContractError(f"reward must be a finite number, got {short(number)}")
     return float(listed[-1]) if listed and value is not None else None
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)  # ids arrive from outside, whatever the annotations say
 
 
 def is_finite(value: object) -> bool:

@@ -98,7 +98,7 @@ def comparable(record: dict[str, Any]) -> dict[str, Any]:
     rollout = {
         k: v
         for k, v in kept["payload"]["_rollout"].items()
-        if k not in ("attempt", "heartbeat_s", "proof_key", "input_id", "exp_id")
+        if k not in ("attempt", "heartbeat_s", "proof_key", "s3_region", "input_id", "exp_id")
     }
     return {**kept, "payload": {**kept["payload"], "_rollout": rollout}}
 

@@ -9,7 +9,6 @@ import functools
 import inspect
 import signal
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, overload
 
@@ -21,12 +20,12 @@ from ..errors import ConfigError
 from ..logs import configure_logging
 from ..proof import seal
 from ..store import ObjectStore, parse_url
-from ..store.remote import find_region
+from ..store.boto import PutOnlyStore
+from ..store.remote import find_region, find_session
 from .engine import Engine, is_rollout
 from .model import CURRENT, Call, Default, Model, resolve
 from .record import PolicyReward, RolloutInfo, check_policy_reward, find_secrets, success_body
 from .rollout import RolloutFunction
-from .s3_client import S3ClientStore
 from .sagemaker.job import check_reports_nothing
 from .settings import AgentSettings
 
@@ -103,12 +102,12 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
     def model(self, default: Default = None) -> Model:
         """The model to call. Call this in the function, each time.
 
-        It is the first of these that exists: the rollout's model, the one of AgentCore's configuration bundle (``base_url``,
-        ``model_id``), the one of ``AGENTCORE_RL_MODEL_URL`` and ``AGENTCORE_RL_MODEL_ID``, and ``default``: the id of a model of
+        It is the first of these that exists: the rollout's model, that of AgentCore's configuration bundle (``base_url``,
+        ``model_id``), that of ``AGENTCORE_RL_MODEL_URL`` and ``AGENTCORE_RL_MODEL_ID``, and ``default``: the id of a model of
         Amazon Bedrock, or a mapping with `base_url`, `model_id`, `api_key` and `sampling_params`.
 
-        Raises: ConfigError when there is none, when a bundle cannot be read, in a task that outlived its rollout, and in an app
-            that takes rollouts in a thread that does not know its call.
+        Raises: ConfigError when there is none, when a bundle cannot be read, in a task that outlived its rollout, and in a thread
+            that does not know its call.
         """
         needs_call = self._served and self._rollout is not None and self._takes_rollouts()
         return resolve(default, self._engine.settings, needs_call)
@@ -136,29 +135,24 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
         """Register the rollout function: sync or async, ``(payload)`` or ``(payload, context)``.
 
         With ``exp_id``, ``input_id`` and ``s3_bucket`` in ``payload["_rollout"]`` the dict it returns is stored under
-        ``{exp_id}/{input_id}/{session_id}.json``; without them it runs and stores nothing. Either way the call is answered at
-        once, and `/ping` says ``HealthyBusy`` until the record is stored.
+        ``{exp_id}/{input_id}/{session_id}.json``; without them nothing is stored. The call is answered at once, and `/ping` is
+        ``HealthyBusy`` until the record is stored. An invocation by a multi-turn RL job of Amazon SageMaker runs the same
+        function and is answered after its reward is reported to the job.
 
-        ``on_policy_failure`` is what a rollout scores that raises because the policy failed (out of tokens, turns or context, or
-        calls that do not parse; `PolicyFailure` and the exceptions of frameworks and clients for these): a number, a dict with
-        `reward` and metrics beside it, or None to leave such rollouts out of training. Written as
-        ``@app.rollout_entrypoint(on_policy_failure=-1.0)``. ``policy_failures`` are exceptions of the agent for such failures.
+        Args:
+            on_policy_failure: the score of a rollout that raises because the policy failed (out of tokens, turns or context, or
+                calls that do not parse): a number, a dict with `reward` and metrics, or None to leave such rollouts out of
+                training.
+            policy_failures: the agent's exceptions for such failures, besides `PolicyFailure` and those of frameworks.
+            train: which of the agent's conversations train: "task" (the default: all but side calls such as titles), "main",
+                "all", or a tag of its calls. Client and trainer may set another.
 
-        ``train`` says which of the agent's conversations train: "task" (the default: all but side calls such as
-        titles), "main", "all", or a tag that its calls carry. Client and trainer may set another.
-
-        An invocation by a multi-turn RL job of Amazon SageMaker runs the same function; its reward goes to the job, and the call
-        is answered after that.
-
-        Raises: ConfigError for generator functions, which have no single result, for a reward or a rule that is none, and for a
-            function that reports its rewards to a job itself.
+        Raises: ConfigError for generator functions, for an unusable reward or rule, and for a function that reports its rewards
+            to a job itself.
         """
-        register = functools.partial(
-            self._register,
-            policy_reward=check_policy_reward(on_policy_failure),
-            policy_failures=_check_classes(policy_failures),
-            train=None if train is None else check_train(train),
-        )
+        policy_reward, classes = check_policy_reward(on_policy_failure), _check_classes(policy_failures)
+        rule = None if train is None else check_train(train)
+        register = functools.partial(self._register, policy_reward=policy_reward, policy_failures=classes, train=rule)
         return register if func is None else register(func)
 
     def _register(self, func: Callable[..., Any], **declared: Any) -> Callable[..., Any]:
@@ -226,26 +220,23 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
 
         Raises: ContractError, InvalidResultError, StoreError; ConfigError when the config names no store.
         """
-        config = (
-            rollout_config if isinstance(rollout_config, RolloutConfig) else RolloutConfig.from_dict(rollout_config)
-        )
+        given = rollout_config
+        config = given if isinstance(given, RolloutConfig) else RolloutConfig.from_dict(given)
         if config.s3_bucket is None:
             raise ConfigError("save_result needs a config with exp_id, input_id and s3_bucket")
         session_id = result_key.rpartition("/")[2].removesuffix(".json")
-        now = time.time()
         info = RolloutInfo(
             config=config,
             session_id=session_id,
             result_key=result_key,
             payload=None if payload is None else redact_payload(payload),
             secrets=find_secrets(config, result_key, session_id),
-            started_s=now,
         )
-        body, _ = success_body(info, result, finished_s=now, max_bytes=self._engine.settings.max_record_bytes)
+        body, _ = success_body(info, result, max_bytes=self._engine.settings.max_record_bytes)
         secret = config.proof_key or self._engine.proof_key_of(result_key)
         if secret is not None:
             body = seal(body, result_key, secret)
-        self._engine.store_for(config.s3_bucket)[0].put(result_key, body)
+        self._engine.store_for(config.s3_bucket, config.s3_region)[0].put(result_key, body)
 
     def run(self, *args: Any, **options: Any) -> None:
         """Serve, with the arguments of the base class."""
@@ -264,9 +255,7 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
         endpoint for plain bucket names; then no heartbeats are written.
         """
         if self._s3_client is None:
-            import boto3
-
-            self._s3_client = boto3.client("s3", region_name=find_region())
+            self._s3_client = find_session().client("s3", region_name=find_region())
         return self._s3_client
 
     @s3_client.setter
@@ -275,12 +264,10 @@ class AgentCoreRLApp(BedrockAgentCoreApp):  # type: ignore[misc]  # the base cla
         self._s3_client_is_own = client is not None
 
     def _own_store(self, url: str) -> ObjectStore | None:
-        if not self._s3_client_is_own:
-            return None
         parts = parse_url(url)
-        if parts.scheme != "s3" or parts.prefix:
+        if not self._s3_client_is_own or parts.scheme != "s3" or parts.prefix:
             return None
-        return S3ClientStore(self._s3_client, parts.bucket)
+        return PutOnlyStore(f"s3://{parts.bucket}", self._s3_client, parts.bucket, "")
 
     def _with_shutdown(self, lifespan: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
         @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""Accepts invocations: checks them, recognises repeated ones, starts their rollouts, and ends them all at shutdown."""
+"""Accepts invocations: checks them, recognizes repeated ones, starts their rollouts, and ends them all at shutdown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import logging
 import os
 import sys
 import threading
-import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -30,7 +29,7 @@ from ..proof import PROOF_KEY_FIELD, REPLY_FIELD, SCHEME
 from ..store import ObjectStore, open_store, url_matches
 from .record import RolloutInfo, find_secrets
 from .rollout import Rollout, RolloutFunction
-from .runner import AgentRunner, keep_running
+from .runner import AgentRunner, LoopThread
 from .sagemaker.job import job_rollout
 from .settings import AgentSettings
 
@@ -39,14 +38,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-REMEMBERED = 10_000  # rollouts whose repeated delivery is still recognised
+REMEMBERED = 10_000  # rollouts whose repeated delivery is recognized
 MIN_HEARTBEAT_S = 0.2  # a caller must not make an agent write without pause
 
 Identity = tuple[str, str, int]  # store, key, attempt
 
 
 class Engine:
-    """Accepts the invocations of one app. Thread-safe; starts and opens nothing before the first one."""
+    """Accepts the invocations of one app. Thread-safe; starts and opens nothing before the first one.
+
+    Args:
+        settings: reads the settings, at the first invocation: a snapshot of the process holds none of them.
+        on_start, on_end: report to the SDK that a rollout runs.
+        own_store: the store of a URL that the agent's author set, or None.
+    """
 
     def __init__(
         self,
@@ -56,13 +61,10 @@ class Engine:
         on_end: Callable[[int], Any],
         own_store: Callable[[str], ObjectStore | None],
     ) -> None:
-        self._read_settings = settings
-        self._on_start, self._on_end = on_start, on_end
-        self._own_store = own_store
+        self._read_settings, self._on_start, self._on_end, self._own_store = settings, on_start, on_end, own_store
         self._settings: AgentSettings | None = None
         self._lock = threading.RLock()  # a signal handler may interrupt its own holder
-        self.runner = AgentRunner()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.runner, self._supervisors = AgentRunner(), LoopThread("rollout-supervisors")
         self._stores: dict[str, ObjectStore] = {}
         self._accepted: OrderedDict[Identity, None] = OrderedDict()
         self._live: set[Rollout] = set()
@@ -71,12 +73,12 @@ class Engine:
 
     @property
     def settings(self) -> AgentSettings:
-        """Read on first use, which is the first invocation: a snapshot of the process holds none of them."""
+        """The settings, read on first use."""
         with self._lock:
             if self._settings is None:
                 self._settings = self._read_settings()
                 if self._settings.reseed:
-                    reseed()
+                    _reseed()
             return self._settings
 
     @property
@@ -86,25 +88,14 @@ class Engine:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The running loop of supervisors, in a thread of its own."""
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(
-                    target=keep_running, args=(self._loop,), name="rollout-supervisors", daemon=True
-                ).start()
-            return self._loop
+        """The running loop of supervisors."""
+        return self._supervisors.loop()
 
-    async def accept(
-        self,
-        function: RolloutFunction,
-        payload: Any,
-        context: Any,
-    ) -> dict[str, Any]:
+    async def accept(self, function: RolloutFunction, payload: Any, context: Any) -> dict[str, Any]:
         """Check one invocation, start its rollout unless it runs or ran already, and return the reply.
 
-        The reply of a rollout whose record cannot be stored says so (``status: refused``) with HTTP 200: AgentCore hands on no
-        text of an error answer.
+        The reply of a rollout whose record cannot be stored has ``status: refused`` and HTTP 200: AgentCore passes on no text of
+        an error reply.
 
         Raises: ContractError when the `_rollout` block is unusable or names a store outside the allow-list; AgentCoreRLError
             during shutdown.
@@ -124,51 +115,47 @@ class Engine:
             return await self._jobs().accept(job, function, context, session_id, settings)
         config = RolloutConfig.from_payload(payload)
         settings.check_base_url(config and config.base_url)
-        seen = payload if config is None or config.proof_key is None else _without_proof_key(payload)
-        args = function.arguments(seen, context)
+        args = function.arguments(_without_proof_key(payload), context)
         make = functools.partial(Rollout, function=function, args=args, settings=settings, session_id=session_id)
         if config is None or config.exp_id is None or config.input_id is None or config.s3_bucket is None:
             self._begin(make(config=config or RolloutConfig()))
             return {"status": "processing"}
 
-        bucket, exp_id, input_id = config.s3_bucket, config.exp_id, config.input_id
-        if input_id == "":  # a fresh one, and the same one when this session is delivered again
-            input_id = session_id
-            config = dataclasses.replace(config, input_id=input_id)
-        key = result_key(exp_id, input_id, session_id)
+        bucket = config.s3_bucket
+        if config.input_id == "":  # a fresh one, and the same one when this session is delivered again
+            config = dataclasses.replace(config, input_id=session_id)
+        key = result_key(config.exp_id or "", config.input_id or "", session_id)
         if settings.allowed_buckets and not url_matches(bucket, settings.allowed_buckets):
-            raise ContractError(
-                f"this agent may not write to {bucket!r}; AGENTCORE_RL_ALLOWED_BUCKETS lists where it may",
-                key=key,
-            )
-        store, own = self.store_for(bucket)
+            text = f"this agent may not write to {bucket!r}; AGENTCORE_RL_ALLOWED_BUCKETS lists where it may"
+            raise ContractError(text, key=key)
+        store, own = self.store_for(bucket, config.s3_region)
         asked_s = settings.heartbeat_s if config.heartbeat_s is None else float(config.heartbeat_s)
-        if settings.heartbeat_s == 0:
-            asked_s = 0.0  # the operator's word
-        heartbeat_s = max(asked_s, MIN_HEARTBEAT_S) if asked_s > 0 and not own else None
+        beats = asked_s > 0 and settings.heartbeat_s > 0 and not own  # with 0 the operator turned heartbeats off
+        heartbeat_s = max(asked_s, MIN_HEARTBEAT_S) if beats else None
         reply: dict[str, Any] = {"status": "processing", "s3_bucket": bucket, "result_key": key, RUNS_ONCE_FIELD: True}
         if heartbeat_s is not None:
-            reply["heartbeat_s"] = heartbeat_s  # a promise that the client may hold us to
+            reply["heartbeat_s"] = heartbeat_s  # a promise
         if config.proof_key is not None:
-            reply[REPLY_FIELD] = SCHEME  # a promise, too: from now on a record without a proof is not ours
+            reply[REPLY_FIELD] = SCHEME  # a promise, too: a record without a proof is not ours
+        identity = (bucket, key, config.attempt)
+        if not self._is_new(identity):
+            return reply
         info = RolloutInfo(
             config=config,
             session_id=session_id,
             result_key=key,
             payload=redact_payload(payload),
             secrets=find_secrets(config, key, session_id),
-            started_s=time.time(),
             train=config.extra.get(TRAIN_FIELD) or function.train,
         )
-        identity = (bucket, key, config.attempt)
-        if not self._is_new(identity):
-            return reply
         rollout = make(config=config, info=info, store=store, heartbeat_s=heartbeat_s)
         self._begin(rollout)
         if heartbeat_s is not None and settings.store_check_s > 0:
-            refusal = await rollout.refusal(settings.store_check_s)
+            # The first heartbeat shows if the store accepts objects. Faults that may pass are tried again for longer than this.
+            await asyncio.wait({rollout.first_beat}, timeout=settings.store_check_s)
+            refusal = rollout.first_beat.result() if rollout.first_beat.done() else None
             if refusal is not None:
-                return self._refuse(rollout, config, identity, refusal)
+                return self._refuse(rollout, bucket, identity, refusal)
         return reply
 
     def _jobs(self) -> Jobs:
@@ -179,7 +166,7 @@ class Engine:
             return self._sagemaker
 
     def _is_new(self, identity: Identity) -> bool:
-        """Whether an invocation is delivered for the first time; from now on it is not."""
+        """Return True if an invocation is delivered for the first time."""
         with self._lock:
             if identity in self._accepted:
                 logger.info("delivered again: %s", identity[1])
@@ -189,29 +176,30 @@ class Engine:
                 self._accepted.popitem(last=False)
             return True
 
-    def _refuse(
-        self, rollout: Rollout, config: RolloutConfig, identity: Identity, refusal: AgentCoreRLError
-    ) -> dict[str, Any]:
-        text = f"the agent cannot store its record in {config.s3_bucket}: {refusal}"
-        if isinstance(refusal, StorePermissionError):
-            if str(config.s3_bucket).startswith("file:"):
-                text += f". The session cannot write to {config.s3_bucket} (local runtime: --store {config.s3_bucket})"
-            else:
-                text += f". The agent's role needs s3:PutObject, s3:GetObject and s3:DeleteObject on {config.exp_id}/* there"
+    def _refuse(self, rollout: Rollout, bucket: str, identity: Identity, refusal: AgentCoreRLError) -> dict[str, Any]:
+        """End a rollout whose record could not be stored."""
+        text = f"the agent cannot store its record in {bucket}: {refusal}"
+        if isinstance(refusal, StorePermissionError) and bucket.startswith("file:"):
+            text += f". The session cannot write to {bucket} (local runtime: --store {bucket})"
+        elif isinstance(refusal, StorePermissionError):
+            rights = "s3:PutObject, s3:GetObject and s3:DeleteObject"
+            text += f". The agent's role needs {rights} on {rollout.config.exp_id}/* there"
         logger.critical("rollout refused: %s", text)
-        rollout.give_up(self.runner, text)
+        rollout.interrupt(text)
+        if rollout.agent is not None:
+            self.runner.cancel(rollout.agent)
         # Once it has ended, the same delivery is tried again: access may have been granted.
         rollout.done.add_done_callback(lambda _: self._accepted.pop(identity, None))
         # Without `s3_bucket` and `result_key` a client of the published package fails on the reply itself.
-        where = {"s3_bucket": config.s3_bucket, "result_key": identity[1]}
+        where = {"s3_bucket": bucket, "result_key": identity[1]}
         return {"status": REFUSED, **where, "error": text, "error_type": type(refusal).__name__}
 
     def open(self) -> None:
-        """Take rollouts again after `close`: a test may start the same app twice."""
+        """Accept rollouts again after `close`: a test may start the same app twice."""
         self._closing = ""
 
     def interrupt(self, reason: str) -> None:
-        """End every running rollout with an `interrupted` record and take no new ones.
+        """End every running rollout with an `interrupted` record and accept no new ones.
 
         Callable from any thread and from a signal handler.
         """
@@ -219,37 +207,36 @@ class Engine:
         for rollout in list(self._live):
             rollout.interrupt(reason)
 
-    async def close(self, reason: str) -> bool:
-        """Interrupt what runs and wait for its records, for at most ``grace_s``; True when nothing is left."""
+    async def close(self, reason: str) -> None:
+        """Interrupt what runs and wait for its records, for at most ``grace_s``."""
         self.interrupt(reason)
-        if not self._live:
-            return True
-        grace_s = self.settings.grace_s
         pending = {rollout: asyncio.wrap_future(rollout.done) for rollout in list(self._live)}
+        if not pending:
+            return
+        grace_s = self.settings.grace_s
         await asyncio.wait(pending.values(), timeout=grace_s)
         self.runner.cancel()
-        late = [rollout for rollout, done in pending.items() if not done.done()]
-        for rollout in late:
-            logger.critical("record not stored within %.0f s of the shutdown: %s", grace_s, rollout.label)
-        return not late
+        for rollout, done in pending.items():
+            if not done.done():
+                logger.critical("record not stored within %.0f s of the shutdown: %s", grace_s, rollout.label)
 
-    def store_for(self, url: str) -> tuple[ObjectStore, bool]:
-        """The store of a bucket or URL, and whether the agent's author brought it (then it gets records only)."""
+    def store_for(self, url: str, region: str | None = None) -> tuple[ObjectStore, bool]:
+        """The store of a bucket or URL, and True if the agent's author brought it (then it gets records only)."""
         own = self._own_store(url)
         if own is not None:
             return own, True
         with self._lock:
             if url not in self._stores:
-                self._stores[url] = open_store(url)
+                self._stores[url] = open_store(url, region=region)
             return self._stores[url], False
 
     def proof_key_of(self, key: str) -> str | None:
-        """The secret of the rollout whose record lies at a key, while it runs."""
-        return next((r.info.config.proof_key for r in list(self._live) if r.info and r.info.result_key == key), None)
+        """The secret of the running rollout whose record will be at a key."""
+        return next((r.config.proof_key for r in list(self._live) if r.info and r.info.result_key == key), None)
 
     def _begin(self, rollout: Rollout) -> None:
         self._live.add(rollout)
-        busy = self._on_start(rollout.name)
+        busy = self._on_start(rollout.function.name)
 
         def finished(_: asyncio.Task[None]) -> None:
             self._on_end(busy)
@@ -266,17 +253,16 @@ def is_rollout(payload: Any) -> bool:
     )
 
 
-def _without_proof_key(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """The payload as the agent's code sees it: what it does not know, it cannot print or pass on."""
-    block = {k: v for k, v in payload[ROLLOUT_FIELD].items() if k != PROOF_KEY_FIELD}
-    return {**payload, ROLLOUT_FIELD: block}
+def _without_proof_key(payload: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The payload for the agent's code, which could print or pass on the key."""
+    block = payload.get(ROLLOUT_FIELD)
+    if not isinstance(block, Mapping) or PROOF_KEY_FIELD not in block:
+        return payload
+    return {**payload, ROLLOUT_FIELD: {k: v for k, v in block.items() if k != PROOF_KEY_FIELD}}
 
 
-def reseed() -> None:
-    """Give the global random generators a fresh state.
-
-    Sessions restored from one snapshot, or forked from one template, would otherwise all draw the same "random" numbers.
-    """
+def _reseed() -> None:
+    """Give the global random generators a fresh state: sessions forked from one template would draw the same numbers."""
     import random
 
     random.seed()

@@ -16,6 +16,7 @@ from bedrock_agentcore.runtime.context import BedrockAgentCoreContext
 
 from ..contract import RolloutConfig
 from ..errors import ConfigError
+from ..store.remote import find_session
 from .settings import PREFIX, AgentSettings
 
 Default = str | Mapping[str, Any] | None
@@ -141,9 +142,7 @@ def _model(values: Mapping[str, Any], source: str) -> Model:
 
 @functools.lru_cache(maxsize=1)
 def _aws() -> Any:
-    import boto3
-
-    return boto3.Session()
+    return find_session()
 
 
 def bearer_token(service: str, region: str) -> str:

@@ -1,10 +1,9 @@
-"""The probe: a session reports what it can reach, in the answer to one invoke of `agentcore-rl doctor --aws`.
+"""The probe: a session reports what it can reach, in the reply to one invoke of `agentcore-rl doctor --aws`.
 
 A probe gives its caller nothing that a rollout does not give: every caller of the agent may name gateway and store. A row of a
-data set cannot start a probe: the payload has `_probe` and `_rollout` and nothing else, and the block has the doctor's
-experiment and a proof key, which only the client writes. The report has the names of the served models and nothing else that
-the session read; redirects are not followed; keys are blanked.
-``AGENTCORE_RL_PROBE=0`` turns it off.
+data set cannot start a probe: the payload has `_probe` and `_rollout` and nothing else, and the block has the doctor's experiment
+and a proof key, which only the client writes. The report has the names of the served models and nothing else that the session
+read; redirects are not followed; keys are blanked. ``AGENTCORE_RL_PROBE=0`` turns it off.
 """
 
 from __future__ import annotations
@@ -37,12 +36,13 @@ async def answer(
     settings: AgentSettings,
     store_for: Callable[[str], tuple[ObjectStore, bool]],
 ) -> dict[str, Any]:
-    """The reply to a probe. Raises: ContractError when the payload is none of the doctor's, or probes are turned off."""
+    """The reply to a probe. Raises: ContractError when the payload is not the doctor's, or probes are turned off."""
     config = _asked_for(payload, settings)
     key = result_key(PROBE_EXPERIMENT, str(config.input_id), session_id)
-    bucket = str(config.s3_bucket)
     store, gateway, jobs = await asyncio.gather(
-        _store(store_for(bucket)[0], key), asyncio.to_thread(_gateway, config), asyncio.to_thread(_jobs, payload)
+        _store(store_for(str(config.s3_bucket))[0], key),
+        asyncio.to_thread(_gateway, config),
+        asyncio.to_thread(_jobs, payload),
     )
     report = {
         "toolkit": version("agentcore-rl-toolkit"),
@@ -66,7 +66,7 @@ def _asked_for(payload: Mapping[str, Any], settings: AgentSettings) -> RolloutCo
     ours = config is not None and config.exp_id == PROBE_EXPERIMENT and config.input_id and config.proof_key
     if config is None or not ours or set(payload) != {PROBE_FIELD, ROLLOUT_FIELD}:
         raise ContractError(
-            f"a payload with {PROBE_FIELD!r} is for `agentcore-rl doctor` alone: a row of data may not have this name"
+            f"a payload with {PROBE_FIELD!r} is for `agentcore-rl doctor` only; a row of data may not have it"
         )
     if settings.allowed_buckets and not url_matches(str(config.s3_bucket), settings.allowed_buckets):
         raise ContractError(f"this agent may not write to {config.s3_bucket!r} (AGENTCORE_RL_ALLOWED_BUCKETS)")
@@ -76,31 +76,31 @@ def _asked_for(payload: Mapping[str, Any], settings: AgentSettings) -> RolloutCo
     return config
 
 
-def _found(ok: bool | None, text: str, **more: Any) -> dict[str, Any]:
+def _found(ok: bool | None, about: object, **more: Any) -> dict[str, Any]:
+    text = next(iter(str(about).splitlines()), "") or type(about).__name__
     return {"ok": ok, "text": text[:MAX_TEXT], **more}
 
 
 async def _store(store: ObjectStore, key: str) -> dict[str, Any]:
-    """Whether a record can be put where this session's would lie; it is deleted again."""
+    """Put an object where this session's record would be, and delete it."""
     right = "s3:PutObject"
     try:
         await store.put_async(key, b"{}", timeout_s=STORE_S)
         right = "s3:DeleteObject"
         await store.delete_async(key, timeout_s=STORE_S)
     except StorePermissionError as e:
-        return _found(False, _first_line(e), right=right)
+        return _found(False, e, right=right)
     except (AgentCoreRLError, OSError) as e:
-        return _found(False, _first_line(e))
+        return _found(False, e)
     return _found(True, key)
 
 
 def _gateway(config: RolloutConfig) -> dict[str, Any]:
-    """Whether the gateway is reached, takes the session's key, and which models it has. No model is called."""
+    """Ask the gateway for its models, with the session's key. No model is called."""
     if config.base_url is None:
         return _found(None, "none given")
-    request = urllib.request.Request(
-        f"{config.base_url.rstrip('/')}/models", headers={"authorization": f"Bearer {config.api_key or ''}"}
-    )
+    headers = {"authorization": f"Bearer {config.api_key or ''}"}
+    request = urllib.request.Request(f"{config.base_url.rstrip('/')}/models", headers=headers)
     try:
         with urllib.request.build_opener(_NoRedirects).open(request, timeout=GATEWAY_S) as reply:
             listed = json.loads(reply.read(MAX_REPLY_BYTES))["data"]
@@ -108,17 +108,15 @@ def _gateway(config: RolloutConfig) -> dict[str, Any]:
     except urllib.error.HTTPError as e:
         with e:
             return _found(False, f"status {e.code}", reached=True, status=e.code)
-    except urllib.error.URLError as e:
-        return _found(False, _first_line(e.reason), reached=False)
     except (ValueError, KeyError, TypeError):
-        return _found(False, "what answers is no gateway", reached=True)
+        return _found(False, "the server there is no gateway", reached=True)
     except OSError as e:
-        return _found(False, _first_line(e), reached=False)
+        return _found(False, getattr(e, "reason", e), reached=False)
     return _found(True, "reached, and the key is accepted", reached=True, models=models)
 
 
 def _jobs(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether an agent of SageMaker's jobs may report to them. It asks about a job that does not exist, and must hear that."""
+    """Ask SageMaker about a job that does not exist: its reply shows if an agent of SageMaker's jobs may report to them."""
     serves = any(name.startswith(f"{PREFIX}SAGEMAKER_") for name in os.environ)
     given = payload[PROBE_FIELD].get("job_arn") if isinstance(payload[PROBE_FIELD], Mapping) else None
     if not serves or not isinstance(given, str):
@@ -132,16 +130,12 @@ def _jobs(payload: Mapping[str, Any]) -> dict[str, Any]:
     try:
         JobRuntime(job).call("complete_rollout", TrajectoryId=job.trajectory_id, Status="failed")
     except JobCallError as e:
-        return _found(e.status in (400, 404), _first_line(e))
+        return _found(e.status in (400, 404), e)
     except AgentCoreRLError as e:
-        return _found(False, _first_line(e))
+        return _found(False, e)
     return _found(True, "answered")
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
-
-
-def _first_line(error: object) -> str:
-    return next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -1,6 +1,6 @@
-"""Runs the user's function outside the loops that answer requests: sync functions in a thread each, async ones on one loop.
+"""Runs the agent's function outside the loops that serve requests: sync functions in a thread each, async ones on one loop.
 
-Threads are daemons: a process that must stop writes its record and ends, even when the agent hangs in a blocking call. The async
+Threads are daemons: a process that must stop writes its record and ends, even when the agent hangs in a blocking call. All async
 functions of a process share one loop, production's too, because agents keep loop-bound clients in globals.
 """
 
@@ -16,92 +16,80 @@ from collections.abc import Callable
 from typing import Any
 
 
-class AgentRunner:
-    """Starts user functions and hands back futures of what they return. Nothing is started before the first one."""
+class LoopThread:
+    """An event loop in a daemon thread, which starts on first use."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._lock = name, threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The running loop."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=_keep_running, args=(self._loop,), name=self._name, daemon=True).start()
+            return self._loop
+
+
+def _keep_running(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop until the process ends. An agent may stop it, and so does a task that raises SystemExit."""
+    while True:
+        with contextlib.suppress(BaseException):
+            loop.run_forever()
+
+
+class AgentRunner(LoopThread):
+    """Starts functions of the agent. Their results arrive in futures."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        super().__init__("rollout-loop")
         self._tasks: dict[concurrent.futures.Future[Any], asyncio.Task[None]] = {}
 
     def start(
         self, func: Callable[..., Any], args: tuple[Any, ...], context: contextvars.Context, name: str
     ) -> concurrent.futures.Future[Any]:
-        """Begin ``func(*args)``; its result or exception (any BaseException) arrives in the future."""
+        """Begin ``func(*args)``. The future gets its result or its exception (any BaseException)."""
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         future.set_running_or_notify_cancel()  # a caller that stops waiting must not cancel it
-        if inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(type(func).__call__):
-            self._start_async(func, args, context, name, future)
-        else:
-            thread = threading.Thread(
-                target=context.run, args=(self._run_sync, func, args, name, future), name=name, daemon=True
-            )
-            thread.start()
-        return future
 
-    def cancel(self, *futures: concurrent.futures.Future[Any]) -> None:
-        """Cancel the async functions behind these futures, all when none is given; one in a thread of its own cannot be."""
-        for future in futures or list(self._tasks):
-            task = self._tasks.get(future)
-            if self._loop is not None and task is not None:
-                self._loop.call_soon_threadsafe(task.cancel)
-
-    def _run_sync(
-        self, func: Callable[..., Any], args: tuple[Any, ...], name: str, future: concurrent.futures.Future[Any]
-    ) -> None:
-        try:
-            result = func(*args)
-            if inspect.isawaitable(result):  # a partial or lambda around an async function
-                awaitable = result
-
-                async def wait() -> Any:
-                    return await awaitable
-
-                self._start_async(wait, (), contextvars.copy_context(), name, future)
-                return
-        except BaseException as e:  # a SystemExit in the agent is a failed rollout, not the end of the server
-            future.set_exception(e)
-        else:
-            future.set_result(result)
-
-    def _start_async(
-        self,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        context: contextvars.Context,
-        name: str,
-        future: concurrent.futures.Future[Any],
-    ) -> None:
-        async def run() -> None:
+        async def on_loop(call: Callable[[], Any]) -> None:
             try:
-                result = await func(*args)
+                future.set_result(await call())
             except BaseException as e:
                 future.set_exception(e)
                 if isinstance(e, asyncio.CancelledError):
                     raise
-            else:
-                future.set_result(result)
 
-        loop = self.loop()
-
-        def begin() -> None:
-            task = loop.create_task(run(), name=name, context=context)
+        def begin(call: Callable[[], Any], context: contextvars.Context) -> None:
+            task = self.loop().create_task(on_loop(call), name=name, context=context)
             self._tasks[future] = task  # asyncio drops a task that nothing references
             task.add_done_callback(lambda _: self._tasks.pop(future, None))
 
-        loop.call_soon_threadsafe(begin)
+        def in_thread() -> None:
+            try:
+                result = func(*args)
+                if inspect.isawaitable(result):  # of a partial or lambda around an async function
 
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The running loop of async functions."""
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=keep_running, args=(self._loop,), name="rollout-loop", daemon=True).start()
-            return self._loop
+                    async def wait() -> Any:
+                        return await result
 
+                    self.loop().call_soon_threadsafe(begin, wait, contextvars.copy_context())
+                    return
+            except BaseException as e:  # a SystemExit in the agent is a failed rollout, not the end of the server
+                future.set_exception(e)
+            else:
+                future.set_result(result)
 
-def keep_running(loop: asyncio.AbstractEventLoop) -> None:
-    """Run a loop for good: an agent may stop it, and asyncio stops it when a task of the agent's raises SystemExit."""
-    while True:
-        with contextlib.suppress(BaseException):
-            loop.run_forever()
+        if inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(type(func).__call__):
+            self.loop().call_soon_threadsafe(begin, lambda: func(*args), context)
+        else:
+            threading.Thread(target=context.run, args=(in_thread,), name=name, daemon=True).start()
+        return future
+
+    def cancel(self, *futures: concurrent.futures.Future[Any]) -> None:
+        """Cancel the async functions of these futures, or of all. A function in a thread cannot be cancelled."""
+        for future in futures or list(self._tasks):
+            task = self._tasks.get(future)
+            if task is not None:
+                self.loop().call_soon_threadsafe(task.cancel)

@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -27,7 +27,7 @@ from .transport import STORE_REFUSED
 logger = logging.getLogger(__name__)
 
 LINE_CHARS = 1_000  # of an error: some agents put a whole page into their exception's text
-LEAST_WAIT_S = 30.0  # a resumed session whose time is up gets this long: its record may already be there
+LEAST_WAIT_S = 30.0  # a resumed session whose time is up gets this long: its record may exist
 # If these are the first results of a batch, the ARN, the bucket, the region or the credentials are wrong for every rollout.
 WRONG_SETTINGS = frozenset(
     {
@@ -37,7 +37,7 @@ WRONG_SETTINGS = frozenset(
     }
 )
 ProgressHook = Callable[["BatchProgress"], object]
-NextRollout = Callable[[], Awaitable[Rollout | None]]  # None after the last one
+Resume = bool | Literal["retry_failed"]
 
 
 @dataclass
@@ -48,14 +48,14 @@ class BatchItem:
 
     Attributes:
         result: the stored record, if there is one.
-        error: what went wrong, in one line.
-        cause: whose failure it is: the agent's, the policy's, the infrastructure's; None where it did not fail.
-        failure: what the policy failed at, where it is the cause: tokens, turns, context, calls or other.
-        traceback: the agent's own traceback where it stored one, else ours where something was raised; None elsewhere.
+        error: the failure in one line.
+        cause: of the failure: the agent, the policy or the infrastructure; None if it did not fail.
+        failure: the policy's failure, if the policy is the cause: tokens, turns, context, calls, answer or other.
+        traceback: the agent's own traceback if it stored one, otherwise ours if something was raised.
         index: position of the payload in the batch.
         elapsed: seconds from the moment the rollout left the batch's queue.
         stages: seconds spent in each stage.
-        proof: what the record proves of its origin; None where there is none.
+        proof: what the record proves of its origin; None without a record.
     """
 
     success: bool
@@ -77,10 +77,11 @@ class BatchItem:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchProgress:
-    """How far a batch is.
+    """The progress of a batch. ``total`` is None for an iterable without a length. Units: ``elapsed_s`` seconds.
 
-    Units: ``elapsed_s`` seconds. ``total`` is None for an iterable without a length. ``unproven``: records whose origin nothing
-    proves. ``causes``: failures by whose they are.
+    Attributes:
+        outcomes, causes: rollouts by outcome, and failures by cause.
+        unproven: records whose origin nothing proves.
     """
 
     total: int | None
@@ -95,30 +96,27 @@ class BatchProgress:
 
     def __str__(self) -> str:
         failed = ", ".join(f"{n} {name}" for name, n in sorted(self.outcomes.items()) if name != "ok")
-        bad = f", {failed}" if failed else ""
-        policy = self.causes.get(Cause.POLICY, 0)
-        bad += f" ({policy} the policy's)" if policy else ""
-        bad += f", {self.unproven} unproven" if self.unproven else ""
-        bad += f", {self.forged} forged" if self.forged else ""
-        total = "" if self.total is None else f"/{self.total}"
-        return f"{self.done}{total} done, {self.ok} ok{bad}, {self.running} running, {self.elapsed_s:.0f} s"
+        text = f"{self.done}{'' if self.total is None else f'/{self.total}'} done, {self.ok} ok"
+        text += f", {failed}" if failed else ""
+        text += f" ({self.causes[Cause.POLICY]} the policy's)" if self.causes.get(Cause.POLICY) else ""
+        text += f", {self.unproven} unproven" if self.unproven else ""
+        text += f", {self.forged} forged" if self.forged else ""
+        return f"{text}, {self.running} running, {self.elapsed_s:.0f} s"
 
 
 def error_line(error: BaseException) -> str:
-    """An error in one line, with the class that the agent raised, cut at `LINE_CHARS`: the lines of a longer one are joined."""
+    """An error in one line of at most `LINE_CHARS`, with the class that the agent raised."""
     kind = getattr(error, "error_type", None) if isinstance(error, AgentCoreRLError) else type(error).__name__
     text = str(error) if kind is None or kind in str(error) else f"{kind}: {error}"
     line = " | ".join(part.strip() for part in text.splitlines() if part.strip()) or type(error).__name__
     return line if len(line) <= LINE_CHARS else f"{line[: LINE_CHARS - 3]}..."
 
 
-def traceback_of(error: BaseException) -> str | None:
-    """The agent's own traceback where it stored one, else ours; None where nothing was raised: there its line says it all."""
+def _traceback_of(error: BaseException) -> str | None:
     if isinstance(error, (AgentError, RolloutLostError)) and error.agent_traceback:
         return error.agent_traceback
-    if error.__traceback__ is None and error.__cause__ is None:
-        return None
-    return "".join(traceback.format_exception(error))
+    raised = error.__traceback__ is not None or error.__cause__ is not None
+    return "".join(traceback.format_exception(error)) if raised else None
 
 
 def item_of(future: RolloutFuture, index: int | None) -> BatchItem:
@@ -131,7 +129,7 @@ def item_of(future: RolloutFuture, index: int | None) -> BatchItem:
         exception=verdict.error,
         outcome=verdict.outcome,
         proof=verdict.proof,
-        traceback=None if verdict.error is None else traceback_of(verdict.error),
+        traceback=None if verdict.error is None else _traceback_of(verdict.error),
         cause=verdict.cause,
         failure=verdict.failure,
         index=index,
@@ -146,31 +144,13 @@ def item_of(future: RolloutFuture, index: int | None) -> BatchItem:
 class BatchResult:
     """The items of a batch in the order in which they finish. Iterate it once, with `for` or `async for`, or use `next`.
 
-    The iteration starts the batch. Leaving it early stops every session that it started: on `break`, on an
-    exception, on Ctrl-C, or on `close()`. At most twice `limit` items are held: those in flight, and finished ones that were
-    not taken yet.
+    The iteration starts the batch. Leaving it early stops every session that it started: on `break`, on an exception, on Ctrl-C,
+    or on `close()`. At most twice `limit` items are held: those in flight, and finished ones that were not taken yet.
     """
 
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        next_rollout: NextRollout,
-        *,
-        total: int | None,
-        limit: int,
-        progress: ProgressHook | None,
-        log_interval_s: float,
-        owner: object,
-    ) -> None:
-        self._portal = dispatcher.portal
+    def __init__(self, run: Run, owner: object) -> None:
+        self._run, self._portal = run, run.dispatcher.portal
         self._owner = owner  # the client lives as long as its batch
-        self._finished: asyncio.Queue[Any] = asyncio.Queue()
-        self._room = asyncio.Semaphore(2 * limit)
-        self._live: set[RolloutFuture] = set()
-        report = _Reporter(total, progress, log_interval_s)
-        self._feed = functools.partial(
-            _feed, dispatcher, next_rollout, limit, self._live, self._room, self._finished, report
-        )
         self._task: concurrent.futures.Future[None] | None = None
         self._iterated = self._over = False
 
@@ -186,7 +166,7 @@ class BatchResult:
     def __next__(self) -> BatchItem:
         self._start()
         try:
-            item = None if self._over else self._portal.call(self._next())
+            item = None if self._over else self._portal.call(self._run.next_item())
         except BaseException:
             self.close()
             raise
@@ -198,7 +178,7 @@ class BatchResult:
     async def __anext__(self) -> BatchItem:
         self._start()
         try:
-            item = None if self._over else await self._portal.run(self._next())
+            item = None if self._over else await self._portal.run(self._run.next_item())
         except BaseException:
             self.close()
             raise
@@ -209,22 +189,14 @@ class BatchResult:
 
     def _start(self) -> None:
         if self._task is None and not self._over:
-            self._task = self._portal.submit(self._feed())
-
-    async def _next(self) -> BatchItem | None:
-        item: BatchItem | Exception | None = await self._finished.get()
-        self._room.release()
-        if isinstance(item, Exception):
-            raise item
-        return item
+            self._task = self._portal.submit(self._run.feed())
 
     def close(self) -> None:
         """Stop what this batch started and has not finished. Returns at once; sessions are stopped in the background."""
         self._over = True
         if self._task is not None:
             self._task.cancel()
-        for future in list(self._live):
-            future.cancel()
+        self._run.cancel()
 
     def __del__(self) -> None:
         if not getattr(self, "_over", True):
@@ -255,88 +227,100 @@ class BatchIterator:
     __del__ = close
 
 
-AsyncBatchResult = BatchResult  # the published client's name of what `run_batch_async` returns
+AsyncBatchResult = BatchResult  # the published client's name of the result of `run_batch_async`
 
 
-async def _feed(
-    dispatcher: Dispatcher,
-    next_rollout: NextRollout,
-    limit: int,
-    live: set[RolloutFuture],
-    room: asyncio.Semaphore,
-    finished: asyncio.Queue[Any],
-    report: _Reporter,
-) -> None:
-    """Start rollouts while there is room, and put their items into `finished`; then an error, or None for the end.
+class Run:
+    """The rollouts of a batch: starts them while there is room, and queues their items. Lives on the client's loop.
 
     It does not know its `BatchResult`, which may be dropped while this runs.
     """
-    loop = asyncio.get_running_loop()
-    slots = asyncio.Semaphore(limit)
-    wrong: list[BaseException] = []
 
-    def ended(future: RolloutFuture, index: int | None) -> None:
-        live.discard(future)
-        item = item_of(future, index)
-        if item.exception is not None and not report.records and getattr(item.exception, "code", "") in WRONG_SETTINGS:
-            wrong.append(item.exception)
-        report.finished(item, len(live))
-        finished.put_nowait(item)
-        slots.release()
-
-    def report_end(future: RolloutFuture, index: int | None, _: object) -> None:
-        loop.call_soon_threadsafe(ended, future, index)
-
-    try:
-        while True:
-            await room.acquire()
-            await slots.acquire()
-            rollout = await next_rollout()
-            if rollout is None:
-                break
-            if wrong and not report.records:
-                text = f"the batch ends, because every rollout would fail like its first ones: {wrong[0]}"
-                raise ConfigError(text, code=getattr(wrong[0], "code", None)) from wrong[0].__cause__ or wrong[0]
-            future = dispatcher.submit(rollout)
-            live.add(future)
-            future._done.add_done_callback(functools.partial(report_end, future, rollout.index))
-        while live:
-            await slots.acquire()
-    except Exception as e:
-        finished.put_nowait(e)
-    finally:
-        for future in list(live):
-            future.cancel()
-        finished.put_nowait(None)
-
-
-class _Reporter:
-    """The progress of a batch: to the log, and to the caller's function. ``records``: records that were read."""
-
-    def __init__(self, total: int | None, hook: ProgressHook | None, interval_s: float) -> None:
-        self._total, self._hook, self._interval_s = total, hook, interval_s
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        rollouts: AsyncIterator[Rollout],
+        *,
+        total: int | None,
+        limit: int,
+        hook: ProgressHook | None,
+        log_interval_s: float,
+    ) -> None:
+        self.dispatcher, self._rollouts = dispatcher, rollouts
+        self._total, self._hook, self._log_interval_s = total, hook, log_interval_s
+        self._finished: asyncio.Queue[BatchItem | Exception | None] = asyncio.Queue()
+        self._room, self._slots = asyncio.Semaphore(2 * limit), asyncio.Semaphore(limit)
+        self._live: set[RolloutFuture] = set()
         self._outcomes: Counter[str] = Counter()
         self._proofs: Counter[Proof | None] = Counter()
         self._causes: Counter[str] = Counter()
+        self._records = 0  # that were read
+        self._wrong: BaseException | None = None  # an error that every rollout would meet
         self._began_s = self._logged_s = time.monotonic()
-        self.records = 0
 
-    def finished(self, item: BatchItem, running: int) -> None:
-        """Count an item."""
+    async def feed(self) -> None:
+        """Start the rollouts, and wait for them. The last item is an error, or None for the end."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                await self._room.acquire()
+                await self._slots.acquire()
+                rollout = await anext(self._rollouts, None)
+                if rollout is None:
+                    break
+                if self._wrong is not None and not self._records:
+                    text = f"the batch ends, because every rollout would fail like its first ones: {self._wrong}"
+                    code = getattr(self._wrong, "code", None)
+                    raise ConfigError(text, code=code) from self._wrong.__cause__ or self._wrong
+                future = self.dispatcher.submit(rollout)
+                self._live.add(future)
+                ended = functools.partial(self._ended, index=rollout.index)
+                future.add_done_callback(functools.partial(loop.call_soon_threadsafe, ended))
+            while self._live:
+                await self._slots.acquire()
+        except Exception as e:
+            self._finished.put_nowait(e)
+        finally:
+            self.cancel()
+            self._finished.put_nowait(None)
+
+    async def next_item(self) -> BatchItem | None:
+        """The next finished item; None at the end. Raises: the error that ended the batch."""
+        item = await self._finished.get()
+        self._room.release()
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    def cancel(self) -> None:
+        """End the rollouts in flight. Callable from any thread."""
+        for future in list(self._live):
+            future.cancel()
+
+    def _ended(self, future: RolloutFuture, index: int | None) -> None:
+        self._live.discard(future)
+        item = item_of(future, index)
+        if getattr(item.exception, "code", None) in WRONG_SETTINGS:
+            self._wrong = self._wrong or item.exception
         self._outcomes[str(item.outcome)] += 1
         self._proofs[item.proof] += 1
-        self.records += item.result is not None
+        self._records += item.result is not None
         if item.cause is not None:
             self._causes[str(item.cause)] += 1
+        self._report()
+        self._finished.put_nowait(item)
+        self._slots.release()
+
+    def _report(self) -> None:
         now_s = time.monotonic()
-        due = self._interval_s > 0 and now_s - self._logged_s >= self._interval_s
+        due = self._log_interval_s > 0 and now_s - self._logged_s >= self._log_interval_s
         if self._hook is None and not due:
             return
         progress = BatchProgress(
             total=self._total,
             done=self._outcomes.total(),
             ok=self._outcomes[str(Outcome.OK)],
-            running=running,
+            running=len(self._live),
             elapsed_s=now_s - self._began_s,
             outcomes=dict(self._outcomes),
             unproven=self._proofs[Proof.UNPROVEN],
@@ -346,21 +330,18 @@ class _Reporter:
         if due:
             self._logged_s = now_s
             logger.info("batch: %s", progress)
-        if self._hook is not None:
-            try:
+        try:
+            if self._hook is not None:
                 self._hook(progress)
-            except Exception:
-                logger.exception("the progress hook of a batch failed")
+        except Exception:
+            logger.exception("the progress hook of a batch failed")
 
 
 # ---- resume
 
 
 def open_ledger(
-    dispatcher: Dispatcher,
-    ledger: FileLedger,
-    resume: bool | Literal["retry_failed"],
-    rows: Sequence[Mapping[str, Any]] | None,
+    dispatcher: Dispatcher, ledger: FileLedger, resume: Resume, rows: Sequence[Mapping[str, Any]] | None
 ) -> dict[int | None, Attempt]:
     """Open a ledger, and stop the sessions in it that no row waits for. Returns the last attempt of each row.
 
@@ -388,10 +369,8 @@ def _check_same(known: Attempt, index: int | None, payload: Mapping[str, Any]) -
         )
 
 
-def continue_from(
-    known: Attempt, rollout: Rollout, resume: bool | Literal["retry_failed"], *, fixed_input: bool
-) -> None:
-    """Make a rollout continue from what the ledger has of its row: wait for a session, read a record, or run again.
+def continue_from(known: Attempt, rollout: Rollout, resume: Resume, *, fixed_input: bool) -> None:
+    """Continue a row from its last attempt in the ledger: wait for its session, read its record, or run it again.
 
     Raises: ConfigError when the row is another one.
     """
@@ -400,9 +379,9 @@ def continue_from(
         raise ConfigError(f"row {rollout.index} has input id {rollout.input_id!r}, the ledger {known.input_id!r}")
     rollout.input_id = known.input_id
     rollout.config = {**rollout.config, "input_id": known.input_id}
-    # What the policy failed at is a result: another try would be a second draw. An interrupted batch cancels its rollouts.
-    failed = known.outcome is not Outcome.OK and known.cause != Cause.POLICY
-    if known.outcome is Outcome.CANCELLED or (known.outcome is not None and resume == "retry_failed" and failed):
+    # A failure of the policy is a result: another try would be a second draw. An interrupted batch cancels its rollouts.
+    failed = known.outcome not in (None, Outcome.OK) and known.cause != Cause.POLICY
+    if known.outcome is Outcome.CANCELLED or (resume == "retry_failed" and failed):
         rollout.attempt = known.attempt + 1
         return
     rollout.known, rollout.session_id, rollout.attempt = known, known.session_id, known.attempt
@@ -415,6 +394,6 @@ def continue_from(
 
 
 def print_progress(progress: BatchProgress) -> None:
-    """Progress as one line on stderr, rewritten in place on a terminal."""
+    """Print progress as one line on stderr, rewritten in place on a terminal."""
     end = "\n" if progress.done == progress.total or not sys.stderr.isatty() else "\r"
     print(f"{progress}", end=end, file=sys.stderr, flush=True)

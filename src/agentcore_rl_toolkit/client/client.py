@@ -10,36 +10,25 @@ import uuid
 import weakref
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from .._portal import Portal, result_of
 from ..contract import IdValue, check_id, new_session_id
 from ..errors import ConfigError
 from ..store import open_store, parse_url
-from .batch import BatchItem, BatchResult, ProgressHook, continue_from, open_ledger, print_progress
+from .batch import BatchItem, BatchResult, ProgressHook, Resume, Run, continue_from, open_ledger, print_progress
 from .future import RolloutFuture
-from .ledger import Attempt, FileLedger
+from .ledger import FileLedger
 from .pacing import PaceLimits, shared_pacer
 from .records import Replayed, Reward, replayed
 from .rollout import Dispatcher, Rollout, Subscriber
-from .settings import (
-    ON_FAILURE,
-    PUBLISHED_POOL_CONNECTIONS,
-    Deadlines,
-    OnFailure,
-    Prepare,
-    TurnsOf,
-    WatchSettings,
-    check_choice,
-    check_number,
-    check_payload,
-    for_the_agent,
-)
+from .settings import Deadlines, OnFailure, Prepare, TurnsOf, WatchSettings, check_number, check_payload, for_the_agent
 from .transport import Transport, in_thread
 
 ENDPOINT_ENV = ("AWS_ENDPOINT_URL_BEDROCK_AGENTCORE", "AWS_ENDPOINT_URL")
 COLD_START_S = 15.0  # a slow cold start; invokes of that length, at the full pace, are what the pool must hold
 POOL_LIMIT = 512
+PUBLISHED_POOL_CONNECTIONS = 10  # the published default; with it, the pool follows the pace
 
 
 class RolloutClient:
@@ -48,25 +37,24 @@ class RolloutClient:
     Args:
         agent_runtime_arn: ARN of the agent at AgentCore Runtime (or at a local one).
         s3_bucket: where agents store results: a bucket name or a store URL (``s3://bucket/prefix``, ``file:///dir``).
-            It is sent to the agent as it is.
         exp_id: experiment; first part of every key.
         max_retry_attempts: how often an invoke that did not reach the runtime is sent (the published name). Refusals (429,
             402) are waited out instead.
-        tps_limit: requests per second (invokes; stops have the same limit of their own).
+        tps_limit: requests per second (invokes, and as many stops).
         max_pool_connections: connections and threads for invokes. Left at 10, it follows `tps_limit`.
         base_url, model_id: passed to the agent.
         rollout_config: more entries of the `_rollout` block, which the agent gets.
-        extra_config: the same by name, for what is usual there: api_key, sampling_params, temperature, top_p, max_tokens and
-            the like. Any other keyword is an error.
+        extra_config: the same by name, for the usual ones: api_key, sampling_params, temperature, top_p, max_tokens and the
+            like. Any other keyword is an error.
         sessions_per_minute: new sessions per minute. AgentCore allows container agents 400.
         endpoint_url: another AgentCore data plane, such as a local runtime. Default: the environment, then AWS.
         qualifier: endpoint name of the agent.
-        on_failure: "return" hands out the record of a failed agent, "raise" raises. "retry" is "return" with ``retries=1``.
-        retries: additional sessions after lost, timed out or throttled ones. A batch may have another number.
+        on_failure: "return" hands out the record of a failed agent, "raise" raises.
+        retries: further sessions of a rollout that was lost, timed out or throttled. A batch may have another number.
         deadlines: of the stages.
-        watch: how results are noticed, and what they must prove.
-        turns_of: ``turns_of(session_id)`` gives the model calls of a session so far (a number, or an awaitable of one). With it,
-            a deadline that passes while the agent calls the model is the agent's failure, and not tried again.
+        watch: how results are found, and what they must prove.
+        turns_of: ``turns_of(session_id)`` returns the model calls of a session so far (a number, or an awaitable of one). With
+            it, a deadline that passes while the agent calls the model is the agent's failure, and not tried again.
 
     Raises: ConfigError (a ValueError) on unusable arguments.
     """
@@ -86,7 +74,7 @@ class RolloutClient:
         endpoint_url: str | None = None,
         qualifier: str | None = None,
         on_failure: OnFailure = "return",
-        retries: int | None = None,
+        retries: int = 0,
         deadlines: Deadlines | None = None,
         watch: WatchSettings | None = None,
         turns_of: TurnsOf | None = None,
@@ -94,12 +82,15 @@ class RolloutClient:
         **extra_config: Any,
     ) -> None:
         given = for_the_agent(rollout_config, extra_config, RolloutClient.__init__)
-        check_choice("on_failure", on_failure, ON_FAILURE)
+        if on_failure not in ("return", "raise"):
+            raise ConfigError(
+                f"on_failure must be 'return' or 'raise', got {on_failure!r}; `retries=` sets further tries"
+            )
         check_number("tps_limit", tps_limit, above=0)
         check_number("sessions_per_minute", sessions_per_minute, above=0, optional=True)
         check_number("max_retry_attempts", max_retry_attempts, at_least=1, whole=True)
         check_number("max_pool_connections", max_pool_connections, at_least=1, whole=True)
-        check_number("retries", retries, at_least=0, optional=True, whole=True)
+        check_number("retries", retries, at_least=0, whole=True)
         parse_url(s3_bucket)
         self.agent_runtime_arn = agent_runtime_arn
         self.s3_bucket = s3_bucket
@@ -111,7 +102,7 @@ class RolloutClient:
         self.deadlines = deadlines or Deadlines()
         self.watch = watch or WatchSettings()
         self.on_failure: OnFailure = on_failure
-        self.retries = retries if retries is not None else int(on_failure == "retry")
+        self.retries = retries
         self.endpoint_url = endpoint_url or next(
             (os.environ[name] for name in ENDPOINT_ENV if os.environ.get(name)), None
         )
@@ -218,7 +209,7 @@ class RolloutClient:
         progress: bool | ProgressHook = False,
         retries: int | None = None,
         prepare: Prepare | None = None,
-        resume: bool | Literal["retry_failed"] = False,
+        resume: Resume = False,
         ledger: str | os.PathLike[str] | FileLedger | None = None,
     ) -> BatchResult:
         """Run many rollouts; iterate the result for `BatchItem`s in the order they finish.
@@ -226,19 +217,18 @@ class RolloutClient:
         Args:
             max_concurrent_sessions: rollouts in flight at a time; None: all.
             timeout: seconds each rollout may take from its invoke to its record.
-            initial_interval, max_interval, backoff_factor: of the published client, which polls each rollout; here one
-                watcher sees all results, and these have no effect.
+            initial_interval, max_interval, backoff_factor: of the published client, which polls each rollout. They have no
+                effect, because one watcher finds all results.
             log_interval: seconds between two log lines; 0: none.
-            input_ids: one per payload; default, and where one is empty: made up.
+            input_ids: one per payload; an empty one is made up.
             overrides: `_rollout` entries per payload.
-            progress: True prints a line to stderr; a function is called with a `BatchProgress` (on the client's
-                thread).
-            retries: further attempts of rollouts that were lost, timed out or throttled.
-            prepare: ``prepare(session_id, attempt)`` gives the `_rollout` overrides of each attempt (a dict, or an
-                awaitable of one, run on the client's loop): where every session needs an address and a key of its own.
-            resume: go on with a run that a crash or Ctrl-C ended: outcomes on record are collected, sessions still
-                running are waited for, only the rest is sent. "retry_failed" also runs again what did not end `ok`.
-                Without a ledger on disk yet it starts the run, so a script may always say ``resume=True``.
+            progress: True prints a line to stderr; a function is called with a `BatchProgress` (on the client's thread).
+            retries: further sessions of rollouts that were lost, timed out or throttled; None: as many as the client's.
+            prepare: ``prepare(session_id, attempt)`` returns the `_rollout` overrides of each attempt (a dict, or an awaitable of
+                one, run on the client's loop), for sessions that each need an address and a key.
+            resume: continue a run that a crash or Ctrl-C ended: recorded outcomes are collected, running sessions are waited for,
+                and only the rest is sent. "retry_failed" also runs again what did not end `ok`. Without a ledger on disk it
+                starts the run, so a script may always set ``resume=True``.
             ledger: a file, or a `FileLedger`; default with `resume`: ``runs/{exp_id}/ledger.jsonl``.
         """
         total = len(payloads) if isinstance(payloads, Sized) else None
@@ -249,7 +239,8 @@ class RolloutClient:
         check_number("log_interval", log_interval, at_least=0)
         check_number("timeout", timeout, at_least=0, optional=True)
         check_number("retries", retries, at_least=0, optional=True, whole=True)
-        check_choice("resume", resume, (True, False, "retry_failed"))
+        if resume not in (True, False, "retry_failed"):
+            raise ConfigError(f"resume must be True, False or 'retry_failed', got {resume!r}")
         if max_concurrent_sessions is None and total is None:
             raise ConfigError("max_concurrent_sessions is needed for payloads without a length")
         if resume and ledger is None:
@@ -260,43 +251,34 @@ class RolloutClient:
             check_payload(payload)
         for input_id in input_ids or ():
             check_id(input_id or "made up", "input_id")
-        dispatcher, rows = self._dispatcher, enumerate(payloads)
-        end: Any = object()
-        attempts: dict[int | None, Attempt] | None = None
+        dispatcher, rows, end = self._dispatcher, enumerate(payloads), object()
+        options: dict[str, Any] = {"timeout_s": timeout, "prepare": prepare, "ledger": book}
+        options["retries"] = self.retries if retries is None else retries
 
-        async def next_rollout() -> Rollout | None:
-            nonlocal attempts
-            if attempts is None:
-                attempts = {} if book is None else open_ledger(dispatcher, book, resume, listed)
-            # A generator of the caller's may block, so it is advanced in threads.
-            row = await in_thread(next, rows, end) if listed is None else next(rows, end)
-            if row is end:
-                return None
-            index, payload = row
-            rollout = self._rollout(
-                payload,
-                None,
-                input_ids[index] if input_ids is not None else None,
-                (overrides[index] if overrides is not None else None) or {},
-                timeout_s=timeout,
-                retries=self.retries if retries is None else retries,
-                prepare=prepare,
-                index=index,
-                ledger=book,
-            )
-            if index in attempts:
-                continue_from(attempts[index], rollout, resume, fixed_input=input_ids is not None)
-            return rollout
+        async def rollouts() -> AsyncIterator[Rollout]:
+            attempts = {} if book is None else open_ledger(dispatcher, book, resume, listed)
+            while True:
+                # A generator of the caller's may block, so it is advanced in threads.
+                row: Any = await in_thread(next, rows, end) if listed is None else next(rows, end)
+                if row is end:
+                    return
+                index, payload = row
+                input_id = None if input_ids is None else input_ids[index]
+                override = (None if overrides is None else overrides[index]) or {}
+                rollout = self._rollout(payload, None, input_id, override, index=index, **options)
+                if index in attempts:
+                    continue_from(attempts[index], rollout, resume, fixed_input=input_ids is not None)
+                yield rollout
 
-        return BatchResult(
+        run = Run(
             dispatcher,
-            next_rollout,
+            rollouts(),
             total=total,
             limit=max_concurrent_sessions or max(1, total or 0),
-            progress=print_progress if progress is True else (progress or None),
+            hook=print_progress if progress is True else (progress or None),
             log_interval_s=log_interval,
-            owner=self,
         )
+        return BatchResult(run, self)
 
     run_batch_async = run_batch
 
@@ -401,7 +383,7 @@ class RolloutClient:
                 self._end_close()
         elif self._closing_thread != threading.get_ident():  # a signal handler would wait for what it interrupted
             result_of(self._closed)
-        return self._dispatcher.left
+        return list(self._dispatcher.left)
 
     async def aclose(self) -> list[str]:
         """Async `close`."""
@@ -412,7 +394,7 @@ class RolloutClient:
             finally:
                 self._end_close()
         await asyncio.shield(asyncio.wrap_future(self._closed))
-        return self._dispatcher.left
+        return list(self._dispatcher.left)
 
     async def _shut(self) -> None:
         await self._dispatcher.close_async(cancel="all")
@@ -420,7 +402,7 @@ class RolloutClient:
             ledger.close()
 
     def _begin_close(self) -> bool:
-        self._dispatcher.refuse_more()
+        self._dispatcher.closing = True
         if first := self._may_close.acquire(blocking=False):
             self._closing_thread = threading.get_ident()
         return first
@@ -429,7 +411,6 @@ class RolloutClient:
         self._dropped.detach()
         self._dispatcher.leave()
         self._portal.close()
-        self._dispatcher.transport.close()
         self._closed.set_result(None)
 
     def __enter__(self) -> RolloutClient:
@@ -481,6 +462,6 @@ class RolloutClient:
             session_id=session_id or new_session_id(),
             config={**config, **overrides},
             deadlines=self.deadlines,
-            on_failure=self.on_failure,
+            raise_failures=self.on_failure == "raise",
             **{"retries": self.retries, **options},
         )

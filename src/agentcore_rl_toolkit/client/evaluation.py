@@ -33,15 +33,19 @@ class EvalRow:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalSummary:
-    """The result of an evaluation: two means, and the number of rollouts behind each. A mean of nothing is None.
+    """The result of an evaluation. A mean of nothing is None.
 
-    ``mean``, the headline, is over the ``scored`` rollouts: failures of the agent and of the policy count as 0, those of the
-    infrastructure and cancelled ones do not count. ``mean_ok`` is over the ``rewarded`` ones: they ended `ok` with a reward.
-    Both are means over inputs of the mean of an input's rollouts; ``low`` and ``high`` (and ``low_ok``, ``high_ok``) are their
-    95 % confidence intervals over inputs (`interval`). ``causes`` counts failures by whose they are, ``policy_failures`` the
-    policy's by what it failed at. ``solved_once`` is the share of inputs with a reward of 1 or more among their scored rollouts
-    (coverage). ``pass_at`` and ``pass_all`` are `pass_rates`. ``metrics`` are the means of the numbers which agents returned
-    beside the reward, ``errors`` counts exceptions by class. ``judge`` counts a judge's calls, tokens, cost and failures.
+    Attributes:
+        mean: over the ``scored`` rollouts: failures of the agent and of the policy count as 0, those of the infrastructure and
+            cancelled ones do not count.
+        mean_ok: over the ``rewarded`` rollouts, which ended `ok` with a reward.
+        low, high, low_ok, high_ok: 95 % confidence intervals over inputs (`interval`). Means are over inputs, too.
+        causes, policy_failures: failures by cause, and the policy's by their kind.
+        solved_once: share of inputs with a reward of 1 or more among their scored rollouts.
+        pass_at, pass_all: `pass_rates`.
+        metrics: means of the numbers that agents returned with the reward.
+        errors: exceptions by class.
+        judge: a judge's calls, tokens, cost and failures.
     """
 
     rollouts: int
@@ -68,41 +72,47 @@ class EvalSummary:
 
     @property
     def failures(self) -> int:
-        """Rollouts that say something is broken: all but those with a reward and those whose policy failed."""
+        """Rollouts that show that something is broken: all but those with a reward and those whose policy failed."""
         return self.rollouts - self.rewarded - self.causes.get(Cause.POLICY, 0)
 
     def __str__(self) -> str:
-        if self.mean is None or self.low is None or self.high is None:
-            score = "no rollout has a reward"
-        else:
-            score = f"reward {self.mean:.4f}  (95 % interval {self.low:.4f} to {self.high:.4f}, {self.scored} rollouts)"
-        if self.mean is not None and self.scored != self.rewarded:
-            ok = "none" if self.mean_ok is None else f"{self.mean_ok:.4f}"
-            score += f"; failures of agent and policy are 0\nof those that ended ok {ok}"
-            if self.low_ok is not None:
-                score += f"  (95 % interval {self.low_ok:.4f} to {self.high_ok:.4f}, {self.rewarded} rollouts)"
-        counts = ", ".join(f"{n} {name}" for name, n in sorted(self.outcomes.items()))
+        lines = ["no rollout has a reward"]
+        if self.mean is not None:
+            span = f"95 % interval {self.low:.4f} to {self.high:.4f}"
+            lines = [f"reward {self.mean:.4f}  ({span}, {self.scored} rollouts)"]
+            if self.scored != self.rewarded:
+                lines[0] += "; failures of agent and policy are 0"
+                ok = "none" if self.mean_ok is None else f"{self.mean_ok:.4f}"
+                if self.mean_ok is not None:
+                    ok += f"  (95 % interval {self.low_ok:.4f} to {self.high_ok:.4f}, {self.rewarded} rollouts)"
+                lines.append(f"of those that ended ok {ok}")
         extra = f", {self.without_reward} ok without a reward" if self.without_reward else ""
-        text = f"{score}\n{self.rollouts} rollouts of {self.inputs} inputs in {self.elapsed_s:.0f} s: {counts}{extra}"
+        size = f"{self.rollouts} rollouts of {self.inputs} inputs in {self.elapsed_s:.0f} s"
+        lines.append(f"{size}: {_counted(self.outcomes)}{extra}")
         if len(self.pass_at) > 1:
             for name, rates in (("pass@", self.pass_at), ("pass^", self.pass_all)):
-                text += "\n" + "  ".join(f"{name}{k} {rate:.4f}" for k, rate in rates.items())
+                lines.append("  ".join(f"{name}{k} {rate:.4f}" for k, rate in rates.items()))
         if self.metrics:
-            text += f"\nmetrics, mean of those that ended ok: {metrics_line(self.metrics)}"
-        for what, found in (("exceptions", self.errors), ("the policy failed", self.policy_failures)):
-            if found:
-                text += f"\n{what}: " + ", ".join(f"{n} {why}" for why, n in sorted(found.items()))
+            lines.append(f"metrics, mean of those that ended ok: {metrics_line(self.metrics)}")
+        if self.errors:
+            lines.append(f"exceptions: {_counted(self.errors)}")
+        if self.policy_failures:
+            lines.append(f"the policy failed: {_counted(self.policy_failures)}")
         if self.scored < self.rollouts:
-            text += f"\nnot scored: {self.rollouts - self.scored}"
             broken = self.causes.get(Cause.INFRASTRUCTURE, 0)
-            text += f" ({broken} failed by the infrastructure)" if broken else ""
+            why = f" ({broken} failed by the infrastructure)" if broken else ""
+            lines.append(f"not scored: {self.rollouts - self.scored}{why}")
         if self.judge:
-            text += "\nthe judge: " + ", ".join(f"{n:g} {name.replace('_', ' ')}" for name, n in self.judge.items())
-        return text
+            lines.append("the judge: " + ", ".join(f"{n:g} {name.replace('_', ' ')}" for name, n in self.judge.items()))
+        return "\n".join(lines)
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
 
 
 def read_rows(path: Path) -> list[EvalRow]:
-    """Read a data set (`data.numbered_rows`). A row's id is its field ``input_id`` or ``id``, else its line number.
+    """Read a data set (`data.numbered_rows`). A row's id is its field ``input_id`` or ``id``, otherwise its line number.
 
     Raises: ConfigError that names the line.
     """
@@ -234,11 +244,9 @@ def _with_interval(values: Mapping[str, Sequence[float]]) -> tuple[float | None,
 def interval(values: Sequence[float]) -> tuple[float | None, float | None]:
     """95 % confidence interval of a mean of rewards.
 
-    The values get z^2 / 2 further ones at each end of the range of rewards, which is 0 to 1 unless a value lies outside it. The
-    interval is the normal one of all of them, and ends with the range. For values of 0 and 1 that is the interval of Agresti and
-    Coull. It changes little when a value changes little, and equal values do not give a width of 0.
-    A simulation of seven distributions covered the mean in 92 to 100 % of 2,000 samples of 10 values, in 96 to 100 % of 30
-    values, and in 94 to 99 % of 100 values (`benchmarks/intervals.py`).
+    The values get z^2 / 2 further ones at each end of the range of rewards, which is 0 to 1 unless a value is outside of it. The
+    interval is the normal one of all of them, within that range. For values of 0 and 1 it is that of Agresti and Coull. Equal
+    values do not give a width of 0. `benchmarks/intervals.py` measures its coverage.
 
     Shapes: (N,) -> two numbers; (None, None) for N == 0.
     Source: Agresti and Coull, "Approximate is better than exact for interval estimation of binomial proportions" (1998).
@@ -266,11 +274,14 @@ def change_of(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
     low, high = interval([(change + 1) / 2 for change in changes])
     if low is None or high is None:
         return {**facts, "mean": None, "low": None, "high": None, "text": "cannot tell: no input has two rewards"}
-    facts |= {"mean": statistics.fmean(changes), "low": 2 * low - 1, "high": 2 * high - 1}
-    if better + worse >= LEAST_CHANGED and (facts["low"] > 0 or facts["high"] <= 0):
-        facts["verdict"] = "learned" if facts["low"] > 0 else "not learned"
-    text = "{verdict}: on the same {inputs} inputs the reward changed by {mean:+.3f} (95 % interval {low:+.3f} to {high:+.3f}); "
-    return {**facts, "text": (text + "{better} got better, {worse} got worse").format(**facts)}
+    mean, low, high = statistics.fmean(changes), 2 * low - 1, 2 * high - 1
+    if better + worse >= LEAST_CHANGED and (low > 0 or high <= 0):
+        facts["verdict"] = "learned" if low > 0 else "not learned"
+    text = (
+        f"{facts['verdict']}: on the same {len(pairs)} inputs the reward changed by {mean:+.3f} (95 % interval {low:+.3f} to "
+        f"{high:+.3f}); {better} got better, {worse} got worse"
+    )
+    return {**facts, "mean": mean, "low": low, "high": high, "text": text}
 
 
 def write_results(folder: Path, items: Iterable[BatchItem], summary: EvalSummary) -> None:

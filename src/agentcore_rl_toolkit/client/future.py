@@ -7,7 +7,7 @@ import concurrent.futures
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from .._portal import Portal, result_of
 from ..contract import Cause, IdValue, Outcome, Stage
@@ -15,38 +15,21 @@ from ..errors import AgentCoreRLError, RolloutCancelledError, RolloutTimeoutErro
 from .records import Verdict
 
 
-class RunningRollout(Protocol):
-    """What a future needs of its rollout."""
-
-    session_id: str
-    input_id: IdValue
-    attempt: int
-    bucket: str
-    key: str
-    stage: Stage
-    reply: dict[str, Any] | None
-
-    def stages(self) -> dict[str, float]: ...
-    def trouble(self) -> Exception | None: ...
-    def cancel(self) -> None: ...
-
-
 class RolloutFuture:
     """The result of one rollout, now or later. Thread-safe; sync and async use may be mixed.
 
-    ``result()`` returns the record that the agent stored, also when the agent failed (``ok`` is False then), unless the rollout
-    was made with ``on_failure="raise"``. If there is no record to return (lost, timeout, throttled, cancelled, unreadable), it
-    raises the reason. Session and future end together: the session is stopped in the background as soon as the record is read.
+    ``result()`` returns the record that the agent stored, also when the agent failed (``ok`` is False then), unless the client
+    was made with ``on_failure="raise"``. If there is no record, it raises the reason. The session is stopped in the background.
     """
 
-    def __init__(self, portal: Portal, rollout: RunningRollout, *, raise_failures: bool) -> None:
+    def __init__(self, portal: Portal, rollout: Any, *, raise_failures: bool) -> None:
         self._portal = portal
-        self._rollout = rollout
+        self._rollout = rollout  # its `Rollout`, which holds this future
         self._raise_failures = raise_failures
         self._created_s = time.monotonic()
         self._ended_s: float | None = None
         self._verdict: Verdict | None = None  # the first one; `_done` follows on the client's thread
-        self._verdict_lock = threading.RLock()  # a batch that the collector finds cancels in the middle of anything
+        self._verdict_lock = threading.RLock()  # the garbage collector may end a batch inside any statement
         self._done: concurrent.futures.Future[Verdict] = concurrent.futures.Future()
         self._accepted: concurrent.futures.Future[None] = concurrent.futures.Future()
 
@@ -55,40 +38,45 @@ class RolloutFuture:
     @property
     def session_id(self) -> str:
         """The session of the current attempt."""
-        return self._rollout.session_id
+        return str(self._rollout.session_id)
 
     @property
     def input_id(self) -> IdValue:
-        return self._rollout.input_id
+        """The input's id, as the caller wrote it."""
+        found: IdValue = self._rollout.input_id
+        return found
 
     @property
     def attempt(self) -> int:
         """1 for the first session, one more for each retry."""
-        return self._rollout.attempt
+        return int(self._rollout.attempt)
 
     @property
     def s3_bucket(self) -> str:
-        return self._rollout.bucket
+        """The store of the record."""
+        return str(self._rollout.bucket)
 
     @property
     def result_key(self) -> str:
         """Key of the record in the store."""
-        return self._rollout.key
+        return str(self._rollout.key)
 
     @property
     def stage(self) -> Stage:
         """The stage that the rollout is in, or ended in."""
-        return self._rollout.stage
+        return Stage(self._rollout.stage)
 
     @property
     def stages(self) -> Mapping[str, float]:
         """Seconds spent in each stage so far."""
-        return self._rollout.stages()
+        found: Mapping[str, float] = self._rollout.stages()
+        return found
 
     @property
     def trouble(self) -> Exception | None:
-        """Why the store cannot be asked for its record at present; None if it can."""
-        return self._rollout.trouble()
+        """Why its record cannot be looked for at present; None if it can."""
+        found: Exception | None = self._rollout.trouble()
+        return found
 
     @property
     def outcome(self) -> Outcome | None:
@@ -112,6 +100,7 @@ class RolloutFuture:
 
     @property
     def cancelled(self) -> bool:
+        """True when the rollout was cancelled."""
         return self.outcome is Outcome.CANCELLED
 
     def elapsed(self) -> float:
@@ -119,14 +108,15 @@ class RolloutFuture:
         return (time.monotonic() if self._ended_s is None else self._ended_s) - self._created_s
 
     def done(self) -> bool:
-        """True once `result` would answer at once. No request is made."""
+        """True once `result` would return at once. No request is made."""
         return self._verdict is not None
 
     async def done_async(self) -> bool:
+        """Async `done`."""
         return self.done()
 
     def ready_to_poll(self) -> bool:
-        """Always True: results are watched in the background and asking costs nothing."""
+        """Always True: results are watched in the background."""
         return True
 
     def time_until_next_poll(self) -> float:
@@ -136,12 +126,11 @@ class RolloutFuture:
     # ---- results
 
     def result(self, timeout: float | None = None) -> dict[str, Any]:
-        """The record. Blocks.
+        """Wait for the record and return it.
 
         Args:
-            timeout: seconds; None waits to the end (each stage has its own deadline), 0 only looks and leaves the
-                rollout alone. When a positive timeout passes, the rollout ends: its session is stopped and its
-                outcome is `timeout`. `wait` does not end it.
+            timeout: seconds; None waits to the end (each stage has its own deadline), 0 only checks. When a positive timeout
+                passes, the rollout ends with the outcome `timeout`, and its session is stopped. `wait` does not end it.
         Raises: RolloutTimeoutError (a TimeoutError), RolloutLostError, RolloutThrottledError, RolloutCancelledError,
             InvalidResultError; AgentError with ``on_failure="raise"``.
         """
@@ -178,7 +167,7 @@ class RolloutFuture:
         return True
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """The rollout's failure as an exception; None when it ended `ok`. Never raises for the rollout itself.
+        """The rollout's failure as an exception; None when it ended `ok`.
 
         Raises: RolloutTimeoutError when it is not over within `timeout` seconds; the rollout continues then.
         """
@@ -190,10 +179,8 @@ class RolloutFuture:
         """Call `callback(future)` when the rollout ends, on the client's thread (at once if it is over). Keep it short."""
         self._done.add_done_callback(lambda _: callback(self))
 
-    # ---- ending it
-
     def cancel(self) -> bool:
-        """End the rollout and stop its session in the background. True for the call that ended it, False afterwards.
+        """End the rollout and stop its session in the background. Returns True for the call that ended it.
 
         When this returns, the future is done.
         """
@@ -221,10 +208,9 @@ class RolloutFuture:
             error.session_id = error.session_id or self.session_id
             error.input_id = self.input_id if error.input_id is None else error.input_id
             error.key = error.key or self.result_key or None
-        now_s = time.monotonic()
         with self._verdict_lock:
             if self._verdict is None:
-                self._ended_s, self._verdict = now_s, verdict
+                self._ended_s, self._verdict = time.monotonic(), verdict
             return self._verdict
 
     def _accept(self) -> None:
@@ -233,7 +219,7 @@ class RolloutFuture:
             self._accepted.set_result(None)
 
     def _resolve(self, verdict: Verdict) -> None:
-        """Hand out the verdict. On the client's thread, after everything that follows from it is on record."""
+        """Hand out the verdict, on the client's thread."""
         self._accept()
         if not self._done.done():
             self._done.set_result(verdict)

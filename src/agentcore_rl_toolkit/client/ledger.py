@@ -1,10 +1,8 @@
-"""The ledger of a run: each invoke and how it ended. Append-only; one JSON object per line.
+"""The ledger of a run: one line of JSON per event of a session, appended and never rewritten.
 
-A line is written *before* an invoke is sent (`intent`), when it is accepted, when the rollout has its outcome (`done`),
-and when its session is known to be gone (`stopped`). So the next process knows every session that can exist, whenever this one
-dies. No line is ever rewritten; a torn last line comes from a crash and is ignored.
-
-A ledger is locked while it is open: two processes that resume the same run would run everything twice.
+A line is written before an invoke is sent (`intent`), when the runtime accepted it, when the rollout has its outcome (`done`),
+and when its session is gone (`stopped`). So a later process knows every session that may exist. The file is locked while it is
+open: two processes that resume one run would run everything twice.
 """
 
 from __future__ import annotations
@@ -34,7 +32,13 @@ def fingerprint(payload: Mapping[str, Any]) -> str:
 
 @dataclass(kw_only=True)
 class Attempt:
-    """One session of the ledger. Times are unix seconds."""
+    """One session in the ledger. Times are unix seconds.
+
+    Attributes:
+        cause: of a failure, as `contract.Cause` writes it.
+        proof_key: id of the key from which the session's secret is derived.
+        promised: the agent promised to prove its record.
+    """
 
     index: int | None
     input_id: IdValue
@@ -46,18 +50,17 @@ class Attempt:
     intent_s: float = 0.0
     accepted_s: float | None = None
     outcome: Outcome | None = None
-    cause: str | None = None  # of a failure, as `contract.Cause` writes it
+    cause: str | None = None
     error: str | None = None
     stopped: bool = False
-    proof_key: str | None = None  # name of the key that the session's secret comes from
-    promised: bool = False  # its agent said that it proves its record
+    proof_key: str | None = None
+    promised: bool = False
 
 
 class FileLedger:
-    """A ledger in a file.
+    """A ledger in a file, open and locked until its client is closed.
 
-    ``proof_key`` is the key of its sessions, kept beside it in a file that only its owner can read (``NAME.key``, mode 0600).
-    The file is open, and locked, until its client is closed.
+    ``proof_key`` is the key of its sessions. It is kept in ``NAME.key``, which only its owner can read.
     """
 
     proof_key: ProofKey | None = None
@@ -67,22 +70,19 @@ class FileLedger:
         self._fd: int | None = None
 
     def open(self) -> list[dict[str, Any]]:
-        """Open the file for appending; returns what is there already.
-
-        Raises: ConfigError where another process or client has it open.
-        """
+        """Open the file for appending. Returns its lines. Raises: ConfigError if another process or client has it open."""
         if self._fd is None:
             self._fd = self._opened()
         return list(parse_lines(self.path.read_bytes()))
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Append a line, which survives the death of this process."""
+        """Append a line. It survives the death of this process."""
         # One write of a few hundred bytes to the page cache: microseconds, so it may happen on the loop.
         if self._fd is not None:
             os.write(self._fd, json.dumps(line).encode() + b"\n")
 
     def note(self, session_id: str, **line: Any) -> None:
-        """Append what happened to a session. Where that fails, a resumed run finds it out from the store."""
+        """Append an event of a session. If that fails, a resumed run finds the event in the store."""
         try:
             self.append({"t": time.time(), "session_id": session_id, **line})
         except OSError as e:
@@ -102,41 +102,37 @@ class FileLedger:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.proof_key = kept_key(self.path.with_name(self.path.name + ".key"))
-        except BlockingIOError as e:
+        except BaseException as e:
             os.close(fd)
+            if not isinstance(e, BlockingIOError):
+                raise
             raise ConfigError(f"the ledger {self.path} is in use by another process or client; close that one") from e
-        except BaseException:
-            os.close(fd)
-            raise
         content = self.path.read_bytes()
         if content and not content.endswith(b"\n"):
-            os.write(fd, b"\n")  # closes the torn line of a crash, so that the next one stands alone
+            os.write(fd, b"\n")  # ends the torn line of a crash
         return fd
 
 
 def kept_key(path: Path) -> ProofKey:
-    """Read the key in a file that only its owner can read. Without a file, make a key and put it on disk.
-
-    Raises: ConfigError when the file holds something else.
-    """
-    if path.exists():
-        try:
-            return ProofKey(bytes.fromhex(path.read_text()))
-        except OSError as e:
-            raise ConfigError(f"the proof key {path} cannot be read: {e}") from e
-        except ValueError as e:
-            text = f"{path} holds no proof key; remove it, and sessions that still run will count as unproven"
-            raise ConfigError(text) from e
-    made = ProofKey.new()
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(made.key.hex() + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    return made
+    """Read the proof key in a file, or make the file. Raises: ConfigError if the file holds no key."""
+    if not path.exists():
+        made = ProofKey.new()
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(made.key.hex() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        return made
+    try:
+        return ProofKey(bytes.fromhex(path.read_text()))
+    except OSError as e:
+        raise ConfigError(f"the proof key {path} cannot be read: {e}") from e
+    except ValueError as e:
+        text = f"{path} holds no proof key; remove it, and sessions that still run will count as unproven"
+        raise ConfigError(text) from e
 
 
 def parse_lines(content: bytes) -> Iterable[dict[str, Any]]:
-    """The readable lines of a ledger. A torn line is left out: its event has not happened yet."""
+    """The readable lines of a ledger. A torn line is left out: its event has not happened."""
     for raw in content.splitlines():
         try:
             line = json.loads(raw)
@@ -147,14 +143,13 @@ def parse_lines(content: bytes) -> Iterable[dict[str, Any]]:
 
 
 def attempts_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, Attempt]:
-    """Replay the lines: session id -> what is known of it, in order of their intents."""
+    """Replay the lines. Returns the attempts by session id, in the order of their intents."""
     attempts: dict[str, Attempt] = {}
     for line in lines:
         event, at_s, session_id = line["event"], line.get("t", 0.0), line["session_id"]
         facts = {name: value for name, value in line.items() if name not in ("event", "t", "session_id")}
         if event == "intent":
             attempts[session_id] = Attempt(session_id=session_id, intent_s=at_s, **facts)
-            continue
         known = attempts.get(session_id)
         if known is None:
             continue

@@ -1,7 +1,4 @@
-"""Records in the store: reads and judges one, and replays old ones with another reward.
-
-A record is read as bytes, its proof of origin is checked, and then it becomes a `Verdict`.
-"""
+"""Records in the store: reads and judges one, and replays old ones with another reward."""
 
 from __future__ import annotations
 
@@ -79,7 +76,7 @@ class Expected:
     Attributes:
         secret: of the session; None when it is unknown here.
         promised: the agent promised to prove its records, so a record without a proof is a forgery too.
-        required: a record without a proof is refused. That alone does not make it a forgery.
+        required: a record without a proof is refused.
     """
 
     secret: str | None = field(default=None, repr=False)
@@ -88,22 +85,18 @@ class Expected:
 
     def judge(self, body: bytes, key: str) -> Proof:
         """Judge the proof of a record at `key`."""
-        found = Proof.UNPROVEN if self.secret is None else check(body, key, self.secret)
-        if found is Proof.UNPROVEN and self.secret is not None and self.promised:
-            return Proof.FORGED
-        return found
+        if self.secret is None:
+            return Proof.UNPROVEN
+        found = check(body, key, self.secret)
+        return Proof.FORGED if found is Proof.UNPROVEN and self.promised else found
 
 
 ANYTHING = Expected()
 
 
 def judge(body: bytes, key: str, expected: Expected = ANYTHING) -> Verdict:
-    """The verdict that a stored record stands for. Never raises: a record that cannot be used is the outcome `invalid`.
-
-    The content of a forged record is not even decoded.
-    """
-    proof = expected.judge(body, key)
-    record, why = None, None
+    """The verdict of a stored record. A record that cannot be used is `invalid`; a forged one is not even decoded."""
+    proof, why = expected.judge(body, key), None
     if proof is Proof.FORGED:
         why = (
             f"the record at {key!r} does not prove that it comes from its session: something else wrote or changed it. "
@@ -117,6 +110,7 @@ def judge(body: bytes, key: str, expected: Expected = ANYTHING) -> Verdict:
     if why is not None:
         error: RolloutError = InvalidResultError(why, key=key, cause=Cause.INFRASTRUCTURE)
         return Verdict(outcome=Outcome.INVALID, error=error, proof=proof)
+    record = None
     try:
         record = parse_record(body)
         outcome = record_outcome(record)
@@ -131,21 +125,21 @@ def judge(body: bytes, key: str, expected: Expected = ANYTHING) -> Verdict:
 
 def record_error(outcome: Outcome, record: Mapping[str, Any], key: str | None) -> RolloutError:
     """The exception that describes a record with an outcome other than `ok`."""
-    reason = str(record.get("stop_reason") or "")
-    told = {
-        name: None if record.get(name) is None else str(record[name]) for name in ("error_type", "traceback", "stage")
-    }
-    what = reason or told["error_type"] or "no reason given"
-    about = {"error_type": told["error_type"], "agent_traceback": told["traceback"], "key": key}
+
+    def text(name: str) -> str | None:
+        return None if record.get(name) is None else str(record[name])
+
+    reason, kind = str(record.get("stop_reason") or ""), text("error_type")
+    what = reason or kind or "no reason given"
+    about = {"error_type": kind, "agent_traceback": text("traceback"), "key": key}
     if outcome is Outcome.AGENT_ERROR:
         cause = record_cause(record, outcome)
         who = "the policy failed" if cause is Cause.POLICY else "the agent failed"
-        failure = record_failure(record, outcome)
-        return AgentError(f"{who}: {what}", cause=str(cause), failure=failure, **about)
-    if outcome is Outcome.TIMEOUT:
-        return RolloutTimeoutError(f"the agent ran out of time: {reason}", stage=told["stage"], key=key)
+        return AgentError(f"{who}: {what}", cause=str(cause), failure=record_failure(record, outcome), **about)
     if outcome is Outcome.LOST:
         return RolloutLostError(f"the infrastructure failed the agent: {what}", **about)
+    if outcome is Outcome.TIMEOUT:
+        return RolloutTimeoutError(f"the agent ran out of time: {reason}", stage=text("stage"), key=key)
     if outcome is Outcome.THROTTLED:
         return RolloutThrottledError(reason, key=key)
     if outcome is Outcome.CANCELLED:
@@ -157,29 +151,25 @@ class RecordReader:
     """Reads records of one store, a bounded number at a time."""
 
     def __init__(self, store: ObjectStore, max_bytes: int) -> None:
-        self._store = store
-        self._max_bytes = max_bytes
+        self._store, self._max_bytes = store, max_bytes
         self._gate = asyncio.Semaphore(READS_AT_ONCE)
         self.requests = 0
 
     async def read(self, key: str, within_s: float, expected: Expected = ANYTHING) -> Verdict | None:
-        """The verdict of a record; None when there is no such object.
+        """The verdict of a record; None when there is no such object. Faults of the store are waited out for `within_s`.
 
-        Faults of the store are waited out for `within_s` seconds. A refusal ends this rollout only, and so does a record above
-        the limit, of which nothing is read.
-
-        Raises: InvalidResultError, RolloutTimeoutError; StoreError and ConfigError when another try would not help.
+        Raises: InvalidResultError for a record above the limit; RolloutTimeoutError; StoreError and ConfigError when another try
+            would not help.
         """
         failures = 0
         async with self._gate:
             deadline_s = time.monotonic() + within_s
             while True:
                 self.requests += 1
+                left_s = max(0.0, deadline_s - time.monotonic())
                 try:
-                    left_s = max(0.0, deadline_s - time.monotonic())
-                    return judge(
-                        await self._store.get_async(key, max_bytes=self._max_bytes, timeout_s=left_s), key, expected
-                    )
+                    body = await self._store.get_async(key, max_bytes=self._max_bytes, timeout_s=left_s)
+                    return judge(body, key, expected)
                 except ObjectNotFoundError:
                     return None
                 except ObjectTooLargeError as e:
@@ -193,9 +183,8 @@ class RecordReader:
                         raise
                     failures += 1
                     pause_s = backoff_s(failures, cap_s=5.0)
-                    if (
-                        failures > 1 and time.monotonic() + pause_s >= deadline_s
-                    ):  # the process may have slept in the first
+                    # The process may have been stopped during the first try.
+                    if failures > 1 and time.monotonic() + pause_s >= deadline_s:
                         text = f"the record could not be read within {within_s:g} s: {e}"
                         raise RolloutTimeoutError(text, stage="result", key=key) from e
                     await asyncio.sleep(pause_s)
@@ -203,10 +192,13 @@ class RecordReader:
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
-    """One stored record. ``cause`` is whose failure it is where it did not end `ok`.
+    """One stored record.
 
-    ``stored`` is the reward in the record, ``reward`` the one just computed; each is None where there is none. ``error`` is what
-    made the record unusable, or what the reward raised.
+    Attributes:
+        cause: of the failure, if it did not end `ok`.
+        stored: the reward in the record.
+        reward: the reward just computed.
+        error: why the record cannot be used, or what the reward raised.
     """
 
     key: str
@@ -221,7 +213,7 @@ class Replayed:
 
     @property
     def changed(self) -> bool:
-        """Whether the new reward differs from the stored one."""
+        """True if the new reward differs from the stored one."""
         return self.reward != self.stored
 
 
@@ -233,13 +225,12 @@ async def replayed(
     keys = [item.key for item in await store.list_async(prefix) if item.key.endswith(RECORD_SUFFIX)]
     reader = RecordReader(store, max_record_bytes)
     for begin in range(0, len(keys), READS_AT_ONCE):
-        for one in await asyncio.gather(
-            *(_one(reader, key, exp_id, reward) for key in keys[begin : begin + READS_AT_ONCE])
-        ):
+        portion = keys[begin : begin + READS_AT_ONCE]
+        for one in await asyncio.gather(*(_replay(reader, key, exp_id, reward) for key in portion)):
             yield one
 
 
-async def _one(reader: RecordReader, key: str, exp_id: str, reward: Reward | None) -> Replayed:
+async def _replay(reader: RecordReader, key: str, exp_id: str, reward: Reward | None) -> Replayed:
     try:
         verdict = await reader.read(key, REPLAY_READ_S) or Verdict(outcome=Outcome.LOST)
     except AgentCoreRLError as e:
@@ -269,9 +260,7 @@ async def _one(reader: RecordReader, key: str, exp_id: str, reward: Reward | Non
 
 async def _score(reward: Reward, record: Mapping[str, Any]) -> float:
     value = reward(record=record, payload=record.get("payload"))
-    if inspect.isawaitable(value):
-        value = await value
-    number = extract_reward({"rewards": value})
+    number = extract_reward({"rewards": await value if inspect.isawaitable(value) else value})
     if number is None:
         raise ContractError("the reward returned None")
     return number

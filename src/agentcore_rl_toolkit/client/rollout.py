@@ -8,13 +8,12 @@ A rollout is one task on its client's loop. Each of its stages has a deadline:
     result  until the record is read
     stop    in the background, after the future is resolved
 
-A deadline counts its own stage only. Before a deadline ends a rollout, there is one last look: an answer or a record that came
-while this process was stopped or busy is in time.
+Before a deadline ends a rollout, there is one last look: a reply or a record that came while this process was stopped is in time.
 
-An invoke is sent at most once per session. It is sent again only when nothing runs because of it (`Fate.REFUSED`,
-`Fate.TRANSIENT`), or when a second delivery does no harm (`Dispatcher.runs_once`). If its fate is uncertain, the rollout looks
-for the session's heartbeat or record for `confirm_s` (`confirm_error_s` after a 500 or 503), and gives the session up if there
-is neither. A retry is a new attempt with a new session id.
+An invoke is sent again at once only when nothing runs because of it (`Fate.REFUSED`, `Fate.TRANSIENT`). If its fate is
+uncertain, the rollout looks for the session's heartbeat or record for `confirm_s` (`confirm_error_s` after a 500 or 503). If
+there is neither, it sends the invoke again after a 500 or 503 if a second delivery does no harm (`Dispatcher.runs_once`), and
+otherwise gives the session up. A retry has a new session id.
 
 Every rollout ends in exactly one `Verdict`, and every session that may exist is stopped.
 """
@@ -24,15 +23,15 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import functools
 import inspect
-import itertools
 import json
 import logging
 import math
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -61,14 +60,16 @@ from ..errors import (
     RolloutThrottledError,
     RolloutTimeoutError,
 )
+from ..logs import WarnsOnceAMinute
 from ..proof import PROOF_KEY_FIELD, REPLY_FIELD, SCHEME, Proof, ProofKey
 from ..store import ObjectStore, open_store
 from ..store.base import check_key
+from ..store.remote import find_region
 from .future import RolloutFuture
 from .ledger import Attempt, FileLedger, fingerprint
-from .pacing import PaceLimits, Pacer, StopQueue, backoff_s, take_turn
+from .pacing import PaceLimits, Pacer, backoff_s, take_turn
 from .records import Expected, RecordReader, Verdict
-from .settings import RETRYABLE, Deadlines, OnFailure, Prepare, TurnsOf, WatchSettings
+from .settings import RETRYABLE, Deadlines, Prepare, TurnsOf, WatchSettings
 from .transport import CallError, Transport, in_thread, parse_reply, within
 from .watcher import Waiter, Watcher
 
@@ -77,16 +78,17 @@ logger = logging.getLogger("agentcore_rl_toolkit.client")
 # (event, fields); events: intent, accepted, refused, server_error, retried, finished, stopped
 Subscriber = Callable[[str, Mapping[str, Any]], None]
 COUNTS = {"intent": "submitted", "refused": "refused", "server_error": "server_errors", "retried": "retried"}
-LAST_TURNS_S = 30.0  # model calls in this time before the deadline of the run say that the agent is in a loop
+LAST_TURNS_S = 30.0  # model calls in this time before the deadline of the run show that the agent is in a loop
+STOPS_AT_ONCE = 64  # at the default pace, stops of two seconds each keep up with it
 ERRORS = {kind.outcome: kind for kind in RolloutError.__subclasses__()}
 
 
 @dataclass(kw_only=True, eq=False)
 class Rollout:
-    """One rollout of a client, with all its attempts: the request, and where it is.
+    """One rollout of a client, with all its attempts: the request, and its present state.
 
     Attributes:
-        known: what the ledger has of a session that an earlier process started. It is waited for, or its record is read.
+        known: the ledger's entry of a session that an earlier process started. It is waited for, or its record is read.
         call: the invoke, on the wire or answered; None while no session can exist.
         errors: of the invokes of this attempt.
     """
@@ -97,7 +99,7 @@ class Rollout:
     session_id: str
     config: Mapping[str, Any]
     deadlines: Deadlines
-    on_failure: OnFailure = "return"
+    raise_failures: bool = False
     retries: int = 0
     timeout_s: float | None = None
     prepare: Prepare | None = None
@@ -121,7 +123,7 @@ class Rollout:
     future: RolloutFuture = field(init=False)
 
     def __post_init__(self) -> None:
-        self.future = RolloutFuture(self.shared.portal, self, raise_failures=self.on_failure == "raise")
+        self.future = RolloutFuture(self.shared.portal, self, raise_failures=self.raise_failures)
 
     # ---- the whole rollout
 
@@ -133,7 +135,13 @@ class Rollout:
             if self.stop is None and self.known is not None and self.known.outcome is None:
                 self.stop = self.shared.stop(self.session_id, self.ledger)  # cancelled before its first step
             cancelled = Verdict.of(RolloutCancelledError("the client was closed"))
-            self.finish(cancelled if task.cancelled() else task.result())
+            # If its owner ended it, the owner's verdict counts.
+            verdict = self.future._claim(cancelled if task.cancelled() else task.result())
+            try:
+                self.shared.ended(self, verdict, "finished")
+            finally:
+                self.payload, self.config, self.errors = {}, {}, []  # its future may be kept for long
+                self.future._resolve(verdict)
 
         self.task = asyncio.create_task(self._run())
         self.task.add_done_callback(ended)
@@ -143,43 +151,37 @@ class Rollout:
         if self.task is not None:
             self.task.cancel()
 
-    def finish(self, verdict: Verdict) -> None:
-        """Report the outcome and resolve the future. If its owner ended it, the owner's verdict counts."""
-        verdict = self.future._claim(verdict)
-        try:
-            self.shared.ended(self, verdict, "finished")
-        finally:
-            self.payload, self.config, self.errors = {}, {}, []  # its future may be kept for long
-            self.future._resolve(verdict)
-
     async def _run(self) -> Verdict:
+        retries_left = self.retries
         try:
             if self.known is not None and self.known.outcome is not None:
                 return await self._read_known(self.known)
-            return await self._attempts()
+            while True:
+                self._reset()
+                verdict = await self._attempt()
+                # The earlier process died before it sent this invoke, or nothing came of it: that attempt does not count.
+                unsent = self.known is not None and not self.known.accepted_s and verdict.outcome is Outcome.LOST
+                if not unsent:
+                    if not retries_left or verdict.outcome not in RETRYABLE:
+                        return verdict
+                    retries_left -= 1
+                self.shared.ended(self, verdict, "retried")
+                if unsent and self.stop is not None:
+                    await asyncio.wait([self.stop])
+                self.known, self.session_id, self.attempt = None, new_session_id(), self.attempt + 1
         except asyncio.CancelledError:
             raise
         except BaseException as e:  # a SystemExit of `prepare` would end the loop of all rollouts
             logger.exception("rollout failed inside the client", extra={"session_id": self.session_id})
-            return Verdict(outcome=Outcome.LOST, error=_as_error(e))
+            error = e if isinstance(e, Exception) else RolloutLostError(f"prepare raised {type(e).__name__}")
+            return Verdict(outcome=Outcome.LOST, error=error)
 
-    async def _attempts(self) -> Verdict:
-        first = self.attempt
-        for self.attempt in itertools.count(first):
-            verdict = await self._attempt()
-            # The earlier process died before it sent this invoke, or nothing came of it: that attempt does not count.
-            unsent = self.known is not None and not self.known.accepted_s and verdict.outcome is Outcome.LOST
-            if not unsent and (self.attempt - first >= self.retries or verdict.outcome not in RETRYABLE):
-                break
-            self.shared.ended(self, verdict, "retried")
-            if unsent and self.stop is not None:
-                await asyncio.wait([self.stop])
-            self.known, self.session_id = None, new_session_id()
-        return verdict
+    def _reset(self) -> None:
+        self.call, self.stop, self.reply, self.errors = None, None, None, []
+        self.stage, self.entered_s, self.spent_s = Stage.QUEUE, time.monotonic(), {}
 
     async def _attempt(self) -> Verdict:
         """One session, from its place in the queue to its verdict."""
-        self._reset()
         config = await self._prepared_config()
         try:
             body = self._encode(config)
@@ -204,10 +206,6 @@ class Rollout:
 
     # ---- before the invoke
 
-    def _reset(self) -> None:
-        self.call, self.stop, self.reply, self.errors = None, None, None, []
-        self.stage, self.entered_s, self.spent_s = Stage.QUEUE, time.monotonic(), {}
-
     async def _prepared_config(self) -> dict[str, Any]:
         config = dict(self.config)
         if self.prepare is not None:
@@ -216,6 +214,9 @@ class Rollout:
         config.setdefault("attempt", self.attempt)
         config.setdefault("heartbeat_s", self.shared.watch.heartbeat_s)
         config[PROOF_KEY_FIELD] = self.shared.proof_key(self.ledger).session_secret(self.session_id)
+        bucket = str(config.get("s3_bucket"))
+        if "://" not in bucket or bucket.startswith("s3://"):
+            config.setdefault("s3_region", self.shared.s3_region)
         return config
 
     def _encode(self, config: dict[str, Any]) -> bytes:
@@ -240,41 +241,40 @@ class Rollout:
     # ---- queue and start
 
     async def _send(self, body: bytes) -> None:
-        """Send the invoke until the runtime has accepted it, or until its session may run: then there is no reply."""
+        """Send the invoke until the runtime has accepted it, or until its session may run without a reply."""
         deadlines = self.deadlines
         patience_s = min(deadlines.start_s, math.inf if self.timeout_s is None else self.timeout_s)
         first_s = refused_s = pause_s = 0.0
         while True:
             self._enter(Stage.QUEUE)
             await asyncio.sleep(pause_s)
-            async with self._deadline(deadlines.queue_s):
-                await self.shared.wait_for_turn()
+            try:
+                async with asyncio.timeout(deadlines.queue_s):
+                    await self.shared.wait_for_turn()
+            except TimeoutError as e:
+                raise self._timed_out() from e
             self._enter(Stage.START)
             self.sent_s = time.monotonic()
             first_s = first_s or self.sent_s
             self.call = self.shared.invoke(self.session_id, body)
             try:
-                self._accepted(parse_reply(await within(self.call, patience_s), self.session_id))
-                return
+                return self._accepted(parse_reply(await within(self.call, patience_s), self.session_id))
             except CallError as e:
-                self.errors.append(e)
+                error = e
             except TimeoutError as e:
                 if patience_s == self.timeout_s:
                     raise self._timed_out() from e
-                self.errors.append(CallError(f"no answer within {patience_s:g} s"))
+                error = CallError(f"no reply within {patience_s:g} s")
             except ConfigError as e:
                 if e.code != "RuntimeClientError" and not self._may_run():
                     self.call = None  # refused before there was a session
                 raise
-            error = self.errors[-1]
+            self.errors.append(error)
             if error.fate is Fate.UNCERTAIN:
-                logger.info("no usable answer to the invoke: %s", error, extra={"session_id": self.session_id})
+                logger.info("no usable reply to the invoke: %s", error, extra={"session_id": self.session_id})
                 if error.server_error:
                     self.shared.tell("server_error", self)
-                if not (error.server_error and self.shared.runs_once and self._sends_left()):
-                    return
-                pause_s = self._server_error_pause_s()
-                continue
+                return
             if not self._may_run():
                 self.call = None
             pause_s = backoff_s(len(self.errors), base_s=0.25, cap_s=5.0, jitter=random.random())
@@ -285,13 +285,12 @@ class Rollout:
             elif error.credentials:
                 if time.monotonic() - first_s >= deadlines.start_s:
                     text = f"the runtime refused the credentials for {deadlines.start_s:g} s: {error}"
-                    raise RolloutLostError(text, code=error.code) from error.__cause__
+                    raise _from(RolloutLostError(text), error)
             elif not self._sends_left():
                 if error.status == 409:
-                    text = f"refused {self.shared.max_attempts} times: {error}"
-                    raise RolloutThrottledError(text, code=error.code) from error.__cause__
+                    raise _from(RolloutThrottledError(f"refused {self.shared.max_attempts} times: {error}"), error)
                 text = f"the runtime could not be reached in {self.shared.max_attempts} tries: {error}"
-                raise RolloutLostError(text, code=error.code) from error.__cause__
+                raise _from(RolloutLostError(text), error)
 
     def _accepted(self, reply: dict[str, Any]) -> None:
         self.shared.accepted_s = time.monotonic()
@@ -299,7 +298,7 @@ class Rollout:
         asked = self.bucket
         self.bucket, self.key = str(reply.get("s3_bucket") or asked), str(reply["result_key"])
         if self.bucket != asked and self.bucket.lower().startswith(("file:", "memory:")):
-            raise InvalidResultError(  # a session does not choose what is read here
+            raise InvalidResultError(  # a session does not choose what is read on this machine
                 f"the agent answered that its record is in {self.bucket!r}, on this machine, but it was asked to use {asked!r}"
             )
         self.reply = reply
@@ -315,28 +314,21 @@ class Rollout:
         self.shared.pacer.start_refused(now_s)
         self.shared.tell("refused", self)
         if sum(e.throttled for e in self.errors) >= self.shared.max_attempts:
-            # If the runtime accepts nothing at all, the queue stands still because of that.
+            # If the runtime accepts nothing at all, the queue does not move because of that.
             refused_s = max(refused_s, now_s - max(first_s, self.shared.accepted_s))
         if limit_s is not None and refused_s >= limit_s:
-            raise RolloutThrottledError(
-                f"the runtime refused for {refused_s:.0f} s ({error}); lower tps_limit or sessions_per_minute, or ask for a "
-                "higher quota",
-                code=error.code,
-            ) from error.__cause__
+            text = f"the runtime refused for {refused_s:.0f} s ({error}); lower tps_limit or sessions_per_minute, or ask for a "
+            raise _from(RolloutThrottledError(f"{text}higher quota"), error)
 
     def _may_run(self) -> bool:
         """Return True if an earlier invoke of this attempt may have started the session."""
         return any(error.fate is Fate.UNCERTAIN for error in self.errors)
 
     def _sends_left(self) -> bool:
-        """Return True while fewer than `max_attempts` invokes failed, those apart that wait for the quota or credentials."""
+        """Return True while fewer than `max_attempts` invokes failed like the last one."""
         last = self.errors[-1]
         alike = [e for e in self.errors if e.server_error == last.server_error and not (e.throttled or e.credentials)]
         return len(alike) < self.shared.max_attempts
-
-    def _server_error_pause_s(self) -> float:
-        times = sum(error.server_error for error in self.errors)
-        return backoff_s(times, base_s=0.5, cap_s=10.0, jitter=random.random())
 
     # ---- run and result
 
@@ -352,10 +344,13 @@ class Rollout:
         except ConfigError as e:
             text = f"no record can be at {self.key!r} in {self.bucket!r}: {e}"
             raise InvalidResultError(text, cause=Cause.INFRASTRUCTURE) from e
+        period_s: Any = (self.reply or {}).get("heartbeat_s")  # a promise of the agent
+        promised = isinstance(period_s, (int, float)) and 0 < period_s < math.inf
+        silence_s = shared.watch.lost_after_s
+        if silence_s is None:
+            silence_s = 3 * (period_s if promised else shared.watch.heartbeat_s) + 5
         watcher = self.watcher = shared.watcher(self)
-        promised_s = self._promised_heartbeat_s()
-        silence_s = shared.watch.silence_s(promised_s)
-        waiter = watcher.add(self.key, expects_life=promised_s is not None, silence_s=silence_s)
+        waiter = watcher.add(self.key, expects_life=promised, silence_s=silence_s)
         try:
             if self.reply is None and not (self.known is not None and self.known.accepted_s):
                 if not self._server_error():
@@ -371,8 +366,8 @@ class Rollout:
                 verdict = await reader.read(self.key, self.deadlines.result_s, self._expected_proof())
                 if verdict is not None:
                     return verdict
-                self._enter(Stage.RUN)  # listed, and yet not there: the store is the truth
-                waiter = watcher.missing(waiter)
+                self._enter(Stage.RUN)  # listed, and yet not there
+                waiter = watcher.add(self.key, expects_life=promised, silence_s=silence_s)
         finally:
             watcher.remove(waiter)
 
@@ -390,7 +385,7 @@ class Rollout:
             left_s, turns = last_s, await self._count_turns(waiter)
         await asyncio.wait([waiter.found], timeout=left_s)
         if not waiter.found.done():
-            await watcher.look_now(waiter)  # it may have come since the last look
+            await watcher.look_now(waiter)  # the record may exist since the last look
         if not waiter.found.done():
             timeout, now = self._timed_out(), await self._count_turns(waiter)
             if turns is not None and now is not None and now > turns:
@@ -413,9 +408,8 @@ class Rollout:
     async def _shows_itself(self, watcher: Watcher, waiter: Waiter, ends_s: float | None) -> bool:
         """After an invoke of uncertain fate: wait for a heartbeat or a record."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(ends_s):
-                async with asyncio.timeout(self._confirm_s()):
-                    await waiter.seen_life.wait()
+            async with asyncio.timeout_at(ends_s), asyncio.timeout(self._confirm_s()):
+                await waiter.seen_life.wait()
         if not waiter.seen_life.is_set():
             await watcher.look_now(waiter)  # a busy client may not have looked since the session began
         if not waiter.seen_life.is_set() and ends_s is not None and time.monotonic() >= ends_s:
@@ -432,26 +426,24 @@ class Rollout:
         if not self.shared.runs_once:
             await take_turn(self.shared.pacer.try_stop)
             try:
-                stopping = in_thread(self.shared.transport.stop, self.session_id)
-                if await within(stopping, self.deadlines.stop_s):
+                if await within(in_thread(self.shared.transport.stop, self.session_id), self.deadlines.stop_s):
                     return False
             except (AgentCoreRLError, TimeoutError) as e:
                 logger.info("the runtime could not be asked for the session: %s", e)
                 return False
-        await asyncio.sleep(self._server_error_pause_s())
+        await asyncio.sleep(backoff_s(len(self.errors), base_s=0.5, cap_s=10.0, jitter=random.random()))
         return True
 
-    def _no_sign(self) -> RolloutLostError:
-        why = "the answer to the invoke was lost"
+    def _no_sign(self) -> RolloutError:
+        why = "the reply to the invoke was lost"
         if self._server_error():
             times = sum(error.server_error for error in self.errors)
             why = f"the runtime answered the invoke with an error of its own ({self.errors[-1]}; {times} times)"
+        limit = f"{self._confirm_s():g} s"
         error = RolloutLostError(
-            f"{why}, and no heartbeat or record appeared within {self._confirm_s():g} s; the session is being stopped"
+            f"{why}, and no heartbeat or record appeared within {limit}; the session is being stopped"
         )
-        if self.errors:
-            error.code, error.__cause__ = self.errors[-1].code, self.errors[-1].__cause__
-        return error
+        return _from(error, self.errors[-1]) if self.errors else error
 
     def _server_error(self) -> bool:
         return bool(self.errors) and self.errors[-1].server_error
@@ -459,32 +451,25 @@ class Rollout:
     def _confirm_s(self) -> float:
         return self.deadlines.confirm_error_s if self._server_error() else self.deadlines.confirm_s
 
-    def _promised_heartbeat_s(self) -> float | None:
-        """The period of the heartbeat that the agent promised in its reply; None without a promise."""
-        value = (self.reply or {}).get("heartbeat_s")
-        return float(value) if isinstance(value, (int, float)) and 0 < value < math.inf else None
-
     def _expected_proof(self) -> Expected:
         own, required = self.shared.proof_key(self.ledger), self.shared.watch.require_proof
-        if self.known is not None and self.known.proof_key != own.id:  # of another key there is no secret
+        if self.known is not None and self.known.proof_key != own.id:  # the secret comes from another key
             return Expected(required=required)
         promised = self.known.promised if self.known is not None else (self.reply or {}).get(REPLY_FIELD) == SCHEME
         return Expected(secret=own.session_secret(self.session_id), promised=promised, required=required)
 
     async def _read_known(self, known: Attempt) -> Verdict:
-        """The verdict of a rollout that an earlier process finished: its record, or what the ledger has."""
-        assert known.outcome is not None
+        """The verdict of a rollout that an earlier process finished: its record, or the ledger's entry."""
         self.bucket, self.key = known.bucket, known.key
         try:
-            verdict = await self.shared.reader(known.bucket).read(
-                known.key, self.deadlines.result_s, self._expected_proof()
-            )
+            reader = self.shared.reader(known.bucket)
+            verdict = await reader.read(known.key, self.deadlines.result_s, self._expected_proof())
         except AgentCoreRLError as e:
             return Verdict.of(e)
         if verdict is not None:
             return verdict
-        if known.outcome is Outcome.OK:
-            return Verdict.of(RolloutLostError("the ledger says ok, but the record is gone from the store"))
+        if known.outcome is None or known.outcome is Outcome.OK:
+            return Verdict.of(RolloutLostError("the ledger has the outcome ok, but the record is gone from the store"))
         error = ERRORS[known.outcome](known.error or known.outcome.value)
         if known.cause is not None:
             error.cause = known.cause
@@ -497,25 +482,13 @@ class Rollout:
         self.spent_s[self.stage] = self.spent_s.get(self.stage, 0.0) + now_s - self.entered_s
         self.stage, self.entered_s = stage, now_s
 
-    @contextlib.asynccontextmanager
-    async def _deadline(self, limit_s: float | None) -> AsyncIterator[None]:
-        """Limit a part of the stage. Raises: RolloutTimeoutError."""
-        try:
-            async with asyncio.timeout(limit_s) as limit:
-                yield
-        except TimeoutError as e:
-            raise self._timed_out() if limit.expired() else e from e
-
     def _timed_out(self) -> RolloutTimeoutError:
         """The error of a deadline that passed in the current stage."""
-        spent_s = self.stages()[self.stage.value]
+        stage, trouble = self.stage.value, self.trouble()
         by_call = self.timeout_s is not None and self.stage is not Stage.QUEUE
         text = f"Timeout after {self.timeout_s:g}s" if by_call else "deadline passed"
-        trouble = self.trouble()
         why = "" if trouble is None else f"; its record could not be looked for: {trouble}"
-        return RolloutTimeoutError(
-            f"{text} (stage: {self.stage.value}, {spent_s:.1f} s in it){why}", stage=self.stage.value
-        )
+        return RolloutTimeoutError(f"{text} (stage: {stage}, {self.stages()[stage]:.1f} s in it){why}", stage=stage)
 
     def stages(self) -> dict[str, float]:
         """Seconds spent in each stage of the last attempt, the current one up to now."""
@@ -533,7 +506,7 @@ class Rollout:
         return {**ids, "exp_id": self.shared.exp_id, "attempt": self.attempt}
 
     def described(self) -> dict[str, Any]:
-        """Where it is, for its owner. Units: seconds; ``left_s`` until the stage's deadline."""
+        """The state for `RolloutClient.flights`. Units: seconds; ``left_s`` until the stage's deadline."""
         stage_s = time.monotonic() - self.entered_s
         limit_s: float | None = getattr(self.deadlines, f"{self.stage.value}_s")
         left = [] if limit_s is None else [limit_s - stage_s]
@@ -554,17 +527,18 @@ class Rollout:
 
 @dataclass(kw_only=True, eq=False)
 class Dispatcher:
-    """What the rollouts of one client share. `submit`, `refuse_more`, `abandon` and `flights` may be called from any thread; the
-    rest lives on the client's loop.
+    """What the rollouts of one client share. `submit`, `abandon`, `leave` and `flights` may be called from any thread. The rest
+    lives on the client's loop.
 
     Attributes:
-        max_attempts: how often an invoke that the runtime did not take is sent.
+        max_attempts: how often an invoke that the runtime did not accept is sent.
         calls_at_once: invokes on the wire at a time.
         turns_of: returns the model calls of a session so far.
-        runs_once: True if the agent says that it runs a session's payload once, however often it is delivered. Then an invoke
-            that was answered with 500 or 503 may be sent again. None: no answer yet. False stays.
+        runs_once: True if the agent promises to run a session's payload once, however often it is delivered. Then an invoke that
+            was answered with 500 or 503 may be sent again. None: no reply yet. False stays.
         accepted_s: when the runtime last accepted an invoke (monotonic).
         counts: outcomes and events since the start, by name.
+        left: sessions that have to be stopped and are not known to be gone.
     """
 
     portal: Portal
@@ -583,16 +557,23 @@ class Dispatcher:
     accepted_s: float = 0.0
     counts: Counter[str] = field(default_factory=Counter)
     subscribers: list[Subscriber] = field(default_factory=list)
+    left: dict[str, None] = field(default_factory=dict)
+    closing: bool = False
 
     def __post_init__(self) -> None:
-        self._stops = StopQueue(self.transport, self.pacer, self.deadlines.stop_s)
-        self._admission = asyncio.Lock()
-        self._calls = asyncio.Semaphore(self.calls_at_once)
+        self._admission, self._calls = asyncio.Lock(), asyncio.Semaphore(self.calls_at_once)
+        self._stops_at_once, self._stop_pace = asyncio.Semaphore(STOPS_AT_ONCE), asyncio.Lock()
+        self._stops: set[asyncio.Task[bool]] = set()
+        self._stop_ended, self._hurry = asyncio.Event(), asyncio.Event()
+        self._stopped_s, self._stop_failed = (
+            0.0,
+            False,
+        )  # time of the last stop that succeeded; True after one that failed
+        self._stop_warnings = WarnsOnceAMinute(logger)
         self._own_key = ProofKey.new()
         self._rollouts: dict[str, Rollout] = {}  # by the id of the first session
         self._watchers: dict[tuple[str, str], Watcher] = {}
         self._readers: dict[str, RecordReader] = {}
-        self._closing = False
         self._last: asyncio.Task[None] | None = None
         self.pacer.join(self.limits)
         open_dispatchers.add(self)
@@ -602,7 +583,7 @@ class Dispatcher:
     def submit(self, rollout: Rollout) -> RolloutFuture:
         """Start a rollout. Returns at once. Raises: ConfigError when its session has one in flight."""
         check_session_id(rollout.session_id)
-        if self._closing:
+        if self.closing:
             raise ConfigError("the client is closed; make a new one")
         loop = self.portal.loop
         if self._rollouts.setdefault(rollout.session_id, rollout) is not rollout:
@@ -613,38 +594,34 @@ class Dispatcher:
             loop.call_soon_threadsafe(self._launch, rollout, rollout.session_id)
         return rollout.future
 
-    def refuse_more(self) -> None:
-        """Let `submit` raise from now on."""
-        self._closing = True
+    def _launch(self, rollout: Rollout, session_id: str) -> None:
+        rollout.start(lambda: self._rollouts.pop(session_id, None))
+        if self.closing or rollout.future.done():
+            rollout.cancel()
+
+    def flights(self) -> list[dict[str, Any]]:
+        """The state of each rollout without an outcome."""
+        return [rollout.described() for rollout in list(self._rollouts.values())]
 
     def abandon(self) -> None:
-        """End after the rollouts in flight: the client's owner dropped it without `close`."""
-        self.refuse_more()
+        """End after the rollouts in flight, because the client's owner dropped it without `close`."""
+        self.closing = True
         if self.portal.started:
             self.portal.post(self._finish_and_leave)
         else:
             self.leave()
-            self.transport.close()
 
     def leave(self) -> None:
-        """Take part in nothing any more."""
+        """Free everything that is shared or open."""
         self.pacer.leave(self.limits)
         open_dispatchers.discard(self)
-
-    def flights(self) -> list[dict[str, Any]]:
-        """Where each rollout without an outcome is."""
-        return [rollout.described() for rollout in list(self._rollouts.values())]
-
-    @property
-    def left(self) -> list[str]:
-        """Sessions that have to be stopped and are not known to be gone."""
-        return list(self._stops.left)
+        self.transport.close()
 
     # ---- on the loop
 
     async def close_async(self, *, cancel: Literal["all", "batches"] | None = None) -> list[str]:
         """End what runs, then wait for the stops. Returns, and logs, the sessions that are not known to be gone."""
-        self._closing = self._closing or cancel is not None
+        self.closing = self.closing or cancel is not None
         for rollout in list(self._rollouts.values()):
             if cancel == "all" or (cancel == "batches" and rollout.index is not None):
                 rollout.future._end(Verdict.of(RolloutCancelledError("the client was closed")))
@@ -652,9 +629,9 @@ class Dispatcher:
         try:
             if ending:
                 await asyncio.wait(ending, timeout=self.deadlines.stop_s)
-            await self._stops.drain()
+            await self._drain()
         finally:
-            left = self.left
+            left = list(self.left)
             _warn("%d sessions are not stopped and run until their idle timeout: %s", left)
         if cancel == "batches":
             running = [r.session_id for r in self._rollouts.values() if r.call is not None]
@@ -669,17 +646,11 @@ class Dispatcher:
             while running := [r.task for r in self._rollouts.values() if r.task is not None]:
                 await asyncio.wait(running)
                 await asyncio.sleep(0)
-            await self._stops.drain()
+            await self._drain()
             self.leave()
-            self.transport.close()
             self.portal.close()
 
         self._last = asyncio.create_task(finish())
-
-    def _launch(self, rollout: Rollout, session_id: str) -> None:
-        rollout.start(lambda: self._rollouts.pop(session_id, None))
-        if self._closing or rollout.future.done():
-            rollout.cancel()
 
     async def wait_for_turn(self) -> None:
         """Wait for a connection and for the pace, first come, first served. The caller sends one invoke at once."""
@@ -687,7 +658,7 @@ class Dispatcher:
             await self._calls.acquire()
             try:
                 if not self.accepted_s:
-                    await in_thread(lambda: self.transport.client)  # which takes a second of CPU to make
+                    await in_thread(lambda: self.transport.client)  # making it takes a second of CPU
                 await take_turn(self.pacer.try_start)
             except BaseException:
                 self._calls.release()
@@ -699,18 +670,77 @@ class Dispatcher:
         call.add_done_callback(lambda _: self._calls.release())
         return call
 
+    # ---- stops
+
     def stop(
         self, session_id: str, ledger: FileLedger | None, invoke: asyncio.Future[bytes] | None = None
     ) -> asyncio.Task[bool]:
-        """Stop a session in the background."""
+        """Stop a session in the background. If its invoke is still on the wire, that comes to its end first."""
+        self.left[session_id] = None
+        task = asyncio.create_task(self._stop(session_id, ledger, invoke))
+        self._stops.add(task)
+        return task
 
-        def stopped(gone: bool) -> None:
+    async def _stop(self, session_id: str, ledger: FileLedger | None, invoke: asyncio.Future[bytes] | None) -> bool:
+        gone = False
+        try:
+            if invoke is not None and not invoke.done():  # the session might start after its stop
+                hurry = asyncio.ensure_future(self._hurry.wait())
+                await asyncio.wait((invoke, hurry), return_when=asyncio.FIRST_COMPLETED)
+                hurry.cancel()
+            async with self._stops_at_once:
+                gone = await self._send_stop(session_id) and (invoke is None or invoke.done())
+        finally:
+            self._stops.discard(asyncio.current_task())
+            if gone:
+                self.left.pop(session_id, None)
+                self._stopped_s = time.monotonic()
+                if ledger is not None:
+                    ledger.note(session_id, event="stopped")
+            self._stop_failed = self._stop_failed or not gone
             self.counts["stopped" if gone else "stop_failed"] += 1
-            if gone and ledger is not None:
-                ledger.note(session_id, event="stopped")
             self.tell("stopped", session_id=session_id, gone=gone)
+            self._stop_ended.set()
+        return gone
 
-        return self._stops.put(session_id, stopped, invoke)
+    async def _send_stop(self, session_id: str) -> bool:
+        """Send stops until one succeeds. Returns False after `stop_s`, the waits for the pace apart."""
+        spent_s, failures, limit_s = 0.0, 0, self.deadlines.stop_s
+        while True:
+            async with self._stop_pace:
+                await take_turn(self.pacer.try_stop)
+            began_s, failures = time.monotonic(), failures + 1
+            pause_s = backoff_s(failures, base_s=0.25, cap_s=5.0, jitter=random.random())
+            try:
+                await within(in_thread(self.transport.stop, session_id), limit_s - spent_s)
+                return True
+            except (CallError, TimeoutError) as e:
+                if isinstance(e, CallError) and e.throttled:
+                    self.pacer.stop_refused(time.monotonic())
+                error: Exception = e
+            except Exception as e:  # no further stop would succeed
+                error, pause_s = e, limit_s
+            spent_s += time.monotonic() - began_s + pause_s
+            if spent_s > limit_s:
+                ids = {"session_id": session_id}
+                self._stop_warnings.warning("session %s could not be stopped: %s", session_id, error, extra=ids)
+                return False
+            await asyncio.sleep(pause_s)
+
+    async def _drain(self) -> None:
+        """Wait for all stops. Give up when one failed and none succeeded for `stop_s`: the pace may need longer for all."""
+        limit_s = self.deadlines.stop_s
+        self._stopped_s, self._stop_failed = time.monotonic(), False
+        while self._stops:
+            self._stop_ended.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit_s / 2):
+                    await self._stop_ended.wait()
+            quiet_s = time.monotonic() - self._stopped_s
+            if quiet_s >= limit_s / 2:
+                self._hurry.set()
+            if quiet_s >= limit_s and self._stop_failed:
+                return
 
     # ---- stores and proofs
 
@@ -719,6 +749,11 @@ class Dispatcher:
         """Requests made to stores so far: listings by page, heads and gets."""
         looks = sum(watcher.requests for watcher in self._watchers.values())
         return looks + sum(reader.requests for reader in self._readers.values())
+
+    @functools.cached_property
+    def s3_region(self) -> str | None:
+        """The region of the records' bucket. Agents that get it need no botocore to find it, which costs a session 70 ms."""
+        return find_region(self.transport.region)
 
     def store(self, bucket: str) -> ObjectStore:
         """The opened store. Raises: ConfigError."""
@@ -738,8 +773,8 @@ class Dispatcher:
         root = experiment if rollout.key.startswith(experiment) else rollout.key.rpartition("/")[0] + "/"
         store = self.store(rollout.bucket)
         if (store.url, root) not in self._watchers:
-            endings, interval_s = self.transport.endings, self.watch.interval_s
-            self._watchers[store.url, root] = Watcher(store, root, interval_s=interval_s, endings=endings)
+            options: dict[str, Any] = {"interval_s": self.watch.interval_s, "endings": self.transport.endings}
+            self._watchers[store.url, root] = Watcher(store, root, **options)
         return self._watchers[store.url, root]
 
     def proof_key(self, ledger: FileLedger | None) -> ProofKey:
@@ -752,6 +787,8 @@ class Dispatcher:
         """Count an event and hand it to the subscribers."""
         if event in COUNTS:
             self.counts[COUNTS[event]] += 1
+        if not self.subscribers:
+            return
         ids = {"exp_id": self.exp_id} if rollout is None else rollout.ids()
         for subscriber in self.subscribers:
             try:
@@ -779,26 +816,12 @@ class Dispatcher:
         if outcome is not Outcome.OK:
             text = "rollout ended as %s: %s" if event == "finished" else "attempt ended as %s, trying again: %s"
             logger.info(text, outcome, error, extra={**rollout.ids(), "stage": rollout.stage.value})
-        self.tell(
-            event,
-            rollout,
-            index=rollout.index,
-            outcome=outcome.value,
-            cause=cause,
-            failure=verdict.failure,
-            error=error,
-            stages=rollout.stages(),
-            proof=proof,
-        )
+        about = {"outcome": outcome.value, "cause": cause, "failure": verdict.failure, "error": error, "proof": proof}
+        self.tell(event, rollout, index=rollout.index, stages=rollout.stages(), **about)
 
 
-# Dispatchers that may still have sessions to stop. Strong on purpose: a dropped client must not take its stops with it.
+# Dispatchers that may still have sessions to stop. The references are strong: a dropped client must not take its stops with it.
 open_dispatchers: set[Dispatcher] = set()
-
-
-def _warn(message: str, session_ids: list[str]) -> None:
-    if session_ids:
-        logger.warning(message, len(session_ids), ", ".join(session_ids))
 
 
 @atexit.register
@@ -809,9 +832,12 @@ def _flush_at_exit() -> None:
             dispatcher.portal.call(dispatcher.close_async(cancel="batches"))
 
 
-def _as_error(e: BaseException) -> Exception:
-    """An exception of `prepare`. One without a text, or one that ends a loop, becomes an error of ours."""
-    with contextlib.suppress(BaseException):
-        if isinstance(e, Exception) and str(e) is not None:
-            return e
-    return RolloutLostError(f"prepare raised {type(e).__name__}")
+def _warn(message: str, session_ids: list[str]) -> None:
+    if session_ids:
+        logger.warning(message, len(session_ids), ", ".join(session_ids))
+
+
+def _from(error: RolloutError, call: CallError) -> RolloutError:
+    """Give an error the code and the cause of the call that failed."""
+    error.code, error.__cause__ = call.code, call.__cause__
+    return error

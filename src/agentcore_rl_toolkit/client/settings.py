@@ -1,32 +1,28 @@
-"""Settings of a client: deadlines of the stages, reaction to failures, watching."""
+"""Settings of a client: deadlines of the stages, the reaction to failures, watching."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from ..contract import Outcome
 from ..errors import ConfigError
 from ..store import ObjectStore
 
-OnFailure = Literal["return", "raise", "retry"]
-ON_FAILURE: tuple[OnFailure, ...] = ("return", "raise", "retry")
+OnFailure = Literal["return", "raise"]
 Prepare = Callable[[str, int], Any]  # (session_id, attempt) -> Mapping of `_rollout` overrides, or an awaitable of one
 TurnsOf = Callable[[str], int | Awaitable[int | None] | None]  # by session id
 
-# Failures of the infrastructure, which another session may not meet. An agent whose own code raised would most likely raise
-# again, and what the policy failed at is a result.
+# Failures of the infrastructure, which another session may not meet. An agent whose code raised would raise again, and a failure
+# of the policy is a result.
 RETRYABLE = frozenset({Outcome.LOST, Outcome.TIMEOUT, Outcome.THROTTLED})
 
-AGENTCORE_MAX_LIFETIME_S = 28_800.0  # a session is ended by the service after 8 h, whatever it does
-# twice and a half what an agent of ours stores at most; decoded it takes several times that
-MAX_RECORD_BYTES = 256_000_000
-PUBLISHED_POOL_CONNECTIONS = 10  # the published default; left as it is, the pool follows the work
-# What code for the published client gives to agents by name, and may go on to: its documentation's names, the usual ones of
-# sampling, and those of the `_rollout` block that a call may replace. Everything else has `rollout_config`.
+AGENTCORE_MAX_LIFETIME_S = 28_800.0  # the service ends a session after 8 h
+MAX_RECORD_BYTES = 256_000_000  # two and a half times the largest record of our agents
+# Keywords that code for the published client gives to agents by name. Everything else goes into `rollout_config`.
 PASSED_BY_NAME = frozenset(
     (
         *("api_key", "base_url", "exp_id", "model_id", "s3_bucket", "sampling_params"),
@@ -39,14 +35,13 @@ PASSED_BY_NAME = frozenset(
 def for_the_agent(
     rollout_config: Mapping[str, Any] | None, by_name: Mapping[str, Any], call: Callable[..., Any]
 ) -> dict[str, Any]:
-    """The `_rollout` entries that a call gives: of `rollout_config`, and published names as keywords, which win.
+    """The `_rollout` entries of a call: those of `rollout_config`, then published names as keywords.
 
     Raises: ConfigError on any other keyword. It suggests the nearest parameter of the call.
     """
     for name in by_name:
         if name not in PASSED_BY_NAME:
-            known = [*inspect.signature(call).parameters, *PASSED_BY_NAME]
-            near = difflib.get_close_matches(name, known, 1)
+            near = difflib.get_close_matches(name, [*inspect.signature(call).parameters, *PASSED_BY_NAME], 1)
             meant = f" (did you mean {near[0]!r}?)" if near else ""
             raise ConfigError(
                 f"there is no parameter {name!r}{meant}; what the agent receives goes into rollout_config={{{name!r}: ...}}"
@@ -63,13 +58,13 @@ def check_number(
     whole: bool = False,
     optional: bool = False,
 ) -> None:
-    """Raises: ConfigError unless it is a number (a `whole` one) within the bound (or None where that is allowed)."""
+    """Raises: ConfigError unless it is a number within the bound, or None if that is allowed."""
     if value is None and optional:
         return
     number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
     if number and (above is None or value > above) and (at_least is None or value >= at_least):
         return
-    bound = f" > {above:g}" if above is not None else f" >= {at_least:g}" if at_least is not None else ""
+    bound = f" > {above:g}" if above is not None else f" >= {at_least:g}"
     kind = "whole number" if whole else "number"
     raise ConfigError(f"{name} must be a {kind}{bound}{' or None' if optional else ''}, got {value!r}")
 
@@ -80,27 +75,18 @@ def check_payload(payload: Any) -> None:
         raise ConfigError(f"a payload must be a mapping, got {type(payload).__name__}")
 
 
-def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
-    """Raises: ConfigError unless it is one of these."""
-    if value not in choices:
-        names = [repr(choice) for choice in choices]
-        raise ConfigError(f"{name} must be {', '.join(names[:-1])} or {names[-1]}, got {value!r}")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Deadlines:
     """How long each stage of a rollout may take. Units: seconds; None: no limit.
 
     Attributes:
-        queue_s: waiting in the process for a connection and for the pace. It depends on how much the caller queued, so
-            it has no limit unless one is set.
-        throttle_s: how long refusals (429, 402) of one rollout are waited out: refused invokes and the pauses after them. The
-            queue counts only while the runtime accepts no rollout of this client at all.
+        queue_s: waiting in this process for a connection and for the pace.
+        throttle_s: how long refusals (429, 402) of one rollout are waited out: the refused invokes and the pauses after them. The
+            queue counts only while the runtime accepts no rollout of this client.
         start_s: one invoke request, cold start included.
-        confirm_s: after an invoke whose answer was lost, how long to look for signs that the agent runs.
-        confirm_error_s: the same after an answer of 500 or 503, where the invoke is not sent again at once.
-        run_s: from the accepted invoke to the record. The default is the service's own limit on a session, plus a
-            little.
+        confirm_s: after an invoke whose reply was lost, how long to look for signs that the agent runs.
+        confirm_error_s: the same after a reply of 500 or 503.
+        run_s: from the accepted invoke to the record. The default is the service's own limit on a session, plus a little.
         result_s: reading a record that is known to exist.
         stop_s: stopping a session, retries included. `RolloutClient.close` gives up when no session was stopped for so long.
     """
@@ -115,24 +101,23 @@ class Deadlines:
     stop_s: float = 60.0
 
     def __post_init__(self) -> None:
-        for name in self.__dataclass_fields__:
-            check_number(name, getattr(self, name), at_least=0, optional=name in ("queue_s", "throttle_s", "run_s"))
+        for each in fields(self):
+            check_number(each.name, getattr(self, each.name), at_least=0, optional="None" in str(each.type))
 
 
 @dataclass(frozen=True, kw_only=True)
 class WatchSettings:
-    """How results are noticed, and what they must prove. Units: seconds.
+    """How results are found, and what they must prove. Units: seconds.
 
     Attributes:
         interval_s: pause between two looks at the store; None: 0.5 s for a remote store, 0.05 s for a local one. It is longer
             while a look takes many requests.
         heartbeat_s: how often the agent is asked to renew its sign of life.
-        lost_after_s: a session whose sign of life has not changed for this long, and that left no record, is lost.
-            None: three heartbeats, of the period that the agent promised, and five seconds.
+        lost_after_s: a session without a new sign of life for this long, and without a record, is lost. None: three heartbeats of
+            the period that the agent promised, and five seconds.
         max_record_bytes: a larger record is not read; its rollout ends as `invalid`.
-        store: the opened store to read results from, if not the one that the client's `s3_bucket` names.
-        require_proof: refuse records that do not prove that they come from their session, those of agents that cannot
-            prove it included.
+        store: the opened store to read results from, if not that of the client's `s3_bucket`.
+        require_proof: refuse records that do not prove that they come from their session.
     """
 
     interval_s: float | None = None
@@ -144,12 +129,6 @@ class WatchSettings:
 
     def __post_init__(self) -> None:
         check_number("heartbeat_s", self.heartbeat_s, above=0)
-        for name in ("interval_s", "lost_after_s"):
-            check_number(name, getattr(self, name), at_least=0, optional=True)
+        check_number("interval_s", self.interval_s, at_least=0, optional=True)
+        check_number("lost_after_s", self.lost_after_s, at_least=0, optional=True)
         check_number("max_record_bytes", self.max_record_bytes, at_least=1, whole=True)
-
-    def silence_s(self, promised_s: float | None = None) -> float:
-        """Seconds without a new sign of life after which a session counts as lost; `promised_s`: the agent's own period."""
-        if self.lost_after_s is not None:
-            return self.lost_after_s
-        return 3 * (promised_s if promised_s is not None else self.heartbeat_s) + 5

@@ -1,6 +1,6 @@
 """Requests to AgentCore's data plane over boto3. Each call is one HTTP request.
 
-botocore's own retries are off. They would send an invoke again whose answer was lost, and the agent would run twice.
+botocore's own retries are off. They would send an invoke again whose reply was lost, and the agent would run twice.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ T = TypeVar("T")
 DATA_PLANE = "bedrock-agentcore"
 CONNECT_TIMEOUT_S = 10.0
 ENDINGS_TIMEOUT_S = 5.0
-LAST_LOOK_S = 0.5  # for an answer that came while this process stood still
+LAST_LOOK_S = 0.5  # for a reply that came while this process was stopped
 AWS_DOMAINS = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
-USER_AGENT = "agentcore-rl-toolkit"
 HOW_TO_HAVE_THEM = (
     "export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE (`aws sso login` renews one); the key of a local runtime "
     "of yours is found by its address"
 )
 NO_ROLLOUT = "not as a rollout does: it needs a function with @app.rollout_entrypoint on an AgentCoreRLApp"
-MAX_REPLY_BYTES = 2**20  # an answer has ids, a key and a status; a longer one is something else
+MAX_REPLY_BYTES = 2**20  # a reply has ids, a key and a status
 STORE_REFUSED = "StoreRefused"  # code of the error when the agent cannot store its record
 _DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a local runtime needs no proxy
 
@@ -46,8 +45,7 @@ class CallError(AgentCoreRLError):
     """A request failed, and another one may succeed. ``fate`` is never `final`.
 
     Attributes:
-        fate: what became of this request.
-        status: the HTTP status of the answer, if one came.
+        status: the HTTP status of the reply, if one came.
         credentials: fresh credentials may help; the next call uses them.
     """
 
@@ -69,18 +67,16 @@ class CallError(AgentCoreRLError):
 async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
     """Run a blocking function on a daemon thread and await its result. Cancelling the wait does not stop the function.
 
-    `asyncio.to_thread` takes no more work once the process ends, which would lose the last stop requests.
+    `asyncio.to_thread` accepts no work once the process ends, which would lose the last stop requests.
     """
     done: concurrent.futures.Future[Any] = concurrent.futures.Future()
     done.set_running_or_notify_cancel()
 
     def work() -> None:
         try:
-            value = function(*args)
+            done.set_result(function(*args))
         except BaseException as e:
             done.set_exception(e)
-        else:
-            done.set_result(value)
 
     try:
         threading.Thread(target=work, name="agentcore-rl-call", daemon=True).start()
@@ -90,9 +86,9 @@ async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
 
 
 async def within(call: Awaitable[T], limit_s: float) -> T:
-    """Wait for an answer. The call continues if it takes longer. Raises: TimeoutError."""
+    """Wait for a reply. The call continues if it takes longer. Raises: TimeoutError."""
     future = asyncio.ensure_future(call)
-    future.add_done_callback(lambda late: late.cancelled() or late.exception())  # a late error is nobody's
+    future.add_done_callback(lambda late: late.cancelled() or late.exception())  # marks a late error as seen
     for patience_s in (limit_s, LAST_LOOK_S):
         await asyncio.wait([future], timeout=patience_s)
         if future.done():
@@ -101,11 +97,10 @@ async def within(call: Awaitable[T], limit_s: float) -> T:
 
 
 class Transport:
-    """Invokes and stops over boto3's ``bedrock-agentcore`` client, which the first call makes.
+    """Invokes and stops over boto3's ``bedrock-agentcore`` client, which the first call makes. Its methods block.
 
     Args:
-        read_timeout_s: how long one invoke may take before its fate counts as uncertain. The default of boto3 (60 s) is
-            shorter than a slow cold start.
+        read_timeout_s: how long one invoke may take. boto3's default of 60 s is shorter than a slow cold start.
     """
 
     def __init__(
@@ -152,7 +147,7 @@ class Transport:
             connect_timeout=CONNECT_TIMEOUT_S,
             read_timeout=self._read_timeout_s,
             tcp_keepalive=True,
-            user_agent_extra=USER_AGENT,
+            user_agent_extra="agentcore-rl-toolkit",
             parameter_validation=False,  # ids are checked by us; this saves a fifth of the CPU of a call
         )
         self._session = self._session or find_session()
@@ -181,27 +176,31 @@ class Transport:
             if self._session is session and getattr(session.get_credentials(), "method", "") != "explicit":
                 self._session = boto3.Session(profile_name=session.profile_name)
 
-    # ---- calls, each of which blocks
+    def close(self) -> None:
+        """Close pooled connections."""
+        if self._client is not None:
+            self._client.close()
+
+    # ---- calls
 
     def invoke(self, session_id: str, payload: bytes) -> bytes:
-        """Send one invoke and return the agent's answer.
+        """Send one invoke and return the agent's reply.
 
         Raises: CallError when another one may succeed; ConfigError, RolloutLostError or InvalidResultError when not.
         """
         client = self.client
+        about = {"runtimeSessionId": session_id, "contentType": "application/json", **self._address}
         try:
-            response = client.invoke_agent_runtime(
-                runtimeSessionId=session_id, contentType="application/json", payload=payload, **self._address
-            )
+            response = client.invoke_agent_runtime(payload=payload, **about)
         except Exception as e:
             raise self._error(e, client, session_id) from e
         try:
             body: bytes = response["response"].read(MAX_REPLY_BYTES + 1)
         except Exception as e:
-            text = f"the answer to the invoke broke off: {e}"
+            text = f"the reply to the invoke broke off: {e}"
             raise CallError(text, code=type(e).__name__, session_id=session_id) from e
         if len(body) > MAX_REPLY_BYTES:
-            response["response"].close()  # of the rest nothing is read
+            response["response"].close()
             raise InvalidResultError(
                 f"the agent answered with more than {MAX_REPLY_BYTES} bytes; decorate it with @app.rollout_entrypoint, which "
                 "answers with the key of its record",
@@ -222,7 +221,7 @@ class Transport:
         return True
 
     def endings(self, session_ids: Sequence[str]) -> Mapping[str, str] | None:
-        """Ask a local runtime which of these sessions have ended, and why. None anywhere else; AWS gets no request.
+        """Ask a local runtime which of these sessions have ended, and why. Returns None for any other; AWS gets no request.
 
         Raises: CallError when it cannot be asked at present.
         """
@@ -233,8 +232,7 @@ class Transport:
         url, headers = f"{base.rstrip('/')}/_local/endings", {"content-type": "application/json"}
         credential = self._local_key
         if credential is None and (found := self._session.get_credentials()) is not None:
-            frozen = found.get_frozen_credentials()
-            credential = frozen.access_key, frozen.secret_key
+            credential = found.get_frozen_credentials()[:2]
         if credential is not None:
             headers |= sigv4.sign(credential, method="POST", url=url, body=question, now=time.time())
         try:
@@ -251,51 +249,37 @@ class Transport:
         except (OSError, http.client.HTTPException) as e:
             raise CallError(str(e)) from e
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return None  # the answer of something else
-
-    def close(self) -> None:
-        """Close pooled connections."""
-        if self._client is not None:
-            self._client.close()
-
-    # ---- errors
+            return None  # another server's reply
 
     def _error(self, error: Exception, client: Any, session_id: str) -> AgentCoreRLError:
         """The error to raise for an exception of this boto3 client."""
         fault = look_up(error) or Fault(fate=Fate.FINAL, code=type(error).__name__)
-        if fault.fate is Fate.FINAL and self._has_new_local_key(client):
-            fault = Fault(fate=Fate.TRANSIENT, code=fault.code, status=fault.status, credentials=True)
-        if fault.credentials:
+        fate, code, renew = fault.fate, fault.code, fault.credentials
+        if fate is Fate.FINAL and self._local_key is not None:
+            # A local runtime that was started again on its address has a new key.
+            renew = credential_of_runtime(client.meta.endpoint_url) not in (None, self._local_key)
+            fate = Fate.TRANSIENT if renew else fate
+        if renew:
             self._renew(client)
         response = getattr(error, "response", None)
         message = response.get("Error", {}).get("Message", error) if isinstance(response, Mapping) else error
-        text = f"{fault.code}: {message}"
-        about = {"code": fault.code, "session_id": session_id}
-        if fault.fate is not Fate.FINAL:
-            return CallError(text, fate=fault.fate, status=fault.status, credentials=fault.credentials, **about)
-        if fault.code == "RuntimeClientError" and "(403)" in text:
+        text = f"{code}: {message}"
+        about = {"code": code, "session_id": session_id}
+        if fate is not Fate.FINAL:
+            return CallError(text, fate=fate, status=fault.status, credentials=renew, **about)
+        if code == "RuntimeClientError" and "(403)" in text:
             return ConfigError(f"the agent refused the rollout: {ROLLOUTS_OFF} ({text})", **about)
-        if (
-            fault.code == "RuntimeClientError"
-        ):  # AWS does not say more: it did not come up, died, or answered 4xx or 5xx
-            return RolloutLostError(
-                f"the session ended, or its agent failed, before it took the invoke: {text}", **about
-            )
-        if fault.code == "NoCredentialsError":
+        if code == "RuntimeClientError":  # AWS does not say more: it did not start, died, or answered 4xx or 5xx
+            what = "the session ended, or its agent failed, before it took the invoke"
+            return RolloutLostError(f"{what}: {text}", **about)
+        if code == "NoCredentialsError":
             return ConfigError(f"no credentials: {HOW_TO_HAVE_THEM}", **about)
         return ConfigError(f"the runtime does not accept this request: {text}", **about)
-
-    def _has_new_local_key(self, client: Any) -> bool:
-        """Return True if a local runtime was started again on its address since its key was read."""
-        if self._local_key is None:
-            return False
-        return credential_of_runtime(client.meta.endpoint_url) not in (None, self._local_key)
 
 
 def is_aws(url: str) -> bool:
     """Return True for an address of AWS."""
-    host = urlsplit(url).hostname or ""
-    return host.endswith(AWS_DOMAINS)
+    return (urlsplit(url).hostname or "").endswith(AWS_DOMAINS)
 
 
 def _cause_of_end(entry: Mapping[str, Any]) -> str:
@@ -304,7 +288,7 @@ def _cause_of_end(entry: Mapping[str, Any]) -> str:
 
 
 def parse_reply(body: bytes, session_id: str) -> dict[str, Any]:
-    """Decode an agent's answer to an invoke.
+    """Decode an agent's reply to an invoke.
 
     Raises: InvalidResultError when it is not that of a rollout; AgentError or RolloutLostError when it reports an error.
     """

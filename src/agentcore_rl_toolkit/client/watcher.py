@@ -1,18 +1,16 @@
-"""Notices finished rollouts by listing the store.
+"""Finds finished rollouts by listing the store.
 
-Every rollout in flight leaves two keys under ``{exp_id}/{input_id}/``: a record when it ends, and until then a heartbeat object
-that is rewritten periodically. One watcher serves all rollouts of an experiment. In each round it lists the experiment, or each
-input in flight if that takes fewer requests. The pause after a round is so long that its requests stay within a budget.
+Every rollout in flight has two keys under ``{exp_id}/{input_id}/``: a record when it ends, and until then a heartbeat object that
+is rewritten periodically. One watcher serves all rollouts of an experiment. A round lists the experiment, or each input in flight
+if that takes fewer requests, and the pause after a round keeps its requests within a budget.
 
-A record resolves its waiter. A heartbeat that changes is a sign of life. Only changes count, and our own clock times them, so the
-clocks of store and client need not agree. Silence counts only for a session whose agent promised a heartbeat in its answer to the
-invoke, or whose heartbeat was seen. After `silence_s` without a change, the watcher looks for the record and the heartbeat
-directly, for all silent sessions at once. A session that shows neither is lost. Silence is measured up to the beginning of a
-look, because the look may miss later changes. It starts again after a round that failed, or that came late because this process
-was stopped. A local runtime is asked which sessions are over; the watcher looks for their records at once.
+Our own clock times the changes of a heartbeat, so the clocks of store and client need not agree. Silence counts only for a
+session whose agent promised a heartbeat, or whose heartbeat was seen. After `silence_s` without a change, the watcher looks for
+the record and the heartbeat directly. A session that shows neither is lost. Silence starts again after a round that failed, or
+that came late because this process was stopped. A local runtime reports which sessions are over.
 
-If listing is not permitted or not possible, the watcher reads the keys one by one. A rollout whose key could not be read is not
-judged. Faults of the store delay rounds and fail no rollout, except a permanent one.
+If listing is not permitted, the watcher reads the keys one by one. Faults of the store delay rounds and fail no rollout, except a
+permanent one.
 """
 
 from __future__ import annotations
@@ -35,21 +33,21 @@ from .transport import in_thread
 logger = logging.getLogger(__name__)
 
 REQUESTS_AT_ONCE = 32
-LOOK_TIMEOUT_S = 15.0  # one look; a store that is down longer shows in the log and is asked again
-UNLISTABLE_S = 60.0  # if listing fails for good, keys are read for so long, then it is tried again
+LOOK_TIMEOUT_S = 15.0  # of one request
+UNLISTABLE_S = 60.0  # after a listing that was refused, keys are read for so long
 LONGEST_PAUSE_S = 5.0  # between two rounds that failed
 CHECK_S = 0.5  # between two checks for silence
 ENDINGS_S = 0.5  # between two questions to a local runtime; ten times as long after one that failed
-MOST_ASKED = 5_000  # sessions in one question; a runtime takes twice as many
+MOST_ASKED = 5_000  # sessions in one question
 LATE_S = 2.0  # a round this late means that the process did not run, and as a rule its agents did not either
 
 
 @dataclass(frozen=True, kw_only=True)
 class LookCost:
-    """What looking costs, and so how often it may happen.
+    """The cost of looking, which decides how often it happens.
 
     Attributes:
-        interval_s: the pause between two rounds, at least.
+        interval_s: the shortest pause between two rounds.
         page: lines of a listing that cost as much as one more request.
         list_s, head_s: pause for each page listed and each key read.
     """
@@ -68,39 +66,35 @@ LOCAL_COST = LookCost(interval_s=0.05, page=25, list_s=0.002, head_s=0.002)
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """One rollout in flight. ``found`` ends with True when the record exists, or with an error."""
+    """One rollout in flight. ``found`` ends with True when the record exists, or with an error.
+
+    Attributes:
+        prefix: the folder of its input, with the final slash.
+        expects_life: its agent promised heartbeats for this session.
+        silence_s: without a new sign of life for this long, it is lost.
+        stamp_changed_s: time of the last sign of life (monotonic).
+        stamp: of the heartbeat when last seen.
+        seen_life: set by a heartbeat, and by the end.
+        ended: its session has ended, and its record was looked for once since then.
+    """
 
     key: str
-    prefix: str  # the folder of its input, with the final slash
+    prefix: str
     found: asyncio.Future[bool]
-    expects_life: bool  # its agent promised heartbeats for this session
-    silence_s: float  # without a new sign of life for this long, it is lost
-    stamp_changed_s: float  # monotonic
-    seen_life: asyncio.Event = field(default_factory=asyncio.Event)  # or its end
-    stamp: object = None  # of the heartbeat when last seen
-    ended: bool = False  # its session has ended, and its record was looked for once since then
-
-    @property
-    def session_id(self) -> str:
-        return self.key.rpartition("/")[2].removesuffix(RECORD_SUFFIX)
-
-    def end(self, result: bool | Exception) -> None:
-        """Resolve it."""
-        if not self.found.done():
-            if isinstance(result, Exception):
-                self.found.set_exception(result)
-                self.found.exception()  # asyncio complains about an error that nobody reads
-            else:
-                self.found.set_result(result)
-        self.seen_life.set()
+    expects_life: bool
+    silence_s: float
+    stamp_changed_s: float
+    stamp: object = None
+    seen_life: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: bool = False
 
 
 class Watcher:
     """Watches the rollouts of one experiment in one store. Lives on the client's loop.
 
     Args:
-        interval_s: the pause between two rounds; None: that of the store's kind.
-        endings: returns the cause for each of these sessions that has ended; None if nothing here can tell.
+        interval_s: the shortest pause between two rounds; None: that of the store's kind.
+        endings: returns the cause for each of these sessions that has ended; None if nothing here knows.
     """
 
     def __init__(
@@ -140,12 +134,8 @@ class Watcher:
         if self._waiters.get(waiter.key) is waiter:
             del self._waiters[waiter.key]
 
-    def missing(self, waiter: Waiter) -> Waiter:
-        """Continue to look for a record that was listed and could not be read."""
-        return self.add(waiter.key, expects_life=waiter.expects_life, silence_s=waiter.silence_s)
-
     async def look_now(self, waiter: Waiter) -> None:
-        """Look at one rollout directly, however soon the next round is. A fault of the store shows nothing."""
+        """Look at one rollout directly. A fault of the store shows nothing."""
         try:
             await self._look_at(waiter)
         except Exception as e:
@@ -164,7 +154,8 @@ class Watcher:
             began_s = time.monotonic()
             self._unseen = self._unseen or began_s > late_s
             if began_s >= round_s:
-                round_s = began_s + await self._try_round(began_s)
+                pause_s = await self._try_round(began_s)
+                round_s = time.monotonic() + pause_s
             if began_s >= check_s and not self._unseen:
                 await self._check_silence(began_s)
                 check_s = began_s + CHECK_S
@@ -175,46 +166,41 @@ class Watcher:
             await asyncio.sleep(pause_s)
 
     async def _try_round(self, began_s: float) -> float:
-        """Make one round. Returns the seconds from its beginning to the next one."""
+        """Make one round. Returns the pause until the next one."""
         self._pages = self._heads = 0
         try:
             await self._round(began_s)
-        except Exception as e:  # whatever it is, the rollouts in flight need the next round
-            self._failed(e)
-            pause_s = backoff_s(self._failures, base_s=max(0.1, self._interval_s), cap_s=LONGEST_PAUSE_S)
-            return time.monotonic() - began_s + pause_s
-        spent_s = time.monotonic() - began_s
-        self._failures, self.trouble, self._unseen = 0, None, spent_s > LOOK_TIMEOUT_S
-        return spent_s + max(self._interval_s, self._pages * self._cost.list_s + self._heads * self._cost.head_s)
-
-    def _failed(self, error: Exception) -> None:
-        self._failures += 1
-        self._unseen = True
-        self.trouble = error
-        foreseen = isinstance(error, AgentCoreRLError)
-        level = logging.WARNING if self._failures in (1, 10, 100) else logging.DEBUG
-        text = "looking for results under %s failed (%d in a row): %s"
-        logger.log(level, text, self._root, self._failures, error, exc_info=not foreseen)
-        if isinstance(error, StoreError) and error.permanent and not isinstance(error, StorePermissionError):
-            for waiter in list(self._waiters.values()):
-                each = copy.copy(error)  # it gets the ids of its rollout
-                each.__cause__ = error.__cause__
-                self._settle(waiter, each)
+        except Exception as e:  # the rollouts in flight need the next round after any error
+            self._failures, self._unseen, self.trouble = self._failures + 1, True, e
+            level = logging.WARNING if self._failures in (1, 10, 100) else logging.DEBUG
+            text = "looking for results under %s failed (%d in a row): %s"
+            logger.log(level, text, self._root, self._failures, e, exc_info=not isinstance(e, AgentCoreRLError))
+            if isinstance(e, StoreError) and e.permanent and not isinstance(e, StorePermissionError):
+                for waiter in list(self._waiters.values()):
+                    each = copy.copy(e)  # it gets the ids of its rollout
+                    each.__cause__ = e.__cause__
+                    self._settle(waiter, each)
+            return backoff_s(self._failures, base_s=max(0.1, self._interval_s), cap_s=LONGEST_PAUSE_S)
+        self._failures, self.trouble, self._unseen = 0, None, time.monotonic() - began_s > LOOK_TIMEOUT_S
+        return max(self._interval_s, self._pages * self._cost.list_s + self._heads * self._cost.head_s)
 
     async def _round(self, began_s: float) -> None:
         blind: dict[Waiter, Exception] = {}  # the rollouts that this round does not show
         if began_s >= self._keys_until_s:
             inputs = {waiter.prefix for waiter in self._waiters.values()}
-            whole = max(1, math.ceil(self._lines / self._cost.page))
-            failed = await self._each(self._list, [self._root] if whole < len(inputs) else sorted(inputs))
+            pages = max(1, math.ceil(self._lines / self._cost.page))
+            failed = await self._each(self._list, [self._root] if pages < len(inputs) else sorted(inputs))
             for waiter in self._waiters.values():
                 for place in failed.keys() & {waiter.prefix, self._root}:
                     blind[waiter] = failed[place]
-            hopeless = [
-                e for e in failed.values() if isinstance(e, StorePermissionError) or not isinstance(e, StoreError)
-            ]
-            for error in hopeless[:1]:
-                self._list_no_more(error, began_s)
+            for error in failed.values():
+                if isinstance(error, StorePermissionError) or not isinstance(error, StoreError):
+                    level = logging.WARNING if self._keys_until_s == -math.inf else logging.DEBUG
+                    self._keys_until_s = began_s + UNLISTABLE_S
+                    trace = None if isinstance(error, AgentCoreRLError) else error
+                    text = "%s cannot be listed (%s); looking at single keys instead"
+                    logger.log(level, text, self._root, error, exc_info=trace)
+                    break
         if began_s < self._keys_until_s:
             blind = await self._each(self._look_at, list(self._waiters.values()))
         if blind and len(blind) >= len(self._waiters):
@@ -231,17 +217,11 @@ class Watcher:
             async with gate:
                 try:
                     await look(place)
-                except Exception as e:  # of one place: the others are looked at all the same
+                except Exception as e:  # the other places are looked at all the same
                     failed[place] = e
 
         await asyncio.gather(*map(one, places))
         return failed
-
-    def _list_no_more(self, error: Exception, now_s: float) -> None:
-        level = logging.WARNING if self._keys_until_s == -math.inf else logging.DEBUG
-        self._keys_until_s = now_s + UNLISTABLE_S
-        text = "%s cannot be listed (%s); looking at single keys instead"
-        logger.log(level, text, self._root, error, exc_info=None if isinstance(error, AgentCoreRLError) else error)
 
     async def _list(self, prefix: str) -> None:
         listed = await self._store.list_async(prefix, timeout_s=LOOK_TIMEOUT_S)
@@ -260,7 +240,7 @@ class Watcher:
     # ---- single rollouts
 
     async def _look_at(self, waiter: Waiter) -> bool:
-        """Look at the keys of one. Returns True for news: its record, or another heartbeat than before."""
+        """Look at the keys of one. Returns True for its record, or another heartbeat than before."""
         if await self._head(waiter.key) is not None:
             self._settle(waiter)
             return True
@@ -273,10 +253,10 @@ class Watcher:
         try:
             return await self._store.head_async(key, timeout_s=LOOK_TIMEOUT_S)
         except (ObjectNotFoundError, StorePermissionError):
-            return None  # S3 answers 403 for a missing key to callers that may not list: not there yet
+            return None  # S3 answers 403 for a missing key to callers that may not list
 
     def _sign_of_life(self, waiter: Waiter, item: ObjectInfo) -> bool:
-        # Whole seconds: S3 tells no more of a single object, and a look at it must not pass for a change.
+        # Whole seconds: S3 has no more of a single object, and a look at it must not pass for a change.
         stamp = (item.etag, item.last_modified.replace(microsecond=0) if item.etag else item.last_modified)
         if stamp == waiter.stamp:
             return False
@@ -284,9 +264,17 @@ class Watcher:
         waiter.seen_life.set()
         return True
 
-    def _settle(self, waiter: Waiter, result: bool | Exception = True) -> None:
+    def _settle(self, waiter: Waiter, error: Exception | None = None) -> None:
+        """Resolve a waiter: its record exists, or an error ends it."""
         self.remove(waiter)
-        waiter.end(result)
+        waiter.seen_life.set()
+        if waiter.found.done():
+            return
+        if error is None:
+            waiter.found.set_result(True)
+        else:
+            waiter.found.set_exception(error)
+            waiter.found.exception()  # asyncio complains about an error that nothing reads
 
     async def _check_silence(self, began_s: float) -> None:
         """Declare silent sessions lost, after one direct look at each of them."""
@@ -297,8 +285,7 @@ class Watcher:
                 self._settle(waiter, _silent(waiter, silent_s))
 
         judged = [w for w in self._waiters.values() if w.expects_life or w.seen_life.is_set()]
-        silent = [w for w in judged if began_s - w.stamp_changed_s > w.silence_s]
-        failed = await self._each(check, silent)
+        failed = await self._each(check, [w for w in judged if began_s - w.stamp_changed_s > w.silence_s])
         for waiter, error in failed.items():
             logger.debug("the last look at %s failed: %s", waiter.key, error)
 
@@ -307,36 +294,36 @@ class Watcher:
         if self._endings is None or now_s < self._ask_at_s:
             return
         self._ask_at_s = now_s + ENDINGS_S
-        waiting = {waiter.session_id: waiter for waiter in self._waiters.values()}
+        waiting = {w.key.rpartition("/")[2].removesuffix(RECORD_SUFFIX): w for w in self._waiters.values()}
         try:
             found = await in_thread(self._endings, list(waiting)[:MOST_ASKED])
         except Exception as e:  # it is asked again
             self._ask_at_s = time.monotonic() + 10 * ENDINGS_S
-            logger.debug("the runtime did not say how sessions ended: %s", e)
+            logger.debug("the runtime did not report how sessions ended: %s", e)
             return
         if found is None:
             self._endings = None
             return
-        gone = {waiting[name]: cause for name, cause in found.items() if name in waiting}
-        await self._each(lambda waiter: self._died(waiter, gone[waiter]), gone)
 
-    async def _died(self, waiter: Waiter, why: str) -> None:
-        """The waiter's session is over and stores nothing more. If it has no record the second time, it is lost."""
-        if await self._head(waiter.key) is not None:
-            self._settle(waiter)
-        elif waiter.ended:
-            self._settle(waiter, RolloutLostError(f"{why}, and left no record", key=waiter.key))
-        waiter.ended = True
+        async def died(
+            waiter: Waiter,
+        ) -> None:  # it stores nothing more: without a record at the second look, it is lost
+            if await self._head(waiter.key) is not None:
+                self._settle(waiter)
+            elif waiter.ended:
+                self._settle(waiter, RolloutLostError(f"{gone[waiter]}, and left no record", key=waiter.key))
+            waiter.ended = True
+
+        gone = {waiting[name]: cause for name, cause in found.items() if name in waiting}
+        await self._each(died, gone)
 
 
 def _silent(waiter: Waiter, silent_s: float) -> RolloutLostError:
-    if waiter.seen_life.is_set():
-        why = "the session died, or the agent stopped running"
-    else:  # its agent promised some, and in most cases keeps the promise, elsewhere
+    why = "the session died, or the agent stopped running"
+    if not waiter.seen_life.is_set():
         why = (
             "the session died at once, or its agent writes elsewhere: to another endpoint, or to a directory that is private "
             "to the session (local runtime: --store)"
         )
-    return RolloutLostError(
-        f"no sign of life for {silent_s:.0f} s and no record: {why}. Its log at the runtime says which", key=waiter.key
-    )
+    text = f"no sign of life for {silent_s:.0f} s and no record: {why}. Its log at the runtime has the cause"
+    return RolloutLostError(text, key=waiter.key)

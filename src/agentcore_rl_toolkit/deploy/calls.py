@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..errors import ConfigError
-from ..store.remote import find_region
+from ..store.remote import find_region, find_session
 
 DEADLINE_S = 60.0
 # Calls that change nothing: a rehearsal sends them, so that it shows what would happen to what is there.
@@ -38,9 +38,7 @@ class Calls:
     """
 
     def __init__(self, *, region: str | None, rehearse: bool, say: Callable[[str], None]) -> None:
-        import boto3
-
-        self._session = boto3.Session()
+        self._session = find_session()
         self.region: str | None = region or find_region()
         self.rehearse = rehearse
         self._say = say

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ConfigError
+from ..store.remote import find_session
 from . import cost
 
 LARGE_REGIONS = ("us-east-1", "us-west-2")
@@ -108,7 +109,6 @@ def before_a_run(
 
     Raises: ConfigError where nothing can run.
     """
-    import boto3
     from botocore.config import Config
 
     from ..client.transport import is_aws
@@ -119,7 +119,7 @@ def before_a_run(
     if len(parts) < 6 or (own and not is_aws(own) and not asked):
         return None
     config = Config(connect_timeout=5, read_timeout=DEADLINE_S, retries={"total_max_attempts": 2})
-    client = boto3.Session().client("service-quotas", region_name=parts[3], config=config)
+    client = find_session().client("service-quotas", region_name=parts[3], config=config)
     found = read(client, parts[3])
     refusal = nothing_runs(found)
     if refusal is not None:

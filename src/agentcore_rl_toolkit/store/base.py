@@ -1,8 +1,9 @@
-"""The interface of all stores: five operations, async with a sync face, with deadlines and retries built in."""
+"""The interface of all stores: five operations, async and sync, with deadlines and one retry loop."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
 from abc import ABC, abstractmethod
@@ -13,22 +14,52 @@ from typing import TypeVar
 
 from .._portal import Portal
 from ..errors import ConfigError, ObjectExistsError, ObjectTooLargeError, StoreError
-from .retry import RetryPolicy, TransientStoreError, jitter
 
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT_S = 60.0
-MAX_KEY_BYTES = 1024  # S3's limit; the other stores follow it so that a run can move between them
-
-_NO_PART = frozenset({"", ".", ".."})
+MAX_KEY_BYTES = 1024  # S3's limit; the other stores have it too, so that a run can move between them
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
-_portal = Portal("agentcore-rl-store")  # one loop per process, under every store's sync face
+_portal = Portal("agentcore-rl-store")  # one loop per process, under every store's sync methods
+
+
+class TransientStoreError(StoreError):
+    """A fault that may pass. ``ambiguous``: the store may have done the work although no reply came."""
+
+    ambiguous = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryPolicy:
+    """Exponential backoff with jitter.
+
+    Units: seconds. ``attempt_s`` bounds one try; ``bytes_per_s`` adds time for the body.
+    """
+
+    attempt_s: float = 20.0
+    first_delay_s: float = 0.1
+    max_delay_s: float = 5.0
+    bytes_per_s: float = 1e6
+
+    def attempt_limit_s(self, body_bytes: int) -> float:
+        """How long one try may take."""
+        return self.attempt_s + body_bytes / self.bytes_per_s
+
+    def delay_s(self, failures: int, fraction: float) -> float:
+        """Pause after `failures` >= 1 failed tries; `fraction` in [0, 1) is the jitter."""
+        ceiling = min(self.max_delay_s, self.first_delay_s * 2.0 ** min(failures - 1, 30))
+        return ceiling * (0.25 + 0.75 * fraction)
+
+
+def jitter() -> float:
+    """A fraction in [0, 1) from the operating system. Sessions restored from one snapshot share the state of `random`."""
+    return int.from_bytes(os.urandom(4)) / 2**32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectInfo:
-    """One object as a listing shows it.
+    """One object of a listing.
 
     Units: ``size`` in bytes, ``last_modified`` an aware UTC datetime by the store's own clock.
     """
@@ -48,8 +79,6 @@ class ObjectStore(ABC):
     Raises: ObjectNotFoundError, ObjectExistsError, StorePermissionError, StoreError; ConfigError on an unusable key.
     """
 
-    url: str
-
     def __init__(self, url: str, *, retry: RetryPolicy | None = None) -> None:
         self.url = url
         self.retry = retry or RetryPolicy()
@@ -57,7 +86,7 @@ class ObjectStore(ABC):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.url}>"
 
-    # -- what a store implements: one try each, mapped errors, TransientStoreError where another try may help
+    # -- what a store implements: one try each, and TransientStoreError for a fault that may pass
 
     @abstractmethod
     async def _put(self, key: str, body: bytes, create_only: bool, durable: bool) -> None: ...
@@ -70,11 +99,15 @@ class ObjectStore(ABC):
     @abstractmethod
     async def _delete(self, key: str) -> None: ...
 
+    def _here(self) -> ObjectStore:
+        """The store that implements these in this process."""
+        return self
+
     def check_writable(self, key: str) -> str:
         """Return the key unchanged if an object can be written under it. Raises: ConfigError."""
         return check_key(key)
 
-    # -- the public face
+    # -- the public methods
 
     async def put_async(
         self,
@@ -85,29 +118,26 @@ class ObjectStore(ABC):
         durable: bool = True,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> None:
-        """Write an object whole or not at all; a reader never sees a part of it.
+        """Write an object; a reader never sees a part of it.
 
         Args:
-            create_only: refuse to replace an object. A try whose answer was lost and that did succeed counts as success.
+            create_only: refuse to replace an object. A try whose reply was lost and that did succeed counts as success.
             durable: survive a power cut (a directory is fsynced). False is enough for heartbeats.
 
         Raises: ObjectExistsError with `create_only`.
         """
         check_key(key)
-        unsure = False
+        unsure, store = False, self._here()
 
         async def attempt() -> None:
             nonlocal unsure
             try:
-                await self._put(key, body, create_only, durable)
-            except TransientStoreError as e:
-                unsure = unsure or e.ambiguous
-                raise
-            except asyncio.CancelledError:  # this try's own deadline
-                unsure = True
+                await store._put(key, body, create_only, durable)
+            except (TransientStoreError, asyncio.CancelledError) as e:  # or this try's own deadline
+                unsure = unsure or getattr(e, "ambiguous", True)
                 raise
             except ObjectExistsError:
-                # The object may be our own (the answer was lost) or another writer's. Only its content tells.
+                # The object may be our own (the reply was lost) or another writer's. Only its content shows which.
                 if not unsure or not await self._holds(key, body):
                     raise
 
@@ -116,64 +146,59 @@ class ObjectStore(ABC):
     async def get_async(
         self, key: str, *, max_bytes: int | None = None, timeout_s: float | None = DEFAULT_TIMEOUT_S
     ) -> bytes:
-        """Content of an object.
+        """Content of an object. With `max_bytes`, a larger one is refused without reading it.
 
-        Args:
-            max_bytes: refuse a larger object without reading it.
-
-        Raises: ObjectNotFoundError; ObjectTooLargeError with `max_bytes`.
+        Raises: ObjectNotFoundError; ObjectTooLargeError.
         """
         check_key(key)
-        return await self._until_deadline("get", key, lambda: self._get(key, max_bytes), timeout_s, 100_000_000)
+        return await self._until_deadline("get", key, lambda: self._here()._get(key, max_bytes), timeout_s, 100_000_000)
 
     async def _holds(self, key: str, body: bytes) -> bool:
         try:
-            return await self._get(key, len(body)) == body
+            return await self._here()._get(key, len(body)) == body
         except ObjectTooLargeError:
             return False
 
     async def head_async(self, key: str, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> ObjectInfo:
         """Size and age of an object. Raises: ObjectNotFoundError."""
         check_key(key)
-        return await self._until_deadline("head", key, lambda: self._head(key), timeout_s, 0)
+        return await self._until_deadline("head", key, lambda: self._here()._head(key), timeout_s, 0)
 
     async def list_async(self, prefix: str = "", *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> list[ObjectInfo]:
         """Every object whose key starts with `prefix`, sorted by key.
 
-        A prefix that ends in ``/`` is the quick form; any other one lists the folder that holds it and filters. What lies there
-        and is no object is left out.
+        A prefix that ends in ``/`` is fast; any other one lists the folder that holds it and filters.
 
-        Raises: ConfigError where an object has a key that no store of ours writes.
+        Raises: ConfigError if an object has a key that no store of ours writes.
         """
-        return await self._until_deadline("list", prefix, lambda: self._list(prefix), timeout_s, 10_000_000)
+        return await self._until_deadline("list", prefix, lambda: self._here()._list(prefix), timeout_s, 10_000_000)
 
     async def delete_async(self, key: str, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
         """Remove an object; a missing one is no error."""
         check_key(key)
-        await self._until_deadline("delete", key, lambda: self._delete(key), timeout_s, 0)
+        await self._until_deadline("delete", key, lambda: self._here()._delete(key), timeout_s, 0)
 
     async def _until_deadline(
         self, verb: str, key: str, attempt: Callable[[], Awaitable[T]], timeout_s: float | None, body_bytes: int
     ) -> T:
-        policy = self.retry
-        started = time.monotonic()
+        started_s = time.monotonic()
         limit_s = float("inf") if timeout_s is None else timeout_s
         failures = 0
         fault: Exception | None = None
         while True:
-            # the first try gets a second even with timeout_s=0, which means "once" and not "never"
-            left_s = max(limit_s - (time.monotonic() - started), 0.0 if failures else 1.0)
+            # The first try gets a second even with timeout_s=0, which means one try.
+            left_s = max(limit_s - (time.monotonic() - started_s), 0.0 if failures else 1.0)
             try:
-                async with asyncio.timeout(min(policy.attempt_limit_s(body_bytes), left_s)):
+                async with asyncio.timeout(min(self.retry.attempt_limit_s(body_bytes), left_s)):
                     return await attempt()
             except TransientStoreError as e:
                 fault = e
             except TimeoutError as e:
-                # a try cut short by the end says less than the one before it
-                fault = fault if fault is not None and left_s < policy.attempt_s else e
+                # A try that the end cut short shows less than the one before it.
+                fault = fault if fault is not None and left_s < self.retry.attempt_s else e
             failures += 1
-            delay_s = policy.delay_s(failures, jitter())
-            spent_s = time.monotonic() - started
+            delay_s = self.retry.delay_s(failures, jitter())
+            spent_s = time.monotonic() - started_s
             if spent_s + delay_s >= limit_s:
                 raise StoreError(
                     f"{verb} of {key!r} in {self.url} did not succeed within {spent_s:.1f} s ({failures} tries); "
@@ -190,17 +215,17 @@ class ObjectStore(ABC):
 
 
 def check_key(key: str) -> str:
-    """Return the key unchanged. Raises: ConfigError when it is empty, too long, no Unicode, or could leave its folder."""
+    """Return the key unchanged. Raises: ConfigError when it is empty, too long, not Unicode, or could leave its folder."""
     if not key or not isinstance(key, str):
         raise ConfigError(f"an object key must be a non-empty string, got {key!r}")
-    if len(key.encode("utf-8", "surrogatepass")) > MAX_KEY_BYTES:
-        raise ConfigError(f"object key of more than {MAX_KEY_BYTES} bytes: {key[:80]!r}...")
-    if _CONTROL.search(key) or any(part in _NO_PART for part in key.split("/")):
+    if _CONTROL.search(key) or any(part in ("", ".", "..") for part in key.split("/")):
         raise ConfigError(f"object key {key!r}: no empty part, '.', '..' or control character")
     try:
-        key.encode()
+        size = len(key.encode())
     except UnicodeEncodeError as e:
         raise ConfigError(f"object key {key!r} is not Unicode text: {e.reason}") from e
+    if size > MAX_KEY_BYTES:
+        raise ConfigError(f"object key of more than {MAX_KEY_BYTES} bytes: {key[:80]!r}...")
     return key
 
 

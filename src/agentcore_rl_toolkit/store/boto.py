@@ -11,8 +11,7 @@ from typing import Any
 
 from ..aws_errors import Fate, Fault, look_up
 from ..errors import AgentCoreRLError, ObjectExistsError, ObjectNotFoundError, StoreError, StorePermissionError
-from .base import ObjectInfo, ObjectStore, check_size
-from .retry import TransientStoreError
+from .base import ObjectInfo, ObjectStore, TransientStoreError, check_size
 
 _DENIED = frozenset({"AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch"})
 
@@ -26,7 +25,7 @@ class BotoStore(ObjectStore):
 
     async def _put(self, key: str, body: bytes, create_only: bool, durable: bool) -> None:
         condition = {"IfNoneMatch": "*"} if create_only else {}
-        await self._call(key, "put_object", Body=body, **condition)
+        await self._call(key, "put_object", Body=body, ContentType="application/json", **condition)
 
     async def _get(self, key: str, max_bytes: int | None) -> bytes:
         answer = await self._call(key, "get_object")
@@ -36,25 +35,20 @@ class BotoStore(ObjectStore):
             return bytes(await asyncio.to_thread(body.read))
 
     async def _head(self, key: str) -> ObjectInfo:
-        return self._info(key, await self._call(key, "head_object"), "ContentLength")
+        return _info(key, await self._call(key, "head_object"), "ContentLength")
 
     async def _list(self, prefix: str) -> list[ObjectInfo]:
         found: list[ObjectInfo] = []
         more: dict[str, str] = {}
         while True:
             page = await self._call(None, "list_objects_v2", Prefix=self._prefix + prefix, **more)
-            for item in page.get("Contents", ()):
-                found.append(self._info(item["Key"][len(self._prefix) :], item, "Size"))
+            found += [_info(item["Key"][len(self._prefix) :], item, "Size") for item in page.get("Contents", ())]
             if not page.get("IsTruncated"):
                 return found
             more = {"ContinuationToken": page["NextContinuationToken"]}
 
     async def _delete(self, key: str) -> None:
         await self._call(key, "delete_object")
-
-    @staticmethod
-    def _info(key: str, facts: dict[str, Any], size: str) -> ObjectInfo:
-        return ObjectInfo(key=key, size=facts[size], last_modified=facts["LastModified"], etag=facts.get("ETag"))
 
     async def _call(self, key: str | None, operation: str, **arguments: Any) -> Any:
         if key is not None:
@@ -76,3 +70,17 @@ class BotoStore(ObjectStore):
         if fault.fate is Fate.FINAL or fault.status == 501:
             return StoreError(f"{where}: {e}", key=key, code=fault.code, permanent=True)
         return TransientStoreError(f"{where}: {e}", ambiguous=fault.fate is Fate.UNCERTAIN, key=key)
+
+
+class PutOnlyStore(BotoStore):
+    """A bucket behind the agent's own boto3-like client. As in the published toolkit, it gets one `put_object` per record."""
+
+    async def _put(self, key: str, body: bytes, create_only: bool, durable: bool) -> None:
+        await super()._put(key, body, False, durable)
+
+    async def _list(self, prefix: str) -> list[ObjectInfo]:
+        raise StoreError("a bucket behind the agent's own S3 client cannot be listed", permanent=True)
+
+
+def _info(key: str, facts: dict[str, Any], size: str) -> ObjectInfo:
+    return ObjectInfo(key=key, size=facts[size], last_modified=facts["LastModified"], etag=facts.get("ETag"))

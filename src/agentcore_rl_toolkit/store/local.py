@@ -1,14 +1,11 @@
-"""Objects as files in a directory: atomic, create-only where asked, fsynced, readable with ordinary tools.
+"""Objects as files in a directory: atomic, create-only on request, fsynced, readable with ordinary tools.
 
-Written with the standard library rather than obstore's local store for three reasons: it can fsync, a first put costs a forked
-session under 1 ms of CPU (obstore's some 20 ms), and the names of its unfinished files differ from those of objects.
+Written with the standard library rather than obstore's local store: it can fsync, a first put costs a forked session under 1 ms
+of CPU (obstore's some 20 ms), and the names of unfinished files differ from those of objects.
 
-A key is the path of its file. All file operations run in threads.
-
-A put writes ``.tmp-<random>`` beside its target, then renames it (or, for create-only, hard-links it, which the file system
-refuses when the name is taken). A process that dies in between leaves only the temporary file, which no listing shows.
-
-Only regular files are objects: a link or a pipe in the directory is left out of listings, and is not opened.
+A key is the path of its file. A put writes ``.tmp-<random>`` in the same folder, then renames it (or, for create-only, hard-links
+it, which the file system refuses when the name is taken). No listing shows temporary files. Only regular files are objects: links
+and pipes are neither listed nor opened.
 """
 
 from __future__ import annotations
@@ -25,65 +22,61 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ..errors import ConfigError, ObjectExistsError, ObjectNotFoundError, StoreError, StorePermissionError
-from .base import ObjectInfo, ObjectStore, check_key, check_size, utc
-from .retry import TransientStoreError
+from .base import ObjectInfo, ObjectStore, TransientStoreError, check_key, check_size, utc
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-# A full or briefly unreachable disk, an exhausted table: worth another try. Everything else is final.
+# A full or briefly unreachable disk, an exhausted table: another try may succeed.
 _TRANSIENT = {
-    errno.EAGAIN,
-    errno.EBUSY,
-    errno.EDQUOT,
-    errno.EINTR,
-    errno.EIO,
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.ENOMEM,
-    errno.ENOSPC,
-    errno.ESTALE,
-    errno.ETIMEDOUT,
+    getattr(errno, name)
+    for name in [
+        "EAGAIN",
+        "EBUSY",
+        "EDQUOT",
+        "EINTR",
+        "EIO",
+        "EMFILE",
+        "ENFILE",
+        "ENOMEM",
+        "ENOSPC",
+        "ESTALE",
+        "ETIMEDOUT",
+    ]
 }
-
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _NAME_BYTES = 255  # of Linux and macOS
 _TEMP = re.compile(r"\.tmp-[0-9a-f]{16}")
 
 
 class LocalStore(ObjectStore):
-    """``file:///directory``. The directory is made on the first put."""
+    """``file:///directory``. The directory is made on the first put. All file operations run in threads."""
 
     def __init__(self, url: str, root: str) -> None:
         super().__init__(url)
         self._root = root.rstrip("/")
 
     def check_writable(self, key: str) -> str:
+        """Check a key, and the length of its parts. Raises: ConfigError."""
         if max(len(part.encode()) for part in check_key(key).split("/")) > _NAME_BYTES:
-            raise ConfigError(
-                f"{key[:80]!r}... in {self.url}: a file name has at most {_NAME_BYTES} bytes; shorten its id"
-            )
+            limit = f"a file name has at most {_NAME_BYTES} bytes; shorten its id"
+            raise ConfigError(f"{key[:80]!r}... in {self.url}: {limit}")
         return key
 
-    async def _in_thread(self, key: str, work: Callable[[], T]) -> T:
-        try:
-            return await asyncio.to_thread(work)
-        except OSError as e:
-            raise self._mapped(key, e) from e
-
     async def _put(self, key: str, body: bytes, create_only: bool, durable: bool) -> None:
-        path = self._path(key)
-
         def write() -> None:
+            path = self._path(key)
             _write(path, body, create_only, durable)
-            if durable:
-                self._sync_folders(os.path.dirname(path))
+            while durable and len(path) > max(1, len(self._root)):  # a new name is on disk when its folders are
+                path = os.path.dirname(path)
+                _sync_folder(path)
 
         await self._in_thread(key, write)
 
     async def _get(self, key: str, max_bytes: int | None) -> bytes:
         def read() -> bytes:
-            with open(os.open(self._path(key), _OPEN), "rb") as file:  # a pipe without a writer must not block here
+            with open(os.open(self._path(key), _OPEN), "rb") as file:  # a pipe without a writer must not block
                 check_size(key, self.url, _regular(os.fstat(file.fileno()), key).st_size, max_bytes)
                 return file.read()
 
@@ -102,50 +95,47 @@ class LocalStore(ObjectStore):
 
         await self._in_thread(key, unlink)
 
-    def _sync_folders(self, folder: str) -> None:
-        """Put a new name on disk, and those of the folders above it; folders without news cost little."""
-        _sync_folder(folder)
-        while len(folder) > max(1, len(self._root)):
-            folder = os.path.dirname(folder)
-            _sync_folder(folder)
-
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}"
 
-    def _mapped(self, key: str, e: OSError) -> StoreError:
+    async def _in_thread(self, key: str, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.to_thread(work)
+        except OSError as e:
+            raise self._error(key, e) from e
+
+    def _error(self, key: str, e: OSError) -> StoreError:
+        where = f"{key!r} in {self.url}"
         if isinstance(e, FileExistsError):
-            return ObjectExistsError(f"{key!r} exists in {self.url}", key=key)
+            return ObjectExistsError(f"{where} exists", key=key)
         if isinstance(e, FileNotFoundError) or e.errno in (errno.ELOOP, errno.ENXIO):
-            return ObjectNotFoundError(f"no object {key!r} in {self.url}", key=key)
+            return ObjectNotFoundError(f"no object {where}", key=key)
         if isinstance(e, PermissionError) or e.errno == errno.EROFS:
-            return StorePermissionError(f"no access to {key!r} in {self.url}: {e}", key=key)
-        if isinstance(e, NotADirectoryError | IsADirectoryError):
-            return StoreError(f"{key!r} in {self.url} is a folder and an object at once: {e}", key=key)
+            return StorePermissionError(f"no access to {where}: {e}", key=key)
+        if isinstance(e, (NotADirectoryError, IsADirectoryError)):
+            return StoreError(f"{where} is a folder and an object at once: {e}", key=key)
         if e.errno == errno.ENAMETOOLONG:
-            return StoreError(f"{key!r} in {self.url}: a file name has at most 255 bytes; shorten its id", key=key)
+            return StoreError(f"{where}: a file name has at most {_NAME_BYTES} bytes; shorten its id", key=key)
         if e.errno in _TRANSIENT:
-            return TransientStoreError(f"{key!r} in {self.url}: {e}", ambiguous=False, key=key)
-        return StoreError(f"{key!r} in {self.url}: {e}", key=key)
+            return TransientStoreError(f"{where}: {e}", ambiguous=False, key=key)
+        return StoreError(f"{where}: {e}", key=key)
 
 
 def _write(path: str, body: bytes, create_only: bool, durable: bool) -> None:
     folder = os.path.dirname(path)
     temp = f"{folder}/.tmp-{secrets.token_hex(8)}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        fd = os.open(temp, flags, 0o644)
-    except FileNotFoundError:
-        os.makedirs(folder, exist_ok=True)
-        fd = os.open(temp, flags, 0o644)
     try:
         try:
+            fd = os.open(temp, _CREATE, 0o644)
+        except FileNotFoundError:
+            os.makedirs(folder, exist_ok=True)
+            fd = os.open(temp, _CREATE, 0o644)
+        with open(fd, "wb", buffering=0) as file:
             view = memoryview(body)
             while view:
-                view = view[os.write(fd, view) :]
+                view = view[file.write(view) :]
             if durable:
-                os.fsync(fd)
-        finally:
-            os.close(fd)
+                os.fsync(file.fileno())
         if create_only:
             os.link(temp, path)
             os.unlink(temp)
@@ -160,7 +150,7 @@ def _write(path: str, body: bytes, create_only: bool, durable: bool) -> None:
 def _walk(root: str, prefix: str) -> list[ObjectInfo]:
     """The objects whose key starts with `prefix`, sorted by key. No link below `root` is followed.
 
-    What lies there and is no object is left out, as is a folder below the prefix that cannot be read.
+    Other files are left out, and so are folders below the prefix that cannot be read.
     """
     top = prefix.rpartition("/")[0]
     if top and not _is_key(top):
@@ -178,7 +168,7 @@ def _walk(root: str, prefix: str) -> list[ObjectInfo]:
                         if f"{key}/".startswith(prefix) or prefix.startswith(f"{key}/"):
                             folders.append(f"{key}/")
                     elif key.startswith(prefix) and _is_object(entry, key):
-                        with contextlib.suppress(FileNotFoundError):  # it is gone since
+                        with contextlib.suppress(FileNotFoundError):  # it was deleted since
                             found.append(_info(key, entry.stat(follow_symlinks=False)))
         except OSError as e:
             if e.errno in _TRANSIENT or (folder == start and isinstance(e, PermissionError)):

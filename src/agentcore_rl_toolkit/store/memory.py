@@ -1,4 +1,4 @@
-"""Objects in this process's memory, shared by everyone who opens the same URL: for tests and small local runs."""
+"""Objects in this process's memory, shared by all stores of one URL: for tests and small local runs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ _lock = threading.Lock()
 
 
 class MemoryStore(ObjectStore):
-    """``memory://name``: every store opened under the same name in this process sees the same objects.
-
-    A forked child starts with a copy of them and goes its own way.
-    """
+    """``memory://name``: all stores of one name in this process have the same objects. A forked child has a copy of them."""
 
     def __init__(self, url: str, name: str, prefix: str) -> None:
         super().__init__(url)
@@ -26,35 +23,34 @@ class MemoryStore(ObjectStore):
             self._objects = _spaces.setdefault(name, {})
 
     async def _put(self, key: str, body: bytes, create_only: bool, durable: bool) -> None:
-        await asyncio.sleep(0)  # the other stores let others run, so this one does too
+        await asyncio.sleep(0)  # other tasks run in between, as with the other stores
         with _lock:
             if create_only and self._prefix + key in self._objects:
                 raise ObjectExistsError(f"{key!r} exists in {self.url}", key=key)
             self._objects[self._prefix + key] = (bytes(body), time.time())
 
     async def _get(self, key: str, max_bytes: int | None) -> bytes:
-        await asyncio.sleep(0)
-        with _lock:
-            entry = self._objects.get(self._prefix + key)
-        if entry is None:
-            raise ObjectNotFoundError(f"no object {key!r} in {self.url}", key=key)
-        check_size(key, self.url, len(entry[0]), max_bytes)
-        return entry[0]
+        body, _ = await self._find(key)
+        check_size(key, self.url, len(body), max_bytes)
+        return body
 
     async def _head(self, key: str) -> ObjectInfo:
+        return _info(key, await self._find(key))
+
+    async def _find(self, key: str) -> tuple[bytes, float]:
         await asyncio.sleep(0)
         with _lock:
             entry = self._objects.get(self._prefix + key)
         if entry is None:
             raise ObjectNotFoundError(f"no object {key!r} in {self.url}", key=key)
-        return _info(key, entry)
+        return entry
 
     async def _list(self, prefix: str) -> list[ObjectInfo]:
         await asyncio.sleep(0)
         start, cut = self._prefix + prefix, len(self._prefix)
         with _lock:
-            found = [(k[cut:], v) for k, v in self._objects.items() if k.startswith(start)]
-        return [_info(k, v) for k, v in sorted(found, key=lambda kv: kv[0])]
+            found = sorted((key[cut:], entry) for key, entry in self._objects.items() if key.startswith(start))
+        return [_info(key, entry) for key, entry in found]
 
     async def _delete(self, key: str) -> None:
         await asyncio.sleep(0)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from ..aws_errors import CODES, CREDENTIAL_CODES, STATUSES
 from ..errors import (
@@ -26,25 +26,22 @@ from ..errors import (
     StoreError,
     StorePermissionError,
 )
-from .base import ObjectInfo, ObjectStore, check_size
+from .base import ObjectInfo, ObjectStore, TransientStoreError, check_size
 from .boto import BotoStore
-from .retry import TransientStoreError
 
 T = TypeVar("T")
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _TYPES = {".json": "application/json", ".alive": "application/json", ".jsonl": "application/x-ndjson"}
-
-
-# botocore renews temporary credentials 10 to 15 minutes before they expire, so asking it every 5 minutes never yields dead ones.
+# botocore renews temporary credentials 10 to 15 minutes before they expire, so every 5 minutes is often enough to ask it.
 TTL = timedelta(minutes=5)
 _used_in: set[int] = set()  # process ids; a forked child finds that of its parent
 _FILES = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials"}
 
 
 def find_session() -> Any:
-    """boto3's default session, which calls of AgentCore use too, or a fresh one. Raises: ConfigError."""
+    """boto3's default session, or a fresh one: the one session of every AWS call of this toolkit. Raises: ConfigError."""
     import boto3
     from botocore.exceptions import BotoCoreError
 
@@ -63,15 +60,14 @@ def find_region(default: str | None = None) -> str | None:
 def find_endpoint(region: str) -> str | None:
     """The endpoint of S3 as boto3 finds it; None: AWS's own. Raises: ConfigError."""
     named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    if (named or not _has_configuration()) and not os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"):
+    if (named or not _has_configuration("endpoint_url")) and not os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"):
         return named  # without loading boto3
     keys = {"aws_access_key_id": "-", "aws_secret_access_key": "-"}  # or it would look for credentials
     return str(find_session().client("s3", region_name=region, **keys).meta.endpoint_url)
 
 
 def find_provider() -> Any:
-    """None where the environment has static keys, which obstore reads by itself; else what asks boto3 (profile, SSO, container,
-    instance).
+    """A provider that asks boto3 for credentials; None if the environment has static keys, which obstore reads by itself.
 
     The environment comes first, as with boto3, and without loading boto3: a session of the local runtime saves 70 ms of CPU.
     Raises: StorePermissionError when there are no credentials.
@@ -95,94 +91,88 @@ def _default_session() -> Any:
     return getattr(sys.modules.get("boto3"), "DEFAULT_SESSION", None)
 
 
-def _has_configuration() -> bool:
-    """Return True if boto3 knows more than the environment."""
-    files = (Path(os.environ.get(name) or usual).expanduser() for name, usual in _FILES.items())
-    return _default_session() is not None or any(file.is_file() for file in files)
+def _has_configuration(word: str = "") -> bool:
+    """Return True if boto3 knows more than the environment: a session of the program, or a file with this word."""
+    files = [Path(os.environ.get(name) or usual).expanduser() for name, usual in _FILES.items()]
+    return _default_session() is not None or any(f.is_file() and word in f.read_text(errors="replace") for f in files)
 
 
 class RemoteStore(ObjectStore):
     """``s3://bucket/prefix`` (also ``gs://`` and ``az://``). Keys are relative to the prefix.
 
-    Region, endpoint and credentials are looked up on first use as botocore does; http endpoints and path-style addressing work as
-    they are.
+    Endpoint and credentials are looked up on first use as botocore does, and so is the region unless it is given.
     """
 
-    def __init__(self, url: str, *, scheme: str, bucket: str, prefix: str, default_region: str | None) -> None:
+    def __init__(
+        self, url: str, *, scheme: str, bucket: str, prefix: str, region: str | None, default_region: str | None
+    ) -> None:
         super().__init__(url)
-        self._scheme, self._bucket, self._prefix, self._default_region = scheme, bucket, prefix, default_region
-        self._opened: tuple[int, Any] | None = None
+        self._scheme, self._bucket, self._prefix = scheme, bucket, prefix
+        self._given_region, self._default_region = region, default_region
+        self._opened: tuple[int, Any] | None = None  # by the process that opened it
 
-    def _store(self) -> Any:
-        # No lock: two threads that come first at once open it twice, which is harmless; a lock held during a fork is not.
-        opened = self._opened
-        if opened is None or opened[0] != os.getpid():
-            opened = self._opened = (os.getpid(), self._open())
-        return opened[1]
+    @property
+    def _region(self) -> str:
+        return self._given_region or find_region(self._default_region) or "us-east-1"  # what local S3 servers expect
 
-    def _after_fork(self) -> BotoStore | None:
-        """The store to use in a child of a process that used obstore; None in every other process."""
+    def _here(self) -> ObjectStore:
         if _used_in <= {os.getpid()}:
-            return None
+            return self
         if self._scheme != "s3":
             raise ConfigError(f"{self.url} cannot be used after a fork; start the process with the method 'spawn'")
-        opened = self._opened
-        if opened is None or opened[0] != os.getpid():
-            opened = self._opened = (os.getpid(), self._open_with_boto3())
-        store: BotoStore = opened[1]
+        if self._opened is None or self._opened[0] != os.getpid():
+            self._opened = (os.getpid(), self._with_boto3())
+        store: BotoStore = self._opened[1]
         return store
 
-    def _open_with_boto3(self) -> BotoStore:
+    def _with_boto3(self) -> BotoStore:
         from botocore.config import Config
 
-        region = find_region(self._default_region) or "us-east-1"
         config = Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"})
-        client = find_session().client("s3", region_name=region, endpoint_url=find_endpoint(region), config=config)
+        where = {"region_name": self._region, "endpoint_url": find_endpoint(self._region)}
+        client = find_session().client("s3", config=config, **where)
         return BotoStore(self.url, client, self._bucket, self._prefix)
 
-    def _open(self) -> Any:
+    def _store(self) -> Any:
+        # No lock: opening it twice is harmless, and a lock held during a fork is not.
         from obstore.exceptions import BaseError
 
-        try:
-            return self._build()
-        except BaseError as e:
-            raise ConfigError(f"{self.url} cannot be opened: {_headline(e)}") from e
+        if self._opened is None or self._opened[0] != os.getpid():
+            try:
+                self._opened = (os.getpid(), self._open())
+            except BaseError as e:
+                raise ConfigError(f"{self.url} cannot be opened: {_headline(e)}") from e
+        return self._opened[1]
 
-    def _build(self) -> Any:
+    def _open(self) -> Any:
         import obstore.store
 
         _used_in.add(os.getpid())
         _settle_at_exit()
-        # Retries and deadlines live in ObjectStore, in one place; obstore's own would hide them.
-        common: dict[str, Any] = {
-            "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=1)},
-        }
+        # obstore's own retries are off: the retry loop is in ObjectStore.
         options: dict[str, Any] = {"connect_timeout": timedelta(seconds=5), "timeout": timedelta(minutes=10)}
+        common: dict[str, Any] = {"retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=1)}}
+        common["client_options"] = options
         if self._scheme != "s3":
-            return obstore.store.from_url(
-                f"{self._scheme}://{self._bucket}", client_options=cast(Any, options), **common
-            )
-        region = find_region(self._default_region) or "us-east-1"  # what local S3 servers expect
+            return obstore.store.from_url(f"{self._scheme}://{self._bucket}", **common)
+        region = self._region
         endpoint = find_endpoint(region)
         if endpoint is not None and endpoint.lower().startswith("http://"):
-            options["allow_http"] = True
-            # There is no certificate to check on this connection, and reading the system's costs 7 ms of CPU per session.
-            options["allow_invalid_certificates"] = True
+            # Without TLS there is no certificate to check, and reading the system's costs 7 ms of CPU per session.
+            options |= {"allow_http": True, "allow_invalid_certificates": True}
         if endpoint is not None:
             # under this name it also wins over the environment's
             common["aws_endpoint_url_s3"] = endpoint.rstrip("/")
-        common |= {
-            "region": region,
-            "virtual_hosted_style_request": False,
-            "client_options": options,
-            "credential_provider": find_provider(),
-        }
-        # plain DELETE is what every S3-compatible server understands; obstore can choose it since 0.11
-        return obstore.store.S3Store(self._bucket, disable_bulk_delete=True, **common)
+        return obstore.store.S3Store(
+            self._bucket,
+            region=region,
+            virtual_hosted_style_request=False,
+            credential_provider=find_provider(),
+            disable_bulk_delete=True,  # every S3-compatible server understands plain DELETE
+            **common,
+        )
 
     async def _put(self, key: str, body: bytes, create_only: bool, durable: bool) -> None:
-        if (other := self._after_fork()) is not None:
-            return await other._put(key, body, create_only, durable)
         import obstore
 
         content_type = _TYPES.get(os.path.splitext(key)[1], "application/octet-stream")
@@ -198,12 +188,10 @@ class RemoteStore(ObjectStore):
         await self._mapped(key, put)
 
     async def _get(self, key: str, max_bytes: int | None) -> bytes:
-        if (other := self._after_fork()) is not None:
-            return await other._get(key, max_bytes)
         import obstore
 
         async def read() -> bytes:
-            # Two limits, because the size is known only after the first answer: a silent server must not get a large body's time.
+            # Two limits, because the size is known only after the first reply: a silent server must not get a large body's time.
             async with asyncio.timeout(self.retry.attempt_limit_s(0)):
                 result = await obstore.get_async(self._store(), self._prefix + key)
             check_size(key, self.url, result.meta["size"], max_bytes)
@@ -213,40 +201,29 @@ class RemoteStore(ObjectStore):
         return await self._mapped(key, read())
 
     async def _head(self, key: str) -> ObjectInfo:
-        if (other := self._after_fork()) is not None:
-            return await other._head(key)
         import obstore
 
         return self._info(await self._mapped(key, obstore.head_async(self._store(), self._prefix + key)))
 
     async def _list(self, prefix: str) -> list[ObjectInfo]:
-        if (other := self._after_fork()) is not None:
-            return await other._list(prefix)
         import obstore
 
-        full = self._prefix + prefix
-        folder = full.rpartition("/")[0]  # obstore matches whole path parts only
+        folder = (self._prefix + prefix).rpartition("/")[0]  # obstore matches path parts only
         stream = obstore.list(self._store(), prefix=folder or None, chunk_size=1000)
         found = [self._info(meta) for meta in await self._mapped(prefix, stream.collect_async())]
         return sorted((info for info in found if info.key.startswith(prefix)), key=lambda info: info.key)
 
     async def _delete(self, key: str) -> None:
-        if (other := self._after_fork()) is not None:
-            return await other._delete(key)
         import obstore
 
         try:
             await self._mapped(key, obstore.delete_async(self._store(), self._prefix + key))
         except ObjectNotFoundError:
-            return  # a store that answers 404 here instead of S3's 204
+            return  # of a store that answers 404 instead of S3's 204
 
     def _info(self, meta: Any) -> ObjectInfo:
-        return ObjectInfo(
-            key=meta["path"][len(self._prefix) :],
-            size=meta["size"],
-            last_modified=meta["last_modified"],
-            etag=meta["e_tag"],
-        )
+        key, changed = meta["path"][len(self._prefix) :], meta["last_modified"]
+        return ObjectInfo(key=key, size=meta["size"], last_modified=changed, etag=meta["e_tag"])
 
     async def _mapped(self, key: str, call: Awaitable[T]) -> T:
         from obstore import exceptions
@@ -265,10 +242,10 @@ class RemoteStore(ObjectStore):
         status_match, code_match = _STATUS.search(text), _CODE.search(text)
         status = int(status_match[1]) if status_match else None
         code = code_match[1] if code_match else None
-        where = f"{key!r} in {self.url}"
+        where, about = f"{key!r} in {self.url}", {"key": key, "code": code}
         if code == "NoSuchBucket":
             text = f"{self.url} does not exist: create the bucket or correct its name"
-            return StoreError(text, key=key, code=code, permanent=True)
+            return StoreError(text, permanent=True, **about)
         if code in CREDENTIAL_CODES:
             self._opened = None  # the next try asks for fresh credentials
             text = f"{where}: the AWS credentials have expired, or this machine's clock is wrong ({code})"
@@ -277,29 +254,29 @@ class RemoteStore(ObjectStore):
             return TransientStoreError(f"{where}: another write is under way", key=key)
         if isinstance(e, FileNotFoundError):
             return ObjectNotFoundError(f"no object {where}", key=key)
-        if isinstance(e, exceptions.AlreadyExistsError | exceptions.PreconditionError):
+        if isinstance(e, (exceptions.AlreadyExistsError, exceptions.PreconditionError)):
             return ObjectExistsError(f"{where} exists", key=key)
-        if isinstance(e, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
-            return StorePermissionError(f"no access to {where}: {code or text}", key=key, code=code)
+        if isinstance(e, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)):
+            return StorePermissionError(f"no access to {where}: {code or text}", **about)
         if "incorrectly configured region" in text or code in ("PermanentRedirect", "AuthorizationHeaderMalformed"):
             text = f"{self.url} is in another region; set AWS_REGION to the bucket's region"
-            return StoreError(text, key=key, code=code or "PermanentRedirect", permanent=True)
+            return StoreError(text, permanent=True, key=key, code=code or "PermanentRedirect")
         bad_name = "invalid list response" in text  # the XML of a listing cannot hold one of its keys
-        if bad_name or isinstance(e, ValueError | exceptions.InvalidPathError | exceptions.NotSupportedError):
+        if bad_name or isinstance(e, (ValueError, exceptions.InvalidPathError, exceptions.NotSupportedError)):
             return ConfigError(f"{where}: {text}", key=key)
         if isinstance(e, exceptions.UnknownConfigurationKeyError):
             return ConfigError(f"{self.url}: {text}", key=key)
-        # 501: the store knows no conditional writes, which it will not learn
+        # 501: the store has no conditional writes
         lasts = status is not None and (400 <= status < 500 or status == 501)
         if lasts and status not in STATUSES and code not in CODES:
-            return StoreError(f"{where}: {text}", key=key, code=code, permanent=True)
+            return StoreError(f"{where}: {text}", permanent=True, **about)
         return TransientStoreError(f"{where}: {text}", ambiguous=status is None or status >= 500, key=key)
 
 
 @functools.cache
 def _settle_at_exit() -> None:
-    # A result is handed over by a thread of obstore's own, which needs the interpreter a moment longer than the caller that it
-    # wakes. A program that ends right then would abort. Source: PyO3/pyo3-async-runtimes, issue 40.
+    # A thread of obstore hands a result over, and needs the interpreter a moment longer than the caller that it wakes. A program
+    # that ends right then would abort. Source: PyO3/pyo3-async-runtimes, issue 40.
     atexit.register(time.sleep, 0.05)
 
 

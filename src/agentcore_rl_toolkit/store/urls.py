@@ -18,10 +18,7 @@ _REMOTE = ("s3", "gs", "az")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreURL:
-    """A store URL taken apart.
-
-    ``prefix`` is empty or ends in ``/``; for files ``bucket`` is empty and ``prefix`` is the directory.
-    """
+    """The parts of a store URL. ``prefix`` is empty or ends in ``/``; for files it is the directory, and ``bucket`` is empty."""
 
     scheme: str
     bucket: str
@@ -64,11 +61,12 @@ def parse_url(url_or_bucket: str) -> StoreURL:
     return StoreURL(scheme=scheme, bucket=bucket, prefix="/".join(parts) + "/" if parts else "")
 
 
-def open_store(url_or_bucket: str, *, default_region: str | None = None) -> ObjectStore:
-    """Open the store a URL or plain bucket name stands for; nothing is contacted before its first operation.
+def open_store(url_or_bucket: str, *, region: str | None = None, default_region: str | None = None) -> ObjectStore:
+    """Open the store of a URL or plain bucket name; nothing is contacted before its first operation.
 
     Args:
-        default_region: of S3, where neither the environment nor the AWS configuration has one.
+        region: of an S3 bucket, if it is known.
+        default_region: of S3, if neither the environment nor the AWS configuration has one.
     Raises: ConfigError on a URL that cannot be read.
     """
     url = parse_url(url_or_bucket)
@@ -80,11 +78,12 @@ def open_store(url_or_bucket: str, *, default_region: str | None = None) -> Obje
         return MemoryStore(str(url), url.bucket, url.prefix)
     from .remote import RemoteStore
 
-    return RemoteStore(str(url), scheme=url.scheme, bucket=url.bucket, prefix=url.prefix, default_region=default_region)
+    place = {"scheme": url.scheme, "bucket": url.bucket, "prefix": url.prefix}
+    return RemoteStore(str(url), **place, region=region, default_region=default_region)
 
 
 def url_matches(url_or_bucket: str, patterns: Iterable[str]) -> bool:
-    """Whether a store lies within one of the patterns.
+    """Return True if a store is within one of the patterns.
 
     A pattern is a bucket name or store URL and covers everything below it (``s3://b/team`` covers ``s3://b/team/run`` but not
     ``s3://b/teams``); ``*`` stands for any characters inside one bucket name or path.

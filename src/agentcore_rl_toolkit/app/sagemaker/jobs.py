@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -60,7 +59,6 @@ class Jobs:
             result_key=job.key,
             payload=None,
             secrets=find_secrets(config),
-            started_s=time.time(),
         )
         rewards = JobRewards(
             job, runtime, failures=settings.sagemaker_failures, turn_rewards=settings.sagemaker_turn_rewards

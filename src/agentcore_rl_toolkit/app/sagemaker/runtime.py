@@ -21,7 +21,8 @@ from ..._installation import missing_extra
 from ...contract import Cause, Outcome, extract_reward, parse_record, record_cause, record_outcome
 from ...errors import ContractError, StoreError
 from ...store import ObjectStore, RetryPolicy, jitter
-from ...store.retry import TransientStoreError
+from ...store.base import TransientStoreError
+from ...store.remote import find_session
 from ..settings import Failures
 from .job import JobRollout
 
@@ -50,12 +51,12 @@ class JobCallError(Exception):
 
 @functools.lru_cache(maxsize=8)
 def _client(region: str, endpoint: str | None) -> Any:
-    import boto3
     from botocore.config import Config
 
     config = Config(retries={"total_max_attempts": 1}, connect_timeout=10, read_timeout=READ_S, max_pool_connections=64)
     try:
-        return boto3.Session().client("sagemakerjobruntime", region_name=region, endpoint_url=endpoint, config=config)
+        made = {"region_name": region, "endpoint_url": endpoint, "config": config}
+        return find_session().client("sagemakerjobruntime", **made)
     except UnknownServiceError as e:
         raise missing_extra("this boto3 knows no multi-turn RL jobs", "sagemaker") from e
 
