@@ -1,10 +1,10 @@
-"""The table of AWS clients' errors. It tells if a request was refused or carried out, and if a retry may help.
+"""The table of AWS clients' errors: was a request refused or carried out, and may a retry help.
 
 Every exception of botocore, urllib3, `ssl` or `socket` has one of four fates:
 
     refused     the service answered "not now" (throttling, a quota, a conflict): nothing runs, and the caller slows down
     transient   nothing runs, and the cause passes: no connection, expired credentials, a clock that is off
-    uncertain   the request may have been executed: it was sent, and no usable answer came back
+    uncertain   the request may have been executed: it was sent, and no usable reply came back
     final       another request would fail in the same way
 
 Classes and codes decide, never the words of a message. Classes are recognized by name, because agents must not load botocore.
@@ -42,7 +42,7 @@ class Fault:
 
     Attributes:
         code: the service's name of the error, or the class of the client library.
-        status: the HTTP status of the answer, if one came.
+        status: the HTTP status of the reply, if one came.
         credentials: fresh credentials (or a clock that is right) may help.
     """
 
@@ -53,94 +53,71 @@ class Fault:
 
 
 CREDENTIAL_CODES = frozenset(
-    {
-        *("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"),
-        *("RequestTimeTooSkewed", "RequestInTheFuture"),
-    }
+    "ExpiredToken ExpiredTokenException RequestExpired TokenRefreshRequired RequestTimeTooSkewed RequestInTheFuture".split()
 )
 # Codes of a wrong signature. If the clock is off, they are about the clock.
 SIGNATURE_CODES = frozenset({"InvalidSignatureException", "SignatureDoesNotMatch", "AuthFailure"})
 
-CODES: dict[str, Fate] = {
-    **dict.fromkeys(
-        (
-            *(
-                "Throttling",
-                "ThrottlingException",
-                "ThrottledException",
-                "RequestThrottled",
-                "RequestThrottledException",
-            ),
-            *("TooManyRequests", "TooManyRequestsException", "RequestLimitExceeded", "BandwidthLimitExceeded"),
-            *("ProvisionedThroughputExceededException", "TransactionInProgressException", "EC2ThrottledException"),
-            *("PriorRequestNotComplete", "SlowDown", "LimitExceededException", "ServiceQuotaExceededException"),
-            "RetryableConflictException",
-        ),
-        Fate.REFUSED,
-    ),
-    **dict.fromkeys(CREDENTIAL_CODES, Fate.TRANSIENT),
-    **dict.fromkeys(("RequestTimeout", "RequestTimeoutException"), Fate.TRANSIENT),  # the service did not get all of it
-    **dict.fromkeys(
-        (
-            *("InternalServerException", "InternalServerError", "InternalFailure", "InternalError", "ServiceException"),
-            *("ServiceUnavailable", "ServiceUnavailableException"),
-        ),
-        Fate.UNCERTAIN,
-    ),
-}
-STATUSES: dict[int, Fate] = {
+
+def _by_name(names: dict[Fate, str]) -> dict[str, Fate]:
+    return {name: fate for fate, listed in names.items() for name in listed.split()}
+
+
+CODES = _by_name(
+    {
+        Fate.REFUSED: """Throttling ThrottlingException ThrottledException RequestThrottled RequestThrottledException
+            TooManyRequests TooManyRequestsException RequestLimitExceeded BandwidthLimitExceeded
+            ProvisionedThroughputExceededException TransactionInProgressException EC2ThrottledException
+            PriorRequestNotComplete SlowDown LimitExceededException ServiceQuotaExceededException
+            RetryableConflictException""",
+        # the last two: the service did not get the whole request
+        Fate.TRANSIENT: " ".join(CREDENTIAL_CODES) + " RequestTimeout RequestTimeoutException",
+        Fate.UNCERTAIN: """InternalServerException InternalServerError InternalFailure InternalError ServiceException
+            ServiceUnavailable ServiceUnavailableException""",
+    }
+)
+STATUSES = {
     402: Fate.REFUSED,
     408: Fate.TRANSIENT,
     409: Fate.REFUSED,
     425: Fate.REFUSED,
     429: Fate.REFUSED,
 }
-# (top-level module, class). The nearest class of an exception that is here decides.
-CLASSES: dict[tuple[str, str], Fate] = {
-    ("botocore", "ConnectTimeoutError"): Fate.TRANSIENT,
-    ("botocore", "EndpointConnectionError"): Fate.TRANSIENT,
-    ("botocore", "ProxyConnectionError"): Fate.TRANSIENT,
-    ("botocore", "HTTPClientError"): Fate.UNCERTAIN,  # timeouts of reading, connections that were closed
-    ("botocore", "ResponseStreamingError"): Fate.UNCERTAIN,
-    ("botocore", "IncompleteReadError"): Fate.UNCERTAIN,
-    ("botocore", "NoCredentialsError"): Fate.FINAL,
-    ("botocore", "PartialCredentialsError"): Fate.FINAL,
-    ("botocore", "CredentialRetrievalError"): Fate.TRANSIENT,
-    ("botocore", "MetadataRetrievalError"): Fate.TRANSIENT,
-    ("botocore", "SSOError"): Fate.TRANSIENT,  # `aws sso login` renews an expired session
-    ("botocore", "TokenRetrievalError"): Fate.TRANSIENT,
-    ("urllib3", "NewConnectionError"): Fate.TRANSIENT,
-    ("urllib3", "ConnectTimeoutError"): Fate.TRANSIENT,
-    ("urllib3", "ProxyError"): Fate.TRANSIENT,
-    ("urllib3", "LocationValueError"): Fate.FINAL,
-    ("urllib3", "HTTPError"): Fate.UNCERTAIN,
-    ("socket", "gaierror"): Fate.TRANSIENT,
-    ("builtins", "ConnectionRefusedError"): Fate.TRANSIENT,
-    ("builtins", "ConnectionError"): Fate.UNCERTAIN,
-    ("builtins", "TimeoutError"): Fate.UNCERTAIN,
-}
+# Classes, each after its top-level module. The nearest class of an exception that is in the table decides.
+CLASSES = _by_name(
+    {
+        # SSOError: `aws sso login` renews an expired session
+        Fate.TRANSIENT: """botocore.ConnectTimeoutError botocore.EndpointConnectionError botocore.ProxyConnectionError
+            botocore.CredentialRetrievalError botocore.MetadataRetrievalError botocore.SSOError
+            botocore.TokenRetrievalError urllib3.NewConnectionError urllib3.ConnectTimeoutError urllib3.ProxyError
+            socket.gaierror builtins.ConnectionRefusedError""",
+        # HTTPClientError: timeouts of reading, connections that were closed
+        Fate.UNCERTAIN: """botocore.HTTPClientError botocore.ResponseStreamingError botocore.IncompleteReadError
+            urllib3.HTTPError builtins.ConnectionError builtins.TimeoutError""",
+        Fate.FINAL: "botocore.NoCredentialsError botocore.PartialCredentialsError urllib3.LocationValueError",
+    }
+)
 _CREDENTIAL_CLASSES = frozenset(
-    {"CredentialRetrievalError", "MetadataRetrievalError", "SSOError", "TokenRetrievalError"}
+    "botocore.CredentialRetrievalError botocore.MetadataRetrievalError botocore.SSOError botocore.TokenRetrievalError".split()
 )
 
 
 def look_up(error: BaseException) -> Fault | None:
     """Find the entry of an exception; None for one that no AWS client raises."""
     response = getattr(error, "response", None)
-    names = [(cls.__module__.partition(".")[0], cls.__name__) for cls in type(error).__mro__]
-    if ("botocore", "ClientError") in names and isinstance(response, Mapping):
+    names = [f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(error).__mro__]
+    code = type(error).__name__
+    if "botocore.ClientError" in names and isinstance(response, Mapping):
         return _answered(response)
-    if isinstance(error, ssl.SSLError) or ("botocore", "SSLError") in names or ("urllib3", "SSLError") in names:
-        return Fault(fate=Fate.TRANSIENT if _in_handshake(error) else Fate.UNCERTAIN, code=type(error).__name__)
+    if isinstance(error, ssl.SSLError) or "botocore.SSLError" in names or "urllib3.SSLError" in names:
+        return Fault(fate=Fate.TRANSIENT if _in_handshake(error) else Fate.UNCERTAIN, code=code)
     if isinstance(error, socket.gaierror):
-        names.insert(0, ("socket", "gaierror"))  # its module is called otherwise
+        names.insert(0, "socket.gaierror")  # its module has another name
     for name in names:
         if name in CLASSES:
-            renew = name[1] in _CREDENTIAL_CLASSES
-            return Fault(fate=CLASSES[name], code=type(error).__name__, credentials=renew)
-    if any(module in ("botocore", "urllib3", "boto3") for module, _ in names):
-        return Fault(fate=Fate.FINAL, code=type(error).__name__)
-    return None
+            return Fault(fate=CLASSES[name], code=code, credentials=name in _CREDENTIAL_CLASSES)
+    known = any(name.startswith(("botocore.", "urllib3.", "boto3.")) for name in names)
+    return Fault(fate=Fate.FINAL, code=code) if known else None
 
 
 def _answered(response: Mapping[str, Any]) -> Fault:
@@ -165,7 +142,7 @@ def _skew_s(headers: Mapping[str, str]) -> float:
 
 
 def _in_handshake(error: BaseException) -> bool:
-    """Return True if TLS failed before it was set up. Libraries raise the same classes before and after a request was sent."""
+    """Return True if TLS failed before a request was sent. Libraries raise the same classes afterwards."""
     for one in chained(error):
         if isinstance(one, ssl.SSLCertVerificationError):
             return True

@@ -41,7 +41,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-# What the policy may fail at: the words that stand in records and counts, and what each means.
+# The policy's failures: the words in records and counts, and the meaning of each.
 POLICY_FAILURES = {
     "tokens": "the policy ran out of tokens: its answer was cut at the length limit",
     "turns": "the policy ran out of turns",
@@ -52,7 +52,7 @@ POLICY_FAILURES = {
 }
 OTHER_FAILURE = "other"
 
-# How frameworks and providers call an end of generation that was no end of the work.
+# The stop reasons of frameworks and providers for an end of generation before the end of the work.
 _STOP_REASONS = {
     "length": "tokens",  # OpenAI, vLLM, SGLang
     "max_tokens": "tokens",  # Anthropic, Bedrock, Strands
@@ -67,8 +67,9 @@ _STOP_REASONS = {
 class AgentCoreRLError(Exception):
     """Base of every error raised by this package.
 
-    ``session_id``, ``input_id`` and ``key`` (of the object in the store) are set where they are known, else None. So is ``code``,
-    the name that a service gave its error (``AccessDeniedException``); the client library's exception is then the ``__cause__``.
+    Attributes:
+        session_id, input_id, key: of the rollout and its object in the store, if they are known.
+        code: a service's name of the error (``AccessDeniedException``). The client library's exception is the ``__cause__``.
     """
 
     session_id: str | None = None
@@ -77,7 +78,6 @@ class AgentCoreRLError(Exception):
     code: str | None = None
 
     def __init__(self, message: str = "", **fields: Any) -> None:
-        """``fields`` are attributes that the class has."""
         super().__init__(message)
         self.message = message
         for name, value in fields.items():
@@ -135,29 +135,20 @@ class StorePermissionError(StoreError, PermissionError):
 
 
 class PolicyFailure(AgentCoreRLError):  # noqa: N818  (the policy's failure is a result of the rollout, not an error of a program)
-    """Raised by an agent when the policy failed, not its code: the rollout scores what the agent declares for that.
+    """Raised by an agent when the policy failed, not its code. The rollout gets the reward that the agent declares for that.
 
     ``reason`` is a key of `POLICY_FAILURES` (tokens, turns, context, calls, answer), or any text, which counts as "other".
 
-    Example:
-
-        for _ in range(TURNS):
-            ...
-        else:
-            raise PolicyFailure("turns")
+    Example: ``raise PolicyFailure("turns")``
     """
 
     def __init__(self, reason: str = OTHER_FAILURE, message: str = "", **ids: Any) -> None:
-        known = reason in POLICY_FAILURES
-        super().__init__(message or (POLICY_FAILURES[reason] if known else str(reason)), **ids)
-        self.reason = reason if known else OTHER_FAILURE
+        super().__init__(message or POLICY_FAILURES.get(reason, str(reason)), **ids)
+        self.reason = reason if reason in POLICY_FAILURES else OTHER_FAILURE
 
     @staticmethod
     def check_stop(stop_reason: str | None) -> None:
-        """Pass unless this finish or stop reason of a model or framework says that the policy was cut short.
-
-        Raises: PolicyFailure.
-        """
+        """Raises: PolicyFailure if this stop reason of a model or framework means that the policy was cut short."""
         failure = _STOP_REASONS.get(stop_reason or "")
         if failure is not None:
             raise PolicyFailure(failure, f"{POLICY_FAILURES[failure]} (stop reason {stop_reason!r})")
@@ -166,7 +157,9 @@ class PolicyFailure(AgentCoreRLError):  # noqa: N818  (the policy's failure is a
 class RolloutError(AgentCoreRLError):
     """A rollout ended in something other than `ok`.
 
-    ``outcome`` is the value of `contract.Outcome`, ``cause`` that of `contract.Cause`; None where it did not fail.
+    Attributes:
+        outcome: the value of `contract.Outcome`.
+        cause: that of `contract.Cause`; None if it did not fail.
     """
 
     outcome = "lost"
@@ -176,7 +169,7 @@ class RolloutError(AgentCoreRLError):
 class AgentError(RolloutError):
     """The agent raised. ``error_type``, ``agent_traceback`` and ``cause`` come from its record.
 
-    ``failure`` is what the policy failed at where it is the cause (a key of `POLICY_FAILURES`), else None.
+    ``failure`` is a key of `POLICY_FAILURES` if the policy is the cause.
     """
 
     outcome = "agent_error"
@@ -187,9 +180,9 @@ class AgentError(RolloutError):
 
 
 class RolloutLostError(RolloutError):
-    """The session ended, or stopped giving signs of life, without writing a record; or the infrastructure made its agent raise.
+    """The session ended, or stopped giving signs of life, without a record; or the infrastructure made its agent raise.
 
-    ``error_type`` and ``agent_traceback`` come from the agent's record, where it left one.
+    ``error_type`` and ``agent_traceback`` come from the agent's record, if it left one.
     """
 
     outcome = "lost"

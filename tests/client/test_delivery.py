@@ -15,7 +15,7 @@ from agentcore_rl_toolkit.errors import RolloutLostError
 from scripted_runtime import ScriptedRuntime
 
 MakeClient = Callable[..., RolloutClient]
-QUICK = Deadlines(confirm_error_s=0.5)
+QUICK = Deadlines(confirm_s=0.5)
 
 
 def script(**what: Any) -> dict[str, Any]:

@@ -288,13 +288,6 @@ class RolloutClient:
         """`run_batch` to the end; items in the order of the payloads."""
         return sorted(self.run_batch(payloads, max_concurrent_sessions, **options), key=lambda item: item.index or 0)
 
-    async def map_async(
-        self, payloads: Iterable[Mapping[str, Any]], max_concurrent_sessions: int | None = None, **options: Any
-    ) -> list[BatchItem]:
-        """Async `map`."""
-        items = [item async for item in self.run_batch_async(payloads, max_concurrent_sessions, **options)]
-        return sorted(items, key=lambda item: item.index or 0)
-
     # ---- stored records
 
     def replay_async(self, reward: Reward | None = None, *, input_id: IdValue | None = None) -> AsyncIterator[Replayed]:

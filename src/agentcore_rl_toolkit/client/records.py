@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,7 +36,6 @@ from ..errors import (
 )
 from ..proof import Proof, check
 from ..store import ObjectStore
-from .pacing import backoff_s
 
 READS_AT_ONCE = 64
 REPLAY_READ_S = 120.0
@@ -161,14 +159,14 @@ class RecordReader:
         Raises: InvalidResultError for a record above the limit; RolloutTimeoutError; StoreError and ConfigError when another try
             would not help.
         """
-        failures = 0
         async with self._gate:
-            deadline_s = time.monotonic() + within_s
-            while True:
+            for timeout_s in (
+                within_s,
+                0.0,
+            ):  # one more try, because the process may have been stopped during the first
                 self.requests += 1
-                left_s = max(0.0, deadline_s - time.monotonic())
                 try:
-                    body = await self._store.get_async(key, max_bytes=self._max_bytes, timeout_s=left_s)
+                    body = await self._store.get_async(key, max_bytes=self._max_bytes, timeout_s=timeout_s)
                     return judge(body, key, expected)
                 except ObjectNotFoundError:
                     return None
@@ -181,13 +179,9 @@ class RecordReader:
                 except StoreError as e:
                     if e.permanent:
                         raise
-                    failures += 1
-                    pause_s = backoff_s(failures, cap_s=5.0)
-                    # The process may have been stopped during the first try.
-                    if failures > 1 and time.monotonic() + pause_s >= deadline_s:
-                        text = f"the record could not be read within {within_s:g} s: {e}"
-                        raise RolloutTimeoutError(text, stage="result", key=key) from e
-                    await asyncio.sleep(pause_s)
+                    error = e
+            text = f"the record could not be read within {within_s:g} s: {error}"
+            raise RolloutTimeoutError(text, stage="result", key=key) from error
 
 
 @dataclass(frozen=True, kw_only=True)

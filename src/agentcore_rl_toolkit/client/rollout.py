@@ -11,9 +11,9 @@ A rollout is one task on its client's loop. Each of its stages has a deadline:
 Before a deadline ends a rollout, there is one last look: a reply or a record that came while this process was stopped is in time.
 
 An invoke is sent again at once only when nothing runs because of it (`Fate.REFUSED`, `Fate.TRANSIENT`). If its fate is
-uncertain, the rollout looks for the session's heartbeat or record for `confirm_s` (`confirm_error_s` after a 500 or 503). If
-there is neither, it sends the invoke again after a 500 or 503 if a second delivery does no harm (`Dispatcher.runs_once`), and
-otherwise gives the session up. A retry has a new session id.
+uncertain, the rollout looks for the session's heartbeat or record for `confirm_s`. If there is neither, it sends the invoke again
+after a 500 or 503 if a second delivery does no harm (`Dispatcher.runs_once`), and otherwise gives the session up. A retry has a
+new session id.
 
 Every rollout ends in exactly one `Verdict`, and every session that may exist is stopped.
 """
@@ -79,6 +79,7 @@ logger = logging.getLogger("agentcore_rl_toolkit.client")
 Subscriber = Callable[[str, Mapping[str, Any]], None]
 COUNTS = {"intent": "submitted", "refused": "refused", "server_error": "server_errors", "retried": "retried"}
 LAST_TURNS_S = 30.0  # model calls in this time before the deadline of the run show that the agent is in a loop
+CONFIRM_ERROR_S = 5.0  # looking for a session after a 500 or 503
 STOPS_AT_ONCE = 64  # at the default pace, stops of two seconds each keep up with it
 ERRORS = {kind.outcome: kind for kind in RolloutError.__subclasses__()}
 
@@ -449,7 +450,7 @@ class Rollout:
         return bool(self.errors) and self.errors[-1].server_error
 
     def _confirm_s(self) -> float:
-        return self.deadlines.confirm_error_s if self._server_error() else self.deadlines.confirm_s
+        return min(self.deadlines.confirm_s, CONFIRM_ERROR_S if self._server_error() else math.inf)
 
     def _expected_proof(self) -> Expected:
         own, required = self.shared.proof_key(self.ledger), self.shared.watch.require_proof

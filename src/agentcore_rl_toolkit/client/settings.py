@@ -84,8 +84,8 @@ class Deadlines:
         throttle_s: how long refusals (429, 402) of one rollout are waited out: the refused invokes and the pauses after them. The
             queue counts only while the runtime accepts no rollout of this client.
         start_s: one invoke request, cold start included.
-        confirm_s: after an invoke whose reply was lost, how long to look for signs that the agent runs.
-        confirm_error_s: the same after a reply of 500 or 503.
+        confirm_s: after an invoke whose reply was lost, how long to look for signs that the agent runs; after a reply of 500 or
+            503 at most 5 s.
         run_s: from the accepted invoke to the record. The default is the service's own limit on a session, plus a little.
         result_s: reading a record that is known to exist.
         stop_s: stopping a session, retries included. `RolloutClient.close` gives up when no session was stopped for so long.
@@ -95,7 +95,6 @@ class Deadlines:
     throttle_s: float | None = 600.0
     start_s: float = 300.0
     confirm_s: float = 60.0
-    confirm_error_s: float = 5.0
     run_s: float | None = AGENTCORE_MAX_LIFETIME_S + 120.0
     result_s: float = 120.0
     stop_s: float = 60.0

@@ -65,151 +65,96 @@ class Place:
 
 
 def execution_trust(place: Place) -> Policy:
-    """Trust of the execution role: AgentCore may take it, for agents of this account and region."""
-    return _document(
-        {
-            "Sid": "AgentCoreRunsTheAgent",
-            "Effect": "Allow",
-            "Principal": {"Service": SERVICE},
-            "Action": "sts:AssumeRole",
-            "Condition": {
-                "StringEquals": {"aws:SourceAccount": place.account},
-                "ArnLike": {"aws:SourceArn": place.arn("bedrock-agentcore", "*")},
-            },
-        }
-    )
+    """Trust of the execution role: AgentCore may assume it, for agents of this account and region."""
+    condition = {
+        "StringEquals": {"aws:SourceAccount": place.account},
+        "ArnLike": {"aws:SourceArn": place.arn("bedrock-agentcore", "*")},
+    }
+    statement = {"Sid": "AgentCoreRunsTheAgent", "Effect": "Allow", "Principal": {"Service": SERVICE}}
+    return _document({**statement, "Action": "sts:AssumeRole", "Condition": condition})
 
 
 def execution(place: Place) -> Policy:
     """Rights of the agent's sessions: pull the image, log, trace, write records."""
+    streams = place.arn("logs", f"{LOGS}:log-stream:*")
+    tracing = "PutTraceSegments PutTelemetryRecords GetSamplingRules GetSamplingTargets"
+    metrics = {"StringEquals": {"cloudwatch:namespace": NAMESPACE}}
     statements = [
-        _allow("CreateLogs", ["logs:CreateLogGroup", "logs:DescribeLogStreams"], place.arn("logs", LOGS)),
-        _allow("FindLogs", ["logs:DescribeLogGroups"], place.arn("logs", "log-group:*")),
-        _allow("WriteLogs", ["logs:CreateLogStream", "logs:PutLogEvents"], place.arn("logs", f"{LOGS}:log-stream:*")),
-        _allow(
-            "Traces",
-            ["xray:GetSamplingRules", "xray:GetSamplingTargets", "xray:PutTelemetryRecords", "xray:PutTraceSegments"],
-            "*",
-        ),
-        {
-            **_allow("Metrics", ["cloudwatch:PutMetricData"], "*"),
-            "Condition": {"StringEquals": {"cloudwatch:namespace": NAMESPACE}},
-        },
+        _allow("CreateLogs", "logs", "CreateLogGroup DescribeLogStreams", place.arn("logs", LOGS)),
+        _allow("FindLogs", "logs", "DescribeLogGroups", place.arn("logs", "log-group:*")),
+        _allow("WriteLogs", "logs", "CreateLogStream PutLogEvents", streams),
+        _allow("Traces", "xray", tracing, "*"),
+        _allow("Metrics", "cloudwatch", "PutMetricData", "*", metrics),
     ]
     if place.repository is not None:
         image = place.arn("ecr", f"repository/{place.repository}")
-        statements += [
-            _allow("PullImage", ["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"], image),
-            _allow("LogInToRegistry", ["ecr:GetAuthorizationToken"], "*"),
-        ]
+        statements.append(_allow("PullImage", "ecr", "BatchGetImage GetDownloadUrlForLayer", image))
+        statements.append(_allow("LogInToRegistry", "ecr", "GetAuthorizationToken", "*"))
     if place.bucket is not None:
-        statements.append(_allow("Records", ["s3:DeleteObject", "s3:GetObject", "s3:PutObject"], place.objects))
+        statements.append(_allow("Records", "s3", "DeleteObject GetObject PutObject", place.objects))
     if place.jobs:
-        calls = ("Sample", "SampleWithResponseStream", "CompleteRollout", "UpdateReward")
-        statements.append(_allow("Jobs", [f"sagemaker:{call}" for call in calls], place.arn("sagemaker", "job/*")))
+        calls = "Sample SampleWithResponseStream CompleteRollout UpdateReward"
+        statements.append(_allow("Jobs", "sagemaker", calls, place.arn("sagemaker", "job/*")))
     return _document(*statements)
 
 
 def trainer(place: Place) -> Policy:
     """Rights of a trainer's client: start and stop sessions, read records."""
     statements = [
-        _allow(
-            "Rollouts", ["bedrock-agentcore:InvokeAgentRuntime", "bedrock-agentcore:StopRuntimeSession"], place.runtimes
-        ),
-        _allow("Quotas", ["servicequotas:ListServiceQuotas"], "*"),
+        _allow("Rollouts", "bedrock-agentcore", "InvokeAgentRuntime StopRuntimeSession", place.runtimes),
+        _allow("Quotas", "servicequotas", "ListServiceQuotas", "*"),
     ]
     if place.bucket is not None:
-        listing = _allow("ListRecords", ["s3:ListBucket"], f"arn:{place.partition}:s3:::{place.bucket}")
-        if place.prefix:
-            listing["Condition"] = {"StringLike": {"s3:prefix": f"{place.prefix}*"}}
+        below = {"StringLike": {"s3:prefix": f"{place.prefix}*"}} if place.prefix else None
         statements += [
-            _allow("ReadRecords", ["s3:GetObject"], place.objects),
-            listing,
+            _allow("ReadRecords", "s3", "GetObject", place.objects),
+            _allow("ListRecords", "s3", "ListBucket", f"arn:{place.partition}:s3:::{place.bucket}", below),
             # heartbeats of sessions that left no record, `cleanup` of an experiment, and the doctor's own object
-            _allow("KeepAndRemoveRecords", ["s3:DeleteObject", "s3:PutObject"], place.objects),
+            _allow("KeepAndRemoveRecords", "s3", "DeleteObject PutObject", place.objects),
         ]
     return _document(*statements)
 
 
 def doctor(place: Place) -> Policy:
     """Rights of `agentcore-rl doctor --aws` beyond a trainer's."""
-    return _document(_allow("Agent", ["bedrock-agentcore:GetAgentRuntime"], place.runtimes))
+    return _document(_allow("Agent", "bedrock-agentcore", "GetAgentRuntime", place.runtimes))
 
 
 def deployer(place: Place, *, role: str) -> Policy:
     """Rights of the user of `agentcore-rl deploy`. ``role``: ARN of the execution role."""
-    runtime = "bedrock-agentcore:"
+    control = "bedrock-agentcore"
+    runtimes = """CreateAgentRuntime DeleteAgentRuntime GetAgentRuntime UpdateAgentRuntime
+        CreateAgentRuntimeEndpoint DeleteAgentRuntimeEndpoint GetAgentRuntimeEndpoint UpdateAgentRuntimeEndpoint
+        ListAgentRuntimeEndpoints ListTagsForResource TagResource"""
+    identities = place.arn(control, "workload-identity-directory/*")
+    roles = """CreateRole DeleteRole DeleteRolePolicy GetRole GetRolePolicy PutRolePolicy TagRole
+        UpdateAssumeRolePolicy"""
+    linked = [place.arn("iam", f"role/aws-service-role/{on}/{name}", region="") for on, name in LINKED_ROLES.items()]
+    to_agentcore = {"StringEquals": {"iam:PassedToService": SERVICE}}
+    for_agentcore = {"StringEquals": {"iam:AWSServiceName": list(LINKED_ROLES)}}
     statements = [
-        _allow(
-            "Runtimes",
-            [
-                *(f"{runtime}{verb}AgentRuntime" for verb in ("Create", "Delete", "Get", "Update")),
-                *(f"{runtime}{verb}AgentRuntimeEndpoint" for verb in ("Create", "Delete", "Get", "Update")),
-                f"{runtime}ListAgentRuntimeEndpoints",
-                f"{runtime}ListTagsForResource",
-                f"{runtime}TagResource",
-            ],
-            place.arn("bedrock-agentcore", "runtime/*"),
-        ),
-        _allow("FindRuntimes", [f"{runtime}ListAgentRuntimes"], "*"),
-        _allow(
-            "Identity",
-            [f"{runtime}CreateWorkloadIdentity", f"{runtime}DeleteWorkloadIdentity"],
-            place.arn("bedrock-agentcore", "workload-identity-directory/*"),
-        ),
-        _allow("SmokeTest", [f"{runtime}InvokeAgentRuntime", f"{runtime}StopRuntimeSession"], place.runtimes),
-        _allow(
-            "ExecutionRole",
-            [
-                *("iam:CreateRole", "iam:DeleteRole", "iam:DeleteRolePolicy", "iam:GetRole", "iam:GetRolePolicy"),
-                *("iam:PutRolePolicy", "iam:TagRole", "iam:UpdateAssumeRolePolicy"),
-            ],
-            role,
-        ),
-        {
-            **_allow("GiveRoleToAgentCore", ["iam:PassRole"], role),
-            "Condition": {"StringEquals": {"iam:PassedToService": SERVICE}},
-        },
-        {
-            **_allow(
-                "AgentCoresOwnRoles",
-                ["iam:CreateServiceLinkedRole"],
-                [
-                    place.arn("iam", f"role/aws-service-role/{service}/{name}", region="")
-                    for service, name in LINKED_ROLES.items()
-                ],
-            ),
-            "Condition": {"StringEquals": {"iam:AWSServiceName": list(LINKED_ROLES)}},
-        },
+        _allow("Runtimes", control, runtimes, place.arn(control, "runtime/*")),
+        _allow("FindRuntimes", control, "ListAgentRuntimes", "*"),
+        _allow("Identity", control, "CreateWorkloadIdentity DeleteWorkloadIdentity", identities),
+        _allow("SmokeTest", control, "InvokeAgentRuntime StopRuntimeSession", place.runtimes),
+        _allow("ExecutionRole", "iam", roles, role),
+        _allow("GiveRoleToAgentCore", "iam", "PassRole", role, to_agentcore),
+        _allow("AgentCoresOwnRoles", "iam", "CreateServiceLinkedRole", linked, for_agentcore),
     ]
     if place.repository is not None:
-        actions = [
-            *(
-                "ecr:BatchCheckLayerAvailability",
-                "ecr:BatchGetImage",
-                "ecr:CompleteLayerUpload",
-                "ecr:CreateRepository",
-            ),
-            *("ecr:DeleteRepository", "ecr:DescribeImages", "ecr:DescribeRepositories", "ecr:GetDownloadUrlForLayer"),
-            *(
-                "ecr:InitiateLayerUpload",
-                "ecr:ListTagsForResource",
-                "ecr:PutImage",
-                "ecr:TagResource",
-                "ecr:UploadLayerPart",
-            ),
-        ]
-        statements += [
-            _allow("Repository", actions, place.arn("ecr", f"repository/{place.repository}")),
-            _allow("LogInToRegistry", ["ecr:GetAuthorizationToken"], "*"),
-        ]
+        images = """BatchCheckLayerAvailability BatchGetImage CompleteLayerUpload CreateRepository DeleteRepository
+            DescribeImages DescribeRepositories GetDownloadUrlForLayer InitiateLayerUpload ListTagsForResource PutImage
+            TagResource UploadLayerPart"""
+        statements.append(_allow("Repository", "ecr", images, place.arn("ecr", f"repository/{place.repository}")))
+        statements.append(_allow("LogInToRegistry", "ecr", "GetAuthorizationToken", "*"))
     if place.bucket is not None:
-        # AgentCore reads an archive with the rights of who makes the agent.
-        archives = f"arn:{place.partition}:s3:::{place.bucket}/{ARCHIVES}/{place.name}/*"
-        objects = ["s3:DeleteObject", "s3:GetObject", "s3:PutObject"]
-        statements += [_allow("Records", objects, place.objects), _allow("Archives", objects, archives)]
-        actions = ["s3:CreateBucket", "s3:ListBucket"]
-        statements.append(_allow("Bucket", actions, f"arn:{place.partition}:s3:::{place.bucket}"))
+        # AgentCore reads an archive with the rights of the user who makes the agent.
+        bucket, objects = f"arn:{place.partition}:s3:::{place.bucket}", "DeleteObject GetObject PutObject"
+        statements += [
+            _allow("Records", "s3", objects, place.objects),
+            _allow("Archives", "s3", objects, f"{bucket}/{ARCHIVES}/{place.name}/*"),
+            _allow("Bucket", "s3", "CreateBucket ListBucket", bucket),
+        ]
     return _document(*statements)
 
 
@@ -222,5 +167,8 @@ def _document(*statements: Policy) -> Policy:
     return {"Version": "2012-10-17", "Statement": list(statements)}
 
 
-def _allow(sid: str, actions: list[str], resources: str | list[str]) -> Policy:
-    return {"Sid": sid, "Effect": "Allow", "Action": actions, "Resource": resources}
+def _allow(sid: str, service: str, actions: str, resources: str | list[str], condition: Policy | None = None) -> Policy:
+    """A statement. ``actions`` are the names of the service's actions, separated by blanks."""
+    found = {"Sid": sid, "Effect": "Allow", "Action": [f"{service}:{action}" for action in actions.split()]}
+    found |= {"Resource": resources}
+    return found if condition is None else {**found, "Condition": condition}
