@@ -52,8 +52,12 @@ class Fault:
     credentials: bool = False
 
 
-CREDENTIAL_CODES = frozenset(
-    "ExpiredToken ExpiredTokenException RequestExpired TokenRefreshRequired RequestTimeTooSkewed RequestInTheFuture".split()
+def _names(listed: str) -> frozenset[str]:
+    return frozenset(listed.split())
+
+
+CREDENTIAL_CODES = _names(
+    "ExpiredToken ExpiredTokenException RequestExpired TokenRefreshRequired RequestTimeTooSkewed RequestInTheFuture"
 )
 # Codes of a wrong signature. If the clock is off, they are about the clock.
 SIGNATURE_CODES = frozenset({"InvalidSignatureException", "SignatureDoesNotMatch", "AuthFailure"})
@@ -97,8 +101,8 @@ CLASSES = _by_name(
         Fate.FINAL: "botocore.NoCredentialsError botocore.PartialCredentialsError urllib3.LocationValueError",
     }
 )
-_CREDENTIAL_CLASSES = frozenset(
-    "botocore.CredentialRetrievalError botocore.MetadataRetrievalError botocore.SSOError botocore.TokenRetrievalError".split()
+_CREDENTIAL_CLASSES = _names(
+    "botocore.CredentialRetrievalError botocore.MetadataRetrievalError botocore.SSOError botocore.TokenRetrievalError"
 )
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agentcore_rl_toolkit.client import BatchItem, RolloutClient
 from agentcore_rl_toolkit.client.evaluation import change_of, interval, pass_rates, read_rows, summarise, write_results
-from agentcore_rl_toolkit.contract import Cause, Outcome, usual_cause
+from agentcore_rl_toolkit.contract import Cause, Outcome, cause_of
 from agentcore_rl_toolkit.errors import AgentError, ConfigError
 
 
@@ -34,7 +34,7 @@ def item(
         input_id=input_id,
         index=index,
         session_id="s",
-        cause=cause or usual_cause(outcome),
+        cause=cause or cause_of(outcome, None, None),
         failure=failure,
     )
 

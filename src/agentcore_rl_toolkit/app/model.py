@@ -44,8 +44,10 @@ _SIGNED = re.compile(
 class Model:
     """A model to call.
 
-    ``base_url`` is an address of OpenAI's API; None: ``model_id`` is a model of Amazon Bedrock. ``sampling_params`` are those
-    that a rollout asks for. ``source`` of the address: rollout, bundle, environment or default.
+    Attributes:
+        base_url: an address of OpenAI's API; None: ``model_id`` is a model of Amazon Bedrock.
+        sampling_params: those of the rollout.
+        source: of the address: rollout, bundle, environment or default.
     """
 
     base_url: str | None = None
@@ -58,7 +60,7 @@ class Model:
     def api_key(self) -> str:
         """The given key, or for an address of SageMaker or Bedrock a fresh bearer token of this process's role.
 
-        A rollout's address gets no token: its caller would choose what the role pays for.
+        A rollout's address gets no token: its caller would choose what this role pays.
         """
         parts = urlsplit(self._address)
         ours = parts.scheme == "https" and (self.base_url is None or self.source != "rollout")

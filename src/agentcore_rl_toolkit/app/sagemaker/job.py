@@ -1,4 +1,4 @@
-"""The invocation of a multi-turn RL job: how it is known, and the payload that the agent gets in its place.
+"""The invocation of a multi-turn RL job, and the payload that the agent gets instead.
 
 Source: Amazon SageMaker AI, "Prepare your agent for multi-turn RL"; `sagemaker.train.rft` has the older spellings.
 """
@@ -24,8 +24,11 @@ _MODEL = "default"  # a job has one model
 class JobRollout:
     """One rollout of a job, which calls it a trajectory.
 
-    ``row`` is the agent's part of the payload. ``samples`` counts the sampling requests that the job answered. ``ended``: the
-    job said that it takes nothing more for this rollout. ``endpoint`` is the job runtime's, None for the region's own.
+    Attributes:
+        endpoint: of the job runtime; None: the region's.
+        row: the agent's part of the payload.
+        samples: sampling requests that the job answered.
+        ended: the job accepts nothing more for this rollout.
     """
 
     arn: str
@@ -44,11 +47,11 @@ class JobRollout:
         return f"{self._name}/rollout-{quote(self.trajectory_id, safe='')}"
 
     def client_token(self, operation: str) -> str:
-        """The same for every try, also of a process that runs the rollout once more: the job takes a reward once."""
+        """The token of an operation, the same for every try and every process: the job accepts a reward once."""
         return hashlib.sha256(f"{operation}\n{self.arn}\n{self.trajectory_id}".encode()).hexdigest()[:36]
 
     def payload(self, base_url: str, api_key: str) -> dict[str, Any]:
-        """What the agent gets: its row, and a `_rollout` block as trainers send it."""
+        """The agent's payload: its row, and a `_rollout` block as trainers send it."""
         config = RolloutConfig(
             base_url=base_url,
             model_id=_MODEL,

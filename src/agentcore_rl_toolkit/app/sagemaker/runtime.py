@@ -1,4 +1,4 @@
-"""A job's runtime as one rollout uses it: samples, and the reward at the end. Calls by boto3, which signs them."""
+"""A job's runtime for one rollout: samples, and the reward at the end. boto3 signs the calls."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ READ_S = 300.0  # a whole reply of 8,192 tokens, the most that a job samples per
 RETRY_S = 240.0  # a job gives a rollout 300 s at least
 _BACKOFF = RetryPolicy(first_delay_s=0.5, max_delay_s=8.0, attempt_s=60.0)
 _BUSY = frozenset({429, 500, 503})
-# How the service says that it has ended a rollout.
+# The service's words for a rollout that it has ended.
 _ENDED = ("not in valid status", "cannot transition trajectory", "already processed", "trajectory not found")
 
 
 class JobCallError(Exception):
-    """A call that the job runtime refused, or that did not reach it. ``again``: nothing was sampled, and another try may help."""
+    """A call that the job runtime refused, or that did not reach it. ``again``: nothing was sampled, and a retry may help."""
 
     def __init__(self, message: str, *, status: int, again: bool = False) -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ class JobCallError(Exception):
 
     @property
     def ended(self) -> bool:
-        """Whether the reason is that the rollout has ended for the job."""
+        """True if the job has ended the rollout."""
         return self.status < 500 and any(text in str(self).lower() for text in _ENDED)
 
 
@@ -104,10 +104,11 @@ class JobRuntime:
 
 
 class JobRewards(ObjectStore):
-    """A job as the place of a rollout's record: the reward in the record goes to the job, once.
+    """The store of a job's record: the reward in the record goes to the job, once.
 
-    ``failures`` is what becomes of a rollout that agent or infrastructure failed: "failed", or "zero" for a reward of 0. With
-    ``turn_rewards`` a list of rewards is sent as it is if it has one per sample; otherwise its last element is.
+    Args:
+        failures: the report of a rollout that agent or infrastructure failed: "failed", or "zero" for a reward of 0.
+        turn_rewards: send a list of rewards as it is if it has one per sample; otherwise its last element counts.
     """
 
     def __init__(self, job: JobRollout, runtime: JobRuntime, *, failures: Failures, turn_rewards: bool) -> None:
