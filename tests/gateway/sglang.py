@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
+
+from aiohttp import web
 
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine, Seen, logprob_of
 
@@ -35,9 +36,9 @@ def sglang_answer(
 
 
 class TokenEngine(ScriptedEngine):
-    async def _at_other_paths(self, seen: Seen, writer: asyncio.StreamWriter, fault: Fault) -> bool:
+    async def _at_other_paths(self, seen: Seen, http: web.BaseRequest, fault: Fault) -> web.StreamResponse:
         if seen.path != "/generate":
-            return await super()._at_other_paths(seen, writer, fault)
+            return await super()._at_other_paths(seen, http, fault)
         sampled = self._sampled(seen, "input_ids", "max_new_tokens")
         rid = seen.body.get("rid") or f"rid-{len(self.requests)}"
 
@@ -59,7 +60,7 @@ class TokenEngine(ScriptedEngine):
             response = answers if len(answers) > 1 else answers[0]
             if fault.edit is not None:
                 response = fault.edit(answers[0]) or response
-            return await self._whole(writer, 200, json.dumps(response).encode(), fault)
+            return await self._whole(http, 200, json.dumps(response).encode(), fault)
         step = self.stream_step
         longest = max(len(ids) for ids, _, _ in sampled)
         events = (
@@ -68,4 +69,4 @@ class TokenEngine(ScriptedEngine):
             for index, (ids, _, _) in enumerate(sampled)
             if count < len(ids) + step
         )
-        return await self._events(writer, events, fault)
+        return await self._events(http, events, fault)

@@ -12,14 +12,15 @@ Faults are queued and taken by the next calls, in order::
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ..._servers.process import stop_listening
+from aiohttp import web
+
+from ..._servers.process import listen, stop_listening, url_of
 from .openai_shapes import SampledReply, chunks, vllm_choice, whole
 from .tokens import END, VOCABULARY, Fault, Seen, decode_ids, encode_messages, encode_text, error_body, logprob_of
 
@@ -62,21 +63,24 @@ class ScriptedEngine:
         self.stream_step = 1  # tokens per event of a stream, where the event carries token ids
         self.active = 0
         self._random = random.Random(seed)
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._server: web.Server | None = None
+        self._listener: asyncio.Server | None = None
 
     async def start(self, port: int = 0) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port, backlog=1024, limit=2**26)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self._server = web.Server(self._serve, handler_cancellation=True, access_log=None)
+        listening = listen("127.0.0.1", port)
+        self._listener = await asyncio.get_running_loop().create_server(self._server, sock=listening)
+        self.url = url_of(listening)
 
     async def stop(self) -> None:
         """Stop at once: running calls lose their connection, as when the process dies."""
-        if self._server is not None:
-            await stop_listening(self._server)
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._listener is None or self._server is None:
+            return
+        await stop_listening(self._listener)
+        for connection in self._server.connections:
+            if connection.transport is not None:
+                connection.transport.abort()
+        await self._server.shutdown(0)
 
     async def __aenter__(self) -> ScriptedEngine:
         await self.start()
@@ -92,112 +96,112 @@ class ScriptedEngine:
 
     # -- HTTP
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        if task is not None:
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        try:
-            early: bytes | None = b""
-            while early is not None:
-                early = await self._one(reader, writer, early)
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass
-        finally:
-            writer.transport.abort()
-
-    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, early: bytes) -> bytes | None:
-        """Serve one request. Returns what was read of the next one, None when the connection is to end."""
-        head = early + await reader.readuntil(b"\r\n\r\n")
-        first, *lines = head.decode("latin-1").split("\r\n")
-        method, path, _ = first.split(" ")
-        headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines if line)}
-        body = await reader.readexactly(int(headers.get("content-length", "0")))
-        seen = Seen(method, path, headers, json.loads(body) if body else {})
+    async def _serve(self, http: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request. A client that goes away meanwhile is what engines take for a cancellation."""
+        body = await http.content.read()
+        headers = {name.lower(): value for name, value in http.headers.items()}
+        seen = Seen(http.method, http.raw_path, headers, json.loads(body) if body else {})
         self.requests.append(seen)
-        fault = self.faults.popleft() if self.faults and method == "POST" and path != "/abort_request" else Fault()
-        answer = asyncio.ensure_future(self._answer(seen, fault, writer))
-        watch = asyncio.ensure_future(reader.read(1))
+        model_call = http.method == "POST" and seen.path != "/abort_request"
+        fault = self.faults.popleft() if self.faults and model_call else Fault()
         self.active += 1
         try:
-            # A client that goes away while it is answered is what engines take for a cancellation.
-            await asyncio.wait({answer, watch}, return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done():
-                seen.cancelled = True
-                return None
-            if not answer.result():
-                return None
+            response = await self._answer(seen, fault, http)
             seen.finished = True
-            return watch.result() if watch.done() else b""
+            return response
+        except asyncio.CancelledError:
+            seen.cancelled = True
+            raise
         finally:
             self.active -= 1
-            for task in (answer, watch):
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, ConnectionError):
-                    await task
 
-    async def _answer(self, seen: Seen, fault: Fault, writer: asyncio.StreamWriter) -> bool:
+    async def _answer(self, seen: Seen, fault: Fault, http: web.BaseRequest) -> web.StreamResponse:
         if fault.delay_s:
             await asyncio.sleep(fault.delay_s)
         if fault.gate is not None:
             await fault.gate.wait()
         if fault.drop_after == 0:
-            return False
+            raise _dropped(http)
         if fault.status != 200 or fault.body is not None:
             body = fault.body if fault.body is not None else error_body(fault.status)
-            return await self._whole(writer, fault.status, body, fault)
+            return await self._whole(http, fault.status, body, fault)
         path = seen.path.removeprefix(f"{self.api_path}/")
         if seen.method == "GET":
             listed = {"object": "list", "data": [{"id": self.model, "object": "model", "owned_by": "scripted"}]}
-            return await self._whole(writer, 200, json.dumps(listed).encode() if path == "models" else b"{}", fault)
+            return await self._whole(http, 200, json.dumps(listed).encode() if path == "models" else b"{}", fault)
         if path == "/abort_request":
             self.aborted.append(seen.body["rid"])
-            return await self._whole(writer, 200, b"", fault)
+            return await self._whole(http, 200, b"", fault)
         if path == "/inference/v1/generate":
             sampled = self._sampled(seen, "token_ids", "max_tokens")
             choices = [vllm_choice(i, ids, finish) for i, (ids, finish, _) in enumerate(sampled)]
             reply: dict[str, Any] = {"request_id": "generate-1", "choices": choices, "prompt_logprobs": None}
             if self.weight_version is not None:
                 reply["weight_version"] = self.weight_version
-            return await self._json(writer, reply, fault)
+            return await self._json(http, reply, fault)
         if path == "/tokenize" and self.gives_tokens:
             seen.prompt_ids = encode_messages(seen.body["messages"])
             counted = {"count": len(seen.prompt_ids), "max_model_len": VOCABULARY, "tokens": seen.prompt_ids}
-            return await self._whole(writer, 200, json.dumps(counted).encode(), fault)
+            return await self._whole(http, 200, json.dumps(counted).encode(), fault)
         if path not in ("chat/completions", "completions"):
-            return await self._at_other_paths(seen, writer, fault)
+            return await self._at_other_paths(seen, http, fault)
         chat = path == "chat/completions"
         try:
             choices = self._sample(seen, chat)
         except Exception as e:
             if self.decide is None:
                 raise
-            return await self._whole(writer, 400, error_body(400, f"{type(e).__name__}: {e}"), fault)
-        if not seen.body.get("stream"):
-            return await self._json(writer, whole(self._answered(seen, choices)), fault)
-        return await self._events(writer, chunks(self._answered(seen, choices), chat), fault)
-
-    async def _at_other_paths(self, seen: Seen, writer: asyncio.StreamWriter, fault: Fault) -> bool:
-        return await self._whole(writer, 404, error_body(404), fault)
-
-    async def _whole(self, writer: asyncio.StreamWriter, status: int, body: bytes, fault: Fault) -> bool:
-        extra = "".join(f"{k}: {v}\r\n" for k, v in fault.headers)
-        kind = (
-            "" if any(k.lower() == "content-type" for k, _ in fault.headers) else "content-type: application/json\r\n"
+            return await self._whole(http, 400, error_body(400, f"{type(e).__name__}: {e}"), fault)
+        sampled_reply = SampledReply(
+            seen=seen,
+            choices=choices,
+            number=len(self.requests),
+            model=self.model,
+            weight_version=self.weight_version,
+            gives_tokens=self.gives_tokens,
+            step=self.stream_step,
         )
-        writer.write(f"HTTP/1.1 {status} X\r\n{kind}{extra}content-length: {len(body)}\r\n\r\n".encode())
-        if fault.drop_after is not None:
-            writer.write(body[: fault.drop_after])
-            await writer.drain()
-            await asyncio.sleep(0.01)
-            return False
-        writer.write(body)
-        await writer.drain()
-        return True
+        if not seen.body.get("stream"):
+            return await self._json(http, whole(sampled_reply), fault)
+        return await self._events(http, chunks(sampled_reply, chat), fault)
 
-    async def _json(self, writer: asyncio.StreamWriter, reply: dict[str, Any], fault: Fault) -> bool:
+    async def _at_other_paths(self, seen: Seen, http: web.BaseRequest, fault: Fault) -> web.StreamResponse:
+        return await self._whole(http, 404, error_body(404), fault)
+
+    async def _whole(self, http: web.BaseRequest, status: int, body: bytes, fault: Fault) -> web.StreamResponse:
+        headers = {"content-type": "application/json", **{name.lower(): value for name, value in fault.headers}}
+        if fault.drop_after is None:
+            return web.Response(status=status, body=body, headers=headers)
+        response = web.StreamResponse(status=status, headers=headers)
+        response.content_length = len(body)
+        await response.prepare(http)
+        await response.write(body[: fault.drop_after])
+        await asyncio.sleep(0.01)
+        raise _dropped(http)
+
+    async def _json(self, http: web.BaseRequest, reply: dict[str, Any], fault: Fault) -> web.StreamResponse:
         reply = (fault.edit(reply) if fault.edit is not None else None) or reply
-        return await self._whole(writer, 200, json.dumps(reply, separators=(",", ":")).encode(), fault)
+        return await self._whole(http, 200, json.dumps(reply, separators=(",", ":")).encode(), fault)
+
+    async def _events(
+        self, http: web.BaseRequest, events: Iterable[dict[str, Any]], fault: Fault
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
+        await response.prepare(http)
+        sent = 0
+        for event in events:
+            if fault.edit is not None:
+                event = fault.edit(event) or event
+            data = b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n"
+            sent += len(data)
+            if fault.drop_after is not None and sent > fault.drop_after:
+                await asyncio.sleep(0.01)
+                raise _dropped(http)
+            await response.write(data)
+            if self.token_s:
+                await asyncio.sleep(self.token_s)
+        await response.write(b"data: [DONE]\n\n")
+        return response
 
     # -- replies
 
@@ -261,35 +265,9 @@ class ScriptedEngine:
             return ids, "stop", None
         return ids, "length", None
 
-    def _answered(self, seen: Seen, choices: list[dict[str, Any]]) -> SampledReply:
-        return SampledReply(
-            seen=seen,
-            choices=choices,
-            number=len(self.requests),
-            model=self.model,
-            weight_version=self.weight_version,
-            gives_tokens=self.gives_tokens,
-            step=self.stream_step,
-        )
 
-    async def _events(self, writer: asyncio.StreamWriter, events: Iterable[dict[str, Any]], fault: Fault) -> bool:
-        writer.write(
-            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
-        )
-        sent = 0
-        for event in events:
-            if fault.edit is not None:
-                event = fault.edit(event) or event
-            data = b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n"
-            sent += len(data)
-            if fault.drop_after is not None and sent > fault.drop_after:
-                await writer.drain()
-                await asyncio.sleep(0.01)
-                return False
-            writer.write(b"%x\r\n%b\r\n" % (len(data), data))
-            await writer.drain()
-            if self.token_s:
-                await asyncio.sleep(self.token_s)
-        writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
-        await writer.drain()
-        return True
+def _dropped(http: web.BaseRequest) -> ConnectionError:
+    """Cut a connection. Returns the error that ends its handler."""
+    if http.transport is not None:
+        http.transport.abort()
+    return ConnectionResetError("a fault cut the connection")
