@@ -10,7 +10,8 @@ import pytest
 from agentcore_rl_toolkit.contract import new_session_id
 from agentcore_rl_toolkit.errors import ConfigError, GatewayError
 from agentcore_rl_toolkit.gateway import Gateway, GatewayClient, SessionHandle
-from agentcore_rl_toolkit.gateway.client.one import OneGateway
+from agentcore_rl_toolkit.gateway.client.captures import read_captures
+from agentcore_rl_toolkit.gateway.http.client import stream
 from agentcore_rl_toolkit.gateway.testing import Fault, ScriptedEngine
 
 from ..asking import asked_by, gpt, status_of, talking, until
@@ -62,8 +63,8 @@ async def test_sessions_deleted_during_a_bulk_fetch_leave_the_others_whole(
     for name in names:
         [session] = await client.create_sessions_async([name], metadata={"task": "x" * 100_000})
         assert await status_of(session) == 200
-    one = OneGateway(gateway.url, public_url=gateway.url, admin_key=None, timeout_s=30.0)
-    reader = one.read(names, close=False)
+    body = {"session_ids": names, "close": False}
+    reader = read_captures(stream("POST", f"{gateway.url}/admin/fetch", body=body))
     found = {(await anext(reader)).session_id}
     kept = [*names[:20], names[-1]]
     await client.delete_async(name for name in names if name not in kept)

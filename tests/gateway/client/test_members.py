@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from agentcore_rl_toolkit.errors import ConfigError, GatewayError
-from agentcore_rl_toolkit.gateway import GatewayClient, SessionHandle
-from agentcore_rl_toolkit.gateway.client.one import OneGateway
+from agentcore_rl_toolkit.gateway import GatewayClient
+from agentcore_rl_toolkit.gateway.client.client import OneGateway
 
 
 def client_of(*gateways: OneGateway) -> GatewayClient:
@@ -27,22 +26,15 @@ class Scripted(OneGateway):
         self.has: set[str] = set()
         self.lost = False
 
-    async def create(self, session_ids: Sequence[str], settings: Mapping[str, Any]) -> list[SessionHandle]:
-        self.has.update(session_ids)
-        self._answer()
-        return [SessionHandle(session_id=s, base_url="", api_key="", gateway=self.url) for s in session_ids]
-
-    async def delete(self, session_ids: Sequence[str]) -> int:
-        self.has.difference_update(session_ids)
-        self._answer()
-        return len(session_ids)
-
     async def call(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None) -> Any:
-        return self._answer()
-
-    def _answer(self) -> None:
+        names = [] if body is None else body["session_ids"]
+        if path == "/admin/sessions":
+            self.has.update(names)
+        elif path == "/admin/delete":
+            self.has.difference_update(names)
         if self.lost:
             raise GatewayError("no answer in time")
+        return {"sessions": [{"session_id": name, "api_key": ""} for name in names], "deleted": len(names)}
 
 
 async def test_sessions_that_went_to_another_gateway_do_not_stay_open_where_the_answer_was_lost() -> None:

@@ -12,12 +12,17 @@ import logging
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import msgspec
+
 from ..._portal import Portal
+from ..._servers.keys import key_for
 from ...errors import ConfigError, GatewayError, GatewayLostError
-from .captures import SessionCapture
-from .one import OneGateway, SessionHandle
+from ...messages.errors import NOT_JSON
+from ..http.client import error_message, request, stream
+from .captures import SessionCapture, read_captures
 
 log = logging.getLogger(__name__)
 _portal = Portal("agentcore-rl-gateway-client")
@@ -25,10 +30,13 @@ _portal = Portal("agentcore-rl-gateway-client")
 T = TypeVar("T")
 Urls = str | Sequence[str]
 
+ADMIN_KEY_ENV = "AGENTCORE_RL_GATEWAY_ADMIN_KEY"
 REST_S = 5.0  # pause before an away gateway is asked again
 LOOK_S = 3.0  # what a gateway may take to say that it is there
+FETCH_AT_ONCE = 256  # sessions per request: bounds what one response holds in memory on both sides
 _LOOK_EVERY_S = 1.0  # a trainer collects many groups at a time, and all of them ask
-_ELSEWHERE = (None, 429, 502, 503, 504)  # answers after which another gateway may take a session
+_SAMPLER_S = 600.0  # opening new weights at a sampling service takes longer than other requests
+_ELSEWHERE = (None, 429, 502, 503, 504)  # statuses after which another gateway may take a session
 
 
 def gateway_urls(given: Urls) -> tuple[str, ...]:
@@ -52,6 +60,95 @@ def public_urls(urls: Sequence[str], given: Urls | None) -> tuple[str, ...]:
             f"there are {len(urls)} gateways and {len(public)} public URLs: give one for each, in their order"
         )
     return public
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionHandle:
+    """A session for an agent: ``base_url`` for its OpenAI or Anthropic client, and the key that goes with it.
+
+    ``gateway`` is the URL of the gateway that has the session, as the trainer sees it.
+    """
+
+    session_id: str
+    base_url: str
+    api_key: str = field(repr=False)
+    gateway: str = ""
+
+
+class OneGateway:
+    """The routes of one gateway that a trainer uses. ``timeout_s`` bounds each request, and each read of a bulk fetch.
+
+    ``open`` are the sessions that this client opened there and has not ended. ``away_since_s`` is when it first did not answer,
+    by the monotonic clock, None while it does; ``look_at_s`` is when to try again. ``undeleted`` are sessions to delete then.
+
+    Raises: GatewayError (its ``status`` is the HTTP status, None when the gateway could not be reached in time).
+    """
+
+    def __init__(self, url: str, *, public_url: str, admin_key: str | None, timeout_s: float) -> None:
+        self.url = url
+        self.public_url = public_url
+        self.timeout_s = timeout_s
+        self._admin_key = admin_key
+        self.open: set[str] = set()
+        self.undeleted: set[str] = set()
+        self.away_since_s: float | None = None
+        self.look_at_s = 0.0
+
+    @property
+    def key(self) -> str | None:
+        """Looked up for each request: a gateway that was started again has made another one."""
+        return self._admin_key if self._admin_key is not None else key_for("gateway", self.url, ADMIN_KEY_ENV)
+
+    async def call(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None) -> Any:
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        status, data = await request(method, self.url + path, body=body, key=self.key, timeout_s=limit_s)
+        if status >= 400:
+            raise GatewayError(f"{method} {path}: {error_message(data)}", status=status)
+        try:
+            return msgspec.json.decode(data)
+        except NOT_JSON as e:
+            why = f"{method} {path}: the answer is not JSON ({e}); is this a gateway?"
+            raise GatewayError(why, status=status) from e
+
+    async def create(self, session_ids: Sequence[str], settings: Mapping[str, Any]) -> list[SessionHandle]:
+        """Open sessions. Those that are still to be deleted there are deleted first."""
+        if left := self.undeleted.intersection(session_ids):
+            await self.delete(list(left))
+            self.undeleted -= left
+        answer = await self.call("POST", "/admin/sessions", {"session_ids": list(session_ids), "settings": settings})
+        return [
+            SessionHandle(
+                session_id=s["session_id"],
+                base_url=f"{self.public_url}/sessions/{s['session_id']}/v1",
+                api_key=s["api_key"],
+                gateway=self.url,
+            )
+            for s in answer["sessions"]
+        ]
+
+    async def fetch(self, session_ids: Sequence[str], *, close: bool) -> dict[str, SessionCapture]:
+        found: dict[str, SessionCapture] = {}
+        for at in range(0, len(session_ids), FETCH_AT_ONCE):
+            body = {"session_ids": list(session_ids[at : at + FETCH_AT_ONCE]), "close": close}
+            answer = stream("POST", self.url + "/admin/fetch", body=body, key=self.key, timeout_s=self.timeout_s)
+            async for capture in read_captures(answer):
+                found[capture.session_id] = capture
+        return found
+
+    async def delete(self, session_ids: Sequence[str]) -> int:
+        return int((await self.call("POST", "/admin/delete", {"session_ids": list(session_ids)}))["deleted"])
+
+    async def publish(self, version: int, sampler: str | None) -> None:
+        body = {"weight_version": version} | ({} if sampler is None else {"sampler": sampler})
+        limit_s = self.timeout_s if sampler is None else _SAMPLER_S
+        await self.call("POST", "/admin/weight_version", body, timeout_s=limit_s)
+
+    async def pause(self, in_flight: str, timeout_s: float) -> dict[str, Any]:
+        body = {"in_flight": in_flight, "timeout_s": timeout_s}
+        return dict(await self.call("POST", "/admin/pause", body, timeout_s=timeout_s + self.timeout_s))
+
+    async def resume(self) -> None:
+        await self.call("POST", "/admin/resume", {})
 
 
 class GatewayClient:
@@ -123,10 +220,9 @@ class GatewayClient:
         handles: dict[str, SessionHandle] = {}
         present = await self._present(due_only=True)
         waiting = list(dict.fromkeys(session_ids))
-        late: dict[OneGateway, list[str]] = {}  # that may have opened them all the same
         while waiting:
             shares = self._spread(waiting, present)
-            answers, failures = await self._gather({g: self._open(g, names, settings) for g, names in shares.items()})
+            answers, failures = await self._gather({g: g.create(names, settings) for g, names in shares.items()})
             for gateway, made in answers.items():
                 for handle in made:
                     handles[handle.session_id] = handle
@@ -136,10 +232,8 @@ class GatewayClient:
             for gateway, error in failures.items():
                 if error.status not in _ELSEWHERE or not present:
                     raise error
-                if error.status is None:
-                    late[gateway] = shares[gateway]
-            for gateway, names in late.items():
-                gateway.undeleted.update(handles.keys() & names)
+                if error.status is None:  # it may have opened them all the same
+                    gateway.undeleted.update(shares[gateway])
         return [handles[name] for name in session_ids]
 
     async def fetch_async(self, session_ids: Iterable[str], *, close: bool = True) -> dict[str, SessionCapture]:
@@ -182,7 +276,7 @@ class GatewayClient:
         return [{**session, "gateway": url} for url, answer in answers.items() for session in answer["sessions"]]
 
     async def delete_async(self, session_ids: Iterable[str]) -> int:
-        """Forget sessions and their calls, for good. Returns how many there were. A gateway that is away deletes its own when it
+        """Delete sessions and their calls, for good. Returns how many there were. A gateway that is away deletes its own when it
         answers again.
 
         Raises: GatewayError when a gateway refuses, or none answers.
@@ -205,33 +299,25 @@ class GatewayClient:
     # -- weights
 
     async def set_weight_version_async(self, version: int, *, sampler: str | None = None) -> None:
-        """Tell which weights answer from now on. An engine that says it itself in its replies is believed instead.
+        """Publish which weights answer from now on. An engine that names them in its replies is believed instead.
 
         ``sampler`` is for a sampling service: its path of these weights, from which calls are sampled once this
         returns.
         """
-        before, self._weights = self._weights, (version, sampler)
-        try:
-            await self._everywhere("take the weight version", lambda gateway: gateway.publish(version, sampler))
-        except BaseException:
-            self._weights = before
-            raise
+        await self._everywhere("take the weight version", lambda gateway: gateway.publish(version, sampler))
+        self._weights = version, sampler
 
     async def pause_async(self, *, in_flight: str = "finish", timeout_s: float = 60.0) -> dict[str, Any]:
         """Start no further calls: new ones wait; running ones "finish" (waited for), "abort" or "continue".
 
         Returns {"paused": True, "in_flight": calls still running}.
         """
-        before, self._paused = self._paused, in_flight
-        try:
-            answers = await self._everywhere("pause", lambda gateway: gateway.pause(in_flight, timeout_s))
-        except BaseException:
-            self._paused = before
-            raise
+        answers = await self._everywhere("pause", lambda gateway: gateway.pause(in_flight, timeout_s))
+        self._paused = in_flight
         return {"paused": True, "in_flight": sum(int(answer["in_flight"]) for answer in answers.values())}
 
     async def resume_async(self) -> None:
-        self._paused = ""
+        self._paused = ""  # also for a gateway that comes back while the others resume
         await self._everywhere("resume", lambda gateway: gateway.resume())
 
     # -- operation
@@ -243,7 +329,7 @@ class GatewayClient:
         return {g.url: now_s - g.away_since_s for g in self._all if g.away_since_s is not None}
 
     async def away_async(self) -> dict[str, float]:
-        """The gateways that do not answer, and since how many seconds they have not. Looks at each, once a second at most."""
+        """The gateways that do not answer, and since how many seconds they have not. Asks each, once a second at most."""
         now_s = time.monotonic()
         if now_s >= self._look_at_s:
             self._look_at_s = now_s + _LOOK_EVERY_S
@@ -257,7 +343,7 @@ class GatewayClient:
                 await self._catch_up(gateway)
 
     async def stats_async(self) -> dict[str, Any]:
-        """The gateway's counters; see `admin.routes.snapshot`. Of several: each one's under ``gateways``, by its URL."""
+        """The gateway's counters (`GET /admin/stats`). Of several: each one's under ``gateways``, by its URL."""
         answers = await self._everywhere("say what it counts", lambda g: g.call("GET", "/admin/stats"))
         return dict(answers[self.url]) if len(self.urls) == 1 else {"gateways": answers}
 
@@ -311,15 +397,24 @@ class GatewayClient:
     # -- whether a gateway answers
 
     async def _ask(self, gateway: OneGateway, request: Awaitable[T]) -> T:
-        """The answer to a request; whether there was one is remembered. Raises: GatewayError."""
+        """Return the answer to a request, and remember whether there was one. Raises: GatewayError.
+
+        A gateway that answers again is sent what it missed. It stays away if it does not take that.
+        """
         try:
             answer = await request
         except GatewayError as e:
             if e.status is None:
                 self._missed(gateway, e)
             raise
-        if gateway.away_since_s is not None:
-            await self._welcome(gateway, gateway.away_since_s)
+        if (since_s := gateway.away_since_s) is not None:
+            try:
+                await self._catch_up(gateway)
+            except GatewayError as e:
+                self._missed(gateway, e)
+            else:
+                gateway.away_since_s = None
+                log.warning("gateway %s answers again after %.0f s", gateway.url, time.monotonic() - since_s)
         return answer
 
     def _missed(self, gateway: OneGateway, error: GatewayError) -> None:
@@ -328,17 +423,6 @@ class GatewayClient:
         if gateway.away_since_s is None:
             gateway.away_since_s = now_s
             log.warning("gateway %s does not answer: %s", gateway.url, error)
-
-    async def _welcome(self, gateway: OneGateway, since_s: float) -> None:
-        """Send a gateway that answers again what it missed. It stays away if it does not take that."""
-        try:
-            await self._catch_up(gateway)
-        except GatewayError as e:
-            log.warning("gateway %s answers again but does not take what it missed: %s", gateway.url, e)
-            self._missed(gateway, e)
-            return
-        gateway.away_since_s = None
-        log.warning("gateway %s answers again after %.0f s", gateway.url, time.monotonic() - since_s)
 
     async def _catch_up(self, gateway: OneGateway) -> None:
         """Send a gateway the weight version and the pause that hold, and delete what it kept. Raises: GatewayError."""
@@ -361,23 +445,16 @@ class GatewayClient:
             log.debug("gateway %s: %s", gateway.url, e)
 
     async def _present(self, *, due_only: bool) -> list[OneGateway]:
-        """The gateways that answer, after a look at those that are away; all of them where none does."""
+        """Return the gateways that answer, after a look at those that are away; all of them where none does."""
         now_s = time.monotonic()
         away = [g for g in self._all if g.away_since_s is not None and (not due_only or now_s >= g.look_at_s)]
         await asyncio.gather(*map(self._look, away))
         return [g for g in self._all if g.away_since_s is None] or list(self._all)
 
-    async def _open(self, gateway: OneGateway, names: list[str], settings: Mapping[str, Any]) -> list[SessionHandle]:
-        """Open sessions. What an earlier try left there is deleted before, not behind their back when they are open."""
-        if left := gateway.undeleted.intersection(names):
-            await gateway.delete(list(left))
-            gateway.undeleted -= left
-        return await gateway.create(names, settings)
-
     # -- all of them
 
     async def _everywhere(self, what: str, request: Callable[[OneGateway], Awaitable[T]]) -> dict[str, T]:
-        """Every gateway's answer by its URL. One that is away learns it when it answers again.
+        """Return every gateway's answer by its URL. One that is away learns it when it answers again.
 
         Raises: GatewayError when a gateway refuses, or none answers.
         """
@@ -393,7 +470,7 @@ class GatewayClient:
     async def _gather(
         self, requests: Mapping[OneGateway, Awaitable[T]]
     ) -> tuple[dict[OneGateway, T], dict[OneGateway, GatewayError]]:
-        """Answers and failures by gateway. Raises: what is no GatewayError, when all have ended."""
+        """Return answers and failures by gateway. Raises: another error than GatewayError, when all have ended."""
         results = await asyncio.gather(
             *(self._ask(g, request) for g, request in requests.items()), return_exceptions=True
         )
@@ -415,7 +492,7 @@ class GatewayClient:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
+        pass
 
     # -- the sync face
 
@@ -438,7 +515,7 @@ class GatewayClient:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.close()
+        pass
 
 
 def _listed(session_ids: Iterable[str]) -> list[str]:
