@@ -1,6 +1,9 @@
 """Engines that take and give token ids: writes their requests and reads their answers. Sans-I/O."""
 
-from .base import GenerationStream, Piece, TokenEngine
+from .base import GenerationStream as GenerationStream
+from .base import Piece as Piece
+from .base import TokenEngine as TokenEngine
+from .base import constrained as constrained
 from .sampling_service import ServiceEngine
 from .sglang import SGLangEngine
 from .vllm import VLLMEngine
@@ -13,13 +16,3 @@ TOKEN_ENGINES: dict[str, TokenEngine] = {
     "tinker": ServiceEngine("tinker"),
     "sagemaker": ServiceEngine("sagemaker"),
 }
-
-__all__ = [
-    "TOKEN_ENGINES",
-    "GenerationStream",
-    "Piece",
-    "SGLangEngine",
-    "ServiceEngine",
-    "TokenEngine",
-    "VLLMEngine",
-]

@@ -1,4 +1,4 @@
-"""The interface of a token engine."""
+"""The interface of a token engine, and what the engines share."""
 
 from __future__ import annotations
 
@@ -10,6 +10,20 @@ import msgspec
 
 from ...messages.wire.canonical import ModelRequest
 from ..capture.versions import version_of
+
+# What every engine but sampling services honours.
+COMMON = frozenset(
+    ("n", "seed", "min_p", "top_k", "logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty", "stop")
+)
+FORMS = frozenset(("response_format", "tool_choice", "parallel_tool_calls"))  # constraints on the form of an answer
+GUIDED = {  # vLLM's names before 0.11
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
+VLLM_FORMS = frozenset({"structured_outputs", *GUIDED})
+SGLANG_FORMS = frozenset({"json_schema", "regex", "ebnf", "structural_tag"})
 
 
 class Piece(msgspec.Struct, kw_only=True):
@@ -25,9 +39,9 @@ class Piece(msgspec.Struct, kw_only=True):
     finish_reason: str | None = None
     stop_sequence: str | None = None
     weight_version: int | None = None
-    weight_version_first: int | None = None  # of the choice's first token, where the engine says so at its end
+    weight_version_first: int | None = None  # of the choice's first token, if the engine names it at its end
     routed_experts: bytes | None = None
-    weights: str | None = None  # what the engine calls the weights of the last token, number or not
+    weights: str | None = None  # the engine's name of the weights of the last token, number or not
     spans: list[tuple[int, int]] | None = None  # (first token, version), where weights changed within the choice
 
 
@@ -40,7 +54,7 @@ class WeightSpan(msgspec.Struct, gc=False):
 
 
 def changes(reported: list[WeightSpan] | None) -> list[tuple[int, int]] | None:
-    """(first token, version) where weights changed within a choice; None where they did not, or one has no number."""
+    """Return (first token, version) where weights changed within a choice; None where they did not, or one has no number."""
     if reported is None or len(reported) < 2:
         return None
     found = [(span.start, version_of(span.version)) for span in reported]
@@ -48,20 +62,19 @@ def changes(reported: list[WeightSpan] | None) -> list[tuple[int, int]] | None:
 
 
 def error_of(error: Any) -> dict[str, Any]:
-    """The error that an event reports."""
+    """Return the error that an event reports."""
     return error if isinstance(error, dict) else {"message": str(error)}
 
 
 def stops(ours: list[int], asked: Mapping[str, Any]) -> list[int]:
-    """The token ids that end an answer: the model's, unless it is to go on past them (``ignore_eos``), and the agent's."""
+    """Return the token ids that end an answer: the model's, unless it ignores them (``ignore_eos``), and the agent's."""
     return sorted({*(() if asked.get("ignore_eos") else ours), *(asked.get("stop_token_ids") or ())})
 
 
-# What every engine but sampling services honours.
-_COMMON = """
-    n seed min_p top_k logit_bias presence_penalty frequency_penalty repetition_penalty stop
-"""
-COMMON = frozenset(_COMMON.split())
+def constrained(asked: ModelRequest) -> bool:
+    """Return True if the answer is held to a form, so that its logprobs are of the tokens that the form allows."""
+    kind = (asked.response_format or {}).get("type", "text")
+    return kind != "text" or not (VLLM_FORMS | SGLANG_FORMS).isdisjoint(asked.sampling.other)
 
 
 class GenerationStream(Protocol):
@@ -73,7 +86,11 @@ class GenerationStream(Protocol):
 
 
 class TokenEngine(ABC):
-    """One engine's wire format. ``features`` are those of `ModelRequest.features` that it can honour."""
+    """One engine's wire format. ``features`` are those of `ModelRequest.features` that it can honour.
+
+    `ModelRequest.response_format` has the chat shape; ``{"type": "structural_tag", "format": ...}`` is a tool choice, made by
+    `render.call_format`.
+    """
 
     name: str
     features: frozenset[str]
@@ -83,7 +100,7 @@ class TokenEngine(ABC):
     def request(
         self, prompt_json: bytes, asked: ModelRequest, *, max_tokens: int, stop_token_ids: list[int], stream: bool
     ) -> tuple[bytes, bytes]:
-        """Path and body. ``prompt_json`` is the prompt's ids as a JSON list."""
+        """Return path and body. ``prompt_json`` is the prompt's ids as a JSON list."""
 
     @abstractmethod
     def reply(self, body: bytes) -> list[Piece]:
@@ -93,11 +110,11 @@ class TokenEngine(ABC):
     def stream(self) -> GenerationStream: ...
 
     def named(self, body: bytes, name: str) -> bytes:
-        """The request with a name by which it can be ended. An engine refuses a name that is under way, so every attempt
-        has its own.
+        """Return the request with a name by which it can be ended. An engine refuses a name that is under way, so every
+        attempt has its own.
         """
         return body
 
     def cancel(self, name: str) -> tuple[bytes, bytes] | None:
-        """Path and body of the request that ends the call; None: it ends when its connection closes."""
+        """Return path and body of the request that ends the call. None: it ends when its connection closes."""
         return None

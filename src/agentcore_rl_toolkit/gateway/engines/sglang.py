@@ -11,6 +11,7 @@ Source: docs.sglang.ai, "Sampling parameters" and "Native APIs"; sglang 0.5.23, 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,15 +22,13 @@ from ...messages.wire.canonical import ModelRequest
 from ..capture.events import EventReader
 from ..capture.reply import read_experts
 from ..capture.versions import version_of
-from . import constraints
-from .base import COMMON, Piece, TokenEngine, WeightSpan, changes, error_of, stops
+from .base import COMMON, FORMS, SGLANG_FORMS, Piece, TokenEngine, WeightSpan, changes, error_of, stops
 
 _LONG_BYTES = 16 * 2**10  # some 400 tokens
 _UNFINISHED = re.compile(rb'"finish_reason": ?null')
 _encode = msgspec.json.Encoder().encode
 _RENAMED = {"max_tokens": "max_new_tokens", "seed": "sampling_seed", "min_tokens": "min_new_tokens"}
 _SAMPLER = frozenset({"ignore_eos", "min_tokens", "stop_token_ids"})
-_FORMS = frozenset({"response_format", "tool_choice", "parallel_tool_calls"}) | constraints.SGLANG
 
 
 class _Finish(msgspec.Struct):
@@ -62,7 +61,7 @@ class SGLangEngine(TokenEngine):
     ``--enable-return-routed-experts`` for it.
     """
 
-    features = COMMON | _SAMPLER | _FORMS
+    features = COMMON | _SAMPLER | FORMS | SGLANG_FORMS
 
     def __init__(self, *, name: str = "sglang", experts: bool = False) -> None:
         self.name = name
@@ -72,7 +71,7 @@ class SGLangEngine(TokenEngine):
         self, prompt_json: bytes, asked: ModelRequest, *, max_tokens: int, stop_token_ids: list[int], stream: bool
     ) -> tuple[bytes, bytes]:
         parameters = {
-            **constraints.for_sglang(asked.response_format),
+            **_held_to_form(asked.response_format),
             **asked.sampling.to_dict(),
             "max_tokens": max_tokens,
         }
@@ -107,6 +106,18 @@ class SGLangEngine(TokenEngine):
 
     def stream(self) -> SGLangStream:
         return SGLangStream()
+
+
+def _held_to_form(response_format: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the sampling parameter for a constraint. SGLang takes schemas and tags as JSON text."""
+    kind = (response_format or {}).get("type", "text")
+    if response_format is None or kind == "text":
+        return {}
+    if kind == "json_object":
+        return {"json_schema": '{"type": "object"}'}
+    if kind == "json_schema":
+        return {"json_schema": _encode(response_format["json_schema"]["schema"]).decode()}
+    return {"structural_tag": _encode(response_format).decode()}
 
 
 class SGLangStream:

@@ -8,6 +8,7 @@ Whole answers come from ``/inference/v1/generate``. Streams come from ``/v1/comp
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -18,8 +19,7 @@ from ...messages.wire.canonical import ModelRequest
 from ..capture.events import EventReader
 from ..capture.reply import read_experts
 from ..capture.versions import version_of
-from . import constraints
-from .base import COMMON, Piece, TokenEngine, WeightSpan, changes, error_of, stops
+from .base import COMMON, FORMS, GUIDED, VLLM_FORMS, Piece, TokenEngine, WeightSpan, changes, error_of, stops
 
 _encode = msgspec.json.Encoder().encode
 
@@ -57,7 +57,6 @@ _response = msgspec.json.Decoder(_Response)
 _SAMPLER = frozenset(
     {"allowed_token_ids", "bad_words", "ignore_eos", "min_tokens", "stop_token_ids", "thinking_token_budget"}
 )
-_FORMS = frozenset({"response_format", "tool_choice", "parallel_tool_calls"}) | constraints.VLLM
 
 
 class VLLMEngine(TokenEngine):
@@ -65,12 +64,12 @@ class VLLMEngine(TokenEngine):
 
     def __init__(self, *, name: str = "vllm", constrains: bool = True) -> None:
         self.name = name
-        self.features = COMMON | _SAMPLER | _FORMS if constrains else COMMON
+        self.features = COMMON | _SAMPLER | FORMS | VLLM_FORMS if constrains else COMMON
 
     def request(
         self, prompt_json: bytes, asked: ModelRequest, *, max_tokens: int, stop_token_ids: list[int], stream: bool
     ) -> tuple[bytes, bytes]:
-        parameters = constraints.for_vllm(asked.response_format, asked.sampling.to_dict())
+        parameters = _held_to_form(asked.response_format, asked.sampling.to_dict())
         sampling = {
             **parameters,
             "max_tokens": max_tokens,
@@ -118,6 +117,24 @@ class VLLMStream:
                 self.error = error_of(answer.error)
             pieces += _pieces(answer)
         return pieces
+
+
+def _held_to_form(response_format: Mapping[str, Any] | None, other: dict[str, Any]) -> dict[str, Any]:
+    """Return the sampling parameters with ``structured_outputs`` for the constraint; an explicit one of the agent's stays.
+
+    Source: vLLM's `sampling_params.StructuredOutputsParams`.
+    """
+    rest = {key: value for key, value in other.items() if key not in GUIDED}
+    kind = (response_format or {}).get("type", "text")
+    if response_format is None or kind == "text":
+        found: dict[str, Any] = {GUIDED[key]: value for key, value in other.items() if key in GUIDED}
+    elif kind == "json_object":
+        found = {"json_object": True}
+    elif kind == "json_schema":
+        found = {"json": response_format["json_schema"]["schema"]}
+    else:
+        found = {"structural_tag": _encode(response_format).decode()}
+    return {"structured_outputs": found, **rest} if found else rest
 
 
 def _decoded(body: bytes) -> _Response:

@@ -14,7 +14,7 @@ from ...messages.errors import unsupported
 from ...messages.render import Renderer, call_format
 from ...messages.wire import ModelRequest
 from ..config import GatewayConfig
-from ..engines import TOKEN_ENGINES, TokenEngine, constraints
+from ..engines import TOKEN_ENGINES, TokenEngine, constrained
 from ..router import Worker
 from ..sessions import Sessions
 from ..store.writer import Store
@@ -66,7 +66,7 @@ class TokenMode:
         forced = asked.tool_choice not in ("auto", "none")
         if not asked.tools or not (forced or (one and asked.tool_choice == "auto")):
             return
-        if constraints.holds(asked) and not forced:  # an answer in this form makes no calls
+        if constrained(asked) and not forced:  # an answer in this form makes no calls
             return
         tag = call_format(grammar, asked.tools, choice=asked.tool_choice, parallel=not one)
         if tag is None:

@@ -24,7 +24,7 @@ from ...messages.wire.canonical import Usage
 from ...messages.wire.passthrough import Fields
 from ..capture.record import CONSTRAINED, Captured
 from ..context import Context
-from ..engines import TOKEN_ENGINES, GenerationStream, Piece, constraints
+from ..engines import TOKEN_ENGINES, GenerationStream, Piece, constrained
 from ..router import Worker, checked, whole
 from ..sessions import Session
 from ..wire.request import CallRequest
@@ -185,7 +185,7 @@ class TokenSampling:
         captured.prompt = self._prompt_json
         if self._reader is not None and self._reader.error is not None:
             captured.error = _to_json(self._reader.error)
-        if not self._context.train_constrained and constraints.holds(request.asked):
+        if not self._context.train_constrained and constrained(request.asked):
             captured.untrainable = CONSTRAINED
         self._reply.record(captured)
         if captured.complete and captured.error is None:
