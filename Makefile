@@ -74,6 +74,7 @@ check: $(VENV)/.dev ## Lint, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file examples/mypy.ini examples scripts benchmarks
 
 fix: $(VENV)/.dev ## Apply lint fixes and formatting
 	$(BIN)/ruff check --fix .

@@ -23,10 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentcore_rl_toolkit.backends.primitives.data import to_data
-
 from agentcore_rl_toolkit.backends import CollectConfig, Group, GroupRequest, collect_async, to_samples
 from agentcore_rl_toolkit.backends.slime.convert import to_slime
+from agentcore_rl_toolkit.backends.training.batch import to_data
 from agentcore_rl_toolkit.backends.trl.convert import to_trl
 from agentcore_rl_toolkit.backends.verl.convert import to_verl
 from agentcore_rl_toolkit.gateway.capture.record import (

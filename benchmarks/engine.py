@@ -16,6 +16,7 @@ Training: tokens a second of one update of the loop, and of the same update in p
 from __future__ import annotations
 
 import argparse
+import asyncio
 import copy
 import json
 import os
@@ -36,7 +37,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agentcore_rl_toolkit.backends import CollectedRollout, Group, GroupRequest
-from agentcore_rl_toolkit.cli.training.job import load_loop
+from agentcore_rl_toolkit.backends.training.client import Adam
+from agentcore_rl_toolkit.backends.training.loop import update
+from agentcore_rl_toolkit.backends.training.settings import LoopSettings
+from agentcore_rl_toolkit.backends.training.torch_client import TorchClient, TorchSettings, compute_in
 from agentcore_rl_toolkit.contract import Outcome
 from agentcore_rl_toolkit.policy import WEIGHTS_DIR
 from agentcore_rl_toolkit.policy.decoder import Decoder, DecoderShape
@@ -209,20 +213,23 @@ def rollouts(groups: int, size: int) -> list[Group]:
 
 def training(model: Any, groups: list[Group], dtype: str) -> tuple[float, float]:
     """Tokens a CPU second of one update: by the loop, and by a bare one over the same minibatches."""
-    loop = load_loop()
-    config = loop.Config(tokens_at_once=2048, dtype=dtype, max_logprob_gap=100.0)  # the logprobs are made up
     ours, bare = copy.deepcopy(model), copy.deepcopy(model)
-    loop.compute_in(ours, dtype)
-    rows = [s for group in groups for r in group.rollouts for s in r.trajectory.sequences]
-    advantages = [float(r.reward or 0) - 0.5 for group in groups for r in group.rollouts]
+    compute_in(ours, dtype)
+    client = TorchClient(ours, 0, TorchSettings(tokens_at_once=2048, dtype=dtype), run_dir=Path())
+    client.max_logprob_gap = None  # the logprobs are made up
+    adam = Adam(learning_rate=1e-5, beta1=0.9, beta2=0.99, grad_clip_norm=1.0)
+    settings = LoopSettings(steps=1, groups=len(groups), rollouts=len(groups[0].rollouts), adam=adam, minibatches=4)
+    rollouts = [r for group in groups for r in group.rollouts if r.trajectory is not None]
+    rows = [s for r in rollouts if r.trajectory is not None for s in r.trajectory.sequences]
+    advantages = [float(r.reward or 0) - 0.5 for r in rollouts]
 
     def bare_update() -> None:
-        optimizer = loop.optimizer_of(bare, config)
-        for part in range(config.minibatches):
-            sequences = rows[part :: config.minibatches]
+        optimizer = torch.optim.AdamW(bare.parameters(), lr=adam.learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
+        for part in range(settings.minibatches):
+            sequences = rows[part :: settings.minibatches]
             ids_BT = torch.tensor([s.token_ids for s in sequences])
             mask_BT = torch.tensor([s.loss_mask for s in sequences])[:, 1:]
-            advantages_B = torch.tensor(advantages[part :: config.minibatches])
+            advantages_B = torch.tensor(advantages[part :: settings.minibatches])
             with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
                 logits_BTV = bare(input_ids=ids_BT, use_cache=False).logits[:, :-1].float()
             logprobs_BT = logits_BTV.log_softmax(-1).gather(2, ids_BT[:, 1:, None])[..., 0]
@@ -234,8 +241,7 @@ def training(model: Any, groups: list[Group], dtype: str) -> tuple[float, float]
             optimizer.step()
 
     tokens = sum(len(s.token_ids) for s in rows)
-    optimizer = loop.optimizer_of(ours, config)
-    _, cpu_s, _ = timed(lambda: loop.train_on(groups, ours, optimizer, 0, config, random.Random(0)))
+    _, cpu_s, _ = timed(lambda: asyncio.run(update(client, groups, settings, 0)))
     _, bare_s, _ = timed(bare_update)
     return tokens / cpu_s, tokens / bare_s
 

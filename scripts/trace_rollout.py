@@ -45,7 +45,12 @@ def traced() -> dict[str, str]:
         client.invoke({"script": {}}).result(60)
         client.flush()
         recording = threading.Event()
-        client.submit({"script": {}}).add_done_callback(lambda _: (sys.setprofile(record), recording.set()))
+
+        def begin(_: object) -> None:
+            sys.setprofile(record)
+            recording.set()
+
+        client.submit({"script": {}}).add_done_callback(begin)
         recording.wait(60)
         client.flush()
         found.clear()

@@ -55,3 +55,21 @@ def test_a_rollout_passes_through_few_files_of_the_client_and_never_back_and_for
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout[-500:] + done.stderr
     assert "files (9 allowed)" in done.stdout
+
+
+def test_every_script_prints_its_help() -> None:
+    folders = ("examples", "scripts", "benchmarks")
+    programs = [
+        path
+        for folder in folders
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if not (path.parent / "__init__.py").exists()  # run with -m
+        and "ArgumentParser(" in (text := path.read_text())
+        and '__name__ == "__main__"' in text
+    ]
+    assert len(programs) > 25
+    command = [sys.executable, "-W", "ignore", str(ROOT / "tests" / "helps.py"), *map(str, programs)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    assert done.stdout.count("usage: ") + done.stdout.count("is not installed") == len(programs)
+    assert done.stdout.count("usage: ") > 25

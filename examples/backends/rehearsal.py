@@ -17,8 +17,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
-from agentcore_rl_toolkit.policy.word_problems import problems
+from agentcore_rl_toolkit.policy.word_problems import Split, problems
 
 AGENT = Path(__file__).parents[1] / "strands_math_agent" / "arithmetic_app.py"
 HUB = "arn:aws:sagemaker:us-west-2:aws:hub-content/SageMakerPublicHub/Model"
@@ -36,12 +37,13 @@ def main() -> None:
     a = parser.parse_args()
     a.run_dir = a.run_dir or Path(f"runs/rehearsal-{a.backend}-{a.form}-{a.seed}")
     a.run_dir.mkdir(parents=True, exist_ok=True)
-    for split, n in (("train", 160), ("held_out", 64)):
+    splits: tuple[tuple[Split, int], ...] = (("train", 160), ("held_out", 64))
+    for split, n in splits:
         rows = [
             {"idx": i, "prompt": p.prompt, "answer": p.answer} for i, p in enumerate(problems(split, n, seed=a.seed))
         ]
         (a.run_dir / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = {
+    settings: dict[str, Any] = {
         "data_path": str(a.run_dir / "train.jsonl"),
         "eval_data_path": str(a.run_dir / "held_out.jsonl"),
         "output_dir": str(a.run_dir / "out"),

@@ -22,7 +22,7 @@ def main() -> None:
     seen: set[str] = {example["prompt"]}
     a.folder.mkdir(parents=True, exist_ok=True)
     for name, n in (("held_out", a.held_out), ("train", a.train)):
-        rng, rows = random.Random(name), []
+        rng, rows = random.Random(name), list[dict[str, str]]()
         while len(rows) < n:
             row = make(rng)
             if row["prompt"] not in seen:  # nothing that is held out is trained on

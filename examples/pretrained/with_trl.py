@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from agentcore_rl_toolkit.backends import CollectedRollout, Group, GroupRequest, summarize, to_samples
+from agentcore_rl_toolkit.backends.training.batch import to_data
+from agentcore_rl_toolkit.backends.training.torch_client import Batch
 from agentcore_rl_toolkit.cli.models import model_folder
-from agentcore_rl_toolkit.cli.training.job import load_loop
 from agentcore_rl_toolkit.cli.training.stack import own
 from agentcore_rl_toolkit.contract import Outcome
+from agentcore_rl_toolkit.policy.losses import token_losses
 from agentcore_rl_toolkit.runs import Query, RunReader
 from agentcore_rl_toolkit.runs.record import TokenSequence
 from agentcore_rl_toolkit.trajectory import Turn, build_trajectory
@@ -97,16 +99,14 @@ def main() -> None:
         subprocess.run([sys.executable, "-m", "agentcore_rl_toolkit.cli", *words], check=True)
     events = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     steps = [event for event in events if event["event"] == "step"]
-    loop = load_loop()
-    config = loop.Config()
     for step, theirs in enumerate(steps):
         groups = recorded(out, step)
-        found = {r.session_id: r.trajectory for group in groups for r in group.usable}
-        samples = to_samples(groups, credit=config)
-        rows = [(found[s.session_id].sequences[s.sequence_index], s.advantages) for s in samples]
-        batch, stats = loop.build_batch(rows, 0), summarize(groups)
-        # TRL takes one step a batch: its weights are still those that sampled, so their logprobs are the recorded ones.
-        ours, _ = loop.grpo_loss(batch.sampled_logprobs_BT[:, 1:], batch, stats.trained_tokens, config)
+        data = [datum for datum, _ in to_data(to_samples(groups), groups)]
+        batch, stats = Batch.of(data, 0), summarize(groups)
+        # TRL takes one step per batch: its weights are still those that sampled, so their logprobs are the recorded ones.
+        sampled_BT = batch.sampled_logprobs_BT
+        losses_BT = token_losses("ppo", sampled_BT, sampled_BT, batch.advantages_BT, {})
+        ours = (losses_BT * batch.mask_BT).sum() / stats.trained_tokens
         print(
             f"step {step + 1}: reward {theirs['reward']:.3f}, {stats.trained_tokens} tokens, loss {theirs['loss']:.5f} by TRL, "
             f"{ours.item():.5f} by the loop"

@@ -24,7 +24,7 @@ reward = AnswerReward()
 async def invoke_agent(payload):
     rollout = payload["_rollout"]
     messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": payload["prompt"]}]
-    rewards = []
+    rewards: list[float] = []
     async with AsyncOpenAI(base_url=rollout["base_url"], api_key=rollout.get("api_key", "none")) as client:
         for _ in range(TURNS):
             reply = await client.chat.completions.create(

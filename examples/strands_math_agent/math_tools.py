@@ -3,6 +3,8 @@
 import ast
 import operator
 import re
+from collections.abc import Callable
+from typing import Any
 
 from strands import tool
 
@@ -10,7 +12,7 @@ from agentcore_rl_toolkit import RewardFunction
 
 SYSTEM_PROMPT = "Solve the problem. Use the calculator."
 
-_OPERATORS = {
+_OPERATORS: dict[type, Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,

@@ -40,6 +40,7 @@ def main() -> None:
     folder = tasks()
     if folder is None:
         skip(HERE, options, "set OFFICEBENCH_TASKS to the `tasks` folder of OfficeBench's repository")
+        return
     from solver import SOLUTIONS, steps  # plain data: needs none of the example's packages
 
     ids = [task_id for task_id in SOLUTIONS if not options.quick or task_id in QUICK]

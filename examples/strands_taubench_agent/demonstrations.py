@@ -22,7 +22,7 @@ from benchmark import Episode, Task, gold_actions, left_to_do
 from wording import COMPACT_PROMPT, compact
 
 LINE = {"id": "L1002"}
-_PHONE = ("check_network_status", {})
+_PHONE: tuple[str, dict[str, Any]] = ("check_network_status", {})
 _LINE = ("get_details_by_id", LINE)
 CHECKS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
     "service_issue": (_PHONE, ("check_apn_settings", {}), _LINE),

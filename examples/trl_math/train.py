@@ -71,7 +71,7 @@ def evaluate(name: str, n: int, *, client: Any, gateway: Any, config: CollectCon
     ]
     groups = collect(requests, client=client, gateway=gateway, config=config)
     stats = summarize(groups)
-    print(f"{name}: {stats.described()} on {n} held-out problems", flush=True)
+    print(f"{name}: mean reward {stats.score_mean} of {stats.scored} of {n} held-out problems", flush=True)
     failed = next((r for g in groups for r in g.rollouts if not r.usable), None)
     if failed is not None:
         print(
@@ -136,7 +136,7 @@ def main() -> None:
                 endpoint_url=config.endpoint_url,
             )
         )
-        gateway = stack.enter_context(GatewayClient(config.gateway_url))
+        gateway = stack.enter_context(GatewayClient(gateway_at["url"]))
         both: dict[str, Any] = {"client": client, "gateway": gateway}
         model, tokenizer = load_policy()
         rewards: list[float | None] = []

@@ -94,9 +94,9 @@ class Comparator:
                 return all(values) if isinstance(op, ast.And) else any(values)
             case ast.Compare(left=left, ops=ops, comparators=others):
                 value = self._value(left, cell)
-                for op, other in zip(ops, others, strict=True):
+                for comparison, other in zip(ops, others, strict=True):
                     against = self._value(other, cell)
-                    if not _COMPARISONS[type(op)](value, against):
+                    if not _COMPARISONS[type(comparison)](value, against):
                         return False
                     value = against
                 return True

@@ -183,7 +183,7 @@ def load_calendar(path: Path) -> icalendar.Calendar:
 def read_events(path: Path) -> list[Event]:
     """The events of a calendar file, by their start. Raises: UnreadableFileError, also if an event has no start."""
     try:
-        found = []
+        found: list[Event] = []
         for component in load_calendar(path).walk("VEVENT"):
             if len(found) >= MAX_EVENTS:
                 raise UnreadableFileError(f"{path.name} has more than {MAX_EVENTS} events")
@@ -234,7 +234,8 @@ def read_email(path: Path) -> Email:
             if (name := part.get_filename()) is not None:
                 attachments.append(name)
             elif part.get_content_type() in ("text/plain", "text/html"):
-                parts.append((part.get_payload(decode=True) or b"").decode("utf-8", errors="replace"))
+                content = part.get_payload(decode=True)
+                parts.append(content.decode("utf-8", errors="replace") if isinstance(content, bytes) else "")
         return Email(
             name=path.name,
             sender=str(message["From"] or ""),

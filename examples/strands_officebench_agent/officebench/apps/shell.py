@@ -54,7 +54,7 @@ class ShellApp:
             words = list(lexer)
         except ValueError as e:
             raise OfficeError(f"the command cannot be read: {e}") from None
-        outputs, line = [], []
+        outputs, line = [], list[str]()
         for word in [*words, ";"]:
             if word and word.strip("\n") in ("", ";", "&&"):
                 if line:
