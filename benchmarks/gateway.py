@@ -96,6 +96,8 @@ def checks_of(rows: Sequence[Row], found: Found, calibration: float) -> list[Che
     checks.append(
         Check("ms of the event loop's longest standstill, with long prompts, a slow reader and a fetch", longest, 50)
     )
+    grown = found.get("growth", {}).get("growth_mb")
+    checks.append(Check("MB of memory that many calls, deleted sessions and slow readers leave behind", grown, 16))
     kept = found.get("memory", {})
     missing = kept["turns"] - kept["found"] + kept["wrong"] if kept else None
     checks.append(Check("RSS MB after 2,500 sessions x 40 turns x 2k tokens", kept.get("rss_mb"), 400))
@@ -123,6 +125,8 @@ def run_scenarios(wanted: str, *, quick: bool) -> Found:
             runs["rendered here"] = lambda: scenarios.rendering(server, TURNS, TOKENS)
             runs["standstill"] = lambda: scenarios.standstill(server, 400)
             runs["memory"] = lambda: scenarios.memory(server, 2500, 40)
+        calls, sessions, readers = (3_000, 500, 50) if quick else (1_000_000, 10_000, 1_000)
+        runs["growth"] = lambda: scenarios.growth(server, calls, sessions, readers)
         found = {}
         for name, run in runs.items():
             if wanted == "all" or (wanted != "none" and any(word in name for word in wanted.split(","))):

@@ -110,6 +110,23 @@ def rendering(server: Server, turns: int, tokens: int) -> dict[str, float]:
     return {"turn_2_cpu_ms": early, f"turn_{turns}_cpu_ms": late, "ratio": late / early, "prompt_tokens": length}
 
 
+def read_slowly(target: Target, row: tuple[str, str], tokens: int) -> None:
+    """Read a stream with a pause after every piece."""
+    place = urllib.parse.urlsplit(target.url)
+    path, key = row
+    body = _body([{"role": "user", "content": "hi"}], tokens, stream=True)
+    with socket.create_connection((place.hostname or "", place.port)) as sock:
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\ncontent-length: {len(body)}"
+        sock.sendall(head.encode() + b"\r\n\r\n" + body)
+        got = b""
+        while b"\r\n0\r\n\r\n" not in got[-64:]:
+            data = sock.recv(2**16)
+            if not data:
+                raise SystemExit("the stream broke off")
+            got = got[-64:] + data
+            time.sleep(0.02)
+
+
 def standstill(server: Server, megabytes: int) -> dict[str, float]:
     """The longest time in which the event loop answers no other request, by a client that asks for its health all the time.
 
@@ -141,28 +158,13 @@ def standstill(server: Server, megabytes: int) -> dict[str, float]:
                 waits_ms.append((time.perf_counter() - before) * 1000)
                 time.sleep(0.001)
 
-        def read_slowly() -> None:
-            place = urllib.parse.urlsplit(target.url)
-            path, key = rows[1]
-            body = _body([{"role": "user", "content": "hi"}], 32_768, stream=True)
-            with socket.create_connection((place.hostname or "", place.port)) as sock:
-                head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\ncontent-length: {len(body)}"
-                sock.sendall(head.encode() + b"\r\n\r\n" + body)
-                got = b""
-                while b"\r\n0\r\n\r\n" not in got[-64:]:
-                    data = sock.recv(2**16)
-                    if not data:
-                        raise SystemExit("the stream broke off")
-                    got = got[-64:] + data
-                    time.sleep(0.02)
-
         def send_long_prompts() -> None:
             agent, number = Agent(target), 10**6
             while not done.is_set():
                 agent.ask(rows[2], prompt(number := number + 1))
 
         probing, sending = threads.submit(probe), threads.submit(send_long_prompts)
-        reading = threads.submit(read_slowly)
+        reading = threads.submit(read_slowly, target, rows[1], 32_768)
         with GatewayClient(target.url, timeout_s=300) as client:
             client.fetch([names[0]], close=False)
         reading.result()
@@ -170,6 +172,32 @@ def standstill(server: Server, megabytes: int) -> dict[str, float]:
         for task in (probing, sending):
             task.result()
         return {"longest_ms": max(waits_ms), "p99_ms": sorted(waits_ms)[len(waits_ms) * 99 // 100]}
+
+
+def growth(server: Server, calls: int, sessions: int, readers: int) -> dict[str, float]:
+    """Resident memory after many short calls, deleted sessions and slow readers, against a tenth of each."""
+    with gateway("ours", server) as target, GatewayClient(target.url, timeout_s=120) as client:
+        pid = target.pid or 0
+
+        def work(calls: int, sessions: int, readers: int, name: str) -> float:
+            while calls > 0:
+                calls -= load(
+                    target.url, target.sessions, tokens=64, stream=calls % 2 == 0, connections=32, seconds=1.0
+                ).requests
+            for at in range(0, sessions, 100):
+                names = [f"{name}-{k}" for k in range(at, min(at + 100, sessions))]
+                opened = client.create_sessions(names)
+                path = urllib.parse.urlsplit(opened[0].base_url).path + "/chat/completions"
+                Agent(target).ask((path, opened[0].api_key), _body([{"role": "user", "content": "hi"}], 64))
+                client.delete(names)
+            with ThreadPoolExecutor(min(readers, 50)) as threads:
+                list(threads.map(lambda k: read_slowly(target, target.rows()[k % 8], 1024), range(readers)))
+            time.sleep(1.0)
+            return rss_kb(pid) / 1024
+
+        before = work(calls // 10, sessions // 10, readers // 10, "warm")
+        after = work(calls, sessions, readers, "more")
+        return {"before_mb": before, "after_mb": after, "growth_mb": after - before}
 
 
 def memory(server: Server, sessions: int, turns: int) -> dict[str, float]:
