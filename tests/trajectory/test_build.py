@@ -124,24 +124,6 @@ def test_two_different_turns_with_one_id_are_an_error_that_names_it() -> None:
     assert caught.value.session_id == "session-9"
 
 
-def test_of_a_retried_call_the_answer_that_was_used_is_kept() -> None:
-    lost = turn(0, PROMPT, [20, 21])
-    used = turn(1, PROMPT, [22], retry_of="t0")
-    after = turn(2, [*PROMPT, 22, 30], [23])
-    result = build_trajectory("s", [lost, used, after])
-    (sequence,) = result.sequences
-    assert sequence.turn_ids == ["t1", "t2"]
-    assert result.report.superseded_turns == 1
-    assert result.report.branches == 1  # t1 left t0's tokens
-    assert result.report.trained_token_share == 0.5
-
-
-def test_of_a_retried_call_that_nobody_continued_the_last_answer_is_kept() -> None:
-    chain = [turn(0, PROMPT, [20]), turn(1, PROMPT, [21], retry_of="t0"), turn(2, PROMPT, [22], retry_of="t1")]
-    (sequence,) = build_trajectory("s", chain).sequences
-    assert sequence.turn_ids == ["t2"]
-
-
 def test_an_answer_that_did_not_reach_the_agent_is_not_trained() -> None:
     lost = turn(0, PROMPT, [20, 21], delivered=False)
     again = turn(1, PROMPT, [22])
@@ -149,7 +131,6 @@ def test_an_answer_that_did_not_reach_the_agent_is_not_trained() -> None:
     assert [s.turn_ids for s in result.sequences] == [["t1"]]
     assert result.report.untrainable_reasons == {"not_delivered": 1}
     assert (result.report.turns, result.report.sampled_tokens, result.report.trained_tokens) == (2, 3, 1)
-    assert result.report.superseded_turns == 0
     assert build_trajectory("s", [lost]).sequences == []
 
 
@@ -161,7 +142,7 @@ def test_an_answer_that_the_agent_went_on_from_did_reach_it() -> None:
 
 
 def test_of_two_equal_answers_the_one_that_arrived_is_gone_on_from() -> None:
-    turns = [turn(0, PROMPT, [20], delivered=False), turn(1, PROMPT, [20], retry_of="t0")]
+    turns = [turn(0, PROMPT, [20], delivered=False), turn(1, PROMPT, [20])]
     result = build_trajectory("s", [*turns, turn(2, [*PROMPT, 20, 30], [21], parent_turn="t0")])
     assert [s.turn_ids for s in result.sequences] == [["t1", "t2"]]
     assert result.report.untrainable_reasons == {"not_delivered": 1}
@@ -176,12 +157,9 @@ def test_of_two_equal_answers_the_one_that_the_gateway_names_is_continued(parent
     assert [s.turn_ids for s in unnamed.sequences] == [["t0", "t2"], ["t1"]]
 
 
-def test_a_parent_whose_only_continuation_was_superseded_is_still_trained() -> None:
-    parent = turn(0, PROMPT, [20])
-    dropped = turn(1, [*PROMPT, 20, 30], [21])
-    # The retry asks with a rewritten history, so it does not hang under the parent.
-    kept = turn(2, [9, 9, 9, 9], [22], retry_of="t1")
-    result = build_trajectory("s", [parent, dropped, kept])
+def test_a_parent_whose_only_continuation_was_lost_is_still_trained() -> None:
+    turns = [turn(0, PROMPT, [20]), turn(1, [*PROMPT, 20, 30], [21], delivered=False), turn(2, [9, 9, 9, 9], [22])]
+    result = build_trajectory("s", turns)
     assert [s.turn_ids for s in result.sequences] == [["t0"], ["t2"]]
     assert result.report.trained_tokens == 2
 

@@ -50,7 +50,6 @@ def sessions(draw: st.DrawFn) -> list[Turn]:
                 finish_reason="abort" if trouble == "abort" else "stop",
                 weight_version_first=first,
                 weight_version_last=first + draw(st.integers(0, 1)),
-                retry_of=draw(st.sampled_from([None, None, None, f"t{index - 1}"])) if index else None,
                 started_s=start,
                 finished_s=start + draw(st.floats(0, 3)),
             )
@@ -71,12 +70,12 @@ def test_each_sampled_token_is_trained_exactly_once(turns: list[Turn]) -> None:
 
 
 @given(sessions())
-def test_every_usable_turn_is_trained_superseded_or_excluded(turns: list[Turn]) -> None:
+def test_every_usable_turn_is_trained_or_excluded(turns: list[Turn]) -> None:
     result = build_trajectory("s", turns)
     report = result.report
     placed = [turn_id for s in result.sequences for turn_id in s.turn_ids]
     assert len(placed) == len(set(placed))
-    assert len(placed) + report.superseded_turns + report.untrainable_turns == report.turns == len(turns)
+    assert len(placed) + report.untrainable_turns == report.turns == len(turns)
     assert {t.turn_id for t in turns if t.why_untrainable()} & set(placed) == set()
     assert report.trained_tokens == sum(len(t.completion_ids) for t in turns if t.turn_id in placed)
     assert report.sampled_tokens == sum(len(t.completion_ids) for t in turns)
@@ -127,7 +126,6 @@ def test_order_of_arrival_and_repeated_records_change_nothing(turns: list[Turn],
 @given(sessions())
 def test_no_sequence_could_be_merged_into_another(turns: list[Turn]) -> None:
     """A turn hangs under the longest earlier turn that its prompt continues, as a search through all pairs finds it."""
-    turns = [replace(t, retry_of=None) for t in turns]
     usable = [t for t in turns if t.why_untrainable() is None]
     result = build_trajectory("s", turns)
     continued: set[str] = set()
@@ -152,7 +150,7 @@ def test_no_sequence_could_be_merged_into_another(turns: list[Turn]) -> None:
 
 @given(sessions())
 def test_every_sequence_but_the_first_is_a_branch_and_says_why(turns: list[Turn]) -> None:
-    result = build_trajectory("s", [replace(t, retry_of=None) for t in turns])
+    result = build_trajectory("s", turns)
     assert result.report.branches == max(0, len(result.sequences) - 1)
     reasons = [s.branch_reason for s in result.sequences]
     assert reasons[:1] in ([], [None])

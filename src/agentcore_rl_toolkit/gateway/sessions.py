@@ -29,9 +29,9 @@ from ..messages.wire import ModelRequest, passthrough
 from ..messages.wire.chat import parse_parameters
 from ..messages.wire.passthrough import Fields
 from .capture.build import Texts
-from .capture.replies import RecordedReplies
 from .router import Worker
 from .store.reader import Counts, StoredSession
+from .store.replies import RecordedReplies
 from .store.writer import Store
 
 REMEMBERED = 64  # answered calls per session that a repeated request may be joined to

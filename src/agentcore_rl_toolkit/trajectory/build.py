@@ -103,9 +103,9 @@ def build_trajectory(
             else:
                 excluded[reason] += 1
         placed = _place(usable)
-        _drop_unused_retries(placed)
-        _drop_undelivered(placed)
-        excluded.update("not_delivered" for node in placed if node.undelivered)
+        for node in placed:  # if a turn goes on from an answer, the agent got it
+            node.lost = not node.turn.delivered and not node.children
+        excluded.update("not_delivered" for node in placed if node.lost)
         select(placed, train)
         for node in placed:
             how = node.turn.sampled_otherwise(temperature)
@@ -175,35 +175,9 @@ def _choose_parent(candidates: list[Placed], turn: Turn) -> Placed:
     return candidates[0]
 
 
-def _drop_unused_retries(placed: list[Placed]) -> None:
-    """Keep the answers to a retried call that the agent continued, otherwise the last one."""
-    original = {node.turn.turn_id: node.turn.retry_of for node in placed}
-    groups: dict[str, list[Placed]] = {}
-    for node in placed:
-        first = node.turn.turn_id
-        seen = {first}
-        while (before := original.get(first)) is not None and before not in seen:
-            first = before
-            seen.add(first)
-        groups.setdefault(first, []).append(node)
-    for group in groups.values():
-        if len(group) > 1:
-            got = [node for node in group if node.turn.delivered] or group
-            used = [node for node in group if node.children] or got[-1:]
-            for node in group:
-                node.superseded = node not in used
-
-
-def _drop_undelivered(placed: list[Placed]) -> None:
-    """An answer that did not reach the agent led to nothing that a reward could be for. If a turn goes on from it, it did."""
-    for node in placed:
-        if not node.turn.delivered and not node.children:
-            node.superseded = node.undelivered = True
-
-
 def _sequences(placed: list[Placed]) -> list[TrainingSequence]:
-    # A superseded turn has no children, so leaving it out never orphans anything; its parent may become a leaf by it.
-    kept = [node for node in placed if not node.superseded]
+    # A lost turn has no children, so leaving it out never orphans anything; its parent may become a leaf by it.
+    kept = [node for node in placed if not node.lost]
     for node in reversed(kept):
         node.carries = node.carries or node.side is None
         if node.parent is not None:
@@ -288,7 +262,7 @@ def _report(
     train: str,
     temperature: float | None,
 ) -> FidelityReport:
-    kept = [node for node in placed if not node.superseded]
+    kept = [node for node in placed if not node.lost]
     side_calls: Counter[str] = Counter()
     other_sampling: Counter[str] = Counter()
     for node in kept:
@@ -310,7 +284,6 @@ def _report(
         unparsed_tool_calls=sum(turn.parse_status == "unparsed" for turn in distinct),
         untrainable_turns=sum(excluded.values()),
         untrainable_reasons=dict(excluded),
-        superseded_turns=sum(node.superseded and not node.undelivered for node in placed),
         duplicate_turns=duplicates,
         mixed_version_turns=sum(_mixed(turn) for turn in distinct),
         weight_version_min=min(versions, default=None),

@@ -46,8 +46,8 @@ _QUESTION = 14  # tokens before those, by which the last message is known again
 class Placed:
     """A trainable turn, what it goes on from, and why it is not trained, where it is not.
 
-    ``reason`` is why it does not go on from the turn before it, ``rival`` the earlier turn that it leaves there. ``superseded``:
-    a retry that the agent never used, or an answer that it never got. ``side`` is one of `selection.SIDE_CALLS`. ``carries``: it
+    ``reason`` is why it does not go on from the turn before it, ``rival`` the earlier turn that it leaves there. ``lost``:
+    an answer that the agent never got. ``side`` is one of `selection.SIDE_CALLS`. ``carries``: it
     or a turn that goes on from it is trained.
     """
 
@@ -58,8 +58,7 @@ class Placed:
     parent: Placed | None = None
     children: list[Placed] = field(default_factory=list)
     continues: Placed | None = None  # after a compaction: the turn whose conversation it is
-    superseded: bool = False
-    undelivered: bool = False
+    lost: bool = False
     side: str | None = None
     carries: bool = False
 
@@ -70,7 +69,7 @@ def find_compactions(placed: Sequence[Placed]) -> list[tuple[Placed, list[Placed
     latest: dict[tuple[str, tuple[str, ...] | None], Placed] = {}  # the last turn of each agent
     for node in placed:
         turn = node.turn
-        if turn.system is None or node.superseded:
+        if turn.system is None or node.lost:
             continue
         agent = (turn.system, turn.tools)
         if node.reason in ("sub_agent", "history_rewritten") and agent in latest:
@@ -89,7 +88,7 @@ def _quoted(placed: Sequence[Placed], node: Placed) -> list[Placed]:
     for other in placed[: node.position]:
         turn = other.turn
         fed = turn.feeds.get(node.turn.turn_id) in ("quoted", "continued", "reviewed")
-        if fed and turn.parse_status == "none" and not (other.children or other.superseded):
+        if fed and turn.parse_status == "none" and not (other.children or other.lost):
             question = pack(turn.prompt_ids[-_GENERATION - _QUESTION : -_GENERATION])
             shrunk = len(turn.prompt_ids) + len(turn.completion_ids) > len(node.turn.prompt_ids)
             if shrunk and not (question and question in pack(node.turn.prompt_ids)):
@@ -174,7 +173,7 @@ def _pick(placed: Sequence[Placed], numbers: Sequence[int], rule: str) -> None:
     for node, number in zip(placed, numbers, strict=True):
         if node.turn.tag is not None:
             node.side = "tagged"
-        elif not node.superseded:
+        elif not node.lost:
             conversation = found.setdefault(number, _Conversation())
             conversation.nodes.append(node)
             conversation.tools.update(node.turn.tools or ())

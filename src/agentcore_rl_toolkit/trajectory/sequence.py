@@ -63,17 +63,19 @@ class TrainingSequence:
 class FidelityReport:
     """How much of what the model sampled in a session will be trained on, and where it was lost.
 
-    ``turns`` counts distinct calls (``duplicate_turns``, records of the same call, are not in it). ``branches``
-    counts turns that did not continue the sequence before them; ``branch_reasons`` says why. ``superseded_turns`` are
-    answers of a retried call that the agent never used. ``untrainable_turns`` by reason in ``untrainable_reasons``.
-    ``mixed_version_turns`` were sampled by more than one weight version. ``train`` is the rule that picked what trains,
-    ``side_calls`` the sampled tokens that it left out, by reason (`SIDE_CALLS`); ``sequences`` and ``sequence_tokens`` do not
-    count these.
-    ``other_sampling`` are tokens that were sampled otherwise than the trainer reproduces, by how. Those of another temperature,
-    or with penalties or a logit bias, are not trained, and are no side calls; those of a cut distribution (top_p, top_k, min_p)
-    are trained.
-    ``unanswered_turns`` ended inside the policy's reasoning. ``left_out`` are the turns whose model did not get the agent's
-    whole history, by the kind of what it did not get: a type of items, parts or fields that it cannot read. Units: tokens."""
+    - ``turns``: distinct calls. ``duplicate_turns``: further records of the same calls.
+    - ``branches``: turns that did not continue the sequence before them, by cause in ``branch_reasons``.
+    - ``untrainable_turns``: by cause in ``untrainable_reasons``. ``mixed_version_turns``: sampled by several weight versions.
+    - ``train``: the rule that picked what trains. ``side_calls``: the sampled tokens that it left out, by reason (`SIDE_CALLS`).
+      ``sequences`` and ``sequence_tokens`` do not count these.
+    - ``other_sampling``: tokens that were sampled otherwise than the trainer reproduces, by how. Those of another temperature, or
+      with penalties or a logit bias, are not trained, and are no side calls. Those of a cut distribution (top_p, top_k, min_p)
+      are trained.
+    - ``unanswered_turns``: ended inside the policy's reasoning. ``left_out``: turns whose model did not get the agent's whole
+      history, by the kind of what it did not get.
+
+    Units: tokens.
+    """
 
     turns: int = 0
     sequences: int = 0
@@ -85,7 +87,6 @@ class FidelityReport:
     unparsed_tool_calls: int = 0
     untrainable_turns: int = 0
     untrainable_reasons: dict[str, int] = field(default_factory=dict)
-    superseded_turns: int = 0
     duplicate_turns: int = 0
     mixed_version_turns: int = 0
     weight_version_min: int | None = None

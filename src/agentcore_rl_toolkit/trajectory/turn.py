@@ -37,21 +37,23 @@ FLOWS = ("continued", "reviewed", "history", "quoted", "called")
 class Turn:
     """One model call.
 
-    Shapes: ``prompt_ids`` (P,), ``completion_ids`` (C,), ``logprobs`` (C,), ``token_weight_versions`` (C,) or None.
-    ``index`` is the order in which the calls of the session *started*. ``finish_reason`` is the engine's own word;
-    None, or one of `UNFINISHED_REASONS`, marks a call that broke off: its tokens are counted as sampled but never
-    trained. ``parse_status`` says what became of tool calls in the completion: "unparsed" = looked like a call, did
-    not parse. ``routed_experts`` is the engine's array as raw bytes, carried and not looked into. ``parent_turn`` and
-    ``retry_of`` are turn ids as the gateway knows them; ``branch_reason`` (one of `BRANCH_REASONS`) is its knowledge
-    of why history was not continued. ``delivered`` False: as far as the gateway can know the agent did not get the answer
-    whole, so the turn is trained only if a later one goes on from it. ``tools`` are the names of those that the call offers,
-    ``tag`` is what the agent calls its role, ``system`` stands for the text of its leading system messages: calls of one agent
-    have the same. ``sampling`` are the sampling parameters of the call, as far as it names any. ``answered`` False: the policy
-    ended inside its reasoning, and the agent got a blank answer. ``reply_id`` is the id that the reply had in OpenAI's chat API.
-    ``feeds`` are the ids of later turns whose prompts have this answer, each with one of `FLOWS`. ``left_out`` counts, by kind,
-    the items, parts and fields of the agent's history that the model did not get as they were sent.
-    None where it is not known. Units: unix seconds for ``*_s``.
+    A field is None if it is not known. ``index`` is the order in which the calls of the session *started*.
 
+    - ``finish_reason``: the engine's own word. None, or one of `UNFINISHED_REASONS`, marks a call that broke off: its tokens are
+      counted as sampled and never trained.
+    - ``parse_status``: "unparsed" if the completion has text that looks like a tool call and does not parse.
+    - ``answered`` False: the policy ended inside its reasoning, and the agent got a blank answer.
+    - ``delivered`` False: as far as the gateway knows, the agent did not get the whole answer. The turn is trained only if a
+      later one continues it.
+    - ``parent_turn``, ``branch_reason`` (one of `BRANCH_REASONS`): the turn that this one continues, or why it continues none.
+    - ``tools``, ``tag``, ``system``, ``sampling``: the names of the offered tools, the agent's word for the role of the call, a
+      digest of the leading system messages, and the sampling parameters that the call names.
+    - ``feeds``: the ids of later turns whose prompts have this answer, each with one of `FLOWS`.
+    - ``left_out``: the items, parts and fields of the agent's history that the model did not get as sent, counted by kind.
+    - ``routed_experts``: the engine's array as raw bytes. ``reply_id``: the id of the reply in OpenAI's chat API.
+
+    Shapes: ``prompt_ids`` (P,), ``completion_ids`` (C,), ``logprobs`` (C,), ``token_weight_versions`` (C,) or None.
+    Units: unix seconds for ``*_s``.
     Raises: CaptureError when the lengths do not fit together.
     """
 
@@ -72,7 +74,6 @@ class Turn:
     trainable: bool = True
     untrainable_reason: str | None = None
     parent_turn: str | None = None
-    retry_of: str | None = None
     branch_reason: str | None = None
     choice_index: int = 0
     token_weight_versions: Sequence[int | None] | None = field(default=None, repr=False)

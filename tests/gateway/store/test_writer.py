@@ -85,7 +85,7 @@ def test_calls_come_back_as_they_were(tmp_path: Path, directory: bool) -> None:
     session = put(store, "one")
     wrote = [
         record("a"),
-        record("b", choices=3, digest=-(2**63), retry_of="a", usage=b"{}", request=b"{}", error="\u00e4\x00"),
+        record("b", choices=3, digest=-(2**63), usage=b"{}", request=b"{}", error="\u00e4\x00"),
         record("c", choices=0, status="error", http_status=500, model=None, delivered=False),
         record("d", tokens=100_000),
     ]

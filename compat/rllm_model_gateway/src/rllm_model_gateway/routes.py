@@ -103,14 +103,13 @@ def traces_of(session: Session, reader: Reader) -> Iterator[bytes]:
     records = [decode_small(payload) for payload in reader.readable(numbers)]
     number_of = {record.call_id: number for record, number in zip(records, numbers, strict=True)}
     messages = dict(zip((record.call_id for record in records), message_lists(records), strict=True))
-    retried = {record.retry_of for record in records}
     continued = {record.prompt_base.call_id for record in records if record.prompt_base.choice >= 0}
     whole = expand(records)
     turns = iter(whole.turns)
     separator = b"["
     for record in whole.records:
         own = list(itertools.islice(turns, len(record.choices))) if record.status in (OK, UNTRAINABLE) else []
-        if record.call_id not in continued and (not record.delivered or record.call_id in retried):
+        if record.call_id not in continued and not record.delivered:
             continue  # its agent did not get it whole
         if record.status == OK:
             asked = messages[record.call_id]

@@ -212,7 +212,6 @@ def captured(capture: Any, trajectory: Any) -> dict[str, Any]:
                 "parse_status": turn.parse_status,
                 "untrainable": turn.why_untrainable(),
                 "delivered": turn.delivered,
-                "retry_of": turn.retry_of,
             }
             for turn in capture.turns
         ]

@@ -204,7 +204,7 @@ def rewards_of_turns(reward: Reward, trajectory: Trajectory, capture: Any) -> di
         last = {s.turn_ids[-1] for s in trajectory.sequences if s.turn_ids}  # no later turn continues them
         prompts = {turn.turn_id: (turn.choice_index, *turn.prompt_ids) for turn in turns}
         newest = {prompt: turn_id for turn_id, prompt in prompts.items()}
-        repeated = {turn.retry_of for turn in turns} | {name for name in last if newest[prompts[name]] != name}
+        repeated = {name for name in last if newest[prompts[name]] != name}
         names = [name for name in trained if name not in repeated]
     if reward.per_turn is not None and given == len(names):
         return dict(zip(names, reward.per_turn, strict=True))

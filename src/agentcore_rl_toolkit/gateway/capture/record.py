@@ -116,7 +116,6 @@ class CallRecord(msgspec.Struct, array_like=True, kw_only=True):
     error_type: str | None = None
     error: str | None = None
     digest: int = 0
-    retry_of: str | None = None
     reply_id: str | None = None
     upstream: str | None = None
     parent_turn: str | None = None

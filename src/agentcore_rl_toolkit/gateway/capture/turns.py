@@ -121,7 +121,6 @@ def _turn(record: CallRecord, choice: ChoiceRecord, *, completion_ids: list[int]
     if len(logprobs) != len(completion_ids):  # absent is not zero, and one such choice must not hide all other turns
         logprobs, untrainable = [None] * len(completion_ids), "missing_logprobs"
     first, last, each = _versions(record, choice, len(completion_ids))
-    again = record.retry_of
     return Turn(
         completion_ids=completion_ids,
         logprobs=logprobs,
@@ -136,7 +135,6 @@ def _turn(record: CallRecord, choice: ChoiceRecord, *, completion_ids: list[int]
         finished_s=record.finished_s,
         trainable=untrainable is None,
         untrainable_reason=untrainable,
-        retry_of=again if again is None or len(record.choices) == 1 else f"{again}.{choice.index}",
         delivered=record.delivered,
         parent_turn=record.parent_turn,
         branch_reason=record.branch_reason,
