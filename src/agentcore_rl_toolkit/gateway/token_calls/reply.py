@@ -25,7 +25,7 @@ _to_json = msgspec.json.Encoder().encode
 
 @dataclass(slots=True)
 class _SampledChoice:
-    """One choice while it is sampled. ``shown``: ids whose logprobs the agent has."""
+    """One choice while it is sampled."""
 
     stream: ReplyStream
     ids: list[int] = field(default_factory=list)
@@ -34,7 +34,6 @@ class _SampledChoice:
     parsed: Choice | None = None  # once it has ended
     versions: Versions = field(default_factory=Versions)
     spans: list[tuple[int, int]] | None = None
-    shown: int = 0
 
 
 class TokenReply:
@@ -81,7 +80,8 @@ class TokenReply:
         deltas = sampled.stream.feed(piece.ids) if piece.ids else []
         if piece.finish_reason is not None:
             deltas += sampled.stream.finish()
-        deltas += self._entries(piece.choice, sampled)
+        if entries := self._entries(sampled, len(sampled.ids) - len(piece.ids)):
+            deltas.append(Delta(choice=piece.choice, logprob_entries=entries))
         if piece.finish_reason is not None:
             parsed = sampled.parsed = self._parsed(sampled, piece)
             end = Delta(
@@ -104,20 +104,15 @@ class TokenReply:
             stops=asked.sampling.stop,
         )
 
-    def _entries(self, index: int, sampled: _SampledChoice) -> list[Delta]:
-        """The logprobs that an agent asked for, of the tokens that are known to belong to the answer."""
-        logprobs, upto = sampled.logprobs, sampled.stream.settled
-        if not self._asked.logprobs or upto == sampled.shown:
-            return []
-        # Lists of different lengths make the turn invalid (see `record`); the agent gets the text without them.
-        if logprobs is None or len(logprobs) != len(sampled.ids):
-            return []
-        part = slice(sampled.shown, upto)
-        sampled.shown = upto
-        return [Delta(choice=index, logprob_entries=self._logprob_entries(sampled.ids[part], logprobs[part]))]
+    def _entries(self, sampled: _SampledChoice, since: int = 0) -> list[dict[str, Any]]:
+        """The logprobs that an agent asked for, from a token on: of all sampled tokens, as vLLM does.
 
-    def _logprob_entries(self, ids: list[int], logprobs: list[float | None]) -> list[dict[str, Any]]:
-        return self._renderer.logprob_entries(ids, logprobs, top=self._asked.top_logprobs > 0)
+        Lists of different lengths make the turn invalid (see `record`). The agent gets the text without them.
+        """
+        ids, logprobs = sampled.ids, sampled.logprobs
+        if not self._asked.logprobs or logprobs is None or len(logprobs) != len(ids):
+            return []
+        return self._renderer.logprob_entries(ids[since:], logprobs[since:], top=self._asked.top_logprobs > 0)
 
     @staticmethod
     def _parsed(sampled: _SampledChoice, piece: Piece) -> Choice:
@@ -138,7 +133,7 @@ class TokenReply:
         """Put the choices into what is captured of the call."""
         captured.complete = self.finished
         for index, sampled in sorted(self._choices.items()):
-            choice, logprobs, upto = sampled.parsed, sampled.logprobs, sampled.stream.settled
+            choice, logprobs = sampled.parsed, sampled.logprobs
             record = choice_record(
                 captured,
                 index,
@@ -151,8 +146,7 @@ class TokenReply:
             record.routed_experts = sampled.routed_experts
             if choice is not None:
                 record.stop_sequence = choice.stop_sequence
-                if self._asked.logprobs and logprobs is not None and len(logprobs) == len(sampled.ids):
-                    entries = self._logprob_entries(sampled.ids[:upto], logprobs[:upto])
+                if entries := self._entries(sampled):
                     record.agent_logprobs = _to_json({"content": entries})
             if sampled.spans is not None:
                 record.weight_spans = pack_ids([n for span in sampled.spans for n in span])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import re
 import secrets
@@ -40,31 +41,25 @@ class PlainText:
         self._all = any_of(tuple(markers))
         # The policy's own marks of reasoning and of calls mean something to the template also in an answer's text.
         self._in_answers = any_of(tuple(text for text in markers if text not in own_marks))
-        self._of_template = any_of(found)
+        pattern = any_of(found)
+        self._pieces = None if pattern is None else re.compile(f"({pattern.pattern})")  # the template's markers
         self._masked = re.compile(self._word + "_([0-9]+)\ue0f1")
         self._plain = tokenizer.without_markers()
 
     def mask(self, value: Any, *, sampled: bool = False) -> Any:
-        """The same JSON value with words in place of markers; the value itself where there are none."""
+        """The same JSON value with words in place of markers."""
         pattern = self._in_answers if sampled else self._all
-        if pattern is None:
-            return value
-        if isinstance(value, str):
-            return pattern.sub(self._covered, value) if pattern.search(value) else value
+        if isinstance(value, str) and pattern is not None:
+            return pattern.sub(lambda match: f"{self._word}_{self._places[match[0]]}\ue0f1", value)
         if isinstance(value, list):
-            new: Any = [self.mask(item, sampled=sampled) for item in value]
-            return value if all(a is b for a, b in zip(new, value, strict=True)) else new
+            return [self.mask(item, sampled=sampled) for item in value]
         if isinstance(value, dict):
-            new = {key: self.mask(item, sampled=sampled) for key, item in value.items()}
-            return value if all(new[key] is item for key, item in value.items()) else new
+            return {key: self.mask(item, sampled=sampled) for key, item in value.items()}
         return value
 
     def messages(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Messages as the template is to get them."""
         return [self.mask(message, sampled=message.get("role") == "assistant") for message in messages]
-
-    def _covered(self, match: re.Match[str]) -> str:
-        return f"{self._word}_{self._places[match[0]]}\ue0f1"
 
     def shown(self, text: str) -> str:
         """The text with its markers."""
@@ -72,22 +67,13 @@ class PlainText:
 
     def encode(self, text: str) -> list[int]:
         """The ids of what a template wrote."""
-        if self._word not in text or self._of_template is None:
+        if self._word not in text or self._pieces is None:
             return self._tokenizer.encode(text)
         ids: list[int] = []
-        usual = ""
-        at = 0
-        for start, end in [*(match.span() for match in self._of_template.finditer(text)), (len(text), len(text))]:
-            between = text[at:start]
-            if self._word in between:
-                ids += self._tokenizer.encode(usual) if usual else []
-                ids += self._plain.encode(self.shown(between))
-                usual = ""
-            else:
-                usual += between
-            usual += text[start:end]
-            at = end
-        return ids + (self._tokenizer.encode(usual) if usual else [])
+        for masked, pieces in itertools.groupby(self._pieces.split(text), lambda piece: self._word in piece):
+            part = "".join(pieces)
+            ids += self._plain.encode(self.shown(part)) if masked else self._tokenizer.encode(part)
+        return ids
 
 
 def read_json(path: Path) -> dict[str, Any]:
