@@ -220,7 +220,7 @@ def _systems(renderer: Renderer) -> tuple[bool, str]:
         ok, detail = _extends(renderer, answer, [{"role": "user", "content": "and then?"}, said[3]], tools, opening)
         if not ok:
             return False, detail
-    return True, str(renderer.template.habits)
+    return True, "turns with them extend each other"
 
 
 def _unusual(renderer: Renderer) -> tuple[bool, str]:
@@ -235,7 +235,7 @@ def _unusual(renderer: Renderer) -> tuple[bool, str]:
         renderer.count([*_HELLO, {"role": "assistant", "content": "", "tool_calls": [call]}, result], _TOOLS)
     for effort in EFFORTS:
         renderer.count(_HELLO, options={"reasoning_effort": effort})
-    return True, renderer.template.habits.unusual()
+    return True, str(renderer.template.habits)
 
 
 def _markers(renderer: Renderer) -> tuple[bool, str]:

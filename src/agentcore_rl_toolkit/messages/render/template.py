@@ -101,25 +101,20 @@ class Habits:
     efforts: tuple[str, ...] = EFFORTS
 
     def __str__(self) -> str:
-        said = [
-            "leading ones are the user's"
-            if self.leading_as_user
-            else "leading ones are merged"
-            if self.merges_leading
-            else "leading ones stay apart",
-            "later ones are written in place, " + ("as the user's" if self.late_as_user else "as they are"),
-        ]
-        if self.merges_users:
-            said.append("user messages in a row are merged")
-        return "; ".join(said)
+        said = [phrase for name, phrase in _PHRASES.items() if getattr(self, name)]
+        if self.efforts != EFFORTS:
+            said.append(f"reasoning efforts: {', '.join(self.efforts) or 'none'}")
+        return "; ".join(said) or "messages are written as they are"
 
-    def unusual(self) -> str:
-        """How a history without the user's message, unreadable arguments and reasoning efforts are written."""
-        efforts = "any" if self.efforts == EFFORTS else ", ".join(self.efforts) or "none"
-        return (
-            f"{'an empty message of the user is put in front' if self.needs_user else 'no message of the user is needed'}; "
-            f"unreadable arguments {'are an object' if self.objects_only else 'stay as they are'}; reasoning efforts: {efforts}"
-        )
+
+_PHRASES = {
+    "merges_leading": "leading system messages are merged",
+    "leading_as_user": "leading system messages are the user's",
+    "late_as_user": "later system messages are written in place, as the user's",
+    "merges_users": "user messages in a row are merged",
+    "needs_user": "an empty message of the user is put in front",
+    "objects_only": "unreadable arguments are an object",
+}
 
 
 class ChatTemplate:
