@@ -22,7 +22,6 @@ from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.messages.wire import Choice, Delta, ModelRequest
 from agentcore_rl_toolkit.messages.wire.canonical import Sampling
 
-from ...messages.reply_builder import ReplyBuilder
 from ..sglang import sglang_answer
 
 MODEL = Path(agentcore_rl_toolkit.__file__).parent / "policy" / "weights"
@@ -92,10 +91,12 @@ def recorded(sampled: TokenReply) -> tuple[Captured, Choice]:
 
 def check(sampled: TokenReply, deltas: list[Delta], ids: list[int], text: str) -> None:
     """The record has everything, the agent its part; streamed and whole say the same."""
-    builder = ReplyBuilder()
-    for delta in deltas:
-        builder.add(delta)
-    streamed = builder.reply().choices[0]
+    streamed = Choice(
+        content="".join(delta.text for delta in deltas),
+        finish_reason=next(delta.finish_reason for delta in deltas if delta.finish_reason is not None),
+        stop_sequence=next((delta.stop_sequence for delta in deltas if delta.stop_sequence is not None), None),
+        logprob_entries=[entry for delta in deltas for entry in delta.logprob_entries or []],
+    )
     captured, whole = recorded(sampled)
     assert captured.complete
     assert captured.problem is None

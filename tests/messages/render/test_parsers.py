@@ -16,8 +16,6 @@ from agentcore_rl_toolkit.errors import CaptureError
 from agentcore_rl_toolkit.messages.render import GRAMMARS, TextDecoder, grammar_named, new_parser
 from agentcore_rl_toolkit.messages.render.tokens import Tokenizer
 
-from ..reply_builder import ReplyBuilder
-
 TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",
@@ -40,28 +38,15 @@ TOOLS: list[dict[str, Any]] = [
 ]
 
 
-def sendable(text: str) -> bytes:
-    """Arguments have to survive the wire."""
-    return text.encode()
-
-
 def read(grammar: str, pieces: list[str], *, tools: Any = TOOLS, reasoning_open: bool = False) -> dict[str, Any]:
     parser = new_parser(grammar_named(grammar), tools=tools, reasoning_open=reasoning_open)
-    builder = ReplyBuilder()
-    for piece in pieces:
-        for delta in parser.feed(piece):
-            builder.add(delta)
-    for delta in parser.finish():
-        builder.add(delta)
-    choices = builder.reply().choices
-    answer = choices[0] if choices else None
+    deltas = [delta for piece in pieces for delta in parser.feed(piece)] + parser.finish()
+    calls = [call for delta in deltas for call in delta.tool_calls]
     return {
         "status": parser.status,
-        "content": answer.content if answer else "",
-        "reasoning": answer.reasoning if answer else "",
-        "calls": [(c.name, json.loads(sendable(c.arguments), parse_constant=str)) for c in answer.tool_calls]
-        if answer
-        else [],
+        "content": "".join(delta.text for delta in deltas),
+        "reasoning": "".join(delta.reasoning for delta in deltas),
+        "calls": [(call.name, json.loads(call.arguments.encode(), parse_constant=str)) for call in calls],
     }
 
 
