@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 CANCEL_S = 5.0
 # A long prompt does not block a short one. Regexes and JSON still hold the interpreter's lock.
 RENDERING_THREADS = 4
-_UNREAD = "the model's chat template has no such variable; leave it out"
 _TOKENIZER = "tokenizer"  # a setting of the store
 
 
@@ -64,9 +63,8 @@ class TokenMode:
         asked.require(self.engine.features, engine=self.engine.name, allowed=self.allowed, path=path)
         grammar, one = self.renderer.grammar, asked.parallel_tool_calls is False
         forced = asked.tool_choice not in ("auto", "none")
-        if not asked.tools or not (forced or (one and asked.tool_choice == "auto")):
-            return
-        if constrained(asked) and not forced:  # an answer in this form makes no calls
+        single = one and asked.tool_choice == "auto" and not constrained(asked)  # an answer in a form makes no calls
+        if not asked.tools or not (forced or single):
             return
         tag = call_format(grammar, asked.tools, choice=asked.tool_choice, parallel=not one)
         if tag is None:

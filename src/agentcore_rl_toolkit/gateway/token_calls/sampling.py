@@ -24,7 +24,7 @@ from ...messages.wire.canonical import Usage
 from ...messages.wire.passthrough import Fields
 from ..capture.record import CONSTRAINED, Captured
 from ..context import Context
-from ..engines import TOKEN_ENGINES, GenerationStream, Piece, constrained
+from ..engines import GenerationStream, Piece, constrained
 from ..router import Worker, checked, whole
 from ..sessions import Session
 from ..wire.request import CallRequest
@@ -47,14 +47,14 @@ class TokenSampling:
         self._session = session
         self._request = request
         self._mode = mode
-        self._engine = TOKEN_ENGINES[context.engine]
+        self._engine = mode.engine
         self._call_id = ""
         self._prompt: RenderedPrompt | None = None
         self._answers: list[tuple[str, list[int], dict[str, Any]]] = []
         self._path = b""
         self._body = b""
         self._reader: GenerationStream | None = None
-        self._reply: TokenReply | None = None
+        self._reply = TokenReply(mode.renderer, request.asked, None)
 
     # -- the request
 
@@ -83,6 +83,7 @@ class TokenSampling:
                 conversation = await mode.histories.open(history)
                 rendering = asyncio.get_running_loop().run_in_executor(mode.executor, self._render, conversation)
                 await _completed(rendering)
+            self.reset()
             self._path, self._body = self._engine.request(
                 self._prompt_json,
                 self._request.asked,
@@ -143,15 +144,13 @@ class TokenSampling:
     # -- the reply
 
     def reset(self) -> None:
-        self._reader = self._reply = None
+        self._reader = None
+        self._reply = TokenReply(self._mode.renderer, self._request.asked, self._prompt)
 
     async def sample(self, worker: Worker) -> AsyncGenerator[list[Delta], None]:
         name = f"{self._call_id}-{secrets.token_hex(4)}"
-        body, stream, most = (
-            self._engine.named(self._body, name),
-            self._request.stream,
-            self._context.limits.reply_bytes,
-        )
+        body, stream = self._engine.named(self._body, name), self._request.stream
+        most = self._context.limits.reply_bytes
         try:
             async with worker.post(self._path, body, session=self._session.id, stream=stream) as response:
                 await checked(response, most)
@@ -168,8 +167,6 @@ class TokenSampling:
             raise
 
     def _take(self, worker: Worker | None, pieces: list[Piece]) -> list[Delta]:
-        if self._reply is None:
-            self._reply = TokenReply(self._mode.renderer, self._request.asked, self._prompt)
         deltas: list[Delta] = []
         for piece in pieces:
             if piece.weights is not None and worker is not None:
@@ -179,8 +176,6 @@ class TokenSampling:
 
     def captured(self) -> Captured:
         request = self._request
-        if self._reply is None:
-            self._reply = TokenReply(self._mode.renderer, request.asked, self._prompt)
         captured = Captured(choices=[], has_tokens=True, reply_id=request.reply_id, model=request.asked.model)
         captured.prompt = self._prompt_json
         if self._reader is not None and self._reader.error is not None:
