@@ -68,7 +68,7 @@ def primitives(backend: str, steps: int, seed: int) -> dict[str, object]:
         "tps_limit": 200,
         "learning_rate": 3e-4,
         "loss": "ppo",
-        "loss_config": {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28},
+        "loss_options": {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28},
         "seed": seed,
         "steps": steps,
         "checkpoint_every": 4,

@@ -22,7 +22,7 @@ import torch
 
 from agentcore_rl_toolkit import RolloutClient
 from agentcore_rl_toolkit.backends import CollectConfig, Group, GroupRequest, collect, summarize
-from agentcore_rl_toolkit.backends.settings import from_mapping, read_settings
+from agentcore_rl_toolkit.backends.settings import read_settings
 from agentcore_rl_toolkit.backends.trl.adapter import make_trainer
 from agentcore_rl_toolkit.backends.trl.config import TrlConfig
 from agentcore_rl_toolkit.gateway import GatewayClient
@@ -125,7 +125,7 @@ def main() -> None:
             "policy_url": policy["url"],
             "output_dir": str(out),
         }
-        config = from_mapping(TrlConfig, values, where=str(a.config))
+        config = TrlConfig.from_values(values, where=str(a.config))
         client = stack.enter_context(
             RolloutClient(
                 config.agent_runtime_arn,

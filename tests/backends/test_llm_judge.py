@@ -21,7 +21,7 @@ from agentcore_rl_toolkit.backends.collection.stream import collect_stream
 from agentcore_rl_toolkit.backends.llm_judge import JudgeSettings, judge_group
 from agentcore_rl_toolkit.backends.rllm.settings import RllmConfig
 from agentcore_rl_toolkit.backends.sagemaker.job import JobConfig
-from agentcore_rl_toolkit.backends.service import RolloutService, RolloutSettings, ServiceSettings
+from agentcore_rl_toolkit.backends.service import RolloutService, ServiceSettings
 from agentcore_rl_toolkit.errors import ConfigError, RolloutError
 from agentcore_rl_toolkit.runs import RunReader, demonstrations
 from examples.loading import EXAMPLES, load
@@ -251,7 +251,7 @@ async def test_a_url_that_refuses_masks_the_group(judge: Any) -> None:
         ({"judge_url": "localhost:80/v1"}, "judge_url must be an address"),
         ({"judge_url": "https://key@host/v1"}, "a key goes into AGENTCORE_RL_JUDGE_KEY"),
         ({"credit": "turn"}, "a judge gives one reward to a whole rollout"),
-        ({"judge_weight": 0.0}, "judge_weight must be greater than 0"),
+        ({"judge_weight": 0.0}, "judge_weight. must be greater than 0"),
         ({"judge_price": (1.0,)}, "judge_price is two numbers"),
     ],
 )
@@ -262,10 +262,10 @@ def test_settings_that_name_no_judge_are_refused(
     (tmp_path / "empty.md").write_text(" \n")
     (tmp_path / "rubric.md").write_text("good")
     named = {"judge": "rubric.md", "judge_url": "http://host/v1", "judge_model": "m"}
-    where: Any = {"agent_runtime_arn": "a", "s3_bucket": "b", **named}
-    RolloutSettings(**where)
+    where: Any = {"agent_runtime_arn": "a", "s3_bucket": "b", "exp_id": "e", **named}
+    ServiceSettings(**where)
     with pytest.raises(ConfigError, match=why):
-        RolloutSettings(**{**where, **given})
+        ServiceSettings(**{**where, **given})
 
 
 def test_every_trainer_hands_its_judge_to_the_collection(judge: Any) -> None:
@@ -276,7 +276,7 @@ def test_every_trainer_hands_its_judge_to_the_collection(judge: Any) -> None:
 async def test_rollouts_that_a_trainer_asks_for_one_by_one_are_judged_as_a_group(tmp_path: Path, judge: Any) -> None:
     settings, server = judge(by_length)
     replay = Replay([returned("x" * 100 * (n + 1)) for n in range(8)], by_input=False)
-    kept = dataclasses.replace(service_settings(settings), record_dir=str(tmp_path / "run"))
+    kept = service_settings(settings).replace(record_dir=str(tmp_path / "run"))
     service = RolloutService(kept, replay.client, replay.gateway)
     wanted = [service.roll({"prompt": "do it"}, group=place // 4, n=4) for place in range(8)]
     rollouts = await asyncio.gather(*wanted)

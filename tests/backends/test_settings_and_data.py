@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from dataclasses import fields
+import subprocess
+import sys
+from collections import Counter
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -14,8 +16,11 @@ from typing import Any
 
 import pytest
 
-from agentcore_rl_toolkit.backends.service import RolloutSettings
-from agentcore_rl_toolkit.backends.settings import from_mapping, read_settings
+from agentcore_rl_toolkit.backends.rllm import RllmConfig
+from agentcore_rl_toolkit.backends.sagemaker.config import SageMakerConfig
+from agentcore_rl_toolkit.backends.service import AgentSettings, GatewaySettings
+from agentcore_rl_toolkit.backends.settings import Settings, from_mapping, read_settings
+from agentcore_rl_toolkit.backends.slime import SlimeRunner
 from agentcore_rl_toolkit.backends.slime.settings import SlimeSettings
 from agentcore_rl_toolkit.backends.tinker.config import TinkerConfig
 from agentcore_rl_toolkit.backends.trl import TrlConfig
@@ -25,6 +30,8 @@ from agentcore_rl_toolkit.client.data import encode_payload, payload_id, read_ro
 from agentcore_rl_toolkit.contract import check_id
 from agentcore_rl_toolkit.errors import ConfigError
 from agentcore_rl_toolkit.gateway.client import gateway_urls
+
+TRAINERS = [SlimeRunner, AgentCoreConfig, TrlConfig, RllmConfig, TinkerConfig, SageMakerConfig]
 
 
 def test_every_field_of_a_row_is_the_payload(tmp_path: Path) -> None:
@@ -87,20 +94,24 @@ def test_an_id_that_cannot_stand_in_a_key_gives_a_digest(value: object) -> None:
 @pytest.mark.parametrize(
     ("make", "service"),
     [
-        (SlimeSettings, SlimeSettings.service),
+        (SlimeSettings, lambda config: config),
         (AgentCoreConfig, lambda config: config.service("models/small")),
     ],
 )
 def test_what_backends_share_reaches_the_rollouts_whole(make: Any, service: Any, tmp_path: Path) -> None:
     (tmp_path / "rubric.md").write_text("good")
-    judge = {"judge": str(tmp_path / "rubric.md"), "judge_url": "http://h/v1", "judge_weight": 0.5}
+    judge = {"judge": str(tmp_path / "rubric.md"), "judge_url": "http://h/v1", "judge_model": "m", "judge_weight": 0.5}
     judge |= {"judge_timeout_s": 5.0, "judge_price": (1.0, 2.0)}
     credit = {"credit": "episode", "discount": 0.5, "normalise": "turn", "reward_weight": 0.5}
     numbers = {"gateway_port": 4711, "gateways": 2, "max_turns": 3, "policy_failures": "mask"}
-    given = {f.name: f"value of {f.name}" for f in fields(RolloutSettings)} | numbers | judge | credit
-    reply = service(make(exp_id="e", gateway_admin_key="hush", **given))
+    texts = [
+        *AgentSettings.model_fields,
+        *(n for n in GatewaySettings.model_fields if n.endswith(("url", "model", "key"))),
+    ]
+    given = {name: f"value of {name}" for name in texts} | numbers | judge | credit
+    reply = service(make(**given))
     assert {name: getattr(reply, name) for name in given} == given
-    assert (reply.exp_id, reply.gateway_admin_key) == ("e", "hush")
+    assert reply.collect_config().policy_failures == "mask"
 
 
 SEVERAL = ("http://a:9090", "http://b:9090")
@@ -127,7 +138,7 @@ def test_every_trainer_takes_several_gateways(urls: Any, tmp_path: Path) -> None
     config, theirs = translate(VerlConfig(agentcore=common).arguments(), environ={})
     [handed_on] = [word.partition("=")[2] for word in theirs if word.startswith("+agentcore.gateway_url=")]
     again, _ = translate([*VerlConfig(agentcore=common).arguments(), f"agentcore.gateway_url={handed_on}"], environ={})
-    for given in (tinker.gateway_url, tinker.services().gateway_url, trl.gateway_url, slime.service().gateway_url):
+    for given in (tinker.gateway_url, tinker.services().gateway_url, trl.gateway_url, slime.gateway_url):
         assert given is not None
         assert gateway_urls(given) == SEVERAL
     assert config.gateway_url == again.gateway_url
@@ -150,3 +161,32 @@ def test_a_number_beyond_all_bounds_is_refused(tmp_path: Path) -> None:
             (tmp_path / file).write_text(text.replace("NAME", name))
             with pytest.raises(ConfigError):
                 from_mapping(_Numbers, read_settings(tmp_path / file), where="c")
+
+
+ONE = {"agent_runtime_arn": "a", "s3_bucket": "b", "exp_id": "e", "model_dir": "m", "data_path": "d", "model_type": "t"}
+
+
+def test_a_setting_has_one_name_and_the_published_ones_besides() -> None:
+    published = SlimeRunner(**ONE, acr_timeout=5, rollout_batch_size=4, n_samples_per_prompt=2, lr="1e-5")
+    shared = SlimeRunner(**ONE, rollout_timeout_s=5, groups=4, rollouts=2, learning_rate=1e-5)
+    nested = SlimeRunner(**ONE, limits={"rollout_timeout_s": 5}, training={"groups": 4, "rollouts": 2, "lr": 1e-5})
+    assert published == shared == nested
+    assert (published.acr_timeout, published.limits.rollout_timeout_s, published.lr) == (5.0, 5.0, 1e-5)
+    assert published.replace(lr=1e-3).training.learning_rate == 1e-3
+    with pytest.raises(ConfigError, match="`acr_timeout` and `rollout_timeout_s` are one setting"):
+        SlimeRunner(**ONE, rollout_timeout_s=5, acr_timeout=6)
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_no_group_of_settings_is_larger_than_a_reader_can_keep_in_mind(trainer: type[Settings]) -> None:
+    sizes = Counter(group for group, _ in trainer.known().values())
+    assert max(sizes.values()) <= 40
+    assert all(place in trainer.known() for place in trainer.ALIASES.values())
+
+
+def test_the_docs_have_the_settings_of_all_trainers_side_by_side() -> None:
+    root = Path(__file__).parents[2]
+    made = subprocess.run(
+        [sys.executable, "scripts/settings_table.py"], cwd=root, capture_output=True, text=True, check=True
+    )
+    assert (root / "docs/settings.md").read_text() == made.stdout, "python scripts/settings_table.py --write"

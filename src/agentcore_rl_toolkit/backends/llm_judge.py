@@ -72,7 +72,7 @@ class JudgeSettings:
             return
         if missing:
             raise ConfigError(f"{', '.join(missing)} missing: a judge needs {', '.join(named)}")
-        if getattr(self, "credit", None) == "turn":
+        if getattr(self, "credit", None) == "turn":  # of settings that have both
             raise ConfigError("a judge gives one reward to a whole rollout: credit `turn` cannot come from it")
         url = urlsplit(str(self.judge_url))
         if url.scheme not in ("http", "https") or not url.hostname or url.username or url.query:

@@ -12,11 +12,13 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+
+from pydantic import Field
 
 from ..client.data import payload_id
 from ..contract import Cause, Outcome, new_session_id
@@ -27,10 +29,10 @@ from .collection.collect import collect_async
 from .collection.credit import Credit
 from .collection.groups import MAX_TURNS, CollectConfig, CollectedRollout, Group, GroupRequest, PolicyFailures
 from .collection.places import Places
-from .collection.recording import Recording, kept, open_recording
+from .collection.recording import Recording, open_recording
 from .collection.teacher import teacher_at
 from .llm_judge import JudgeSettings
-from .settings import Count, Least0, NotNegative, Port, Positive, from_mapping, read_settings, with_environment
+from .settings import Count, Least0, NotNegative, Port, Positive, Settings, SettingsGroup
 
 if TYPE_CHECKING:
     from ..client import RolloutClient
@@ -39,70 +41,42 @@ if TYPE_CHECKING:
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-@dataclass(frozen=True, kw_only=True)
-class RolloutSettings(Credit, JudgeSettings):
-    """Where agents, records and the gateway are, and a judge: the settings whose names and meanings all trainers share.
+class AgentSettings(SettingsGroup):
+    """The agent, its records, and the run. ``model_id`` is the name under which agents ask for the model.
 
-    `gateway_host` is where a gateway that we start listens. Agents on AWS must reach it, so it is not loopback by
-    default. `gateways` of them are started, on `gateway_port` and the ports after it, and sessions are spread over them; a
-    gateway uses one core. `gateway_public_url` is the gateway as agents see it; None takes this machine's own address.
-    `gateway_url` uses a gateway that already runs. Several URLs are a list, or one text with commas between; the public ones
-    have the same order. `gateway_store` is a folder for captured turns, None a temporary one. `gateway_model` is a folder with
-    tokenizer and chat template: the gateway that we start then renders prompts itself and speaks token ids to the engine.
-    `policy_failures` is `CollectConfig`'s: "score" trains rollouts whose policy failed with the reward that their agent
-    declares, "mask" leaves them out. `train_on` is `CollectConfig.train`: which conversations of a session train;
-    `refuse_other_sampling` is `CollectConfig`'s, too. `record_dir` is the folder that keeps the rollouts for `agentcore-rl view`,
-    None keeps none; `agentcore-rl train` makes it runs/EXP_ID. With a teacher (`Credit`), `gateway_model` is needed.
+    ``record_dir`` is the folder that keeps the rollouts for `agentcore-rl view`. None keeps none.
     """
 
     agent_runtime_arn: str
     s3_bucket: str
+    exp_id: str
+    model_id: str | None = "policy"
     endpoint_url: str | None = None
+    record_dir: str | None = None
+
+
+class GatewaySettings(SettingsGroup):
+    """The gateways: those that run already (``gateway_url``), or those that we start.
+
+    ``gateway_host`` is where ours listen. Agents on AWS must reach it, so it is not loopback by default; beyond loopback a
+    gateway asks for keys. ``gateways`` of them are started, on ``gateway_port`` and the ports after it, and sessions are spread
+    over them; a gateway uses one core. ``gateway_public_url`` is the gateway as agents see it; None takes this machine's own
+    address. Several URLs are a list, or one text with commas between; the public ones have the same order. ``gateway_store`` is a
+    folder for captured turns, None a temporary one. ``gateway_model`` is a folder with tokenizer and chat template, of a model
+    with a window of ``gateway_context_tokens``: ours then render prompts and speak token ids to the engine. A gateway that cannot
+    be reached is waited for up to ``gateway_patience_s``.
+    """
+
+    gateway_url: str | tuple[str, ...] | None = None
+    gateway_public_url: str | tuple[str, ...] | None = None
+    gateway_admin_key: str | None = Field(default=None, repr=False)
     gateway_host: str = "0.0.0.0"
     gateway_port: Port = 0
     gateways: Count = 1
-    gateway_public_url: str | tuple[str, ...] | None = None
-    gateway_url: str | tuple[str, ...] | None = None
     gateway_store: str | None = None
     gateway_model: str | None = None
-    max_turns: Count | None = MAX_TURNS
-    policy_failures: PolicyFailures = "score"
-    train_on: str | None = None
-    refuse_other_sampling: bool = False
-    record_dir: str | None = None
-
-    @classmethod
-    def from_file(cls, path: str | Path) -> Self:
-        """Read a file (YAML, TOML or JSON); AGENTCORE_AGENT_ARN and AGENTCORE_S3_BUCKET fill what it leaves out."""
-        return from_mapping(cls, with_environment(read_settings(path)), where=str(path))
-
-    def service_settings(self, **others: Any) -> ServiceSettings:
-        """These settings as `ServiceSettings`; ``others`` are those that have another value or another name here."""
-        same = {f.name: getattr(self, f.name) for f in fields(ServiceSettings) if hasattr(self, f.name)}
-        return ServiceSettings(**{**same, **others})
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServiceSettings(RolloutSettings):
-    """The settings of clients and gateways for rollouts inside a trainer's process.
-
-    Beyond loopback the gateway asks for keys; without `gateway_admin_key` one is made.
-    `gateway_context_tokens` is the window of the model in `gateway_model`; agents' calls must keep `sampling_params`.
-    Units: seconds.
-    """
-
-    exp_id: str
-    model_id: str
-    rollout_timeout_s: Positive = 900.0
-    submit_timeout_s: Positive = 120.0
-    tps_limit: Count = 25
-    max_concurrent: Count = 128
-    max_pool_connections: Count = 100
-    gateway_admin_key: str | None = field(default=None, repr=False)
-    gateway_patience_s: NotNegative = 120.0
     gateway_context_tokens: Count | None = None
-    extra_rollouts: Least0 = 0
-    sampling_params: Mapping[str, Any] | None = None
+    gateway_patience_s: NotNegative = 120.0
 
     def public_urls(self, urls: Sequence[str]) -> tuple[str, ...]:
         """The gateways as agents see them, given the URLs they listen on. Raises: ConfigError."""
@@ -112,9 +86,52 @@ class ServiceSettings(RolloutSettings):
             return tuple(urls)
         return tuple(f"http://{own_address()}:{url.rstrip('/').rsplit(':', 1)[1]}" for url in urls)
 
+
+class LimitSettings(SettingsGroup):
+    """The limits of rollouts. Units: seconds. `CollectConfig` describes them."""
+
+    rollout_timeout_s: Positive = 900.0
+    submit_timeout_s: Positive = 120.0
+    tps_limit: Count = 25
+    max_concurrent: Count = 128
+    max_pool_connections: Count = 100
+    max_turns: Count | None = MAX_TURNS
+    extra_rollouts: Least0 = 0
+
+
+class SelectionSettings(SettingsGroup):
+    """Which tokens are trained, and how agents sample. `CollectConfig` describes them; ``train_on`` is its ``train``."""
+
+    policy_failures: PolicyFailures = "score"
+    train_on: str | None = None
+    refuse_other_sampling: bool = False
+    sampling_params: Mapping[str, Any] | None = None
+
+
+class ServiceSettings(Settings):
+    """The settings that all trainers share. With a teacher (`Credit`), ``gateway_model`` is needed."""
+
+    agent: AgentSettings
+    gateway: GatewaySettings = Field(default_factory=GatewaySettings)
+    limits: LimitSettings = Field(default_factory=LimitSettings)
+    selection: SelectionSettings = Field(default_factory=SelectionSettings)
+    signals: Credit = Field(default_factory=Credit)
+    judging: JudgeSettings = Field(default_factory=JudgeSettings)
+
+    def model_post_init(self, _: Any) -> None:
+        if self.judging.judge is not None and self.signals.credit == "turn":
+            raise ConfigError("a judge gives one reward to a whole rollout: credit `turn` cannot come from it")
+
     def collect_config(self) -> CollectConfig:
-        same = {f.name: getattr(self, f.name) for f in fields(CollectConfig) if hasattr(self, f.name)}
-        return CollectConfig(train=self.train_on, judged_by=JudgeSettings.of(self), **same)
+        flat = self.flat()
+        same = {f.name: flat[f.name] for f in fields(CollectConfig) if f.name in flat}
+        same |= {"train": self.selection.train_on, "judged_by": JudgeSettings.of(self.judging)}
+        return CollectConfig(**same, require_reward=self.require_reward)
+
+    @property
+    def require_reward(self) -> bool:
+        """Return True if a record without a reward is invalid."""
+        return True
 
 
 @dataclass(eq=False)
@@ -141,7 +158,7 @@ class RolloutService:
         self.recording: Recording | None = None
         if settings.record_dir is not None:
             folder = Path(settings.record_dir)
-            self.recording = open_recording(folder, kept(settings), tokenizer=settings.gateway_model)
+            self.recording = open_recording(folder, settings.shown(), tokenizer=settings.gateway_model)
         self._count = 0
         self._begun = False
         self._shared: dict[Hashable, _Shared] = {}
@@ -188,7 +205,7 @@ class RolloutService:
                 for number in range(settings.gateways):
                     children.append(_start(settings, number, engine, upstreams(), keys))
                 urls = [child.url for child in children]
-                gateway = GatewayClient(urls, admin_key=keys["ADMIN"], public_url=settings.public_urls(urls))
+                gateway = GatewayClient(urls, admin_key=keys["ADMIN"], public_url=settings.gateway.public_urls(urls))
                 for child in children:
                     child.restarted = partial(gateway.catch_up, child.url)
             made = cls(settings, client, gateway, children)

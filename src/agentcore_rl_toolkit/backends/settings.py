@@ -1,4 +1,4 @@
-"""Configuration files of the backends: read, checked against a dataclass, shown as a plan."""
+"""Settings of trainers: read from files, checked, in groups, shown as a plan."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import tomllib
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from ..client.data import read_rows, read_text
 from ..contract import check_id
@@ -80,7 +81,7 @@ def check(config: Any) -> None:
 
 
 @functools.cache
-def _hints(cls: type[Any]) -> dict[str, Any]:
+def _hints(cls: Any) -> dict[str, Any]:
     return typing.get_type_hints(cls, include_extras=True)
 
 
@@ -115,6 +116,119 @@ class Plan:
         if self.needs:
             lines += ["missing on this machine:", *(f"  {need}" for need in self.needs)]
         return "\n".join(lines)
+
+
+class SettingsGroup(BaseModel):
+    """Settings that belong together. Each name is unique in a whole configuration."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+
+class Settings(SettingsGroup):
+    """The settings of a trainer, in groups.
+
+    A setting is accepted and read with or without its group's name: ``tps_limit`` is ``limits.tps_limit``. ``ALIASES`` are other
+    names of settings, those of published toolkits and of the trainer itself. ``DEFAULTS`` differ from the groups' own.
+    Raises: ConfigError that shows the name as it was given, with the nearest known name if it is unknown.
+    """
+
+    ALIASES: ClassVar[Mapping[str, str]] = {}
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {}
+
+    def __init__(self, **values: Any) -> None:
+        given: dict[str, str] = {}  # the name of each setting as it was given
+        flat = dict(self.DEFAULTS)
+        known, groups = self.known(), _groups(type(self))
+        for name, value in values.items():
+            members = value if isinstance(value, Mapping) and name in groups else {name: value}
+            for member, setting in members.items():
+                place = self.ALIASES.get(member, member)
+                if place not in known:
+                    names = [*known, *self.ALIASES]
+                    near = difflib.get_close_matches(member, names, n=1)
+                    hint = f"; did you mean `{near[0]}`?" if near else f"; known: {', '.join(names)}"
+                    raise ConfigError(f"unknown key `{member}`{hint}")
+                if place in given:
+                    raise ConfigError(f"`{member}` and `{given[place]}` are one setting: keep one of them")
+                given[place], flat[place] = member, setting
+        missing = [name for name, (_, field) in known.items() if field.is_required() and name not in flat]
+        if missing:
+            raise ConfigError(f"missing {', '.join(f'`{name}`' for name in missing)}")
+        nested: dict[str, Any] = {group: {} for group in groups}
+        for name, value in flat.items():
+            (nested[known[name][0]] if known[name][0] else nested)[name] = value
+        try:
+            super().__init__(**nested)
+        except ValidationError as e:
+            problem = e.errors()[0]
+            name = next((str(part) for part in reversed(problem["loc"]) if part in known), "")
+            why = problem["msg"].replace("Input should be", "must be").removeprefix("Value error, ")
+            if name and not known[name][1].repr:
+                raise ConfigError(
+                    f"`{given.get(name, name)}` has a value that does not fit (a secret, not shown)"
+                ) from None
+            shown = f"`{given.get(name, name)}` {why}, got {repr(problem['input'])[:80]}" if name else why
+            raise ConfigError(shown) from e
+
+    @classmethod
+    def known(cls) -> Mapping[str, tuple[str, FieldInfo]]:
+        """Each setting by name: its group, empty for one without a group, and its definition."""
+        return _known(cls)
+
+    def __getattr__(self, name: str) -> Any:
+        place = self.ALIASES.get(name, name)
+        if name.startswith("_") or place not in self.known():
+            raise AttributeError(f"{type(self).__name__} has no setting {name!r}")
+        group = self.known()[place][0]
+        return getattr(getattr(self, group) if group else self, place)
+
+    def flat(self) -> dict[str, Any]:
+        """All settings by name."""
+        return {name: getattr(self, name) for name in self.known()}
+
+    def shown(self) -> dict[str, Any]:
+        """The settings without secrets, as a run's folder keeps them."""
+        return {name: value for name, value in self.flat().items() if self.known()[name][1].repr}
+
+    def replace(self, **changes: Any) -> Self:
+        """The same settings with changes."""
+        return type(self)(**{**self.flat(), **{self.ALIASES.get(name, name): v for name, v in changes.items()}})
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any], *, where: str) -> Self:
+        """Settings of a file or a command line. Raises: ConfigError that begins with ``where``."""
+        try:
+            return cls(**values)
+        except ConfigError as e:
+            raise ConfigError(f"{where}: {e}") from e
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Self:
+        """Read a file (YAML, TOML or JSON). AGENTCORE_AGENT_ARN and AGENTCORE_S3_BUCKET fill what it leaves out."""
+        return cls.from_values(with_environment(read_settings(path)), where=str(path))
+
+
+def _groups(kind: type[Settings]) -> dict[str, type[Any]]:
+    kinds = {name: field.annotation for name, field in kind.model_fields.items()}
+    return {
+        name: part
+        for name, part in kinds.items()
+        if isinstance(part, type) and (issubclass(part, SettingsGroup) or dataclasses.is_dataclass(part))
+    }
+
+
+@functools.cache
+def _known(kind: type[Settings]) -> Mapping[str, tuple[str, FieldInfo]]:
+    groups = _groups(kind)
+    found = {name: ("", field) for name, field in kind.model_fields.items() if name not in groups}
+    for group, part in groups.items():
+        if issubclass(part, SettingsGroup):
+            found |= {name: (group, field) for name, field in part.model_fields.items()}
+        else:
+            plain: Any = part
+            hints, members = _hints(plain), dataclasses.fields(plain)
+            found |= {f.name: (group, FieldInfo.from_annotated_attribute(hints[f.name], f.default)) for f in members}
+    return found
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
@@ -200,17 +314,17 @@ def check_run(agent_runtime_arn: str, s3_bucket: str, exp_id: str) -> None:
         raise ConfigError(str(e)) from e
 
 
-def planned(config: Any, *, exp_id: str | None = None, data: Path | None = None) -> list[tuple[str, str]]:
+def planned(config: Settings, *, exp_id: str | None = None, data: Path | None = None) -> list[tuple[str, str]]:
     """A plan's lines about the settings: those that are not the defaults, and how many rows ``data`` has.
 
     Raises: ConfigError when agent, bucket or experiment cannot be such, or the data cannot be read.
     """
     check_run(config.agent_runtime_arn, config.s3_bucket, config.exp_id if exp_id is None else exp_id)
     facts = []
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if field.repr and value not in (None, (), {}, field.default):
-            facts.append((field.name, str(value)))
+    for name, value in config.shown().items():
+        default = config.DEFAULTS.get(name, config.known()[name][1].default)
+        if value not in (None, (), {}, default):
+            facts.append((name, str(value)))
     return facts if data is None else [*facts, ("rows", f"{len(read_rows(data))} in {data}")]
 
 

@@ -192,7 +192,7 @@ def _configured(backend: str, path: Path, agent: Path | None, *, rehearse: bool)
     from ..backends.rllm.settings import RllmConfig
     from ..backends.sagemaker.config import SageMakerConfig
     from ..backends.sagemaker.job import JobConfig
-    from ..backends.settings import from_mapping, read_settings, with_environment
+    from ..backends.settings import read_settings, with_environment
     from ..backends.slime.runner import SlimeRunner
     from ..backends.tinker.config import TinkerConfig
     from ..backends.trl.config import TrlConfig
@@ -204,9 +204,9 @@ def _configured(backend: str, path: Path, agent: Path | None, *, rehearse: bool)
         values = with_environment(read_settings(path)) | (NO_AGENT if agent is not None else {})
         config: Any
         if backend == "tinker":
-            config = from_mapping(TinkerConfig, values, where=str(path))
+            config = TinkerConfig.from_values(values, where=str(path))
         elif values.get("form") != "job":
-            config = from_mapping(SageMakerConfig, values, where=str(path))
+            config = SageMakerConfig.from_values(values, where=str(path))
         elif rehearse and agent is None:
             raise ConfigError("--rehearse of a job takes --agent FILE: its sessions need the local service's key")
         else:
@@ -329,8 +329,8 @@ def _show_quotas(config: Any, slime_steps: int) -> None:
     rollouts = None
     if hasattr(config, "rollout_batch_size"):
         rollouts = slime_steps * config.rollout_batch_size * config.n_samples_per_prompt
-    elif hasattr(config, "groups_per_step"):
-        rollouts = config.steps * config.groups_per_step * config.group_size
+    elif hasattr(config, "steps"):
+        rollouts = config.steps * config.groups * config.rollouts
     arn = config.agentcore.get("agent_runtime_arn") if hasattr(config, "agentcore") else config.agent_runtime_arn
     found = before_a_run(str(arn), endpoint_url=getattr(config, "endpoint_url", None), rollouts=rollouts)
     if found is not None:

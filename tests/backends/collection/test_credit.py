@@ -187,7 +187,7 @@ TEMPERATURE = "actor_rollout_ref.rollout.temperature"
     [
         (lambda t: CollectConfig(teacher_url="http://t", sampling_params={"temperature": t}), "sampling_params"),
         (lambda t: translate([*VERL, f"{TEMPERATURE}={t}"], {}), TEMPERATURE),
-        (lambda t: SlimeRunner(**SLIME, teacher_url="http://t", rollout_temperature=t), "rollout_temperature"),
+        (lambda t: SlimeRunner(**SLIME, teacher_url="http://t", rollout_temperature=t), "temperature"),
         (lambda t: TrlConfig(**TRL, teacher_url="http://t", training={"temperature": t}), "training.temperature"),
     ],
 )

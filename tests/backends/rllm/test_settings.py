@@ -23,7 +23,7 @@ def config(**more: Any) -> RllmConfig:
 
 def test_the_session_timeout_is_where_rllm_reads_it() -> None:
     overrides = config(session_timeout=120).hydra_overrides()
-    assert "rllm.remote_runtime.session_timeout=120" in overrides
+    assert "rllm.remote_runtime.session_timeout=120.0" in overrides
     assert not any("agentcore.session_timeout" in o for o in overrides)
     assert f"rllm.remote_runtime.agentcore.agent_runtime_arn='{ARN}'" in overrides
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import json
 from collections import Counter
 from pathlib import Path
@@ -59,7 +58,7 @@ def test_a_session_trains_exactly_what_it_sampled_and_a_second_run_goes_on(
         assert state["state"] in model.paths
 
         sampled, trained = len(model.sampled), len(model.trained)
-        asyncio.run(run_async(dataclasses.replace(config, steps=2), keep))
+        asyncio.run(run_async(config.replace(steps=2), keep))
         groups = batches[1]
         assert steps[1]["step"] == 1
         # Its first rollouts come from the restored weights, under the version they had.

@@ -220,7 +220,7 @@ def forked(manager: Any) -> dict[str, Any]:
         by_kind.setdefault(episode.kind, []).append(episode)
     kinds = ("multi_turn", "rewritten", "lost", "sub_agent")
     replay = Replay([by_kind[kind][i] for i in range(4) for kind in kinds], by_input=False)
-    ours.use(RolloutService(SlimeSettings.from_args(manager.args).service(), replay.client, replay.gateway))
+    ours.use(RolloutService(SlimeSettings.from_args(manager.args), replay.client, replay.gateway))
     made = step(manager, 3)
     ours.rollouts(manager.args).close()
     return made

@@ -38,7 +38,7 @@ def episodes() -> list[Episode]:
 @pytest.fixture
 def replay(episodes: list[Episode]) -> Iterator[Replay]:
     made = Replay(episodes, by_input=False)
-    module.use(RolloutService(SlimeSettings.from_args(arguments()).service(), made.client, made.gateway))
+    module.use(RolloutService(SlimeSettings.from_args(arguments()), made.client, made.gateway))
     yield made
     module.use(None)
 
@@ -71,7 +71,7 @@ async def test_an_abort_stops_the_session_and_leaves_the_sample_to_be_run_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     replay = Replay([Episode(input_id="a", delay_s=math.inf)], by_input=False)
-    module.use(RolloutService(SlimeSettings.from_args(arguments()).service(), replay.client, replay.gateway))
+    module.use(RolloutService(SlimeSettings.from_args(arguments()), replay.client, replay.gateway))
     state = SimpleNamespace(aborted=False)
     slime = ModuleType("slime.rollout.sglang_rollout")
     slime.GenerateState = lambda args: state  # type: ignore[attr-defined]
@@ -96,7 +96,7 @@ async def test_a_judge_reads_the_whole_group_that_slime_asks_for_one_by_one(
     named = {"judge": str(tmp_path / "rubric.md"), "judge_url": "http://127.0.0.1:9/v1", "judge_model": "m"}
     args = arguments(**named, n_samples_per_prompt=2)
     replay = Replay(recorded_episodes(4, per_group=2), by_input=False)
-    module.use(RolloutService(SlimeSettings.from_args(args).service(), replay.client, replay.gateway))
+    module.use(RolloutService(SlimeSettings.from_args(args), replay.client, replay.gateway))
     samples = [Sample(index=i, group_index=i // 2, prompt="p") for i in range(4)]
     made = await asyncio.gather(*(module.generate(args, s, dict(PARAMS)) for s in samples))
     module.use(None)
@@ -125,7 +125,7 @@ async def test_a_rollout_whose_call_the_engine_aborted_is_not_trained(episodes: 
         (arguments(rollout_function_path="slime.rollout.fully_async_rollout.f"), Sample.Status.ABORTED),
     ):
         replay = Replay([cut], by_input=False)
-        module.use(RolloutService(SlimeSettings.from_args(args).service(), replay.client, replay.gateway))
+        module.use(RolloutService(SlimeSettings.from_args(args), replay.client, replay.gateway))
         sample = await module.generate(args, Sample(index=0, prompt="p"), dict(PARAMS))
         module.use(None)
         assert sample.status is status
@@ -163,7 +163,7 @@ async def test_rollouts_that_are_too_old_when_a_step_is_handed_over_are_masked(
 
 def test_the_gateways_key_comes_from_the_environment_of_slimes_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ADMIN_KEY, "of the run's file")
-    assert SlimeSettings.from_args(arguments()).service().gateway_admin_key == "of the run's file"
+    assert SlimeSettings.from_args(arguments()).gateway_admin_key == "of the run's file"
 
 
 @pytest.mark.parametrize(("more", "match"), [({"rollout_top_p": 0.9}, "top-p"), ({"group_rm": True}, "group-rm")])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
@@ -122,7 +121,7 @@ SlimeRunner(**json.loads(sys.argv[1])).train()
 
 def test_a_signal_stops_the_job(place: Path, with_ray: Path) -> None:
     made = runner(place)
-    settings = json.dumps({f.name: getattr(made, f.name) for f in dataclasses.fields(SlimeRunner)})
+    settings = json.dumps(made.flat())
     environment = {**os.environ, "RAY_JOB_S": "60"}
     process = subprocess.Popen([sys.executable, "-c", TRAIN, settings], env=environment, stderr=subprocess.PIPE)
     wait_for(with_ray.exists, process=process)
@@ -163,7 +162,7 @@ def test_nothing_is_started_when_something_is_missing(place: Path, with_ray: Pat
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"tp_size": 0}, "tp_size must be greater"),
+        ({"tp_size": 0}, "`tp_size` must be greater"),
         ({"reward_postprocessing": "mean"}, "reward_postprocessing"),
         ({"acr_tps_limit": 0}, "acr_tps_limit"),
         ({"acr_timeout": -1.0}, "acr_timeout"),

@@ -66,7 +66,7 @@ def run(tmp_path: Path) -> Iterator[Path]:
     """A folder that the rollouts of this process are recorded in."""
     folder = tmp_path / "run {1}"  # slime takes the path for a format
     replay = Replay(recorded_episodes(32), by_input=False)
-    settings = SlimeSettings.from_args(arguments(record_dir=str(folder))).service()
+    settings = SlimeSettings.from_args(arguments(record_dir=str(folder)))
     service = RolloutService(settings, replay.client, replay.gateway)
     module.use(service)
     yield folder

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -77,7 +76,7 @@ def test_the_service_trains_exactly_what_it_sampled_and_a_second_run_goes_on(
     assert state["state"] in model.paths
 
     sampled, trained = len(model.sampled), len(model.trained)
-    assert asyncio.run(run_async(dataclasses.replace(config, steps=2), keep, service=service)) >= 1
+    assert asyncio.run(run_async(config.replace(steps=2), keep, service=service)) >= 1
     groups = batches[1]
     assert steps[1]["step"] == 1
     # Its first rollouts come from the restored weights, under the version they had.

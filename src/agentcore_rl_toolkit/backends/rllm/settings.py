@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
 
 from ...errors import ConfigError
 from ...weights.arrival import MAX_MEAN_GAP
@@ -18,8 +19,7 @@ from ..settings import (
     GroupSize,
     Plan,
     Positive,
-    check,
-    from_mapping,
+    Settings,
     hydra_value,
     planned,
     read_settings,
@@ -29,18 +29,25 @@ from ..settings import (
 GAP_VARIABLE = "RLLM_MAX_MEAN_LOGPROB_GAP"
 
 
-@dataclass(frozen=True, kw_only=True)
-class RllmConfig:
+class RllmConfig(Settings):
     """An rLLM run on AgentCore.
 
-    `session_timeout` becomes ``rllm.remote_runtime.session_timeout``; under ``remote_runtime.agentcore``, where some
+    `rollout_timeout_s` becomes ``rllm.remote_runtime.session_timeout``; under ``remote_runtime.agentcore``, where some
     guides print it, rLLM refuses it. `mask_failures` turns on rLLM's compact filtering for errors and timeouts:
-    without it rLLM trains failed rollouts as reward 0. `n_parallel` bounds sessions alive at once. `overrides` are
+    without it rLLM trains failed rollouts as reward 0. A step takes `groups` inputs, `rollouts` times each. `overrides` are
     further hydra keys, passed on unchanged. `record_dir` is the folder that keeps the rollouts for `agentcore-rl view`; None is
     `runs/EXPERIMENT_NAME`. The run ends when a step's sampled logprobs and the trainer's own differ by more than
     `max_mean_logprob_gap` nats on average; None is no limit.
     Units: seconds. Raises: ConfigError.
     """
+
+    ALIASES: ClassVar[Mapping[str, str]] = {
+        "session_timeout": "rollout_timeout_s",
+        "n_parallel": "max_concurrent",
+        "group_size": "rollouts",
+        "train_batch_size": "groups",
+        "experiment_name": "exp_id",
+    }
 
     agent_runtime_arn: str
     s3_bucket: str
@@ -48,11 +55,11 @@ class RllmConfig:
     backend: Literal["verl", "tinker"] = "verl"
     dataset: str = "gsm8k_agentcore"
     tps_limit: Count = 25
-    session_timeout: Positive = 300.0
-    n_parallel: Count = 256
+    rollout_timeout_s: Positive = 300.0
+    max_concurrent: Count = 256
     mask_failures: bool = True
-    group_size: GroupSize = 8
-    train_batch_size: Count = 64
+    rollouts: GroupSize = 8
+    groups: Count = 64
     max_prompt_length: Count = 14336
     max_response_length: Count = 2048
     learning_rate: Positive = 2e-5
@@ -60,13 +67,12 @@ class RllmConfig:
     n_gpus_per_node: Count = 8
     tool_call_parser: str = "hermes"
     project_name: str = "agentcore-math"
-    experiment_name: str = "gsm8k"
+    exp_id: str = "gsm8k"
     record_dir: str | None = None
     max_mean_logprob_gap: Positive | None = MAX_MEAN_GAP
-    overrides: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = Field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        check(self)
+    def model_post_init(self, _: Any) -> None:
         if self.backend == "tinker" and self.temperature != 1.0:
             raise ConfigError("temperature must be 1 with backend tinker: its losses are those of temperature 1")
 
@@ -76,7 +82,7 @@ class RllmConfig:
         values = read_settings(path)
         refuse(values, "rLLM", "its own engine computes the advantages from the records' rewards, one per trajectory")
         refuse(values, "rLLM", "its own engine reads the reward of each record", JudgeSettings)
-        return from_mapping(cls, with_environment(values), where=str(path))
+        return cls.from_values(with_environment(values), where=str(path))
 
     def hydra_overrides(self) -> list[str]:
         """The run as hydra overrides of rLLM's unified trainer.
@@ -90,17 +96,17 @@ class RllmConfig:
             "rllm.remote_runtime.agentcore.agent_runtime_arn": self.agent_runtime_arn,
             "rllm.remote_runtime.agentcore.s3_bucket": self.s3_bucket,
             "rllm.remote_runtime.agentcore.tps_limit": self.tps_limit,
-            "rllm.remote_runtime.session_timeout": self.session_timeout,
-            "rllm.workflow.n_parallel_tasks": self.n_parallel,
+            "rllm.remote_runtime.session_timeout": self.rollout_timeout_s,
+            "rllm.workflow.n_parallel_tasks": self.max_concurrent,
             "rllm.compact_filtering.enable": self.mask_failures,
             "rllm.algorithm.adv_estimator": "grpo",
             "rllm.algorithm.norm_adv_by_std_in_grpo": True,
             "rllm.rollout.train.temperature": self.temperature,
-            "rllm.data.train_batch_size": self.train_batch_size,
+            "rllm.data.train_batch_size": self.groups,
             "rllm.data.max_prompt_length": self.max_prompt_length,
             "rllm.data.max_response_length": self.max_response_length,
             "rllm.trainer.project_name": self.project_name,
-            "rllm.trainer.experiment_name": self.experiment_name,  # also the experiment that records are stored under
+            "rllm.trainer.experiment_name": self.exp_id,  # also the experiment that records are stored under
             **(self._verl() if self.backend == "verl" else self._tinker()),
             **self.overrides,
         }
@@ -112,24 +118,24 @@ class RllmConfig:
         wanted = [("rllm", "rLLM from its repository (github.com/rllm-org/rllm)"), ("hydra", "pip install hydra-core")]
         wanted.append(("verl", "verl") if self.backend == "verl" else ("tinker", "pip install tinker"))
         needs = [text for module, text in wanted if not importlib.util.find_spec(module)]
-        record_dir = str(Path(self.record_dir or f"runs/{self.experiment_name}").absolute())
+        record_dir = str(Path(self.record_dir or f"runs/{self.exp_id}").absolute())
         gap = "none" if self.max_mean_logprob_gap is None else f"{self.max_mean_logprob_gap:g}"
         environment = {"RLLM_DATASET": self.dataset, "RLLM_RECORD_DIR": record_dir, GAP_VARIABLE: gap}
-        facts = planned(self, exp_id=self.experiment_name)
+        facts = planned(self)
         return Plan(backend="rllm", facts=facts, command=command, environment=environment, needs=needs)
 
     def _verl(self) -> dict[str, Any]:
         actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
         tokens = self.max_prompt_length + self.max_response_length
         return {
-            "rllm.rollout.n": self.group_size,
+            "rllm.rollout.n": self.rollouts,
             # The update takes its ratio against the logprobs that were sampled, not against recomputed ones.
             "rllm.algorithm.rollout_correction.bypass_mode": True,
             "+model.name": self.model_path,
             "actor_rollout_ref.model.path": self.model_path,
             "actor_rollout_ref.model.use_remove_padding": True,
             f"{actor}.optim.lr": self.learning_rate,
-            f"{actor}.ppo_mini_batch_size": self.train_batch_size,
+            f"{actor}.ppo_mini_batch_size": self.groups,
             # verl refuses to start without a micro batch size; batches by length need none and waste no padding.
             f"{actor}.use_dynamic_bsz": True,
             f"{actor}.ppo_max_token_len_per_gpu": tokens,
@@ -147,7 +153,7 @@ class RllmConfig:
     def _tinker(self) -> dict[str, Any]:
         return {
             "model.name": self.model_path,
-            "training.group_size": self.group_size,
+            "training.group_size": self.rollouts,
             "validation.group_size": 1,  # rLLM has no default for it
             "training.learning_rate": self.learning_rate,
             "training.max_length": self.max_prompt_length + self.max_response_length,

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Any, ClassVar, Literal
 
 from ..._installation import install_command
+from ...errors import ConfigError
 from ...gateway.sampling_services.sagemaker import POLL_S, RUNTIME
-from ..settings import Count, Plan, Positive, planned
+from ..settings import Count, Plan, Positive, SettingsGroup, planned
 from ..training.config import ServiceTrainingConfig
 
+MOST_LEARNING_RATE = 0.01
 
-@dataclass(frozen=True, kw_only=True)
-class SageMakerConfig(ServiceTrainingConfig):
-    """Everything a run needs. Read from YAML, TOML or JSON with `from_file`.
 
-    `base_model` is the ARN of a model of SageMaker's hub, whose licence `accept_eula` accepts; the session runs in the region
-    in it. `role_arn` is the session's
-    role; it writes below `output_s3` and makes model packages in `model_package_group_arn`, or in the service's own group.
-    `rank` and `alpha` are those of the LoRA adapters. `poll_s` is the longest time between two questions for a result.
-    Units: seconds. Raises: ConfigError.
+class SessionSettings(SettingsGroup):
+    """The session at SageMaker. ``role_arn`` is its role.
+
+    It writes below ``output_s3`` and makes model packages in ``model_package_group_arn``, or in the service's own group.
+    ``accept_eula`` accepts the license of the model. ``rank`` and ``alpha`` are those of the LoRA adapters. ``poll_s`` is the
+    longest time between two questions for a result. Units: seconds.
     """
 
-    form: Literal["session"] = "session"
-    output_dir: Path = Path("runs/sagemaker")
-    learning_rate: Annotated[float, Field(gt=0, le=0.01)] = 2e-5
-    base_model: Annotated[str, Field(pattern="^arn:[^:]+:sagemaker:[^:]+:")]
     role_arn: str
     output_s3: str
     model_package_group_arn: str | None = None
@@ -40,14 +35,30 @@ class SageMakerConfig(ServiceTrainingConfig):
     start_timeout_s: Positive = 1800.0
     operation_timeout_s: Positive = 1800.0
 
+
+class SageMakerConfig(ServiceTrainingConfig):
+    """The settings of a run. `base_model` is the ARN of a model of SageMaker's hub; the session runs in its region."""
+
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {"output_dir": Path("runs/sagemaker")}
+
+    form: Literal["session"] = "session"
+    session: SessionSettings
+
+    def model_post_init(self, context: Any) -> None:
+        super().model_post_init(context)
+        if not re.match("arn:[^:]+:sagemaker:[^:]+:", self.data.base_model):
+            raise ConfigError(f"base_model {self.data.base_model!r} is not the ARN of a model of SageMaker's hub")
+        if self.update.learning_rate > MOST_LEARNING_RATE:
+            raise ConfigError(f"learning_rate is at most {MOST_LEARNING_RATE} at SageMaker")
+
     @property
     def region(self) -> str:
-        return self.base_model.split(":")[3]
+        return self.data.base_model.split(":")[3]
 
     def plan(self, *, rehearse: bool = False) -> Plan:
         """The plan of the run. Raises: ConfigError when the data cannot be read."""
         where = "a rehearsal: a local service over the built-in policy" if rehearse else "SageMaker Training Sessions"
-        facts = [("service", where), *planned(self, data=self.data_path)]
+        facts = [("service", where), *planned(self, data=self.data.data_path)]
         needs = self.needs() + needs_of_botocore()
         if rehearse and not importlib.util.find_spec("torch"):
             needs.append(install_command("policy"))

@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,9 +20,9 @@ from ...errors import TrainingServiceError
 from ...gateway.sampling_services.sagemaker import CONTROL, Caller, client_of
 from ...store import open_store
 from ..collection.credit import refuse
-from ..collection.recording import Recording, kept, open_recording
+from ..collection.recording import Recording, open_recording
 from ..llm_judge import JudgeSettings
-from ..settings import Count, Plan, Positive, check, from_mapping
+from ..settings import Count, Plan, Positive, Settings
 from .config import needs_of_botocore
 
 Show = Callable[[str], None]
@@ -33,8 +32,7 @@ SAMPLING = ("temperature", "sampling_top_p", "sampling_max_tokens")  # hyperpara
 BATCH = 128  # global_batch_size of a job that names none
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobConfig:
+class JobConfig(Settings):
     """The settings of a job. Rows of ``data_path`` are the agent's payloads; they go below ``output_s3``.
 
     ``eval_data_path``: rows that are run before the training, with the base model or ``start_from``, and after it.
@@ -55,14 +53,11 @@ class JobConfig:
     start_from: str | None = None
     data_path: Path
     eval_data_path: Path | None = None
-    hyperparameters: Mapping[str, str | int | float] = field(default_factory=dict)
-    eval_hyperparameters: Mapping[str, str | int | float] = field(default_factory=dict)
+    hyperparameters: Mapping[str, str | int | float] = Field(default_factory=dict)
+    eval_hyperparameters: Mapping[str, str | int | float] = Field(default_factory=dict)
     output_dir: Path = Path("runs/sagemaker-job")
     max_runtime_s: Count = 86_400
     poll_s: Positive = 30.0
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any], *, where: str) -> JobConfig:
@@ -71,7 +66,7 @@ class JobConfig:
         refuse(values, job, "SageMaker computes its advantages; `form: session` takes them from here")
         refuse(values, job, "SageMaker takes the agent's reward; `form: session` has a judge", JudgeSettings)
         # A job keeps no records.
-        return from_mapping(cls, {k: v for k, v in values.items() if k != "s3_bucket"}, where=where)
+        return super().from_values({k: v for k, v in values.items() if k != "s3_bucket"}, where=where)
 
     def plan(self, *, rehearse: bool = False) -> Plan:
         """Raises: ConfigError when the data cannot be read."""
@@ -104,7 +99,7 @@ class Jobs:
         Raises: TrainingServiceError when a job fails.
         """
         config = self._config
-        self._recording = open_recording(config.output_dir, kept(config))
+        self._recording = open_recording(config.output_dir, config.shown())
         try:
             before = await self._evaluate("before", config.start_from)
             groups = {

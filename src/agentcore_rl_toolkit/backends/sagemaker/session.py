@@ -44,8 +44,8 @@ async def start(control: Caller, config: SageMakerConfig) -> str:
         await control.create(
             "create_training_session",
             TrainingSessionName=name,
-            LoraConfig={"Rank": config.rank, "Alpha": config.alpha},
-            RoleArn=config.role_arn,
+            LoraConfig={"Rank": config.session.rank, "Alpha": config.session.alpha},
+            RoleArn=config.session.role_arn,
             ModelConfig=model,
             OutputConfig={"S3Location": {"Path": config.output_s3}},
             **({} if group is None else {"ModelPackageGroupArn": group}),

@@ -47,9 +47,7 @@ def rollouts(args: Any) -> RolloutService:
             if getattr(args, "group_rm", False):
                 raise ConfigError("--group-rm cannot work here: the agent computes the reward of each rollout")
             engine = "sglang-experts" if getattr(args, "use_rollout_routing_replay", False) else "sglang"
-            _opened = RolloutService.open(
-                SlimeSettings.from_args(args).service(), lambda: [router_url(args)], engine=engine
-            )
+            _opened = RolloutService.open(SlimeSettings.from_args(args), lambda: [router_url(args)], engine=engine)
         return _opened
 
 
@@ -89,7 +87,7 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
     payload = payload_of(sample)
     running = await asyncio.to_thread(rollouts, args)
     phase = "eval" if evaluation else "train"  # the step is known when slime takes it: `rollout.note_step`
-    whole = running.settings.judge is not None and not evaluation  # a judge reads whole groups
+    whole = running.settings.judging.judge is not None and not evaluation  # a judge reads whole groups
     group = {"group": ("group", sample.group_index), "n": args.n_samples_per_prompt} if whole else {}
     task = asyncio.ensure_future(running.roll(payload, openai_params(sampling_params), phase=phase, **group))
     try:

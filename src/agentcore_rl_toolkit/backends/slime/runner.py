@@ -1,6 +1,6 @@
 """`SlimeRunner`: launch slime with its rollouts on AgentCore, as a job of a Ray cluster that runs already.
 
-Fields and defaults are those of the published toolkit; `dry_run` prints the exact command.
+The fields of the published toolkit are accepted, with its defaults. `dry_run` prints the exact command.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
 
 from ..._servers.process import terminated_as_interrupted
 from ...client.data import encode_payload, read_rows
 from ...errors import AgentCoreRLError, ConfigError
 from ..llm_judge import KEY as JUDGE_KEY
-from ..settings import Count, Plan, Positive, planned
+from ..settings import Count, Plan, Positive, SettingsGroup, planned
 from . import trained
 from .convert import NOTE
 from .settings import ADMIN_KEY, SlimeSettings
@@ -38,8 +39,6 @@ JOB_ENV = (
     *("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE", "AWS_ENDPOINT_URL_S3"),
 )
 
-# They reach the rollout process through slime's --custom-config-path, but for the key, which its environment has.
-_ROLLOUT_KEYS = tuple(f.name for f in fields(SlimeSettings) if f.repr)
 # Options of slime that this backend sets, or that cannot work with rollouts of remote agents, and why.
 _REFUSED_FLAGS = {
     "--group-rm": "the agent computes the reward of each rollout",
@@ -77,65 +76,102 @@ def run_job(command: Sequence[str], environment: Mapping[str, str], *, job_id: s
             client.wait()
 
 
-@dataclass(frozen=True, kw_only=True)
-class SlimeRunner(SlimeSettings):
-    """A slime training run. Raises: ConfigError on impossible values."""
+class ModelSettings(SettingsGroup):
+    """The model, the data, and where things are. ``model_type`` names a file of slime's `scripts/models`."""
 
     model_dir: str
-    data_path: str
     model_type: str
-    num_gpus: Count = 8
-    tp_size: Count = 2
-    rollout_gpus_per_engine: Count = 2
+    data_path: str
+    eval_data_path: str | None = None
     slime_dir: str = "slime"
     megatron_dir: str = "Megatron-LM"
     cuda_home: str | None = None
-    reward_postprocessing: Literal["grpo", "none"] = "grpo"
+    run_dir: str = "runs/slime"
+    save_dir: str | None = None
+    save_interval: Count = 20
+
+
+class MachineSettings(SettingsGroup):
+    """The GPUs and the Ray cluster. ``job_env`` are variables that the job gets from this process."""
+
+    num_gpus: Count = 8
+    rollout_num_gpus: Count | None = None
+    rollout_gpus_per_engine: Count = 2
+    tp_size: Count = 2
+    max_tokens_per_gpu: Count = 9216
+    ray_address: str | None = None
+    job_env: tuple[str, ...] = JOB_ENV
+
+
+class EngineSettings(SettingsGroup):
+    """SGLang. ``cumulative_token_mode``, ``renderer_family`` and ``gateway_log_level`` are accepted and have no effect."""
+
     sglang_tool_call_parser: str | None = "qwen"
     sglang_reasoning_parser: str | None = None
     sglang_data_parallel_size: Count = 1
     sglang_mem_fraction_static: Positive = 0.7
     sglang_context_length: Count | None = None
+    routing_replay: bool = False
     cumulative_token_mode: bool = False
     renderer_family: str = "auto"
     gateway_log_level: str = "warning"
-    rollout_batch_size: Count = 32
+
+
+class TrainingSettings(SettingsGroup):
+    """A step takes ``groups`` inputs, ``rollouts`` times each. Names and defaults are otherwise slime's."""
+
+    mode: Literal["sync", "async", "fully_async"] = "sync"
+    groups: Count = 32
+    rollouts: Count = 8
     over_sampling_batch_size: Count | None = None
-    n_samples_per_prompt: Count = 8
+    temperature: Positive = 1.0
     rollout_max_response_len: Count = 1024
-    rollout_temperature: Positive = 1.0
-    lr: Positive = 1e-6
+    learning_rate: Positive = 1e-6
     eps_clip: float = 0.2
     eps_clip_high: float = 0.28
     weight_decay: float = 0.1
     adam_beta2: float = 0.98
-    max_tokens_per_gpu: Count = 9216
-    mode: Literal["sync", "async", "fully_async"] = "sync"
-    rollout_num_gpus: Count | None = None
-    eval_data_path: str | None = None
+    reward_postprocessing: Literal["grpo", "none"] = "grpo"
+    use_tis: bool = True
+
+
+class ReportSettings(SettingsGroup):
+    """Evaluations, and where numbers go. ``trainer_numbers`` None: `keeps_trainer_numbers` decides."""
+
     eval_interval: Count = 20
     n_samples_per_eval_prompt: Count = 1
-    save_dir: str | None = None
-    save_interval: Count = 20
-    use_tis: bool = True
-    routing_replay: bool = False
     trainer_numbers: bool | None = None
     wandb_project: str | None = None
     wandb_group: str | None = None
-    ray_address: str | None = None
-    run_dir: str = "runs/slime"
-    job_env: tuple[str, ...] = JOB_ENV
-    extra_flags: tuple[str, ...] = field(default_factory=tuple)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+
+class SlimeRunner(SlimeSettings):
+    """A slime training run. ``extra_flags`` are further arguments of slime. Raises: ConfigError on impossible values."""
+
+    ALIASES: ClassVar[Mapping[str, str]] = {
+        **SlimeSettings.ALIASES,
+        "rollout_batch_size": "groups",
+        "n_samples_per_prompt": "rollouts",
+        "rollout_temperature": "temperature",
+        "lr": "learning_rate",
+    }
+
+    model: ModelSettings
+    machines: MachineSettings = Field(default_factory=MachineSettings)
+    engine: EngineSettings = Field(default_factory=EngineSettings)
+    training: TrainingSettings = Field(default_factory=TrainingSettings)
+    reports: ReportSettings = Field(default_factory=ReportSettings)
+    extra_flags: tuple[str, ...] = ()
+
+    def model_post_init(self, context: Any) -> None:
+        super().model_post_init(context)
         self._check_flags()
-        self.check_temperature(self.rollout_temperature, "rollout_temperature")
-        if self.judge is not None and self.mode == "fully_async":
+        self.signals.check_temperature(self.training.temperature, "temperature")
+        if self.judging.judge is not None and self.training.mode == "fully_async":
             raise ConfigError(
                 "judge cannot work with mode fully_async: slime runs single rollouts of a group again there"
             )
-        if self.mode == "sync" and self.rollout_num_gpus is not None:
+        if self.training.mode == "sync" and self.machines.rollout_num_gpus is not None:
             raise ConfigError("rollout_num_gpus needs mode async or fully_async: sync shares num_gpus with training")
 
     @classmethod
@@ -188,7 +224,7 @@ class SlimeRunner(SlimeSettings):
 
     def flags(self, num_rollout: int) -> list[str]:
         """Arguments of slime's train.py. Source: slime/utils/arguments.py and backends/sglang_utils/arguments.py, 0.3.1."""
-        per_step = self.rollout_batch_size * self.n_samples_per_prompt
+        per_step = self.training.groups * self.training.rollouts
         wandb = self.wandb_project if os.environ.get("WANDB_API_KEY") else None
         # None and False leave an option out, True is one without a value.
         options: dict[str, Any] = {
@@ -204,11 +240,11 @@ class SlimeRunner(SlimeSettings):
             "metadata-key": "metadata",
             "rollout-shuffle": True,
             "num-rollout": num_rollout,
-            "rollout-batch-size": self.rollout_batch_size,
-            "n-samples-per-prompt": self.n_samples_per_prompt,
+            "rollout-batch-size": self.training.groups,
+            "n-samples-per-prompt": self.training.rollouts,
             "over-sampling-batch-size": self.over_sampling_batch_size,
             "rollout-max-response-len": self.rollout_max_response_len,
-            "rollout-temperature": self.rollout_temperature,
+            "rollout-temperature": self.training.temperature,
             "global-batch-size": per_step,
             "balance-data": True,
             "rollout-function-path": f"{PACKAGE}.rollout.generate_rollout{'_fully_async' if self.mode == 'fully_async' else ''}",
@@ -216,13 +252,15 @@ class SlimeRunner(SlimeSettings):
             "custom-config-path": self.config_path,
             # Ours in both cases: slime's own would count masked rollouts as reward 0.
             "custom-reward-post-process-path": f"{PACKAGE}.hooks.normalize_rewards",
-            "custom-advantage-function-path": f"{PACKAGE}.hooks.take_token_advantages" if self.per_token else None,
+            "custom-advantage-function-path": f"{PACKAGE}.hooks.take_token_advantages"
+            if self.signals.per_token
+            else None,
             "disable-rewards-normalization": self.reward_postprocessing == "none",
             "advantage-estimator": "grpo",
             "eps-clip": self.eps_clip,
             "eps-clip-high": self.eps_clip_high,
             "optimizer": "adam",
-            "lr": self.lr,
+            "lr": self.learning_rate,
             "lr-decay-style": "constant",
             "weight-decay": self.weight_decay,
             "adam-beta1": 0.9,
@@ -286,7 +324,7 @@ class SlimeRunner(SlimeSettings):
     @property
     def folder(self) -> Path:
         """Write the run's files: rollout.yaml, data.jsonl, eval.jsonl, and job.yaml, which may hold secrets."""
-        return Path(self.run_dir).absolute() / self.exp_id
+        return Path(self.model.run_dir).absolute() / self.agent.exp_id
 
     @property
     def config_path(self) -> Path:
@@ -299,25 +337,28 @@ class SlimeRunner(SlimeSettings):
     @property
     def record_folder(self) -> Path:
         """The run's folder, for `agentcore-rl view`."""
-        return self.folder if self.record_dir is None else Path(self.record_dir).absolute()
+        record_dir = self.agent.record_dir
+        return self.folder if record_dir is None else Path(record_dir).absolute()
 
     @property
     def keeps_trainer_numbers(self) -> bool:
         """Whether the run's folder gets what slime's trainer computes. It goes through files that both processes see, which are
         large with expert routing in them.
         """
-        if self.trainer_numbers is None:
-            return self.ray_address is None and not self.routing_replay
-        return self.trainer_numbers
+        if self.reports.trainer_numbers is None:
+            return self.machines.ray_address is None and not self.engine.routing_replay
+        return self.reports.trainer_numbers
 
     @property
     def rollout_gpus(self) -> int:
         """GPUs of the inference engines; in sync mode the same as training's."""
-        return self.num_gpus if self.rollout_num_gpus is None else self.rollout_num_gpus
+        machines = self.machines
+        return machines.num_gpus if machines.rollout_num_gpus is None else machines.rollout_num_gpus
 
     def rollout_settings(self) -> dict[str, Any]:
         """The content of slime's --custom-config-path."""
-        found = {key: getattr(self, key) for key in _ROLLOUT_KEYS if getattr(self, key) is not None}
+        names = SlimeSettings.known()
+        found = {name: value for name, value in self.shown().items() if name in names and value is not None}
         return {**found, "record_dir": str(self.record_folder)}
 
     # -- doing it -----------------------------------------------------------------------------------------------------
@@ -341,7 +382,7 @@ class SlimeRunner(SlimeSettings):
         return {**{name: os.environ[name] for name in self.job_env if os.environ.get(name)}, **own}
 
     def _job_address(self) -> str:
-        return self.ray_address or ADDRESS
+        return self.machines.ray_address or ADDRESS
 
     def _new_job_id(self) -> str:
         """Ours, so that a run that is interrupted can stop its job."""
@@ -355,8 +396,8 @@ class SlimeRunner(SlimeSettings):
 
     def _concurrency_per_engine(self) -> int:
         """slime's limit per engine; in fully_async mode slime counts groups by the same number."""
-        engines = max(1, self.rollout_gpus // self.rollout_gpus_per_engine)
-        return max(1, -(-self.max_concurrent // engines))
+        engines = max(1, self.rollout_gpus // self.machines.rollout_gpus_per_engine)
+        return max(1, -(-self.limits.max_concurrent // engines))
 
     def _check_flags(self) -> None:
         for i, flag in enumerate(self.extra_flags):

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from ..._installation import missing_extra
@@ -128,7 +128,7 @@ async def _gateway_of(config: TinkerConfig, service: Any) -> AsyncIterator[Tinke
     )
     await gateway.start()
     try:
-        yield replace(config, gateway_url=gateway.url, gateway_public_url=None, gateway_admin_key=key)
+        yield config.replace(gateway_url=gateway.url, gateway_public_url=None, gateway_admin_key=key)
     finally:
         await gateway.stop()
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, ClassVar
 
 from ..._installation import install_command
 from ...gateway.sampling_services.tinker import KEY_ENV, service_url
@@ -13,15 +14,11 @@ from ..settings import Count, Plan, planned
 from ..training.config import ServiceTrainingConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class TinkerConfig(ServiceTrainingConfig):
-    """Everything a run needs. Read from YAML, TOML or JSON with `from_file`.
+    """The settings of a Tinker run. `service_url` None is the SDK's own choice; `rank` is that of the LoRA adapters."""
 
-    `service_url` None is the SDK's own choice; `rank` is that of the LoRA adapters.
-    Raises: ConfigError.
-    """
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {"output_dir": Path("runs/tinker")}
 
-    output_dir: Path = Path("runs/tinker")
     service_url: str | None = None
     rank: Count = 32
 
@@ -32,7 +29,7 @@ class TinkerConfig(ServiceTrainingConfig):
     def plan(self, *, rehearse: bool = False) -> Plan:
         """The plan of the run. Raises: ConfigError when the data cannot be read."""
         where = "a rehearsal: the built-in policy in this process" if rehearse else self.url
-        facts = [("service", where), *planned(self, data=self.data_path)]
+        facts = [("service", where), *planned(self, data=self.data.data_path)]
         extras = [("tinker", "tinker"), *([("torch", "policy")] if rehearse else [])]
         needs = [install_command(extra) for module, extra in extras if not importlib.util.find_spec(module)]
         if not rehearse and not os.environ.get(KEY_ENV):

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from ...client.data import read_rows
 from ...client.evaluation import metrics_line
 from ...contract import Cause
-from ..collection.recording import Recording, kept, open_recording
+from ..collection.recording import Recording, open_recording
 from ..service import RolloutService
 from .client import TrainingClient
 from .config import ServiceTrainingConfig
@@ -38,10 +38,11 @@ async def run_async(
     `connect(state)` opens the service with the weights in training, those of a saved state if there is one.
     Raises: ConfigError; GatewayError when the gateway does not start; whatever the service raises.
     """
-    rows = read_rows(config.data_path)
-    held_out = read_rows(config.eval_data_path) if config.eval_data_path is not None else []
-    config.output_dir.mkdir(parents=True, exist_ok=True)
-    resumed = State.read(config.output_dir)
+    data, folder = config.data, config.data.output_dir
+    rows = read_rows(data.data_path)
+    held_out = read_rows(data.eval_data_path) if data.eval_data_path is not None else []
+    folder.mkdir(parents=True, exist_ok=True)
+    resumed = State.read(folder)
     if resumed is not None:
         log.info("continuing after step %s from %s", resumed.steps, resumed.state)
     training = await connect(resumed.state if resumed else None)
@@ -52,10 +53,8 @@ async def run_async(
         rollouts = await asyncio.to_thread(
             RolloutService.open, config.services(), lambda: [training.upstream], training.engine
         )
-        recording = open_recording(config.output_dir, kept(config), tokenizer=config.model_dir)
-        services = Services(
-            client=rollouts.client, gateway=rollouts.gateway, run_dir=config.output_dir, recording=recording
-        )
+        recording = open_recording(folder, config.shown(), tokenizer=config.data.model_dir)
+        services = Services(client=rollouts.client, gateway=rollouts.gateway, run_dir=folder, recording=recording)
         observer = _written(recording, observe)
         version = await train(services, training, config.loop(), rows, held_out, observer, resumed=resumed)
         ended = "success"

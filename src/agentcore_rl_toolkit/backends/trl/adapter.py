@@ -26,7 +26,7 @@ from ..collection.advantages import Estimator
 from ..collection.collect import collect
 from ..collection.credit import CreditReport
 from ..collection.groups import Group, GroupRequest, UsableSteps, summarize
-from ..collection.recording import Recording, kept, open_recording, step_numbers
+from ..collection.recording import Recording, open_recording, step_numbers
 from ..collection.samples import to_samples
 from ..service import RolloutService
 from .config import TrlConfig
@@ -72,7 +72,7 @@ class AgentCoreRollouts:
     def __call__(self, prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
         """Raises: RolloutError after `max_empty_batches` batches in a row without a usable rollout, or at the first batch."""
         self.sync_weights(trainer)
-        n = self.config.num_generations if trainer.model.training else trainer.num_generations_eval
+        n = self.config.trl.rollouts if trainer.model.training else trainer.num_generations_eval
         filler_id = trainer.processing_class.eos_token_id
         self.groups = collect(
             self._requests(prompts, n, trainer),
@@ -102,11 +102,11 @@ class AgentCoreRollouts:
 
     def _credit(self, trainer: Any) -> dict[str, float]:
         """Work out the advantages of tokens, where TRL is not to give each rollout one. Returns numbers for the step's log."""
-        if not (self.config.per_token and trainer.model.training):
+        if not (self.config.signals.per_token and trainer.model.training):
             return {}
         report = CreditReport()
         estimator: Estimator = "dr_grpo" if trainer.args.scale_rewards in (False, "none") else "grpo"
-        samples = to_samples(self.groups, estimator=estimator, credit=self.config, report=report)
+        samples = to_samples(self.groups, estimator=estimator, credit=self.config.signals, report=report)
         self.advantages = {(s.session_id, s.sequence_index): s.advantages for s in samples}
         if self.recording is not None:
             self.recording.advantages(samples)
@@ -198,7 +198,7 @@ class AgentCoreGRPOTrainer(GRPOTrainer):
         output = super()._generate_and_score_completions(inputs)
         sampled_BT = output.get("sampling_per_token_logps")
         recomputed_BT = output.get("old_per_token_logps")
-        if self.rollouts.config.per_token and self.model.training:  # TRL's loss takes (B, T)
+        if self.rollouts.config.signals.per_token and self.model.training:  # TRL's loss takes (B, T)
             advantages_BT = torch.zeros(output["completion_mask"].shape, device=output["advantages"].device)
             for b, row in enumerate(self.rollouts.rows):
                 known = self.rollouts.advantages.get(row, ())
@@ -360,7 +360,7 @@ def batch_metrics(groups: Sequence[Group], stats: ConvertStats) -> dict[str, flo
 def grpo_config(config: TrlConfig) -> Any:
     """TRL's own configuration. Our defaults: no KL term, mean over all tokens, every step logged."""
     training: dict[str, Any] = {
-        "num_generations": config.num_generations,
+        "num_generations": config.trl.rollouts,
         "beta": 0.0,
         "loss_type": "dapo",
         "report_to": [],
@@ -381,10 +381,10 @@ def train(config: TrlConfig, **arguments: Any) -> AgentCoreGRPOTrainer:
     """Open the clients, train, save the model under ``output_dir/policy`` and return the trainer."""
     with ExitStack() as stack:
         stack.enter_context(locked(config.output_dir))
-        settings = replace(config, record_dir=None, gateway_model=config.gateway_model or config.model)
+        settings = config.replace(record_dir=None, gateway_model=config.gateway.gateway_model or config.model)
         service = RolloutService.open(settings, list, config.policy_engine)
         stack.callback(service.close)
-        recording = open_recording(config.output_dir, kept(config), tokenizer=config.model)
+        recording = open_recording(config.output_dir, config.shown(), tokenizer=config.model)
         stack.callback(recording.run.close)
         callbacks = [StepMetrics(recording), *arguments.pop("callbacks", ())]
         trainer = make_trainer(

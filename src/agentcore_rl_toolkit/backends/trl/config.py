@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
 
 from ...errors import ConfigError
 from ...weights.arrival import MAX_MEAN_GAP
 from ...weights.engines import Kind
-from ..collection.groups import trained_temperature
+from ..collection.groups import CollectConfig, trained_temperature
 from ..service import ServiceSettings
-from ..settings import Count, GroupSize, Plan, Positive, planned
+from ..settings import Count, GroupSize, Plan, Positive, SettingsGroup, planned
 
 ForkPolicy = Literal["longest", "mask"]
 
@@ -21,88 +23,94 @@ ForkPolicy = Literal["longest", "mask"]
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrlConfig(ServiceSettings):
-    """Everything a TRL run needs. Read from YAML, TOML or JSON with `from_file`.
+class TrlSettings(SettingsGroup):
+    """The settings that only TRL has.
 
-    Where things are: as in `ServiceSettings`, but `gateway_url` must name a gateway that runs, because TRL may run as several
-    processes; `policy_url`, the engine whose weights are replaced as training goes, of the kind `policy_engine` (the built-in
-    policy, vLLM or SGLang), or None when TRL itself syncs to a vLLM server (`training: {use_vllm: true, vllm_mode: server,
-    vllm_server_base_url: ...}`). `max_weights_gap` is by how much engine and trainer may differ on a probe after that;
-    None: 1e-3, or 1.0 where the engine says that it computes in bfloat16.
-    `max_mean_logprob_gap` is by how much the recorded logprobs of a batch and the trainer's may differ on average, before its
-    first step; None lets them.
+    ``policy_url`` is the engine whose weights are replaced as training goes, of the kind ``policy_engine`` (the built-in policy,
+    vLLM or SGLang). It is None when TRL itself syncs to a vLLM server (``training: {use_vllm: true, vllm_mode: server,
+    vllm_server_base_url: ...}``). ``max_weights_gap`` is by how much engine and trainer may differ on a probe after that; None:
+    1e-3, or 1.0 where the engine says that it computes in bfloat16. ``max_mean_logprob_gap`` is by how much the recorded logprobs
+    of a batch and the trainer's may differ on average, before its first step; None lets them.
 
-    `training.temperature`, `top_p` and the like hold for the agents' calls where they are set.
+    ``model`` is a local folder or hub id. ``lora`` are arguments of peft's LoraConfig, None trains all weights. ``training`` goes
+    to TRL's GRPOConfig unchanged; its ``temperature``, ``top_p`` and the like hold for the agents' calls where they are set.
 
-    What is trained: `model` is a local folder or hub id, `model_id` the name the agent asks for; `lora` are arguments
-    of peft's LoraConfig, None trains all weights. `training` goes to TRL's GRPOConfig unchanged.
-
-    `fork_policy` decides over rollouts with several training sequences (TRL takes one row per rollout): "longest"
-    trains the one with the most sampled tokens and counts the rest as dropped, "mask" leaves the whole rollout out.
-    `max_tokens` masks rollouts whose row would be longer, counted too. `max_empty_batches` batches in a row without any usable
-    rollout end the run.
-    Raises: ConfigError.
+    ``fork_policy`` decides over rollouts with several training sequences, because TRL takes one row per rollout: "longest" trains
+    the one with the most sampled tokens and counts the rest as dropped, "mask" leaves the whole rollout out. ``max_tokens`` masks
+    rollouts whose row would be longer, counted too. ``max_empty_batches`` batches in a row without a usable rollout end the run.
     """
 
     model: str
-    model_id: str = "policy"
     data_path: Path | None = None
+    output_dir: Path = Path("runs/trl")
+    rollouts: GroupSize = 8
     policy_url: str | None = None
     policy_engine: Kind = "policy"
     max_weights_gap: Positive | None = None
     max_mean_logprob_gap: Positive | None = MAX_MEAN_GAP
-    output_dir: Path = Path("runs/trl")
-    num_generations: GroupSize = 8
     fork_policy: ForkPolicy = "longest"
     max_tokens: Count | None = None
     max_empty_batches: Count = 3
     lora: Mapping[str, Any] | None = None
-    training: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = Field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.gateway_url is None:
+
+class TrlConfig(ServiceSettings):
+    """The settings of a TRL run. `gateway_url` must name a gateway that runs, because TRL may run as several processes.
+
+    Raises: ConfigError.
+    """
+
+    ALIASES: ClassVar[Mapping[str, str]] = {"num_generations": "rollouts"}
+
+    trl: TrlSettings
+
+    def model_post_init(self, context: Any) -> None:
+        super().model_post_init(context)
+        training, policy_url = self.trl.training, self.trl.policy_url
+        if self.gateway.gateway_url is None:
             raise ConfigError(
                 "`gateway_url` is needed: the gateway in front of the engine (agentcore-rl gateway serve)"
             )
-        named = self.training.get("num_generations", self.num_generations)
-        if named != self.num_generations:
-            raise ConfigError(f"num_generations is {self.num_generations} here and {named} under `training`")
-        if self.policy_url is None and not self.training.get("use_vllm"):
+        named = training.get("num_generations", self.trl.rollouts)
+        if named != self.trl.rollouts:
+            raise ConfigError(f"num_generations is {self.trl.rollouts} here and {named} under `training`")
+        if policy_url is None and not training.get("use_vllm"):
             raise ConfigError(
                 "new weights would reach no engine: set policy_url (the built-in policy, vLLM or SGLang), or "
                 "training.use_vllm with vllm_mode: server"
             )
-        if self.training.get("use_vllm") and self.training.get("vllm_mode", "server") != "server":
+        if training.get("use_vllm") and training.get("vllm_mode", "server") != "server":
             raise ConfigError("agents reach the model over HTTP: training.vllm_mode must be `server`")
-        if self.training.get("use_vllm") and self.policy_url is not None:
+        if training.get("use_vllm") and policy_url is not None:
             raise ConfigError("policy_url and training.use_vllm are two servers for one policy; keep one of them")
-
-        if self.per_token and self.training.get("use_liger_kernel"):
+        if self.signals.per_token and training.get("use_liger_kernel"):
             raise ConfigError(
                 "training.use_liger_kernel takes one advantage a rollout: leave it out with credit or teacher_url"
             )
+        self.trained_sampling()
 
-        object.__setattr__(self, "sampling_params", self._sampling_params())
+    def collect_config(self) -> CollectConfig:
+        return replace(super().collect_config(), sampling_params=self.trained_sampling())
 
-    def _sampling_params(self) -> dict[str, Any]:
+    def trained_sampling(self) -> dict[str, Any]:
         """The agents' sampling parameters: TRL divides its own logits by `training.temperature`, so theirs must be the same."""
-        given = {name: self.training[name] for name in _SAMPLING if self.training.get(name) is not None}
-        params = {**given, **(self.sampling_params or {})}
+        training = self.trl.training
+        given = {name: training[name] for name in _SAMPLING if training.get(name) is not None}
+        params = {**given, **(self.selection.sampling_params or {})}
         for name, wanted in {"temperature": 1.0, **given}.items():
             if params.get(name, wanted) != wanted:
                 raise ConfigError(
                     f"sampling_params.{name} is {params[name]} and training.{name} is {wanted}: TRL would compare "
                     f"other probabilities than the agents sampled with; set training.{name} only"
                 )
-        self.check_temperature(trained_temperature(params), "training.temperature")
+        self.signals.check_temperature(trained_temperature(params), "training.temperature")
         return params
 
     def plan(self) -> Plan:
         """The plan of the run. Raises: ConfigError when the data cannot be read."""
-        facts = planned(self, data=self.data_path)
+        facts = planned(self, data=self.trl.data_path)
         needs = [f"pip install {name}" for name in ("torch", "trl", "datasets") if not importlib.util.find_spec(name)]
-        if self.lora and not importlib.util.find_spec("peft"):
+        if self.trl.lora and not importlib.util.find_spec("peft"):
             needs.append("pip install peft")
         return Plan(backend="trl", facts=facts, needs=needs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from dataclasses import replace
 from typing import Any
 
 from ..service import RolloutService
@@ -24,7 +23,7 @@ def open_service(agentcore: AgentCoreConfig, config: Any, llm_client: Any) -> tu
     bridge = Bridge(llm_client, engine=str(rollout.name))
     window = rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length
     folder = agentcore.gateway_model or tokenizer_folder(str(config.actor_rollout_ref.model.path))
-    settings = replace(settings, gateway_model=folder, gateway_context_tokens=int(window))
+    settings = settings.replace(gateway_model=folder, gateway_context_tokens=int(window))
     return RolloutService.open(settings, lambda: [bridge.open()], engine="sglang", upstream_key=bridge.key), bridge
 
 

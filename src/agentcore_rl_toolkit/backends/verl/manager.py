@@ -182,10 +182,10 @@ class AgentCoreManager:
     def _advantages(self, group: Group) -> dict[tuple[str, int], list[float]]:
         """Those of each token, where verl is not to give each rollout one."""
         agentcore = AgentCoreConfig.of(self.config)
-        if not agentcore.per_token:
+        if not agentcore.signals.per_token:
             return {}
         estimator: Estimator = "grpo" if self.config.algorithm.get("norm_adv_by_std_in_grpo", True) else "dr_grpo"
-        samples = to_samples([group], estimator=estimator, credit=agentcore)
+        samples = to_samples([group], estimator=estimator, credit=agentcore.signals)
         return {(s.session_id, s.sequence_index): s.advantages for s in samples}
 
     def _outputs(self, rollout: CollectedRollout) -> list[dict[str, Any]]:

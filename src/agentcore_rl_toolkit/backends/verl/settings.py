@@ -7,20 +7,21 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from pydantic import Field
 
 from ...errors import ConfigError
 from ...weights.arrival import MAX_MEAN_GAP
 from ..collection.groups import trained_temperature
-from ..service import RolloutSettings, ServiceSettings
+from ..service import ServiceSettings
 from ..settings import (
     Count,
-    Least0,
     Plan,
-    Port,
     Positive,
+    SettingsGroup,
     from_mapping,
     hydra_value,
     planned,
@@ -66,43 +67,47 @@ DEFAULTS: tuple[tuple[str, str], ...] = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class AgentCoreConfig(RolloutSettings):
-    """The ``agentcore`` section of a verl run: `RolloutSettings`, and names and defaults of the published guide, then ours.
+class VerlSettings(SettingsGroup):
+    """The settings that only verl has. `gateway_cumulative_token_mode` and `gateway_renderer_model_family` have no effect.
 
-    Units: `max_rollout_time`, `max_submit_time` seconds. `gateway_store` is a folder for captured turns; the published
-    "memory" keeps them in a temporary one. `gateway_cumulative_token_mode` and `gateway_renderer_model_family` are accepted
-    and have no effect: the gateway always extends turns token by token. It renders with `gateway_model`, the trained model's
-    tokenizer unless given, and samples through verl's own client. After `max_empty_prompts` prompts in a row without a sample
-    the run ends. It also ends when the recorded logprobs of a step and verl's own differ by more than `max_mean_logprob_gap`
-    nats on average (None: never).
+    After `max_empty_prompts` prompts in a row without a sample the run ends. It also ends when the recorded logprobs of a step
+    and verl's own differ by more than `max_mean_logprob_gap` nats on average (None: never).
     """
 
-    exp_id: str = "verl"
-    reqs_per_sec: Count = 25
-    max_pool_connections: Count = 10
-    max_rollout_time: Positive = 1800.0
-    max_submit_time: Positive = 120.0
-    gateway_port: Port = 9090
-    gateway_store: str = "memory"
-    gateway_cumulative_token_mode: bool = False
-    gateway_renderer_model_family: str = "auto"
-    gateway_admin_key: str | None = field(default=None, repr=False)
-    model_id: str | None = None
-    max_concurrent: Count = 256
-    extra_rollouts: Least0 = 0
     max_empty_prompts: Count = 64
     max_mean_logprob_gap: Positive | None = MAX_MEAN_GAP
+    gateway_cumulative_token_mode: bool = False
+    gateway_renderer_model_family: str = "auto"
+
+
+class AgentCoreConfig(ServiceSettings):
+    """The ``agentcore`` section of a verl run. The published guide's names are accepted.
+
+    The gateway renders with `gateway_model`, the trained model's tokenizer unless given, and samples through verl's own client.
+    The published `gateway_store` "memory" keeps captured turns in a temporary folder. verl serves a model under its path unless
+    `model_id` says otherwise.
+    """
+
+    ALIASES: ClassVar[Mapping[str, str]] = {
+        "reqs_per_sec": "tps_limit",
+        "max_rollout_time": "rollout_timeout_s",
+        "max_submit_time": "submit_timeout_s",
+    }
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {
+        "exp_id": "verl",
+        "model_id": None,
+        "rollout_timeout_s": 1800.0,
+        "max_pool_connections": 10,
+        "max_concurrent": 256,
+        "gateway_port": 9090,
+    }
+
+    verl: VerlSettings = Field(default_factory=VerlSettings)
 
     def service(self, model_path: str) -> ServiceSettings:
-        """The same under shared names. verl serves a model under its path unless told otherwise."""
-        return self.service_settings(
-            model_id=self.model_id or model_path,
-            rollout_timeout_s=self.max_rollout_time,
-            submit_timeout_s=self.max_submit_time,
-            tps_limit=self.reqs_per_sec,
-            gateway_store=None if self.gateway_store == "memory" else self.gateway_store,
-        )
+        """The settings of the rollouts of this model."""
+        store = None if self.gateway.gateway_store == "memory" else self.gateway.gateway_store
+        return self.replace(model_id=self.agent.model_id or model_path, gateway_store=store)
 
     @classmethod
     def of(cls, config: Any) -> AgentCoreConfig:
@@ -113,7 +118,7 @@ class AgentCoreConfig(RolloutSettings):
         if section is None:
             raise ConfigError(f"the configuration has no `agentcore` section; start verl with python -m {PACKAGE}.main")
         values: Mapping[str, Any] = OmegaConf.to_container(section, resolve=True)
-        return from_mapping(cls, with_environment(values), where="agentcore")
+        return cls.from_values(with_environment(values), where="agentcore")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +165,7 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str] = os.environ)
             theirs.append(argument)
         else:
             ours[name] = _value(value)
-    config = from_mapping(AgentCoreConfig, with_environment(ours, environ), where="agentcore")
+    config = AgentCoreConfig.from_values(with_environment(ours, environ), where="agentcore")
     given = {a.lstrip("+~").partition("=")[0]: a.partition("=")[2] for a in theirs}
     for key, value, why in REQUIRED:
         plain = key.lstrip("+")
@@ -171,8 +176,8 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str] = os.environ)
     temperature = given.get(TEMPERATURE_KEY, "1")  # a text, which may be an interpolation
     if not temperature.strip("0."):
         trained_temperature({"temperature": 0})
-    config.check_temperature(1 if re.fullmatch(r"1(\.0*)?", temperature) else temperature, TEMPERATURE_KEY)
-    if config.per_token:
+    config.signals.check_temperature(1 if re.fullmatch(r"1(\.0*)?", temperature) else temperature, TEMPERATURE_KEY)
+    if config.signals.per_token:
         if given.setdefault(ESTIMATOR_KEY, ESTIMATOR) != ESTIMATOR:
             raise ConfigError(
                 f"{ESTIMATOR_KEY} gives each rollout one advantage: leave it out with credit or teacher_url"
@@ -181,12 +186,10 @@ def translate(arguments: Sequence[str], environ: Mapping[str, str] = os.environ)
     theirs += [f"{k}={v}" for k, v in DEFAULTS if k not in given]
     if not any("ppo_micro_batch_size" in key or key == DYNAMIC for key in given):
         theirs.append(f"{DYNAMIC}=true")
-    if config.record_dir is None:
-        config = replace(config, record_dir=str(Path("runs", config.exp_id).absolute()))
+    if config.agent.record_dir is None:
+        config = config.replace(record_dir=str(Path("runs", config.exp_id).absolute()))
     theirs += [
-        f"+agentcore.{f.name}={hydra_value(getattr(config, f.name))}"
-        for f in fields(config)
-        if f.name != "gateway_admin_key" and (getattr(config, f.name), f.default) != (None, None)
+        f"+agentcore.{name}={hydra_value(value)}" for name, value in config.shown().items() if value not in (None, ())
     ]
     return config, theirs
 

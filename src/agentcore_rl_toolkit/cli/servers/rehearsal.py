@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -35,7 +34,7 @@ def rehearsed(backend: str, config: T) -> T:
         changes |= {"model_dir": WEIGHTS_DIR, "gateway_url": None, "gateway_context_tokens": None}
     else:
         changes |= {"output_s3": f"file://{folder.resolve()}/s3", "start_from": None, "poll_s": 1.0}
-    return dataclasses.replace(config, **changes)
+    return config.replace(**changes)
 
 
 @contextlib.contextmanager
@@ -52,7 +51,7 @@ def agent_here(agent: Path, config: T, environment: Mapping[str, str]) -> Iterat
             changes |= {"gateway_host": "127.0.0.1", "gateway_public_url": None}
         else:
             os.environ["AWS_ENDPOINT_URL_BEDROCK_AGENTCORE"] = runtime.url
-        yield dataclasses.replace(config, **changes)
+        yield config.replace(**changes)
 
 
 def local_tinker(folder: Path) -> Any:
