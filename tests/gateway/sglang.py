@@ -39,11 +39,11 @@ class TokenEngine(ScriptedEngine):
     async def _at_other_paths(self, seen: Seen, http: web.BaseRequest, fault: Fault) -> web.StreamResponse:
         if seen.path != "/generate":
             return await super()._at_other_paths(seen, http, fault)
-        sampled = self._sampled(seen, "input_ids", "max_new_tokens")
+        sampled = self._sampled(seen, seen.body["input_ids"], seen.body["sampling_params"])
         rid = seen.body.get("rid") or f"rid-{len(self.requests)}"
 
         def answer(index: int, count: int | None = None) -> dict[str, Any]:
-            ids, finish, stop = sampled[index]
+            ids, finish, stop = sampled[index].ids, sampled[index].finish, sampled[index].stop
             last = count is None or count >= len(ids)
             return sglang_answer(
                 index,
@@ -62,11 +62,11 @@ class TokenEngine(ScriptedEngine):
                 response = fault.edit(answers[0]) or response
             return await self._whole(http, 200, json.dumps(response).encode(), fault)
         step = self.stream_step
-        longest = max(len(ids) for ids, _, _ in sampled)
+        longest = max(len(each.ids) for each in sampled)
         events = (
             answer(index, count)
             for count in range(step, longest + step, step)
-            for index, (ids, _, _) in enumerate(sampled)
-            if count < len(ids) + step
+            for index, each in enumerate(sampled)
+            if count < len(each.ids) + step
         )
         return await self._events(http, events, fault)

@@ -16,7 +16,7 @@ from agentcore_rl_toolkit.errors import CaptureError
 from agentcore_rl_toolkit.gateway.capture.record import Captured, unpack_ids, unpack_logprobs
 from agentcore_rl_toolkit.gateway.engines import TOKEN_ENGINES, Piece
 from agentcore_rl_toolkit.gateway.testing import Seen, logprob_of
-from agentcore_rl_toolkit.gateway.testing.openai_shapes import SampledReply, chunks, vllm_choice
+from agentcore_rl_toolkit.gateway.testing.openai_shapes import Sampled, SampledReply, vllm_choice
 from agentcore_rl_toolkit.gateway.token_calls.reply import TokenReply
 from agentcore_rl_toolkit.messages.render import Renderer
 from agentcore_rl_toolkit.messages.wire import Choice, Delta, ModelRequest
@@ -39,18 +39,16 @@ def events(engine: str, ids: list[int], step: int, *, finish: str = "stop", stop
     """The stream of an answer, one entry per event of ``step`` tokens."""
     if engine == "vllm":
         seen = Seen("POST", "/v1/completions", {}, {"logprobs": 1, "return_token_ids": True}, prompt_ids=[1])
-        logprobs = [logprob_of(i) for i in ids]
-        choice = {"index": 0, "ids": ids, "logprobs": logprobs, "content": "x", "finish": finish, "stop": stop}
         answered = SampledReply(
             seen=seen,
-            choices=[{**choice, "tool_calls": None, "reasoning_content": None}],
+            choices=[Sampled(ids=ids, content="x", finish=finish, stop=stop)],
             number=1,
             model="m",
             weight_version=None,
             gives_tokens=True,
             step=step,
         )
-        reply = list(chunks(answered, False))
+        reply = list(answered.events(chat=False))
     else:
         reply = [
             sglang_answer(
@@ -253,7 +251,7 @@ def test_sglang_answers_that_contradict_themselves_are_errors(edit: Edit) -> Non
 
 
 def test_whole_answers_of_both_engines_read_alike() -> None:
-    [one] = TOKEN_ENGINES["vllm"].reply(json.dumps({"choices": [vllm_choice(0, [5, 6], "stop")]}).encode())
+    [one] = TOKEN_ENGINES["vllm"].reply(json.dumps({"choices": [vllm_choice(Sampled(ids=[5, 6]))]}).encode())
     result = sglang_answer(0, [5, 6], "stop", rid="r", prompt_tokens=1, weight_version=None)
     [other] = TOKEN_ENGINES["sglang"].reply(json.dumps(result).encode())
     assert (one.ids, one.logprobs, one.finish_reason) == (other.ids, other.logprobs, other.finish_reason)

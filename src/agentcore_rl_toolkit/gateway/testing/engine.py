@@ -15,14 +15,14 @@ import asyncio
 import json
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from aiohttp import web
 
 from ..._servers.process import listen, stop_listening, url_of
-from .openai_shapes import SampledReply, chunks, vllm_choice, whole
-from .tokens import END, VOCABULARY, Fault, Seen, decode_ids, encode_messages, encode_text, error_body, logprob_of
+from .openai_shapes import Sampled, SampledReply, vllm_choice
+from .tokens import END, VOCABULARY, Fault, Seen, decode_ids, encode_messages, encode_text, error_body
 
 
 class ScriptedEngine:
@@ -133,9 +133,8 @@ class ScriptedEngine:
             self.aborted.append(seen.body["rid"])
             return await self._whole(http, 200, b"", fault)
         if path == "/inference/v1/generate":
-            sampled = self._sampled(seen, "token_ids", "max_tokens")
-            choices = [vllm_choice(i, ids, finish) for i, (ids, finish, _) in enumerate(sampled)]
-            reply: dict[str, Any] = {"request_id": "generate-1", "choices": choices, "prompt_logprobs": None}
+            sampled = self._sampled(seen, seen.body["token_ids"], seen.body["sampling_params"])
+            reply: dict[str, Any] = {"request_id": "generate-1", "choices": list(map(vllm_choice, sampled))}
             if self.weight_version is not None:
                 reply["weight_version"] = self.weight_version
             return await self._json(http, reply, fault)
@@ -146,8 +145,9 @@ class ScriptedEngine:
         if path not in ("chat/completions", "completions"):
             return await self._at_other_paths(seen, http, fault)
         chat = path == "chat/completions"
+        prompt = encode_messages(seen.body["messages"]) if chat else seen.body["prompt"]
         try:
-            choices = self._sample(seen, chat)
+            choices = self._sampled(seen, encode_text(prompt) if isinstance(prompt, str) else prompt, seen.body)
         except Exception as e:
             if self.decide is None:
                 raise
@@ -162,8 +162,8 @@ class ScriptedEngine:
             step=self.stream_step,
         )
         if not seen.body.get("stream"):
-            return await self._json(http, whole(sampled_reply), fault)
-        return await self._events(http, chunks(sampled_reply, chat), fault)
+            return await self._json(http, sampled_reply.whole(), fault)
+        return await self._events(http, sampled_reply.events(chat=chat), fault)
 
     async def _at_other_paths(self, seen: Seen, http: web.BaseRequest, fault: Fault) -> web.StreamResponse:
         return await self._whole(http, 404, error_body(404), fault)
@@ -203,67 +203,42 @@ class ScriptedEngine:
         await response.write(b"data: [DONE]\n\n")
         return response
 
-    # -- replies
-
-    def _sample(self, seen: Seen, chat: bool) -> list[dict[str, Any]]:
-        body = seen.body
-        if chat:
-            seen.prompt_ids = encode_messages(body["messages"])
-        else:
-            prompt = body["prompt"]
-            seen.prompt_ids = list(prompt) if isinstance(prompt, list) else encode_text(prompt)
-        asked = body.get("max_completion_tokens") or body.get("max_tokens") or self.tokens
+    def _sampled(self, seen: Seen, prompt_ids: list[int], asked: dict[str, Any]) -> list[Sampled]:
+        """Make the choices of a reply: scripted, decided by a function, or random."""
+        seen.prompt_ids = list(prompt_ids)
+        limits = [asked.get(name) for name in ("max_completion_tokens", "max_tokens", "max_new_tokens")]
+        limit = next(filter(None, limits), self.tokens)
         choices = []
-        for index in range(body.get("n") or 1):
+        for index in range(asked.get("n") or 1):
             scripted = self.replies.popleft() if self.replies else self.decide(seen) if self.decide else {}
+            calls, content, finish = scripted.get("tool_calls"), scripted.get("content"), scripted.get("finish_reason")
             if "content" in scripted or "tool_calls" in scripted:
-                ids = [*encode_text(scripted.get("content") or ""), END]
-                for call in scripted.get("tool_calls") or []:
-                    ids[-1:-1] = encode_text(call["function"]["name"] + " " + call["function"]["arguments"])
-                finish = scripted.get("finish_reason") or ("tool_calls" if scripted.get("tool_calls") else "stop")
-                if finish == "length" and len(ids) > 1:
-                    ids.pop()  # it did not come to its end
+                ids = encode_text(content or "")
+                for call in calls or []:
+                    ids += encode_text(call["function"]["name"] + " " + call["function"]["arguments"])
+                if finish != "length" or not ids:  # it came to its end
+                    ids.append(END)
+                finish = finish or ("tool_calls" if calls else "stop")
             elif "token_ids" in scripted:
-                ids, finish = list(scripted["token_ids"]), scripted.get("finish_reason", "stop")
+                ids, finish = list(scripted["token_ids"]), finish or "stop"
             else:
-                ids, finish, _ = self._ids(asked, body.get("stop_token_ids") or [END])
+                ids = [self._random.randrange(self.first_id, self.last_id) for _ in range(min(limit, self.tokens))]
+                finish = "stop" if self.tokens <= limit else "length"
+                if finish == "stop":
+                    ids[-1] = (asked.get("stop_token_ids") or [END])[0]
             seen.completion_ids.append(ids)
             choices.append(
-                {
-                    "index": index,
-                    "ids": ids,
-                    "logprobs": [logprob_of(i) for i in ids],
-                    "content": scripted.get("content", None if scripted.get("tool_calls") else decode_ids(ids)),
-                    "reasoning_content": scripted.get("reasoning_content"),
-                    "tool_calls": scripted.get("tool_calls"),
-                    "finish": finish,
-                    "stop": scripted.get("stop"),
-                }
+                Sampled(
+                    index=index,
+                    ids=ids,
+                    finish=finish,
+                    stop=scripted.get("stop"),
+                    content=scripted.get("content", None if calls else decode_ids(ids)),
+                    reasoning_content=scripted.get("reasoning_content"),
+                    tool_calls=calls,
+                )
             )
         return choices
-
-    def _sampled(self, seen: Seen, prompt: str, limit: str) -> list[tuple[list[int], str, str | None]]:
-        """Sample the reply of a route that takes token ids. ``prompt`` and ``limit`` are the route's names for them."""
-        sampling = seen.body["sampling_params"]
-        seen.prompt_ids = list(seen.body[prompt])
-        sampled = []
-        for _ in range(sampling.get("n") or 1):
-            if not self.replies and self.decide is not None:
-                self.replies.append(self.decide(seen))
-            sampled.append(self._ids(sampling.get(limit) or self.tokens, sampling.get("stop_token_ids") or [END]))
-            seen.completion_ids.append(sampled[-1][0])
-        return sampled
-
-    def _ids(self, limit: int, stops: Sequence[int]) -> tuple[list[int], str, str | None]:
-        """Ids, finish reason and the stop string that ended them: scripted, or made up."""
-        scripted = self.replies.popleft() if self.replies else {}
-        if "token_ids" in scripted:
-            return list(scripted["token_ids"]), scripted.get("finish_reason", "stop"), scripted.get("stop")
-        ids = [self._random.randrange(self.first_id, self.last_id) for _ in range(min(limit, self.tokens))]
-        if self.tokens <= limit:
-            ids[-1] = stops[0]
-            return ids, "stop", None
-        return ids, "length", None
 
 
 def _dropped(http: web.BaseRequest) -> ConnectionError:
