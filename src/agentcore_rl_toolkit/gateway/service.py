@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import gc
 import os
@@ -18,24 +17,6 @@ from ..errors import ConfigError
 from .config import GatewayConfig
 from .server import Gateway
 
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
-
-
-def settle_memory() -> None:
-    """Keep the collector from looking at the import-time heap again, and from looking often at all.
-
-    The C library keeps what large replies leave free for the next ones: given back and asked for again, every page of
-    them would cost a fault, a tenth of the CPU of a long reply.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 50, 1000)
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
-        mallopt(_M_TRIM_THRESHOLD, 64 * 2**20)
-        mallopt(_M_TOP_PAD, 4 * 2**20)
-        mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)
-
 
 async def serve(
     config: GatewayConfig,
@@ -48,7 +29,8 @@ async def serve(
 ) -> None:
     """Run a gateway until SIGTERM or SIGINT (or until `parent_pid` is gone).
 
-    ``make_key``: without an admin key in its settings it makes one and leaves it to its user's clients (`_servers.keys`).
+    ``make_key``: a gateway without an admin key in its settings makes one, and leaves it to its user's clients
+    (`_servers.keys`).
     ``prepare`` is called with the gateway before it starts.
     Raises: ConfigError.
     """
@@ -62,7 +44,9 @@ async def serve(
     gateway = Gateway(config)
     prepare(gateway)
     await gateway.start()
-    settle_memory()
+    gc.collect()
+    gc.freeze()  # the garbage collector need not look at the imported modules again, nor often at all
+    gc.set_threshold(50_000, 50, 1000)
     stop = process.stop_event(parent_pid)
     key_file = keys.leave("gateway", gateway.url, made) if made is not None else None
     if ready_file is not None:

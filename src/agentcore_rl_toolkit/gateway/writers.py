@@ -46,20 +46,12 @@ class PassingWriter:
         return b"data: " + error_body("chat", error) + b"\n\n"
 
     def broken(self, captured: Captured, *, begun: bool) -> RequestError | None:
-        stream = self._request.stream
+        engine, whole_reply = self._engine, not self._request.stream and bool(captured.choices)
         if captured.error is not None:
-            seen = begun or (not stream and captured.choices)
-            return None if seen else event_error(captured.error)
-        if not stream:
-            if captured.choices:
-                return None
-            why = captured.problem or "it has no choices"
-            return RequestError(f"the inference server answered 200 with no reply: {why}", kind="upstream")
-        if captured.complete and captured.choices:
-            return None
-        if captured.problem is not None and self._engine.ended and self._engine.plain_endpoint:
+            return None if begun or whole_reply else event_error(captured.error)
+        if captured.problem is not None and engine.ended and engine.plain_endpoint:
             return None  # the agent may understand such an endpoint although nothing can be recorded of it
-        return RequestError("the inference server ended its reply before it was whole", kind="upstream")
+        return None if whole_reply else _incomplete(captured, stream=self._request.stream)
 
     def whole(self, record: CallRecord, captured: Captured) -> bytes:
         body = self._engine.body
@@ -108,12 +100,7 @@ class EncodingWriter:
     def broken(self, captured: Captured, *, begun: bool) -> RequestError | None:
         if captured.error is not None:
             return event_error(captured.error)
-        if captured.complete and captured.choices:
-            return None
-        why = "ended its reply before it was whole"
-        if not self._request.stream and not captured.choices:
-            why = f"answered 200 with no reply: {captured.problem or 'it has no choices'}"
-        return RequestError(f"the inference server {why}", kind="upstream")
+        return _incomplete(captured, stream=self._request.stream)
 
     def whole(self, record: CallRecord, captured: Captured) -> bytes:
         return self.replayed(record)
@@ -123,6 +110,15 @@ class EncodingWriter:
 
     def reset(self) -> None:
         self._encoder = None
+
+
+def _incomplete(captured: Captured, *, stream: bool) -> RequestError | None:
+    if captured.complete and captured.choices:
+        return None
+    why = "ended its reply before it was whole"
+    if not stream and not captured.choices:
+        why = f"answered 200 with no reply: {captured.problem or 'it has no choices'}"
+    return RequestError(f"the inference server {why}", kind="upstream")
 
 
 Writer = PassingWriter | EncodingWriter
