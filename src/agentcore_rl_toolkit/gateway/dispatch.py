@@ -107,7 +107,6 @@ class Dispatch:
             if tag is not None:
                 tag = _checked(tag)
             request.body = await read_body(http, self._context.limits)
-            _check_open(session)
         except RequestError as e:
             counters["refused"] += 1
             return error_response(dialect, e, {"allow": "POST"} if e.kind == "method_not_allowed" else None)
@@ -163,7 +162,7 @@ class Dispatch:
             (reply, record), writer = found, writer_of(wanted, engine)
             return answer_again(reply, writer.replayed(record), writer.headers(), http)
         session.hold_to_settings(fields)
-        if "n" in session.overrides:
+        if "n" in fields:
             wanted.n = passthrough.number(fields["n"]) or 1
         wanted.fields = wanted.recorded_fields(fields)
         if tag is not None:
