@@ -1,9 +1,9 @@
 """One model call. Two coroutines are its life: `Call.run` and `answer`.
 
-`Call.run` is a task of the session. It makes the prompt, samples the reply, and records it. All that the agent is to get is in
-one buffer. `answer` runs once per connection: it writes the buffer from its beginning, and waits for more. So a slow agent holds
-up its own connection only, and an agent that hung up and asks again gets a new `answer` on the call that still runs. A call
-without a connection is cancelled after `Limits.orphan_s`.
+`Call.run` is a task of the session. It makes the prompt, samples the reply into one buffer, and records it. `answer` runs once
+per connection: it writes the buffer from its beginning, and waits for more. So a slow agent holds up its own connection only, and
+an agent that hung up and asks again gets a new `answer` on the running call. A call without a connection is cancelled after
+`Limits.orphan_s`.
 
 A reply that is not streamed, and the end of a stream, wait until the record is in the store: an agent that has read the finish
 reason has a complete reply.
@@ -69,7 +69,7 @@ class Call:
         session.started_turns += 1
         session.inflight.add(self)
         context.running.calls.add(self)
-        self._task: asyncio.Task[None] | None = asyncio.get_running_loop().create_task(self._run())
+        self._task: asyncio.Task[None] | None = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
         try:
@@ -79,7 +79,11 @@ class Call:
                 raise
             self._fail(self._aborted, kind=AGENT_GONE if self._aborted.code == AGENT_GONE else None)
         except TimeoutError:
-            self._fail(self._too_late())
+            self._context.counters["deadlines"] += 1
+            why, kind = f"the call took longer than {self._context.limits.call_s:g} s", "timeout"
+            if self.state == "held":
+                why, kind = "the policy is still being updated; try again", "rate_limit"
+            self._fail(RequestError(why, kind=kind))
         except StatusError as e:
             error = upstream_error(e.http_status, e.body)
             self.error_headers = {name: value for name, value in passed(e.headers).items() if name != "content-type"}
@@ -203,8 +207,7 @@ class Call:
 
     def _complete(self, record: CallRecord, captured: Captured) -> None:
         """Give the agent the end of a recorded reply."""
-        broken = self.writer.broken(captured, begun=bool(self.buffer))
-        if broken is not None:
+        if (broken := self.writer.broken(captured, begun=bool(self.buffer))) is not None:
             self._end_with(broken)
         elif self.request.stream:
             self._add(b"".join(self._end or ()) + self.writer.finish(record), ended=True)
@@ -219,12 +222,6 @@ class Call:
             self._aborted = error
             if self._limit is not None:  # else the task has not begun
                 self._task.cancel()
-
-    def _too_late(self) -> RequestError:
-        self._context.counters["deadlines"] += 1
-        if self.state == "held":
-            return RequestError("the policy is still being updated; try again", kind="rate_limit")
-        return RequestError(f"the call took longer than {self._context.limits.call_s:g} s", kind="timeout")
 
     def _unexpected(self, error: BaseException) -> RequestError:
         """An error of the gateway itself."""
@@ -244,7 +241,7 @@ class Call:
         self._end_with(error)
 
     def _end_with(self, error: RequestError) -> None:
-        """Let the agent have an error in place of the reply, or of its rest."""
+        """Give the agent an error in place of the reply, or of its rest."""
         self.error = error
         self._add(self.writer.error(error) if self.buffer and self.request.stream else b"", ended=True)
 
@@ -268,8 +265,9 @@ class Call:
             await future
         finally:
             timer.cancel()
-        silent = not self.ended and len(self.buffer) == size
-        return not (silent and self.request.stream and (self.buffer or self._engine.pings))
+        if self.ended or len(self.buffer) > size or not self.request.stream:
+            return True
+        return not (self.buffer or self._engine.pings)
 
     def connect(self) -> None:
         """Another connection waits for the reply."""
@@ -286,10 +284,8 @@ class Call:
         if self.recorder.reply is not None:
             self.recorder.reply.sent(whole=whole)
         elif not self.connections and not self.ended:
-            gone = RequestError(
-                "the agent closed the connection before the reply was whole", status=499, code=AGENT_GONE
-            )
-            loop = asyncio.get_running_loop()
+            why = "the agent closed the connection before the reply was whole"
+            gone, loop = RequestError(why, status=499, code=AGENT_GONE), asyncio.get_running_loop()
             self._orphan_timer = loop.call_later(self._context.limits.orphan_s, self.abort, gone)
 
 
@@ -305,7 +301,7 @@ async def answer(call: Call, http: web.BaseRequest) -> web.StreamResponse:
     try:
         while not (call.ended or (stream and call.buffer)):
             if not await call.more():
-                break  # a ping is due
+                break
         if call.error is not None and not call.buffer:
             return error_response(call.request.dialect, call.error, call.error_headers)
         if not stream:
