@@ -28,7 +28,7 @@ class Sampled:
 
 
 def vllm_choice(choice: Sampled) -> dict[str, Any]:
-    content = [
+    content: list[dict[str, Any]] = [
         {"token": f"token_id:{i}", "logprob": logprob_of(i), "bytes": None, "top_logprobs": []} for i in choice.ids
     ]
     return {
