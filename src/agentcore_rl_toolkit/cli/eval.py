@@ -53,7 +53,7 @@ STORE_WITHIN_S = 15.0
 NO_MODEL = "none"
 SECTIONS = {
     "Agent and model": "agent model base_url model_id sampling_params",
-    "Data": "data limit shuffle repeat for_training",
+    "Data": "data limit shuffle repeat for_training checks answer",
     "Limits": "concurrency timeout",
     "Rewards": "judge judge_url judge_model judge_weight",
     "Sessions": "session_env env_file readable writable",
@@ -110,6 +110,10 @@ def with_agent(command: F) -> F:
 @click.option("--sampling-params", metavar="JSON", help="Handed to the agent, e.g. '{\"temperature\": 0}'.")
 @click.option("--timeout", default=900.0, show_default=True, type=POSITIVE, help="Seconds per rollout.")
 @click.option("--for-training", is_flag=True, help="The data is no held-out data: the rollouts may be imitated later.")
+@click.option(
+    "--check", "checks", is_flag=True, help="Check the rewards instead: does doing nothing pass, does the answer?"
+)
+@click.option("--answer", metavar="FIELD", help="With --check: the field with the known answer. [default: answer]")
 @with_judge
 @with_sessions
 @as_json
@@ -137,6 +141,9 @@ def command(**options: Any) -> None:
     if options["shuffle"]:
         random.Random("eval").shuffle(rows)
     rows = rows[: options["limit"]]
+    if options["checks"] or options["answer"]:
+        _check_rewards(rows, options)
+        return
     exp_id, out = experiment(options)
     out.mkdir(parents=True, exist_ok=True)
     shown = [
@@ -156,6 +163,31 @@ def command(**options: Any) -> None:
     with locked(out), open_target(options, exp_id, out) as target:
         failures = _evaluate(target, rows, exp_id, out, options)
     if failures:
+        sys.exit(1)
+
+
+def _check_rewards(rows: list[EvalRow], options: dict[str, Any]) -> None:
+    """`eval --check`. Exit code: 1 if a row rewards an empty reply."""
+    from .doctor.rewards import check_rewards
+    from .training.stack import agent_file, scratch_folder
+
+    given = [name for name in ("model", "base_url", "judge", "out", "resume", "bucket") if options[name]]
+    if not options["checks"] or given or options["agent"] is None or _deployed(options):
+        raise ConfigError("--check takes --agent FILE, --data, --answer, and options of sessions and limits only")
+    agent = agent_file(options["agent"])
+    words = sandbox_words(options["readable"], options["writable"], [options["data"]])
+    with scratch_folder("check") as folder:
+        passed = check_rewards(
+            agent,
+            rows,
+            field=options["answer"] or "answer",
+            folder=folder,
+            concurrency=options["concurrency"],
+            timeout_s=options["timeout"],
+            session_env=options["session_env"],
+            runtime_options=words,
+        )
+    if not passed:
         sys.exit(1)
 
 

@@ -1,0 +1,122 @@
+"""`agentcore-rl eval --check`: does the reward tell a policy that does nothing from one that knows the answer?
+
+A scripted model stands in for the policy. It replies with an empty text, and in a second pass with the known answer of the row.
+A row that the empty text solves rewards doing nothing. A row that its own answer does not solve cannot be learned, unless the
+agent needs tool calls to succeed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ...client.evaluation import EvalRow, score_of
+from ...errors import ConfigError
+from ..output.terminal import visible
+
+NOTHING, ANSWER = "nothing", "answer"  # of the names of the scripted models: nothing-0, answer-0, nothing-1, ...
+LISTED = 5
+
+
+def check_rewards(
+    agent: Path,
+    rows: Sequence[EvalRow],
+    *,
+    field: str,
+    folder: Path,
+    concurrency: int,
+    timeout_s: float,
+    **services: Any,
+) -> bool:
+    """Run both passes and print what they found. Returns True if no row rewards an empty text.
+
+    ``field`` of a row is its known answer. ``services`` are arguments of `training.stack.start`. Raises: ConfigError.
+    """
+    from ...client import RolloutClient
+    from ...gateway import GatewayClient
+    from ..training.stack import Upstream, own
+
+    known = [row for row in rows if row.payload.get(field) is not None]
+    texts = {f"{ANSWER}-{i}": str(row.payload[field]) for i, row in enumerate(known)}
+    asked: set[str] = set()
+    with (
+        _scripted(texts, asked) as url,
+        own(agent, folder=folder, upstream=Upstream(url=url, engine="openai", relayed=True), **services) as stack,
+        RolloutClient(stack.agent_arn, stack.store, "check", endpoint_url=stack.runtime_url, tps_limit=500.0) as client,
+        GatewayClient(stack.gateway_url, admin_key=stack.gateway_admin_key) as gateway,
+    ):
+
+        async def prepare(session_id: str, attempt: int) -> dict[str, Any]:
+            [session] = await gateway.create_sessions_async([session_id])
+            return {"base_url": session.base_url, "api_key": session.api_key}
+
+        def scores(policy: str, rows: Sequence[EvalRow]) -> list[tuple[str, float | None]]:
+            items = client.map(
+                [row.payload for row in rows],
+                concurrency,
+                timeout=timeout_s,
+                input_ids=[f"{policy}-{row.input_id}" for row in rows],
+                overrides=[{"model_id": f"{policy}-{i}"} for i in range(len(rows))],
+                prepare=prepare,
+                log_interval=0,
+            )
+            return [(row.input_id, score_of(item)) for row, item in zip(rows, items, strict=True)]
+
+        idle = scores(NOTHING, rows)
+        answered = scores(ANSWER, known) if known else []
+    given_away = [name for name, score in idle if score is not None and score >= 1]
+    failed = [name for name, score in answered if score is not None and score < 1]
+    _print("an empty reply", "solved", given_away, idle, "these rows reward doing nothing")
+    if not known:
+        click.echo(f"the known answer: no row has the field {field!r}; name another with --answer FIELD")
+    elif not asked & texts.keys():
+        click.echo("the known answer: it could not be given, because the agent asks for a model name of its own")
+    else:
+        why = "their answer is wrong, or the agent needs more than a text to succeed"
+        _print(f"the known answer ({field})", "not solved", failed, answered, why)
+    return not given_away
+
+
+def _print(policy: str, what: str, found: Sequence[str], scored: Sequence[tuple[str, float | None]], why: str) -> None:
+    """Print how many rows were found, and the first of them."""
+    rows = [score for _, score in scored if score is not None]
+    lost = f", {len(scored) - len(rows)} have no score" if len(rows) < len(scored) else ""
+    names = ", ".join(found[:LISTED]) + (", ..." if len(found) > LISTED else "")
+    click.echo(
+        visible(f"{policy}: {len(found)} of {len(rows)} rows are {what}{lost}" + (f". {names}: {why}" if found else ""))
+    )
+
+
+@contextlib.contextmanager
+def _scripted(texts: Mapping[str, str], asked: set[str]) -> Iterator[str]:
+    """Serve a model that replies with the text of its name, empty for all others. Gives its URL, and adds names to ``asked``."""
+    from ...gateway.testing import ScriptedEngine, Seen
+
+    def decide(seen: Seen) -> dict[str, Any]:
+        name = str(seen.body.get("model"))
+        asked.add(name)
+        return {"content": texts.get(name, "")}
+
+    started, ended, url = threading.Event(), threading.Event(), []
+
+    async def serve() -> None:
+        async with ScriptedEngine(gives_tokens=False, decide=decide) as engine:
+            url.append(engine.url)
+            started.set()
+            await asyncio.to_thread(ended.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="scripted-model", daemon=True)
+    thread.start()
+    if not started.wait(30):
+        raise ConfigError("the scripted model did not start within 30 s")
+    try:
+        yield url[0]
+    finally:
+        ended.set()
+        thread.join(10)

@@ -1,0 +1,58 @@
+"""`agentcore-rl eval --check`: rewards that are given away, and answers that fail."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+AGENT = """
+from openai import AsyncOpenAI
+from agentcore_rl_toolkit import AgentCoreRLApp
+
+app = AgentCoreRLApp()
+
+
+@app.rollout_entrypoint
+async def run(payload):
+    rollout = payload["_rollout"]
+    async with AsyncOpenAI(base_url=rollout["base_url"], api_key=rollout["api_key"]) as client:
+        messages = [{"role": "user", "content": payload["prompt"]}]
+        reply = await client.chat.completions.create(model=rollout["model_id"], messages=messages)
+    return {"rewards": float((reply.choices[0].message.content or "").strip() == payload["expected"])}
+
+
+if __name__ == "__main__":
+    app.run()
+"""
+ROWS = [
+    {"id": "right", "prompt": "1", "answer": "one", "expected": "one"},
+    {"id": "wrong-answer", "prompt": "2", "answer": "two", "expected": "three"},
+    {"id": "given-away", "prompt": "3", "answer": "four", "expected": ""},
+]
+
+
+@pytest.mark.system
+def test_rows_that_reward_nothing_and_rows_that_their_answer_does_not_solve_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command_line: Any
+) -> None:
+    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    monkeypatch.chdir(tmp_path)
+    done = command_line("eval", "--agent", "agent.py", "--data", "rows.jsonl", "--check")
+    assert done.returncode == 1
+    nothing, known = done.stdout.splitlines()
+    assert nothing.startswith("an empty reply: 1 of 3 rows are solved. given-away: ")
+    assert known.startswith("the known answer (answer): 2 of 3 rows are not solved. wrong-answer, given-away: ")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_does_not_go_with_a_check_is_refused(tmp_path: Path, command_line: Any) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
+    words = ("eval", "--agent", "agent.py", "--data", str(tmp_path / "rows.jsonl"))
+    for more in (("--answer", "expected"), ("--check", "--model", "none"), ("--check", "--resume")):
+        done = command_line(*words, *more)
+        assert done.returncode == 2
+        assert "--check takes --agent FILE" in done.stderr
