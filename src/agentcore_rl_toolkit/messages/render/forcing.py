@@ -10,41 +10,12 @@ Source: xgrammar.mlc.ai, "Structural tag"; vLLM and SGLang hand the tag on to xg
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from .parsers import Grammar
+from .parsers import CallTag, Grammar
 
 Format = dict[str, Any]
-
-
-def _hermes(name: str, schema: Any) -> Format:
-    content = {"type": "json_schema", "json_schema": schema}
-    return _tag(
-        f'<tool_call>\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ', content, "}\n</tool_call>"
-    )
-
-
-def _coder(name: str, schema: Any) -> Format:
-    content = {"type": "qwen_xml_parameter", "json_schema": schema}
-    return _tag(f"<tool_call>\n<function={name}>\n", content, "\n</function>\n</tool_call>")
-
-
-def _llama(name: str, schema: Any) -> Format:
-    content = {"type": "json_schema", "json_schema": schema}
-    return _tag(f'{{"name": {json.dumps(name, ensure_ascii=False)}, "parameters": ', content, "}")
-
-
-def _tag(begin: str, content: Format, end: str) -> Format:
-    return {"type": "tag", "begin": begin, "content": content, "end": end}
-
-
-# family -> how one call is written, what opens calls in the text ("": the answer is nothing but calls), what is between two
-_FAMILIES: dict[str, tuple[Callable[[str, Any], Format], str, str]] = {
-    "hermes": (_hermes, "<tool_call>", "\n"),
-    "qwen_coder": (_coder, "<tool_call>", "\n"),
-    "llama": (_llama, "", "; "),
-}
 
 
 def call_format(
@@ -54,21 +25,18 @@ def call_format(
 
     None when nothing has to be enforced, or the family's calls cannot be.
     """
-    if not tools or grammar.name not in _FAMILIES or choice == "none" or (choice == "auto" and parallel):
+    form = grammar.tag
+    if not tools or form is None or choice == "none" or (choice == "auto" and parallel):
         return None
-    written, opening, between = _FAMILIES[grammar.name]
     wanted = choice.removeprefix("tool:") if choice.startswith("tool:") else None
-    tags = [
-        written(function["name"], function.get("parameters") or {"type": "object"})
-        for function in (tool["function"] for tool in tools)
-        if wanted is None or function["name"] == wanted
-    ]
+    functions = [tool["function"] for tool in tools]
+    tags = [_tag(form, function) for function in functions if wanted is None or function["name"] == wanted]
     if choice == "auto":
-        if not opening:
+        if not form.trigger:
             return None  # an answer may as well be text that begins like a call
         return {
             "type": "triggered_tags",
-            "triggers": [opening],
+            "triggers": [form.trigger],
             "tags": tags,
             "at_least_one": False,
             "stop_after_first": True,
@@ -76,10 +44,17 @@ def call_format(
     calls: Format = {
         "type": "tags_with_separator",
         "tags": tags,
-        "separator": between,
+        "separator": form.between,
         "at_least_one": True,
         "stop_after_first": not parallel or wanted is not None,
     }
-    if not opening:
+    if not form.trigger:
         return calls
-    return {"type": "sequence", "elements": [{"type": "any_text", "excludes": [opening]}, calls]}
+    return {"type": "sequence", "elements": [{"type": "any_text", "excludes": [form.trigger]}, calls]}
+
+
+def _tag(form: CallTag, function: dict[str, Any]) -> Format:
+    name = json.dumps(function["name"], ensure_ascii=False)[1:-1]
+    schema = function.get("parameters") or {"type": "object"}
+    content = {"type": form.content, "json_schema": schema}
+    return {"type": "tag", "begin": form.begin % name, "content": content, "end": form.end}

@@ -6,31 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....errors import ConfigError
-from .base import Call, Grammar, MarkerParser, OutputParser
+from .base import Call, CallTag, Grammar, MarkerParser, OutputParser
 from .dsml import DSML
 from .families import DEEPSEEK, GLM, HERMES, PLAIN, QWEN_CODER
-from .harmony import HARMONY, HarmonyParser
-from .llama import LLAMA, LlamaParser
+from .harmony import HARMONY
+from .llama import LLAMA
 
-GRAMMARS: dict[str, Grammar] = {g.name: g for g in (HERMES, QWEN_CODER, GLM, DEEPSEEK, DSML, LLAMA, HARMONY, PLAIN)}
-
-# The first entry of which all strings stand in the template decides; the more particular formats come first.
-_SIGNS: tuple[tuple[Grammar, tuple[str, ...]], ...] = (
-    (HARMONY, ("<|channel|>", "<|message|>")),
-    (DSML, ("｜DSML｜",)),
-    (DEEPSEEK, ("<｜tool▁call▁begin｜>",)),
-    (QWEN_CODER, ("<function=",)),
-    (GLM, ("<arg_key>",)),
-    (HERMES, ("<tool_call>",)),
-    (LLAMA, ("<|python_tag|>",)),
-    (LLAMA, ("ipython",)),
-)
+# The first family whose signs are in a template counts, so the more particular formats come first.
+GRAMMARS: dict[str, Grammar] = {g.name: g for g in (HARMONY, DSML, DEEPSEEK, QWEN_CODER, GLM, HERMES, LLAMA, PLAIN)}
 
 
 def grammar_of(template: str) -> Grammar:
-    """The grammar whose markers stand in the template's text; plain text when none do."""
-    for grammar, signs in _SIGNS:
-        if all(sign in template for sign in signs):
+    """The grammar whose signs are in the template's text; plain text when none are."""
+    for grammar in GRAMMARS.values():
+        if any(all(sign in template for sign in signs) for signs in grammar.signs):
             return grammar
     return PLAIN
 
@@ -46,11 +35,7 @@ def new_parser(
     grammar: Grammar, *, tools: Sequence[dict[str, Any]] | None = None, reasoning_open: bool = False
 ) -> OutputParser:
     """A parser for one reply. Without ``tools`` nothing is read as a call."""
-    if grammar is HARMONY:
-        return HarmonyParser(tools=tools)
-    if grammar is LLAMA:
-        return LlamaParser(tools=tools)
-    return MarkerParser(grammar, tools=tools, reasoning_open=reasoning_open)
+    return (grammar.parser or MarkerParser)(grammar, tools=tools, reasoning_open=reasoning_open)
 
 
-__all__ = ["GRAMMARS", "Call", "Grammar", "OutputParser", "grammar_named", "grammar_of", "new_parser"]
+__all__ = ["GRAMMARS", "Call", "CallTag", "Grammar", "OutputParser", "grammar_named", "grammar_of", "new_parser"]

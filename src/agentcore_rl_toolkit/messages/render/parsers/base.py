@@ -13,7 +13,7 @@ import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...wire.canonical import Delta, ParseStatus, ToolDelta, new_id
 
@@ -28,10 +28,6 @@ class Call:
 
     name: str
     arguments: str
-
-
-# The text between a block's markers -> its calls, None when it is not understood.
-ParseBlock = Callable[[str, Schemas], "list[Call] | None"]
 
 
 class OutputParser:
@@ -59,9 +55,29 @@ class OutputParser:
         return Delta(tool_calls=[piece])
 
 
+# The text between a block's markers -> its calls, None when it is not understood.
+ParseBlock = Callable[[str, Schemas], list[Call] | None]
+
+
+class CallTag(NamedTuple):
+    """How one call is written: ``begin % name``, arguments of the type ``content``, ``end``.
+
+    ``trigger`` opens calls in the text ("": the answer is nothing but calls), and ``between`` is written between two.
+    """
+
+    begin: str
+    end: str
+    trigger: str
+    between: str = "\n"
+    content: str = "json_schema"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Grammar:
     """How a model family marks reasoning and calls.
+
+    A template with all strings of one of ``signs`` is of this family. ``parser`` reads its answers; the others describe blocks to
+    `MarkerParser`. ``tag`` is for engines that enforce calls (`forcing`).
 
     ``blocks`` are (opening, closing) marker pairs around calls; ``skip`` are markers that carry nothing by
     themselves, beside a call; ``hints`` are strings that, left over in plain content, say that a call was meant; of a
@@ -70,12 +86,15 @@ class Grammar:
     missing: half a call is none, its last value may be cut."""
 
     name: str
-    blocks: tuple[tuple[str, str], ...]
-    parse_block: ParseBlock
+    signs: tuple[tuple[str, ...], ...] = ()
+    parser: Callable[..., OutputParser] | None = None
+    tag: CallTag | None = None
+    reasoning: tuple[str, str] | None = ("<think>", "</think>")
+    blocks: tuple[tuple[str, str], ...] = ()
+    parse_block: ParseBlock = lambda _inner, _schemas: None
     skip: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
     hint_pairs: tuple[tuple[str, str], ...] = ()
-    reasoning: tuple[str, str] | None = ("<think>", "</think>")
     inside: Callable[[str], bool] = lambda _inner: False
     whole: Callable[[str], bool] = lambda _inner: False
 

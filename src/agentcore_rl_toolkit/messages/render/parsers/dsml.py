@@ -59,6 +59,7 @@ def _value(text: str, schema: Any) -> Any:
 
 DSML = Grammar(
     name="dsml",
+    signs=(("｜DSML｜",),),
     blocks=(("<｜DSML｜invoke", "</｜DSML｜invoke>"),),
     parse_block=_block,
     skip=tuple(f"{slash}｜DSML｜{name}>" for name in ("function_calls", "tool_calls") for slash in ("<", "</")),

@@ -15,7 +15,7 @@ import msgspec
 
 from ...errors import NOT_JSON
 from ...wire.arguments import loads, standard, value_of
-from .base import Call, Grammar, Schemas
+from .base import Call, CallTag, Grammar, Schemas
 
 
 class _Json(msgspec.Struct):
@@ -204,6 +204,8 @@ def _inside_value(inner: str) -> bool:
 
 HERMES = Grammar(
     name="hermes",
+    signs=(("<tool_call>",),),
+    tag=CallTag('<tool_call>\n{"name": "%s", "arguments": ', "}\n</tool_call>", trigger="<tool_call>"),
     blocks=(("<tool_call>", "</tool_call>"),),
     parse_block=_hermes_block,
     hints=("<tool_call", "</tool_call>"),
@@ -213,6 +215,13 @@ HERMES = Grammar(
 )
 QWEN_CODER = Grammar(
     name="qwen_coder",
+    signs=(("<function=",),),
+    tag=CallTag(
+        "<tool_call>\n<function=%s>\n",
+        "\n</function>\n</tool_call>",
+        trigger="<tool_call>",
+        content="qwen_xml_parameter",
+    ),
     blocks=(("<tool_call>", "</tool_call>"), ("<function=", "</function>")),
     parse_block=_coder_block,
     skip=("</tool_call>",),
@@ -222,6 +231,7 @@ QWEN_CODER = Grammar(
 )
 GLM = Grammar(
     name="glm",
+    signs=(("<arg_key>",),),
     blocks=(("<tool_call>", "</tool_call>"),),
     parse_block=_glm_block,
     hints=("<tool_call", "</tool_call>", "<arg_key>"),
@@ -229,10 +239,11 @@ GLM = Grammar(
 )
 DEEPSEEK = Grammar(
     name="deepseek",
+    signs=(("<｜tool▁call▁begin｜>",),),
     blocks=(("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),),
     parse_block=_deepseek_block,
     skip=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
     hints=("<｜tool▁call", "<｜tool▁sep｜>"),
     whole=lambda inner: inner.rstrip().endswith(("}", "```")),
 )
-PLAIN = Grammar(name="plain", blocks=(), parse_block=lambda _inner, _schemas: None)
+PLAIN = Grammar(name="plain")

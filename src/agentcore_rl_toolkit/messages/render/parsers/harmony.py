@@ -15,8 +15,6 @@ from ...wire.canonical import Delta
 from .base import Call, Grammar, Held, OutputParser, any_of, held_back
 from .families import object_text
 
-HARMONY = Grammar(name="harmony", blocks=(), parse_block=lambda _inner, _schemas: None, reasoning=None)
-
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
 _MESSAGE = ("<|message|>",)
 _TO = re.compile(r"\bto=(\S+?)(?=\s|<|$)")
@@ -26,7 +24,9 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 class HarmonyParser(OutputParser):
     """Reads an answer in the harmony format."""
 
-    def __init__(self, *, tools: Sequence[dict[str, Any]] | None = None) -> None:
+    def __init__(
+        self, _: Grammar, *, tools: Sequence[dict[str, Any]] | None = None, reasoning_open: bool = False
+    ) -> None:
         super().__init__()
         self._tools = bool(tools)
         self._held = Held()
@@ -97,3 +97,6 @@ class HarmonyParser(OutputParser):
             self._bad = True
             return [Delta(text=f"{header}<|message|>{body}")]
         return [self._emit(Call(name.removeprefix("functions."), arguments))]
+
+
+HARMONY = Grammar(name="harmony", signs=(("<|channel|>", "<|message|>"),), parser=HarmonyParser, reasoning=None)

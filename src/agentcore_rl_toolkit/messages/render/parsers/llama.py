@@ -13,18 +13,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...wire.canonical import Delta
-from .base import Call, Grammar, OutputParser, Schemas, schemas_of
+from .base import Call, CallTag, Grammar, OutputParser, Schemas, schemas_of
 from .families import call_from_json, dumps, typed_value
 
 _TAG = "<|python_tag|>"
-
-LLAMA = Grammar(name="llama", blocks=(), parse_block=lambda _inner, _schemas: None, reasoning=None)
 
 
 class LlamaParser(OutputParser):
     """Reads an answer of Llama 3.x: text, or one or more calls."""
 
-    def __init__(self, *, tools: Sequence[dict[str, Any]] | None = None) -> None:
+    def __init__(
+        self, _: Grammar, *, tools: Sequence[dict[str, Any]] | None = None, reasoning_open: bool = False
+    ) -> None:
         super().__init__()
         self._tools = schemas_of(tools)
         self._held: list[str] | None = [] if tools else None  # None: it is text
@@ -131,3 +131,12 @@ def _python_calls(body: str, tools: Schemas) -> list[Call] | None:
 def _value(value: Any, schema: Any) -> Any:
     """Llama 4's template shows the model every value in quotes; the schema knows better."""
     return typed_value(value, schema) if isinstance(value, str) and schema is not None else value
+
+
+LLAMA = Grammar(
+    name="llama",
+    signs=((_TAG,), ("ipython",)),
+    parser=LlamaParser,
+    reasoning=None,
+    tag=CallTag('{"name": "%s", "parameters": ', "}", trigger="", between="; "),
+)
